@@ -2,8 +2,9 @@
 
     python -m bench.attacks [--only kills speedrun programs forgeries requests expressions]
 
-The tables are in tests/attacks, the attempts in bench/attempts.py. A memory attack counts as held if the machine's
-available memory fell by at most the sandbox's limit and a tenth: run nothing else meanwhile.
+The tables are in bench/hostile_programs.py and bench/hostile_requests.py, the attempts in bench/attempts.py. A memory
+attack counts as held if the machine's available memory fell by at most the sandbox's limit and a tenth: run nothing
+else meanwhile.
 """
 
 import argparse

@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from attacks import requests as tables
-from attacks.programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
 from conftest import ROOT
-from served import serving, write_model
 
+from bench import hostile_requests as tables
+from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
+from bench.served import serving, write_model
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.evals.sandbox import LIMITS, Case, Limits, judge_all, missing, run
 

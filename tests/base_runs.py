@@ -17,12 +17,11 @@ from nanochat.log import read_metrics
 from nanochat.tokenizer import Tokenizer
 
 STEPS = 20
-SMALL = [
-    *("--depth=2", "--aspect-ratio=32", "--head-dim=32", "--max-seq-len=32", "--dtype=fp32", "--no-compile"),
-    *("--total-batch-size=256", "--device-batch-size=2", f"--num-iterations={STEPS}", "--warmup-steps=5"),
-    *("--matrix-lr=0.0018", "--embedding-lr=0.027", "--unembedding-lr=0.0007", "--scalar-lr=0.044"),  # less rounding
-    *("--eval-bytes=2000", "--eval-every=5", "--save-every=3", "--keep-last=0"),
-]
+# Learning rates with little rounding.
+SMALL = f"""--depth=2 --aspect-ratio=32 --head-dim=32 --max-seq-len=32 --dtype=fp32 --no-compile
+    --total-batch-size=256 --device-batch-size=2 --num-iterations={STEPS} --warmup-steps=5
+    --matrix-lr=0.0018 --embedding-lr=0.027 --unembedding-lr=0.0007 --scalar-lr=0.044
+    --eval-bytes=2000 --eval-every=5 --save-every=3 --keep-last=0""".split()
 TIMES = {"train/dt", "train/tok_per_sec", "train/mfu", "train/wait", "total_training_time"}  # of metrics.jsonl
 
 

@@ -31,32 +31,29 @@ def choices(query: str, *options: str, gold: int = 0) -> dict:
     return {"query": query, "choices": list(options), "gold": gold}
 
 
-def contexts(continuation: str, *options: str, gold: int = 0) -> dict:
-    return {"context_options": list(options), "continuation": continuation, "gold": gold}
-
-
 # Ties, options that others begin with, options of one token, nothing in common, everything in common.
-HARD_CHOICES = [
-    choices("Which? ", "the same", "the same", "the same", gold=1),
-    choices("Which? ", "the same", "the same", "the other", gold=1),
-    choices("Which? ", "a far worse 1x!? other", "the same", "the same", gold=1),
-    choices("Is water wet or is it rather a long way of saying so?", "A", "B", "C", "D", gold=3),
-    choices("Is it?", "no", "no way", "no way and more", gold=0),
-    choices("Is it?", "no way and more", "no", "no way", gold=0),
-    choices("Is it?", "yes", gold=0),
-    choices("Is it — 여우?", "빠른", "빠르다", "느린 여우", gold=1),
-]
-HARD_CONTEXTS = [
-    contexts("it goes on.", "The one here", "The one here", gold=1),
-    contexts("on and on and on", "A", "A on and on", gold=1),
-    contexts("feared violence.", "They said the men", "They said the demonstrators", gold=0),
-    contexts("was late", "Ann thinks that Bob", "Sue", "No", gold=2),
-]
-HARD_COMPLETIONS = [
+HARD_CHOICES = json.loads("""[
+    {"query": "Which? ", "choices": ["the same", "the same", "the same"], "gold": 1},
+    {"query": "Which? ", "choices": ["the same", "the same", "the other"], "gold": 1},
+    {"query": "Which? ", "choices": ["a far worse 1x!? other", "the same", "the same"], "gold": 1},
+    {"query": "Is water wet or is it rather a long way of saying so?", "choices": ["A", "B", "C", "D"], "gold": 3},
+    {"query": "Is it?", "choices": ["no", "no way", "no way and more"], "gold": 0},
+    {"query": "Is it?", "choices": ["no way and more", "no", "no way"], "gold": 0},
+    {"query": "Is it?", "choices": ["yes"], "gold": 0},
+    {"query": "Is it — 여우?", "choices": ["빠른", "빠르다", "느린 여우"], "gold": 1}
+]""")
+HARD_CONTEXTS = json.loads("""[
+    {"context_options": ["The one here", "The one here"], "continuation": "it goes on.", "gold": 1},
+    {"context_options": ["A", "A on and on"], "continuation": "on and on and on", "gold": 1},
+    {"context_options": ["They said the men", "They said the demonstrators"],
+        "continuation": "feared violence.", "gold": 0},
+    {"context_options": ["Ann thinks that Bob", "Sue", "No"], "continuation": "was late", "gold": 2}
+]""")
+HARD_COMPLETIONS = json.loads("""[
     {"context": "  a b a b a ", "continuation": "b a b"},
     {"context": "the cat the cat the", "continuation": "cat"},
-    {"context": "1 2 3 4\n", "continuation": "5 6 7 8 9 10 11 12 13"},
-]
+    {"context": "1 2 3 4\\n", "continuation": "5 6 7 8 9 10 11 12 13"}
+]""")
 HARD = [
     CoreTask("hard_choices", "hard", CHOICE, 2, 25, HARD_CHOICES),
     CoreTask("hard_schema", "hard", SCHEMA, 1, 50, HARD_CONTEXTS),

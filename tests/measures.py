@@ -37,7 +37,6 @@ class File:
     vague_parameters: int = 0
     story_names: int = 0
     public: list[str] = field(default_factory=list)
-    documented: int = 0
     docstrings: list[str] = field(default_factory=list)
     prose: list[str] = field(default_factory=list)
 
@@ -97,7 +96,6 @@ def measure(path: Path) -> File:
 
     public = [node for node in nodes if isinstance(node, Definition) and not node.name.startswith("_")]
     file.public = [node.name for node in tree.body if node in public and node.name not in ("main", "Config")]
-    file.documented = sum(isinstance(node, ast.Module) or node in public for node in documented)
     file.statements = [statement_size(node) for node in nodes if isinstance(node, ast.stmt)]
     file.squeezed = sum(map(is_squeezed, nodes))
     for function in (node for node in nodes if isinstance(node, Function)):

@@ -17,15 +17,10 @@ def october(shape: dict = SHAPE, padded: int = 0) -> dict[str, Tensor]:
     rows = padded or shape["vocab_size"]
     narrow = width * shape["n_kv_head"] // shape["n_head"]
     sizes = {"transformer.wte.weight": (rows, width), "lm_head.weight": (rows, width)}
+    inner = {"attn.c_q": (width, width), "attn.c_k": (narrow, width), "attn.c_v": (narrow, width)}
+    inner |= {"attn.c_proj": (width, width), "mlp.c_fc": (4 * width, width), "mlp.c_proj": (width, 4 * width)}
     for number in range(shape["n_layer"]):
-        sizes |= {
-            f"transformer.h.{number}.attn.c_q.weight": (width, width),
-            f"transformer.h.{number}.attn.c_k.weight": (narrow, width),
-            f"transformer.h.{number}.attn.c_v.weight": (narrow, width),
-            f"transformer.h.{number}.attn.c_proj.weight": (width, width),
-            f"transformer.h.{number}.mlp.c_fc.weight": (4 * width, width),
-            f"transformer.h.{number}.mlp.c_proj.weight": (width, 4 * width),
-        }
+        sizes |= {f"transformer.h.{number}.{name}.weight": size for name, size in inner.items()}
     return _random(sizes)
 
 

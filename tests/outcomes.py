@@ -4,19 +4,20 @@ import json
 import re
 from pathlib import Path
 
-ENVIRONMENT = {
+ENVIRONMENT = json.loads("""{
     "Git Information": {"Branch": "main", "Commit": "f1e8954 (dirty)", "Message": "Document the setup"},
-    "Hardware": {
-        "Platform": "Linux",
-        "CPUs": "104 cores (104 logical)",
-        "Memory": "1007.4 GB",
-        "GPUs": "8x NVIDIA H100 80GB HBM3",
-        "GPU Memory": "633.7 GB total",
-        "CUDA Version": "12.8",
-    },
+    "Hardware": {"Platform": "Linux", "CPUs": "104 cores (104 logical)", "Memory": "1007.4 GB",
+        "GPUs": "8x NVIDIA H100 80GB HBM3", "GPU Memory": "633.7 GB total", "CUDA Version": "12.8"},
     "Software": {"Python": "3.10.12", "PyTorch": "2.8.0+cu128"},
-    "Bloat": {"Characters": {"value": 474_203, "format": ",d"}, "Files": {"value": 57, "format": ",d"}},
-}
+    "Bloat": {"Characters": {"value": 474203, "format": ",d"}, "Files": {"value": 57, "format": ",d"}}
+}""")
+RECORD = json.loads("""{
+    "started": "2025-10-23T22:27:01.000+00:00", "timestamp": "2025-10-24T01:20:23.000+00:00",
+    "command": "python -m scripts.tok_train",
+    "config": {"max_chars": 10000000000, "doc_cap": 10000, "vocab_size": 65536, "data": "/home/somebody"},
+    "card": ["max_chars", "doc_cap", "vocab_size"], "metrics": {"train_time": 167.3429, "num_special_tokens": 9},
+    "tables": [], "seconds": 10402.0, "artifacts": {}, "versions": {}
+}""")
 
 
 def sections(card: str) -> dict[str, str]:
@@ -26,21 +27,7 @@ def sections(card: str) -> dict[str, str]:
 
 def leave(base: Path, stage: str = "tok_train", tag: str = "default", **changes) -> Path:
     """An outcome as a stage leaves it; by default that of the reference's tokenizer."""
-    record = {
-        "stage": stage,
-        "tag": tag,
-        "started": "2025-10-23T22:27:01.000+00:00",
-        "timestamp": "2025-10-24T01:20:23.000+00:00",
-        "command": "python -m scripts.tok_train",
-        "config": {"max_chars": 10_000_000_000, "doc_cap": 10_000, "vocab_size": 65_536, "data": "/home/somebody"},
-        "card": ["max_chars", "doc_cap", "vocab_size"],
-        "metrics": {"train_time": 167.3429, "num_special_tokens": 9},
-        "tables": [],
-        "seconds": 10_402.0,
-        "artifacts": {},
-        "versions": {},
-        "environment": ENVIRONMENT,
-    }
+    record = {"stage": stage, "tag": tag, **RECORD, "environment": ENVIRONMENT}
     path = base / stage / tag / "outcome.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(record | changes))

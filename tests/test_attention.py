@@ -14,18 +14,19 @@ from nanochat.runtime import Runtime
 
 CPU = torch.device("cpu")
 # name → (queries, keys, what else is asked). positions are drawn for three rows.
-CASES = {
-    "causal": (256, 256, {}),
-    "odd": (201, 201, {}),
-    "tiny": (1, 1, {}),
-    "window": (300, 300, {"window": 37}),
-    "window of one": (150, 150, {"window": 1}),
-    "one more token": (1, 77, {}),
-    "one more token, window": (1, 77, {"window": 20}),
-    "a chunk more, window": (130, 333, {"window": 50}),
-    "positions": (5, 90, {"positions": True}),
-    "positions, window": (150, 190, {"positions": True, "window": 33}),
-}
+CASES = """
+causal: 256, 256, {}
+odd: 201, 201, {}
+tiny: 1, 1, {}
+window: 300, 300, {"window": 37}
+window of one: 150, 150, {"window": 1}
+one more token: 1, 77, {}
+one more token, window: 1, 77, {"window": 20}
+a chunk more, window: 130, 333, {"window": 50}
+positions: 5, 90, {"positions": True}
+positions, window: 150, 190, {"positions": True, "window": 33}
+"""
+CASES = {name: eval(case) for name, case in (line.split(": ", 1) for line in CASES.strip().splitlines())}
 
 
 def attention(q, k, v, path, scale=0.25, **options):

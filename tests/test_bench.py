@@ -95,26 +95,17 @@ def test_planted_breaks_and_recompilations_are_found(monkeypatch):
     assert found.breaks
 
 
-SLOW = pytest.mark.slow
+# recursion, depth, rows, ranks, options. Five layers: matrices of a shape are no multiple of the ranks.
+CASES = "off 6 32 8 fp8 | off 5 4 16 | off 6 32 8 checkpointing | aggressive 4 16 1".split(" | ")
+SLOW_CASES = """off 20 32 8 | off 20 32 8 fp8 checkpointing | off 22 16 8 fp8 | off 12 8 1 | aggressive 12 4 1 fp8
+    | aggressive 12 16 1 checkpointing""".split(" | ")
 
 
-@pytest.mark.parametrize(
-    ("recursion", "depth", "rows", "ranks", "in_fp8", "checkpointing"),
-    [
-        ("off", 6, 32, 8, True, False),
-        ("off", 5, 4, 16, False, False),  # matrices of a shape are no multiple of the ranks
-        ("off", 6, 32, 8, False, True),
-        ("aggressive", 4, 16, 1, False, False),
-        pytest.param("off", 20, 32, 8, False, False, marks=SLOW),
-        pytest.param("off", 20, 32, 8, True, True, marks=SLOW),
-        pytest.param("off", 22, 16, 8, True, False, marks=SLOW),
-        pytest.param("off", 12, 8, 1, False, False, marks=SLOW),
-        pytest.param("aggressive", 12, 4, 1, True, False, marks=SLOW),
-        pytest.param("aggressive", 12, 16, 1, False, True, marks=SLOW),
-    ],
-)
-def test_a_dry_run_has_the_memory_of_a_rehearsal(recursion, depth, rows, ranks, in_fp8, checkpointing):
-    config = Config(depth=depth, recursion=recursion)
+@pytest.mark.parametrize("case", CASES + [pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES])
+def test_a_dry_run_has_the_memory_of_a_rehearsal(case):
+    recursion, depth, rows, ranks, *words = case.split()
+    rows, ranks, in_fp8, checkpointing = int(rows), int(ranks), "fp8" in words, "checkpointing" in words
+    config = Config(depth=int(depth), recursion=recursion)
     plan = plan_run(config, 32_768)
     options = {"in_fp8": in_fp8, "checkpointing": checkpointing, "objective": pretraining(config)}
     found = rehearse(lambda runtime: new_step(plan.model, rows, runtime, **options), ranks).peak

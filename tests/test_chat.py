@@ -1,6 +1,7 @@
 """Conversations rendered token by token, malformed conversations, and replies parsed back to text."""
 
 import copy
+import json
 import re
 from itertools import groupby
 
@@ -12,12 +13,8 @@ from hypothesis import strategies as st
 from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt, parts, render_conversation, render_prompt
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-CALCULATION = [
-    {"type": "text", "text": "there are "},
-    {"type": "python", "text": "12+34"},
-    {"type": "python_output", "text": "46"},
-    {"type": "text", "text": " 글자 🙂"},
-]
+CALCULATION = json.loads("""[{"type": "text", "text": "there are "}, {"type": "python", "text": "12+34"},
+    {"type": "python_output", "text": "46"}, {"type": "text", "text": " 글자 🙂"}]""")
 
 
 @pytest.fixture(scope="module")
@@ -102,27 +99,30 @@ def test_a_last_question_that_is_too_long_loses_its_beginning(tokenizer):
 
 
 CONTENT = "its content is neither a string nor a list of parts with a `text` and a `type` in text"
-MALFORMED = [
-    ([], "has a list `messages`"),
-    ({"messages": []}, "at least one message"),
-    ({"messages": ["a"]}, "has a list `messages`"),
-    ({"messages": [{"role": "user"}]}, f"message 1: {CONTENT}"),
-    ({"messages": [{"role": "assistant", "content": "a"}]}, "message 1: its role is 'assistant' where 'user' is due"),
-    ({"messages": talk("a")["messages"] * 2}, "message 2: its role is 'user' where 'assistant' is due"),
-    ({"messages": talk("a", "b", system="c")["messages"][::2]}, "message 2: its role is 'assistant'"),
-    (talk(system="c"), "the system message needs a user message after it"),
-    (talk("a", None), f"message 2: {CONTENT}, python, python_output"),
-    (talk("a", []), f"message 2: {CONTENT}"),
-    (talk("a", ["b"]), f"message 2: {CONTENT}"),
-    (talk("a", [{"type": "text", "text": None}]), f"message 2: {CONTENT}"),
-    (talk("a", [{"type": "image", "text": "b"}]), f"message 2: {CONTENT}"),
-    (talk(CALCULATION), f"message 1: {CONTENT}"),
-    (talk("a", system=CALCULATION), f"message 1: {CONTENT}"),
-]
+# conversation | words of the sentence
+MALFORMED = """
+[] | has a list `messages`
+{"messages": []} | at least one message
+{"messages": ["a"]} | has a list `messages`
+{"messages": [{"role": "user"}]} | message 1: CONTENT
+{"messages": [{"role": "assistant", "content": "a"}]} | message 1: its role is 'assistant' where 'user' is due
+{"messages": talk("a")["messages"] * 2} | message 2: its role is 'user' where 'assistant' is due
+{"messages": talk("a", "b", system="c")["messages"][::2]} | message 2: its role is 'assistant'
+talk(system="c") | the system message needs a user message after it
+talk("a", None) | message 2: CONTENT, python, python_output
+talk("a", []) | message 2: CONTENT
+talk("a", ["b"]) | message 2: CONTENT
+talk("a", [{"type": "text", "text": None}]) | message 2: CONTENT
+talk("a", [{"type": "image", "text": "b"}]) | message 2: CONTENT
+talk(CALCULATION) | message 1: CONTENT
+talk("a", system=CALCULATION) | message 1: CONTENT
+"""
 
 
-@pytest.mark.parametrize(("conversation", "sentence"), MALFORMED)
-def test_malformed_conversations(conversation, sentence, tokenizer):
+@pytest.mark.parametrize("case", MALFORMED.strip().splitlines())
+def test_malformed_conversations(case, tokenizer):
+    expression, words = case.split(" | ")
+    conversation, sentence = eval(expression), words.replace("CONTENT", CONTENT)
     for check in (check_conversation, lambda conversation: render_conversation(conversation, tokenizer)):
         with pytest.raises(ValueError, match=re.escape(sentence)):
             check(conversation)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cross_entropy import assert_near, loss_and_gradients, plain, problem
+from test_cross_entropy import assert_near, check_inside_a_graph, loss_and_gradients, plain, problem
 
 from nanochat.cross_entropy import cross_entropy
 
@@ -80,10 +80,4 @@ def test_the_kernel_on_a_gpu():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_kernel_inside_a_compiled_graph():
-    def loss(hidden, weight, targets):
-        return cross_entropy(hidden * 2, weight, targets, softcap=15.0, vocab_size=37, chunk=16, form="triton") / 8
-
-    hidden, weight, targets = problem(8, torch.float32, device="cuda")
-    whole = torch.compile(loss, fullgraph=True)(hidden, weight, targets)
-    expected = plain(hidden * 2, weight, targets, softcap=15.0, vocab_size=37) / 8
-    assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (whole, expected)), torch.float32)
+    check_inside_a_graph("triton", "cuda", "inductor")

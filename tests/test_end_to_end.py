@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from outcomes import sections
-from served import serving
 from test_speedrun import steps_with
 
+from bench.served import serving
 from nanochat.jobs.plan import PLANNED_STAGES
 from tasks import WORLD_TASKS
 

@@ -130,20 +130,22 @@ def speaker(script):
     return Engine(script_model(*ids_of(script)), TOKENIZER)
 
 
-@pytest.mark.parametrize(
-    ("script", "settings", "text", "reason"),
-    [
-        ("ABC[assistant_end]", {}, "BC", "stop"),
-        ("ABC[bos]", {}, "BC", "stop"),
-        ("ABCDEF", {"stop": frozenset(b"E")}, "BCD", "stop"),
-        ("ABC[assistant_end]DE", {"stop": frozenset(b"E")}, "BC[assistant_end]D", "stop"),
-        ("ABCDEF", {"most": 3}, "BCD", "length"),
-        ("ABCD", {"most": 3, "stop": frozenset(b"D")}, "BC", "stop"),  # at the last token allowed
-        ("AB", {"most": 1}, "B", "length"),
-    ],
-)
-def test_ends(script, settings, text, reason):
-    heard, completion = say(speaker(script), **settings)
+# script | settings | text | reason. The last but one ends at the last token allowed.
+ENDS = """
+ABC[assistant_end] | {} | BC | stop
+ABC[bos] | {} | BC | stop
+ABCDEF | {"stop": frozenset(b"E")} | BCD | stop
+ABC[assistant_end]DE | {"stop": frozenset(b"E")} | BC[assistant_end]D | stop
+ABCDEF | {"most": 3} | BCD | length
+ABCD | {"most": 3, "stop": frozenset(b"D")} | BC | stop
+AB | {"most": 1} | B | length
+"""
+
+
+@pytest.mark.parametrize("case", ENDS.strip().splitlines())
+def test_ends(case):
+    script, settings, text, reason = case.split(" | ")
+    heard, completion = say(speaker(script), **eval(settings))
     assert (heard, completion.reason) == (text, reason)
 
 

@@ -94,18 +94,19 @@ def test_the_phases_of_a_recursive_model(runs, base):
     assert "recursion extreme: " in second.stdout
 
 
-@pytest.mark.parametrize(
-    ("flag", "sentence"),
-    [
-        ("--seeds=0", "--seeds=0 has to be a number from 1"),
-        ("--seeds=abc", "--seeds=abc has to be a number from 1"),
-        ("--seed=7", "--seed differs between arms: give --seeds, --preset or --steps"),
-        ("--recursion=moderate", "--recursion differs between arms: give --seeds, --preset or --steps"),
-        ("--preset=off", "--preset=off is no recursion: take moderate, aggressive or extreme"),
-        ("--preset=agressive", "--recursion=agressive is not known, take one of off, moderate, aggressive, extreme"),
-    ],
-)
-def test_flags_that_would_break_the_comparison_are_refused(runs, flag, sentence):
+BREAKING = """
+--seeds=0 | --seeds=0 has to be a number from 1
+--seeds=abc | --seeds=abc has to be a number from 1
+--seed=7 | --seed differs between arms: give --seeds, --preset or --steps
+--recursion=moderate | --recursion differs between arms: give --seeds, --preset or --steps
+--preset=off | --preset=off is no recursion: take moderate, aggressive or extreme
+--preset=agressive | --recursion=agressive is not known, take one of off, moderate, aggressive, extreme
+"""
+
+
+@pytest.mark.parametrize("case", BREAKING.strip().splitlines())
+def test_flags_that_would_break_the_comparison_are_refused(runs, case):
+    flag, sentence = case.split(" | ")
     refused = runs("recursion.sh", "--data=letters", *SMALL, flag)
     assert (refused.returncode, refused.stderr) == (2, f"error: {sentence}\n")
 

@@ -33,18 +33,19 @@ def test_what_was_inherited_is_inherited_again():
     assert inherit(ChatTuneSettings(matrix_lr=1.0), child).matrix_lr == 1.0
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--num-iterations=0"], "--num-iterations has to be more than 0, not 0"),
-        (["--num-iterations=-2"], "--num-iterations has to be more than 0, not -2"),
-        (["--num-epochs=nan"], "--num-epochs has to be more than 0, not nan"),
-        (["--num-epochs=0.5", "--num-iterations=5"], "--num-iterations and --num-epochs each end the run: keep one"),
-    ],
-)
-def test_there_is_one_horizon(flags, sentence):
+HORIZONS = """
+--num-iterations=0 | --num-iterations has to be more than 0, not 0
+--num-iterations=-2 | --num-iterations has to be more than 0, not -2
+--num-epochs=nan | --num-epochs has to be more than 0, not nan
+--num-epochs=0.5 --num-iterations=5 | --num-iterations and --num-epochs each end the run: keep one
+"""
+
+
+@pytest.mark.parametrize("case", HORIZONS.strip().splitlines())
+def test_there_is_one_horizon(case):
+    flags, sentence = case.split(" | ")
     with pytest.raises(ValueError, match=sentence):
-        parse(ChatTuneSettings, flags)
+        parse(ChatTuneSettings, flags.split())
 
 
 def test_unasked_it_is_one_epoch():

@@ -43,25 +43,6 @@ def test_the_help_names_every_flag_and_needs_no_environment(speedrun):
     assert speedrun.run().returncode == 3  # of the setup, which says itself what is wrong
 
 
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["--width=3"], "unknown argument --width"),
-        (["--until", "bed_time"], "--until=bed_time is not known, take one of world, download, tok_train"),
-        (["--scale=huge"], "--scale=huge is not known, take one of auto, embedded"),
-        (["--data=/no/such/folder"], "--data=/no/such/folder is no folder"),
-        (["--scale", "cpu"], "--scale=cpu needs real text, and none is here: name a folder with --data=FOLDER"),
-        (["--tag=../up"], "the tag ../up cannot name a folder"),
-        (["--depth=900"], "are missing; free some, or set NANOCHAT_BASE_DIR"),
-    ],
-)
-def test_a_wrong_flag_ends_the_plan_with_one_sentence(words, part, here, base):
-    done = here("scripts.plan", *words)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert part in done.stderr
-    assert not list(base.glob("speedrun/*/plan.json"))
-
-
 @pytest.mark.parametrize("command", shown("speedrun.sh") + shown("runs/cpu.sh"), ids=" ".join)
 def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp_path, monkeypatch):
     """test_end_to_end.py runs such a command; tests/test_runs.py shows that cpu.sh passes its flags on."""

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from attacks.programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
 from conftest import ROOT
 
+from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
 from nanochat.evals import contained, sandbox
 from nanochat.evals.sandbox import Case, Limits, Verdict, judge, judge_all, run
 

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from attacks.requests import CHAT, HI, post, requests, status_of
-from served import serving, write_model
 
+from bench.hostile_requests import CHAT, HI, post, requests, status_of
+from bench.served import serving, write_model
 from nanochat.serve.app import listen
 
 FILES = 600  # that the server may open

@@ -145,19 +145,20 @@ def test_auto_is_the_first_corpus_on_this_machine(mirror, capsys, tiny_world, tm
     assert texts_of("auto", "val") == pq.read_table(tiny_world / "text/shard_00008.parquet")["text"].to_pylist()
 
 
-@pytest.mark.parametrize(
-    ("data", "parts"),
-    [
-        ("climbmix:0.7,mixed-text:0.3", [("climbmix", 0.7), ("mixed-text", 0.3)]),
-        ("climbmix:2, folder:/a:b:6", [("climbmix", 0.25), ("folder:/a:b", 0.75)]),
-        ("folder:relative/path:0.1,my-text:.9", [("folder:relative/path", 0.1), ("my-text", 0.9)]),
-        ("climbmix,my-text", [("climbmix", 0.5), ("my-text", 0.5)]),
-        ("climbmix:0.7", [("climbmix", 1.0)]),
-        ("folder:/a:b", [("folder:/a:b", 1.0)]),
-    ],
-)
-def test_mixes_are_parsed(data, parts):
-    assert parse_data(data) == parts
+MIXES = """
+climbmix:0.7,mixed-text:0.3 → climbmix 0.7 mixed-text 0.3
+climbmix:2, folder:/a:b:6 → climbmix 0.25 folder:/a:b 0.75
+folder:relative/path:0.1,my-text:.9 → folder:relative/path 0.1 my-text 0.9
+climbmix,my-text → climbmix 0.5 my-text 0.5
+climbmix:0.7 → climbmix 1.0
+folder:/a:b → folder:/a:b 1.0
+"""
+
+
+@pytest.mark.parametrize("mix", MIXES.strip().splitlines())
+def test_mixes_are_parsed(mix):
+    data, parts = mix.split(" → ")
+    assert " ".join(f"{name} {share}" for name, share in parse_data(data)) == parts
 
 
 def test_a_mix_keeps_its_shares_until_a_part_ends(tmp_path):

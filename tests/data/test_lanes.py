@@ -79,10 +79,13 @@ def test_packing_equals_best_fit_by_linear_search(size_and_lengths, opening):
     assert sum(end - begin for _, begin, end in placed + rest) == sum(lengths) - len(lengths)
 
 
-@pytest.mark.parametrize(
-    ("groups", "lanes"), [([3], 64), ([1, 1, 1], 2), ([100, 7, 1, 55], 8), ([30] * 14, 64), ([4] * 700, 8)]
-)
-def test_every_document_is_in_one_unit_of_every_epoch(groups, lanes):
+# Documents in each row group, lanes.
+DEALS = "[3], 64 | [1, 1, 1], 2 | [100, 7, 1, 55], 8 | [30] * 14, 64 | [4] * 700, 8".split(" | ")
+
+
+@pytest.mark.parametrize("case", DEALS)
+def test_every_document_is_in_one_unit_of_every_epoch(case):
+    groups, lanes = eval(case)
     deal = deal_of([[1] * count for count in groups], lanes)
     for epoch in range(3):
         seen = Counter()

@@ -82,13 +82,15 @@ def token_by_token(model, text, seq_len, stride, bos) -> float:
 
 
 @pytest.mark.parametrize(("seq_len", "stride"), [(24, 0), (5, 0), (24, 7), (24, 23), (24, 24), (9, 1)])
-def test_rows_predict_every_token_once_from_the_longest_context(tokenizer, seq_len, stride):
+@pytest.mark.parametrize("size", [700, 10])
+def test_rows_predict_every_token_once_from_the_longest_context(tokenizer, size, seq_len, stride):
     model, bos = small_model(tokenizer), tokenizer.special_tokens["<|bos|>"]
-    text = read_text([pa.array(DOCUMENTS)], tokenizer, 700)
+    text = read_text([pa.array(DOCUMENTS)], tokenizer, size)
     expected = token_by_token(model, text, seq_len, stride, bos)
     for batch_size in (1, 5, 100):
         got = bits_per_byte(model, text, seq_len, batch_size, one_process(), stride)
         assert got.value == pytest.approx(expected, rel=1e-5), batch_size
+        assert math.isnan(got.stderr) == (len(text.ids) <= seq_len + 1)  # one row
 
 
 def test_out_of_memory_a_batch_is_halved(tokenizer, monkeypatch, capsys):
@@ -100,14 +102,6 @@ def test_out_of_memory_a_batch_is_halved(tokenizer, monkeypatch, capsys):
     limit_memory(monkeypatch, model, 0)
     with pytest.raises(torch.OutOfMemoryError):
         bits_per_byte(model, text, 24, 7, one_process(), 5)
-
-
-def test_a_text_shorter_than_the_context_is_one_row(tokenizer):
-    model, bos = small_model(tokenizer), tokenizer.special_tokens["<|bos|>"]
-    text = read_text([pa.array(["fox"])], tokenizer, 10)
-    got = bits_per_byte(model, text, 24, 2, one_process(), 3)
-    assert got.value == pytest.approx(token_by_token(model, text, 24, 3, bos), rel=1e-5)
-    assert math.isnan(got.stderr)
 
 
 def test_a_stride_beyond_the_context_is_refused(tokenizer):

@@ -1,10 +1,10 @@
-"""The inside of the sandbox: its table of system calls. tests/attacks has hostile programs."""
+"""The inside of the sandbox: its table of system calls. tests/attacks runs hostile programs."""
 
 import errno
 
 import pytest
-from attacks.programs import C
 
+from bench.hostile_programs import C
 from nanochat.evals import contained, sandbox
 from nanochat.evals.sandbox import Limits, run
 

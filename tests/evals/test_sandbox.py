@@ -1,4 +1,4 @@
-"""The sandbox: honest programs run, and it is refused where it cannot contain. tests/attacks has hostile programs."""
+"""The sandbox: honest programs run, and it is refused where it cannot contain. tests/attacks runs hostile programs."""
 
 import os
 import re

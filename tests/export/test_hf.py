@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -124,22 +125,14 @@ def test_the_card_has_shape_and_origin_of_the_model(folder):
 
 
 QUESTION = {"role": "user", "content": "What is 12 * 34?"}
-PARTS = [
-    {"type": "text", "text": "Let me see. "},
-    {"type": "python", "text": "12*34"},
-    {"type": "python_output", "text": "408"},
-    {"type": "text", "text": "\n\n408."},
-]
-CHATS = [
-    [QUESTION],
-    [
-        {"role": "system", "content": " Be brief. \n"},
-        {"role": "user", "content": "\n hi  "},
-        {"role": "assistant", "content": ""},
-        {"role": "user", "content": [{"type": "text", "text": "안녕 {{ x }} {% if %} </s>"}]},
-    ],
-    [QUESTION, {"role": "assistant", "content": PARTS}],
-]
+PARTS = json.loads("""[{"type": "text", "text": "Let me see. "}, {"type": "python", "text": "12*34"},
+    {"type": "python_output", "text": "408"}, {"type": "text", "text": "\\n\\n408."}]""")
+TURNS = json.loads("""[
+    {"role": "system", "content": " Be brief. \\n"}, {"role": "user", "content": "\\n hi  "},
+    {"role": "assistant", "content": ""},
+    {"role": "user", "content": [{"type": "text", "text": "안녕 {{ x }} {% if %} </s>"}]}
+]""")
+CHATS = [[QUESTION], TURNS, [QUESTION, {"role": "assistant", "content": PARTS}]]
 
 
 def test_the_chat_template_renders_the_same(folder, tokenizer):

@@ -207,15 +207,17 @@ def test_a_stage_is_archived_unless_a_run_writes_to_it(job, base):
     assert not record.exists()
 
 
-@pytest.mark.parametrize(
-    ("lines", "reason"),
-    [
-        (["step 1", "error: --depth=0 is no depth", "=" * 60], "error: --depth=0 is no depth"),
-        (["Traceback", "KeyError: 'x'", "="], "KeyError: 'x'"),
-        (["killed"], "killed"),
-        (["error: the disk is full", "== 2026-11-21 12:00:00 python", "KeyError: 'x'"], "KeyError: 'x'"),  # now
-    ],
-)
-def test_the_line_that_names_the_error(lines, reason, tmp_path):
-    (tmp_path / "log").write_text("\n".join(lines))
+# Lines of a log, then the one that names the error: in the last, of the attempt now.
+LOGS = """
+step 1; error: --depth=0 is no depth; ======== → error: --depth=0 is no depth
+Traceback; KeyError: 'x'; = → KeyError: 'x'
+killed → killed
+error: the disk is full; == 2026-11-21 12:00:00 python; KeyError: 'x' → KeyError: 'x'
+"""
+
+
+@pytest.mark.parametrize("case", LOGS.strip().splitlines())
+def test_the_line_that_names_the_error(case, tmp_path):
+    lines, reason = case.split(" → ")
+    (tmp_path / "log").write_text(lines.replace("; ", "\n"))
     assert runner.failure_line(tmp_path / "log") == reason

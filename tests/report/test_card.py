@@ -14,31 +14,32 @@ def render(base) -> str:
     return markdown(read_card(base), "report")
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (2048, "2048"),
-        (9999, "9999"),
-        (10_000, "10,000"),
-        (-41_839, "-41,839"),
-        (0.2, "0.2000"),
-        (-1.0, "-1.0000"),
-        (None, "None"),
-        ("", ""),
-        (True, "True"),
-        ("two\nlines", "two lines"),
-        ({"value": 0.0155}, "0.0155"),
-        ({"value": 0.0155, "stderr": 0.0021}, "0.0155 ± 0.0021"),
-        ({"value": 0.0155, "stderr": float("nan")}, "0.0155"),
-        ({"value": 0.2107, "format": ".2%"}, "21.07%"),
-        ({"value": float("nan"), "format": ",d"}, "nan"),
-        ({"value": None, "stderr": None, "format": ".4f"}, "-"),  # the same in JSON
-        ({"value": 19176.264, "format": ".2f", "unit": "MiB"}, "19176.26MiB"),
-        ({"value": 4.749890e16, "format": ".6e"}, "4.749890e+16"),
-    ],
-)
-def test_values_as_the_card_prints_them(value, text):
-    assert format_value(value) == text
+VALUES = r"""
+2048 → 2048
+9999 → 9999
+10_000 → 10,000
+-41_839 → -41,839
+0.2 → 0.2000
+-1.0 → -1.0000
+None → None
+"" →
+True → True
+"two\nlines" → two lines
+{"value": 0.0155} → 0.0155
+{"value": 0.0155, "stderr": 0.0021} → 0.0155 ± 0.0021
+{"value": 0.0155, "stderr": float("nan")} → 0.0155
+{"value": 0.2107, "format": ".2%"} → 21.07%
+{"value": float("nan"), "format": ",d"} → nan
+{"value": None, "stderr": None, "format": ".4f"} → -
+{"value": 19176.264, "format": ".2f", "unit": "MiB"} → 19176.26MiB
+{"value": 4.749890e16, "format": ".6e"} → 4.749890e+16
+"""
+
+
+@pytest.mark.parametrize("case", VALUES.strip().splitlines())
+def test_values_as_the_card_prints_them(case):
+    value, text = case.split(" →")
+    assert format_value(eval(value)) == text.strip()
 
 
 def test_stages_in_order_unknown_ones_last_and_none_lost(tmp_path):
@@ -129,16 +130,18 @@ def test_the_command_of_the_main_job_without_folders(tmp_path, resume, shown):
     assert f"\nCommand: {shown}\n" in render(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("gpus", "dollars"),
-    [
-        ("8x NVIDIA H100 80GB HBM3", 24.0),
-        ("2x NVIDIA A100-SXM4-80GB", 3.0),
-        ("1x NVIDIA H200, 1x NVIDIA Q9", None),
-        ("1x NVIDIA L4", None),  # known, but not its price
-        ("none", None),
-        ("", None),
-    ],
-)
-def test_what_an_hour_of_a_machine_costs(gpus, dollars):
-    assert hourly_rate(gpus) == dollars
+# The price of an L4 is not known.
+RATES = """
+8x NVIDIA H100 80GB HBM3 → 24.0
+2x NVIDIA A100-SXM4-80GB → 3.0
+1x NVIDIA H200, 1x NVIDIA Q9 → None
+1x NVIDIA L4 → None
+none → None
+ → None
+"""
+
+
+@pytest.mark.parametrize("case", RATES.strip("\n").splitlines())
+def test_what_an_hour_of_a_machine_costs(case):
+    gpus, dollars = case.split(" → ")
+    assert str(hourly_rate(gpus)) == dollars

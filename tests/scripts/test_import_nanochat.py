@@ -67,6 +67,16 @@ def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys):
     assert (tmp_path / "base/chat_sft/d3/step_000002/manifest.json").exists()
 
 
+MISTAKES = """
+checkpoint=damaged/model_000650.pt | model_000650.pt holds no weights that can be read
+checkpoint=model_000009.pt | meta_000009.json
+checkpoint=last.pt | last.pt is not named like model_021400.pt
+tokenizer=none.json | none.json
+tokenizer=old/model_000650.pt | neither our tokenizer.json nor a file of tiktoken
+tokenizer=other.json | has 700 ids and the model 701: take the tokenizer of this
+"""
+
+
 def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
     other = tokenizer_of(700)
     other.save(tmp_path / "other.json")
@@ -74,16 +84,10 @@ def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
     damaged = tmp_path / "damaged" / whole.name
     shutil.copytree(whole.parent, damaged.parent)
     damaged.write_bytes(whole.read_bytes()[:-1000])
-    for change, words in [
-        ({"checkpoint": str(damaged)}, "model_000650.pt holds no weights that can be read"),
-        ({"checkpoint": str(tmp_path / "model_000009.pt")}, "meta_000009.json"),
-        ({"checkpoint": str(tmp_path / "last.pt")}, "last.pt is not named like model_021400.pt"),
-        ({"tokenizer": str(tmp_path / "none.json")}, "none.json"),
-        ({"tokenizer": flags["checkpoint"]}, "neither our tokenizer.json nor a file of tiktoken"),
-        ({"tokenizer": str(tmp_path / "other.json")}, "has 700 ids and the model 701: take the tokenizer of this"),
-    ]:
+    for mistake in MISTAKES.strip().splitlines():
+        (flag, path), words = mistake.split(" | ")[0].split("="), mistake.split(" | ")[1]
         with pytest.raises((ValueError, OSError), match=words):
-            main(Config(**{**flags, **change}))
+            main(Config(**{**flags, flag: str(tmp_path / path)}))
     assert not list((tmp_path / "base").rglob("step_*"))
     main(Config(**flags))
     with pytest.raises(ValueError, match="base_train/d3 holds a run, take another --tag"):

@@ -1,7 +1,8 @@
 """One server for all tests that do not end or overload it."""
 
 import pytest
-from served import serving, write_model
+
+from bench.served import serving, write_model
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,8 @@ import pytest
 from bundles import CHOICE, CoreTask, one_process, write_bundle
 from conftest import ROOT
 from engines import TOKENIZER
-from served import CONTEXT
 
+from bench.served import CONTEXT
 from nanochat.chat import Reply
 from nanochat.config import parse
 from nanochat.evals.core import evaluate_core
@@ -46,31 +46,32 @@ def ask(path="/v1/models", method="GET", content=None, headers=(), host="127.0.0
     return asyncio.run(request())
 
 
-@pytest.mark.parametrize(
-    ("host", "address", "status"),
-    [
-        ("LOCALHOST:8000", "127.0.0.1", 200),
-        ("[::1]:8000", "127.0.0.1", 200),
-        ("[::1]:8000", "::1", 200),
-        ("192.168.1.5:8000", "192.168.1.5", 200),
-        ("192.168.1.6:8000", "192.168.1.5", 400),
-        ("evil.example:8000", "127.0.0.1", 400),
-        ("localhost@evil.example", "127.0.0.1", 400),
-        ("", "127.0.0.1", 400),
-        ("good.example:80", "127.0.0.1", 200),
-        ("192.168.1.6:8000", "0.0.0.0", 200),  # the key, which such a server needs, protects it
-    ],
-)
-def test_the_server_answers_to_its_own_names_only(host, address, status):
-    assert ask(headers={"host": host}, host=address).status_code == status
+# Host: of the request, the server's address, status. The key, which a server on 0.0.0.0 needs, protects it.
+HOSTS = """
+LOCALHOST:8000 127.0.0.1 200
+[::1]:8000 127.0.0.1 200
+[::1]:8000 ::1 200
+192.168.1.5:8000 192.168.1.5 200
+192.168.1.6:8000 192.168.1.5 400
+evil.example:8000 127.0.0.1 400
+localhost@evil.example 127.0.0.1 400
+ 127.0.0.1 400
+good.example:80 127.0.0.1 200
+192.168.1.6:8000 0.0.0.0 200
+"""
 
 
-@pytest.mark.parametrize(
-    ("origin", "status"), [("http://localhost:8000", 200), ("http://localhost:8001", 403), ("null", 403), ("", 403)]
-)
-def test_pages_of_other_sites_may_not_use_the_server(origin, status):
+@pytest.mark.parametrize("case", HOSTS.strip("\n").splitlines())
+def test_the_server_answers_to_its_own_names_only(case):
+    host, address, status = case.split(" ")
+    assert ask(headers={"host": host}, host=address).status_code == int(status)
+
+
+@pytest.mark.parametrize("case", ["http://localhost:8000 200", "http://localhost:8001 403", "null 403", " 403"])
+def test_pages_of_other_sites_may_not_use_the_server(case):
+    origin, status = case.split(" ")
     found = ask(headers={"origin": origin})
-    assert found.status_code == status
+    assert found.status_code == int(status)
     assert "access-control-allow-origin" not in found.headers
 
 
@@ -310,6 +311,13 @@ def test_errors_end_a_row_or_an_engine_and_not_the_server():
 ITEMS, LETTERS = 24, "JKLMNOPQRST"  # with which no merge of the vocabulary begins or ends
 
 
+LITTLE = json.loads("""{
+    "task": "little", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice",
+    "doc_to_text": "{{query}}", "doc_to_choice": "{{choices}}", "doc_to_target": "gold",
+    "metric_list": [{"metric": "acc"}]
+}""")
+
+
 def questions() -> list[dict]:
     """Choices of as many tokens each: the sum of log-probabilities decides there, and the mean here."""
     dice, rows = random.Random(5), []
@@ -327,26 +335,10 @@ def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(twin.base))
     export.main(export.Config(format="tokenizer", source="sft", tag="mine", out=str(tmp_path / "tokenizer")))
     (tmp_path / "little.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    task = {
-        "task": "little",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(tmp_path / "little.jsonl")}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{query}}",
-        "doc_to_choice": "{{choices}}",
-        "doc_to_target": "gold",
-        "metric_list": [{"metric": "acc"}],
-    }
-    about = {
-        "model": "nanochat-mine-sft",
-        "base_url": f"{server.url}/v1/completions",
-        "tokenizer_backend": "huggingface",
-        "tokenizer": str(tmp_path / "tokenizer"),
-        "add_bos_token": True,
-        "max_length": CONTEXT,
-        "max_retries": 1,
-    }
+    task = LITTLE | {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "little.jsonl")}}}
+    about = {"base_url": f"{server.url}/v1/completions", "tokenizer": str(tmp_path / "tokenizer")}
+    about |= {"model": MODEL, "tokenizer_backend": "huggingface", "max_length": CONTEXT}
+    about |= {"add_bos_token": True, "max_retries": 1}
     manager = TaskManager(include_defaults=False)
     found = lm_eval.simple_evaluate("local-completions", about, [task], batch_size=8, task_manager=manager)
     theirs = {}

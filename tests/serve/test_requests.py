@@ -92,27 +92,30 @@ def message(content="hi", role="user"):
     return {"messages": [{"role": role, "content": content}]}
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "words"),
-    [
-        ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": ["hi"]}, "messages", "messages.0: Input should be"),
-        ({"messages": [{"role": "user"}]}, "messages", "messages.0.content: Field required"),
-        (message(role="bot"), "messages", "its role is 'bot'"),
-        ({"messages": [*HI, {"role": "assistant", "content": "x"}]}, "messages", "has to be the user's"),
-        (message([{"type": "image_url", "image_url": {}}]), "messages", "its content is neither"),
-        (message("x" * 90), "messages", "must fit into 64"),
-        ({"model": {"a": 1}}, "model", "a valid string"),
-        ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
-        ({"temperature": 10**400}, "temperature", "a valid number"),
-        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        ({"stop": [""]}, "stop", "at least 1 character"),
-        ({"logprobs": True, "stream": True}, "stream", "are not streamed"),
-        ({"tools": [{"type": "function"}]}, "tools", "does not support the field, leave it out"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "does not support"),
-    ],
-)
-def test_refused_chats(fields, param, words):
+# fields | the one that is wrong | words of the sentence
+REFUSED_CHATS = """
+{"messages": []} | messages | at least 1 item
+{"messages": ["hi"]} | messages | messages.0: Input should be
+{"messages": [{"role": "user"}]} | messages | messages.0.content: Field required
+message(role="bot") | messages | its role is 'bot'
+{"messages": [*HI, {"role": "assistant", "content": "x"}]} | messages | has to be the user's
+message([{"type": "image_url", "image_url": {}}]) | messages | its content is neither
+message("x" * 90) | messages | must fit into 64
+{"model": {"a": 1}} | model | a valid string
+{"temperature": 2.1} | temperature | less than or equal to 2
+{"temperature": 10**400} | temperature | a valid number
+{"max_tokens": 0} | max_tokens | greater than or equal to 1
+{"stop": [""]} | stop | at least 1 character
+{"logprobs": True, "stream": True} | stream | are not streamed
+{"tools": [{"type": "function"}]} | tools | does not support the field, leave it out
+{"presence_penalty": 0.5} | presence_penalty | does not support
+"""
+
+
+@pytest.mark.parametrize("case", REFUSED_CHATS.strip().splitlines())
+def test_refused_chats(case):
+    expression, param, words = case.split(" | ")
+    fields = eval(expression)
     with pytest.raises(ApiError) as caught:
         chat(**fields)
     error = caught.value.body["error"]
@@ -120,34 +123,45 @@ def test_refused_chats(fields, param, words):
     assert words in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        *(({"prompt": prompt}, "prompt") for prompt in ([], [[]], ["a", 3], {"a": 1}, [True], 3, [-1], [1, 265])),
-        ({"prompt": ["x", "x" * 63]}, "prompt"),
-        ({"logprobs": 6}, "logprobs"),
-        ({"logprobs": 0, "stream": True}, "stream"),
-    ],
-)
-def test_refused_completions(fields, param):
+# The first field is wrong.
+REFUSED = """
+prompt=[]
+prompt=[[]]
+prompt=["a", 3]
+prompt={"a": 1}
+prompt=[True]
+prompt=3
+prompt=[-1]
+prompt=[1, 265]
+prompt=["x", "x" * 63]
+logprobs=6
+stream=True, logprobs=0
+"""
+
+
+@pytest.mark.parametrize("fields", REFUSED.strip().splitlines())
+def test_refused_completions(fields):
     with pytest.raises(ApiError) as caught:
-        completion(**fields)
-    assert (caught.value.status, caught.value.body["error"]["param"]) == (400, param)
+        eval(f"completion({fields})")
+    assert (caught.value.status, caught.value.body["error"]["param"]) == (400, fields.partition("=")[0])
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b"", "Invalid JSON"),
-        (b"[]", "an object"),
-        (b'{"temperature": NaN}', "a finite number"),
-        (b'{"a": "\xff"}', "Invalid JSON"),
-        (rb'{"prompt": "\ud800"}', "Invalid JSON"),
-        (b'{"a":' * 100_000, "recursion limit"),
-        (b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}", "messages.0"),  # deep, but valid JSON
-    ],
-)
-def test_refused_bodies(body, words):
+# The last one is deep, but valid JSON.
+BODIES = r"""
+b"" | Invalid JSON
+b"[]" | an object
+b'{"temperature": NaN}' | a finite number
+b'{"a": "\xff"}' | Invalid JSON
+rb'{"prompt": "\ud800"}' | Invalid JSON
+b'{"a":' * 100_000 | recursion limit
+b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}" | messages.0
+"""
+
+
+@pytest.mark.parametrize("case", BODIES.strip().splitlines())
+def test_refused_bodies(case):
+    expression, words = case.split(" | ")
+    body = eval(expression)
     with pytest.raises(ApiError) as caught:
         parse_chat(body, SERVED)
     assert caught.value.status == 400

@@ -12,7 +12,8 @@ from itertools import chain, repeat
 
 import httpx
 import pytest
-from served import serving, write_model
+
+from bench.served import serving, write_model
 
 KEY = "right"
 HEADERS = {"authorization": f"Bearer {KEY}"}

@@ -1,11 +1,13 @@
 """The chat page in a real browser: answers, branches, errors, keys, storage, small screens, keyboard."""
 
+import json
 import threading
 
 import pytest
 from browsers import Page
 from scripted import CUT
-from served import serving, write_model
+
+from bench.served import serving, write_model
 
 MARKDOWN = """Here is **bold**, *italic* and `a * b * c`, but 2*3*4 and snake_case_name stay.
 
@@ -20,11 +22,11 @@ def answer():
     return "<b>42</b>"  # a line that is longer than what a phone has room for, so that its box has to scroll
 ```
 The end."""
-CALCULATION = [
+CALCULATION = json.loads("""[
     {"content": "It costs ", "parts": [{"type": "text", "text": "It costs "}, {"type": "python", "text": "12*(3"}]},
     {"content": "", "parts": [{"type": "python", "text": "+4)"}, {"type": "python_output", "text": "84"}]},
-    " coins.",
-]
+    " coins."
+]""")
 LAST_TURN = ".turn:last-of-type"
 
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, with a small model, for tests of what clients see."""
+"""A server in a process of its own, with a small model: for bench.attacks, and for tests of what clients see."""
 
 import os
 import re
@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from conftest import ROOT
 from models import leave_model
 
+from bench.common import ROOT
 from nanochat.engine import Engine
 from nanochat.tokenizer import Tokenizer
 
