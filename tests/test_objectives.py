@@ -1,6 +1,7 @@
 """What training minimises, by hand and against torch's own cross-entropy."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
     fake_flash(monkeypatch)
     model.attention = "flash3"  # a path without positions
     source = Rollouts.__new__(Rollouts)  # only the context counts here
-    source.context = 210
+    source.config = SimpleNamespace(max_seq_len=210)
     for full_rows, parts in [(9, 1), (4, 3), (0, 9)]:
         model.zero_grad()
         total, objective, split = 0, PolicyGradient(), source.split(batch, full_rows)
