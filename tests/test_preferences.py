@@ -13,7 +13,7 @@ import torch
 from loop_parts import ALONE
 from models import CONFIGS, lively
 from test_objectives import TwoWords
-from test_rollouts import TOKENIZER
+from test_rollouts import TOKENIZER, trainer_of
 
 from nanochat.chat import render_conversation, render_prompt
 from nanochat.preferences import PREFERENCE_LOSSES, Pairs, Preference, as_pair, make_pairs, read_pairs
@@ -27,10 +27,9 @@ def a_pair(number: int, chosen="The letter is e.") -> dict:
 
 
 def source_of(records, runtime=ALONE, **options) -> Pairs:
-    usual = {"max_seq_len": 100, "seed": 0, "epochs": 2.0, "held_out": 0.1, "examples_per_step": 4}
+    trainer = trainer_of(runtime, {"max_seq_len": 100, "epochs": 2.0, "held_out": 0.1}, options)
     manifest = {"files": {"model.safetensors": {"sha256": "of the parent"}}}
-    start, config = SimpleNamespace(weights=SimpleNamespace(manifest=manifest)), SimpleNamespace(**usual | options)
-    trainer = SimpleNamespace(config=config, runtime=runtime, tokenizer=TOKENIZER, start=start, resumed=None)
+    trainer.start, trainer.resumed = SimpleNamespace(weights=SimpleNamespace(manifest=manifest)), None
     return Pairs(trainer, [as_pair(record) for record in records])
 
 
