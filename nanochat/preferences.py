@@ -167,8 +167,7 @@ class Pairs(PromptSource):
         return batch
 
     def _batch(self, numbers: Sequence[int]) -> Batch:
-        rows = list(chain(*(self.answers[number] for number in numbers)))
-        return assemble(rows, [number for number in numbers for _ in SIDES], self.runtime.device)
+        return assemble({number: self.answers[number] for number in numbers}, self.runtime.device)
 
     def micro_batches(self, numbers: Sequence[int], rows: int) -> Iterator[Batch]:
         """Yield these pairs in micro-batches that fit into `rows` rows of full context."""
@@ -232,15 +231,15 @@ class Preference:
         logprobs = answer_logprobs(model, batch)  # (rows, longest), 0 where no target is
         targets, reference = (batch[i][:, : logprobs.shape[1]] for i in (1, REFERENCE))
         apart = logprobs - reference
-        ratio = apart.exp()
-        parts = (targets >= 0, logprobs, apart, ratio * apart - ratio + 1)
+        parts = (targets >= 0, logprobs, apart, apart.exp() * (apart - 1) + 1)
         lengths, chances, gains, strayed = (part.sum(1).view(-1, 2) for part in parts)  # (pairs, 2) each
+        margins = difference(gains)
         losses = PREFERENCE_LOSSES[self.loss](gains, lengths, self.beta)
         return {
             "loss": losses,
             "accuracy": (difference(chances) > 0).float(),
-            "gained": (difference(gains) > 0).float(),
-            "margin": difference(gains),
+            "gained": (margins > 0).float(),
+            "margin": margins,
             "kl": strayed.sum(1) / lengths.sum(1),
             "total": losses - self.sft_weight * chances[:, 0] / lengths[:, 0],
         }

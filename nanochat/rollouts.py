@@ -10,7 +10,7 @@ as usual, no correction is made for this difference.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -139,24 +139,22 @@ class Rollouts(PromptSource):
         requests = self._requests()
         answers = self.engine.generate(list(requests.values()), logprobs=True)  # several per request
         records = list(map(self._record, requests.items(), answers))
-        rows, questions = [], []
-        for question, (request, completions) in enumerate(zip(requests.values(), answers, strict=True)):
-            samples = records[question]["samples"]
+        groups = {}  # rows to learn from, by the prompt's number
+        for question, (request, record) in enumerate(zip(requests.values(), records, strict=True)):
+            samples = record["samples"]
             rewards = torch.tensor([[sample["reward"] for sample in samples]])
             # Compare rewards, not advantages: rounding makes advantages differ where rewards are equal.
-            if rewards.min() == rewards.max():  # no direction
-                continue
-            advantages = ADVANTAGES[self.config.advantage](rewards)[0].tolist()
-            for completion, sample, advantage in zip(completions, samples, advantages, strict=True):
-                sample["advantage"] = advantage
-                rows.append(columns(request.tokens, completion, advantage, self._end))
-                questions.append(question)
+            if rewards.min() < rewards.max():
+                groups[question] = []
+                advantages = ADVANTAGES[self.config.advantage](rewards)[0].tolist()
+                for completion, sample, advantage in zip(answers[question], samples, advantages, strict=True):
+                    sample["advantage"] = advantage
+                    groups[question].append(columns(request.tokens, completion, advantage, self._end))
         self._step += 1
         self._log(records)
-        if not rows:  # every rank runs a forward pass: one token with advantage 0
-            nothing = Completion([0], [0], "length", [0.0])
-            rows, questions = [columns(request.tokens, nothing, 0.0, self._end)], [0]
-        batch = assemble(rows, questions, self.runtime.device)
+        if not groups:  # every rank runs a forward pass: one token with advantage 0
+            groups[0] = [columns(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
+        batch = assemble(groups, self.runtime.device)
         self.wait_seconds += time.perf_counter() - start  # logged as waiting for data
         return batch
 
@@ -223,16 +221,17 @@ class Rollouts(PromptSource):
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
-def assemble(rows: list[Columns], questions: list[int], device: torch.device) -> Batch:
-    """Pad rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
-    sizes = [(len(row[0]), len(row[-1]), question) for row, question in zip(rows, questions, strict=True)]
-    # Prompt number -> tokens with the longest answer, which is the last one here.
-    longest = {question: inputs + prompt for inputs, prompt, question in sorted(sizes)}
-    order = sorted(range(len(rows)), key=lambda i: (-longest[questions[i]], questions[i]))  # longest prompts first
-    parts = zip(*(rows[i] for i in order), strict=True)
+def assemble(groups: Mapping[int, list[Columns]], device: torch.device) -> Batch:
+    """Pad each prompt's rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
+    longest = {question: max(len(row[0]) + len(row[-1]) for row in rows) for question, rows in groups.items()}
+    rows, sizes = [], []
+    for question in sorted(groups, key=longest.get, reverse=True):
+        rows += groups[question]
+        sizes += [(len(row[0]), len(row[-1]), question) for row in groups[question]]
     fillers = (0, -1, 0.0, 0.0, 0)  # inputs, targets, advantages, logprobs, prompts
+    parts = zip(*rows, strict=True)
     padded = [pad_sequence(part, True, filler).to(device) for part, filler in zip(parts, fillers, strict=True)]
-    return *padded, torch.tensor([sizes[i] for i in order])
+    return *padded, torch.tensor(sizes)
 
 
 # ---- the objective ----

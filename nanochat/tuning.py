@@ -93,12 +93,8 @@ def _plan(
         flag = "--examples-per-step" if answers else "--total-batch-size"
         facts["Warning"] = f"only {steps} steps: a smaller {flag} gives more"
     facts["Learning rates"] = f"x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end"
-    return config, facts, _run_plan(config, checkpoint.manifest, steps)
-
-
-def _run_plan(config: FineTuneSettings, manifest: Record, steps: int | None) -> RunPlan:
-    model = new_model(config_of(manifest))
-    return RunPlan(
+    model = new_model(config_of(checkpoint.manifest))
+    plan = RunPlan(
         model=model.config,
         counts=parameter_counts(model),
         state_bytes=state_bytes(model),
@@ -106,9 +102,10 @@ def _run_plan(config: FineTuneSettings, manifest: Record, steps: int | None) -> 
         total_batch_size=config.total_batch_size,
         decay_scale=1.0,
         steps=steps,
-        seconds=config.target_seconds if steps is None else None,
+        seconds=None if steps else config.target_seconds,
         notes=[],
     )
+    return config, facts, plan
 
 
 def tune_on_chats(

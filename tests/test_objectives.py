@@ -105,7 +105,8 @@ def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
         assert ((targets >= 0) == (advantages != 0)).all()
         (-(chosen[:, 0] * advantages).sum()).backward()
     plain = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    batch = assemble(rows, [question for question, *_ in answers], torch.device("cpu"))
+    groups = {question: rows[first:end] for question, (first, end) in enumerate([(0, 3), (3, 5), (5, 9)])}
+    batch = assemble(groups, torch.device("cpu"))
     fake_flash(monkeypatch)
     model.attention = "flash3"  # a path without positions
     source = Rollouts.__new__(Rollouts)  # only the context counts here
