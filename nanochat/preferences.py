@@ -29,7 +29,7 @@ from nanochat.log import Record
 from nanochat.objectives import Loss
 from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
 from nanochat.paths import base_dir, text_sha256, write_bytes
-from nanochat.rollouts import Columns, PromptSource, answer_logprobs, assemble, before_and_after, columns
+from nanochat.rollouts import Columns, PromptSource, answer_logprobs, assemble, before_and_after, columns, row_tokens
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 
@@ -139,11 +139,9 @@ class Pairs(PromptSource):
     def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]):
         config, runtime = trainer.config, trainer.runtime
         pairs = sorted(pairs, key=lambda pair: text_sha256(json.dumps(pair[0]["messages"][:-1])))
-        self.answers = []  # of each pair two rows as in `columns`; zeros stand for advantages
-        for pair in pairs:
-            rows = [_as_row(conversation, trainer.tokenizer) for conversation in pair]
-            if max(len(row[0]) + len(row[-1]) for row in rows) <= config.max_seq_len:
-                self.answers.append(rows)
+        answers = [[_as_row(conversation, trainer.tokenizer) for conversation in pair] for pair in pairs]
+        # Of each pair two rows as in `columns`; zeros stand for advantages.
+        self.answers = [rows for rows in answers if max(map(row_tokens, rows)) <= config.max_seq_len]
         self.left_out = len(pairs) - len(self.answers)
         learned = int(len(self.answers) * (1 - config.held_out))
         # This rank's; pairs to learn from have lower numbers.
@@ -162,7 +160,7 @@ class Pairs(PromptSource):
         super().__init__(trainer, learned, setting)
 
     def __next__(self) -> Batch:
-        batch = self._batch([number for _, number in self.draw()])
+        batch = self._batch(self.draw())
         self._step += 1
         return batch
 
@@ -275,7 +273,7 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
     source = Pairs(trainer, pairs)
     parent = trainer.start.record["parent"]
     source.set_reference(lambda: load_model(**parent, runtime=trainer.runtime)[0], trainer.device_rows)
-    loss, _ = pair_scores(trainer, source, objective, [number for _, number in source.draw()])["Loss"]
+    loss, _ = pair_scores(trainer, source, objective, source.draw())["Loss"]
     if not (trainer.resumed or abs(loss - math.log(2)) <= TOLERANCE[trainer.runtime.dtype_name]):
         raise ValueError(
             f"the loss begins at {loss:.5f}, not at ln 2: {source.path} does not have the log-probabilities of the "

@@ -1,6 +1,6 @@
 """Batches for reinforcement learning: prompts, sampled answers, and each answer's advantage within its group.
 
-All prompts in a step go through the engine together. The seed, the step and a prompt's place in the step decide alone
+All prompts in a step go through the engine together. The seed, the step and a prompt's number in the task decide alone
 which prompts are drawn and which random numbers their samples get: the number of ranks does not matter, and a resumed
 run samples the same answers. Groups with equal rewards carry no gradient and are left out of the batch.
 
@@ -10,7 +10,7 @@ as usual, no correction is made for this difference.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -63,6 +63,11 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
     return inputs, torch.where(chosen == 1, ids, -1), advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
+def row_tokens(row: Columns) -> int:
+    """Return the tokens of an answer with the prompt, but for the last one, which is no input."""
+    return len(row[0]) + len(row[-1])
+
+
 class PromptSource(BatchSource):
     """Draws the examples of each step: an epoch is all of them in a new order, but for a rest that fills no step.
 
@@ -83,13 +88,13 @@ class PromptSource(BatchSource):
         self._step = 0
         self.steps = max(1, int(count // self._examples * self.config.epochs))  # whole steps only
 
-    def draw(self) -> Iterator[tuple[int, int]]:
-        """Yield each of this rank's examples in the step, after the number of draws since the run began."""
+    def draw(self) -> list[int]:
+        """Return this rank's examples in the step."""
         epoch, step = divmod(self._step, self.count // self._examples)
         order = np.random.default_rng((self.config.seed, epoch)).permutation(self.count)  # equal on all ranks
         # Dealt in turn; `Rollouts._log` joins the records in the same way.
-        for place in range(self.runtime.rank, self._examples, self.runtime.world_size):
-            yield self._step * self._examples + place, int(order[step * self._examples + place])
+        chosen = order[step * self._examples :][: self._examples]
+        return chosen[self.runtime.rank :: self.runtime.world_size].tolist()
 
     def split(self, batch: Batch, rows: int) -> list[Batch]:
         """Return micro-batches that fit into `rows` rows of full context: answers are short."""
@@ -162,7 +167,8 @@ class Rollouts(PromptSource):
         """Return the requests for answers to this rank's examples in the step, by their indices into the task."""
         config = self.config
         requests = {}
-        for draw, example in self.draw():
+        first = (config.seed << 32) + self._step * self.count
+        for example in self.draw():
             # Shortened where prompt and answer exceed the context.
             prompt, _ = fitted_prompt(self.task[example], self.tokenizer, config.max_seq_len, config.max_new_tokens)
             requests[example] = Request(
@@ -172,7 +178,7 @@ class Rollouts(PromptSource):
                 top_k=config.top_k,
                 top_p=config.top_p,
                 n=config.num_samples,
-                seed=(config.seed << 32) + draw,  # no two prompts share random numbers
+                seed=first + example,  # no two prompts of a run share random numbers
                 stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
             )
         return requests
@@ -223,7 +229,7 @@ class Rollouts(PromptSource):
 
 def assemble(groups: Mapping[int, list[Columns]], device: torch.device) -> Batch:
     """Pad each prompt's rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
-    longest = {question: max(len(row[0]) + len(row[-1]) for row in rows) for question, rows in groups.items()}
+    longest = {question: max(map(row_tokens, rows)) for question, rows in groups.items()}
     rows, sizes = [], []
     for question in sorted(groups, key=longest.get, reverse=True):
         rows += groups[question]
