@@ -221,6 +221,19 @@ class Rollouts(PromptSource):
             "rl/cut": fmean(sample["reason"] == "length" for sample in samples),
         }
 
+    def follow(self, state: "State") -> None:
+        """Print the metrics after a step, keep moving averages, warn of answers that are cut."""
+        # Single steps are noisy; the notes are saved with the checkpoint.
+        for name in ("reward", "cut"):
+            value = self.metrics[f"rl/{name}"]
+            state.notes[name] = 0.9 * state.notes.get(name, value) + 0.1 * value
+        print_figures(state.step, self.metrics)
+        if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
+            print0(
+                f"warning: {state.notes['cut']:.0%} of the answers are cut at "
+                f"--max-new-tokens={self.config.max_new_tokens}, and get no reward for the rest: take a larger limit"
+            )
+
     @property
     def idle(self) -> bool:
         """True if no group in the last step has a gradient, on any rank."""
@@ -314,25 +327,6 @@ class PolicyGradient:
 
 
 # ---- figures ----
-
-
-def follow_reward(source: Rollouts) -> Callable[["State"], None]:
-    """Return an action after a step: print the samples' metrics, keep moving averages, warn of answers that are cut."""
-    limit = source.config.max_new_tokens
-
-    def follow(state: "State") -> None:
-        # Single steps are noisy; the notes are saved with the checkpoint.
-        for name in ("reward", "cut"):
-            value = source.metrics[f"rl/{name}"]
-            state.notes[name] = 0.9 * state.notes.get(name, value) + 0.1 * value
-        print_figures(state.step, source.metrics)
-        if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
-            print0(
-                f"warning: {state.notes['cut']:.0%} of the answers are cut at --max-new-tokens={limit}, "
-                "and get no reward for what follows: take a larger limit"
-            )
-
-    return follow
 
 
 def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:

@@ -70,7 +70,7 @@ def main(config: Config) -> None:
     from nanochat.engine import Engine
     from nanochat.evals.chat import answer_scores
     from nanochat.log import MetricLog
-    from nanochat.rollouts import PolicyGradient, Rollouts, follow_reward, reinforcement_metrics
+    from nanochat.rollouts import PolicyGradient, Rollouts, reinforcement_metrics
     from nanochat.run import training
     from nanochat.tuning import print_plan
 
@@ -107,7 +107,7 @@ def main(config: Config) -> None:
             PolicyGradient(config.policy_loss, config.kl, reference),
             [answer_scores(trainer, engine, test, name, answers, config.eval_every)],
             tasks=lambda: {name: {"rows": len(task), "files": task.hashes()}},
-            after_step=[follow_reward(source)],
+            after_step=[source.follow],
         )
         trainer.finish(state, reinforcement_metrics(state, name, len(task)))
 

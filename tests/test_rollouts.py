@@ -20,7 +20,6 @@ from nanochat.rollouts import (
     ADVANTAGES,
     PolicyGradient,
     Rollouts,
-    follow_reward,
     reinforcement_metrics,
 )
 from nanochat.settings import OptimizerSettings
@@ -61,7 +60,8 @@ class MadeUp:
     def generate(self, requests, logprobs):
         assert logprobs
         self.seen = requests
-        return [[made_up(self.random) for _ in range(request.n)] for request in requests]
+        self.answers = [[made_up(self.random) for _ in range(request.n)] for request in requests]
+        return self.answers
 
 
 def made_up(source: random.Random) -> Completion:
@@ -112,10 +112,6 @@ def test_what_is_learned_is_what_the_model_chose():
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     records, engine = [], MadeUp(seed)
-    answers = []
-    engine.generate = lambda requests, logprobs: (
-        answers.append(MadeUp.generate(engine, requests, logprobs)) or answers[-1]
-    )
     source = rollouts(
         engine, Words(reward=len), examples_per_step=8, record=lambda kind, step, **record: records.append(record)
     )
@@ -127,7 +123,7 @@ def test_what_is_learned_is_what_the_model_chose():
     totals = [max((lengths + given)[questions == question]) for question in asked]
     assert totals == sorted(totals, reverse=True)
     expected = []
-    for group, record, request in zip(answers[0], records, engine.seen, strict=True):
+    for group, record, request in zip(engine.answers, records, engine.seen, strict=True):
         rewards = [len(TOKENIZER.decode(answer.tokens)) for answer in group]
         assert [sample["reward"] for sample in record["samples"]] == rewards
         if len(set(rewards)) == 1:
@@ -193,27 +189,16 @@ def test_logprobs_are_the_models(monkeypatch):
 # ---- who is asked what ----
 
 
-def asked(source: Rollouts, steps: int) -> list[list[int]]:
-    found = []
-    source.record = lambda kind, step, **record: found[-1].append(record["example"])
-    for _ in range(steps):
-        found.append([])
-        next(source)
-    return found
-
-
 def test_an_epoch_asks_everything_once_in_an_order_of_its_own():
     source = rollouts(MadeUp(), Words(22), epochs=2)
     assert source.steps == 10
-    steps = asked(source, 10)
-    assert source.progress == 1
-    first, second = ([number for step in half for number in step] for half in (steps[:5], steps[5:]))
+    found = [(source.draw(), next(source), [request.seed for request in source.engine.seen]) for _ in range(10)]
+    first, second = ([number for numbers, *_ in half for number in numbers] for half in (found[:5], found[5:]))
     assert len(set(first)) == len(set(second)) == 20
+    assert len({seed for *_, seeds in found for seed in seeds}) == 40
     assert first != second
-    assert asked(rollouts(MadeUp(), Words(22), seed=1), 5) != steps[:5]
-    again = rollouts(MadeUp(), Words(22))
-    seeds = [request.seed for _ in range(5) for request in (next(again), again.engine.seen)[1]]
-    assert len(set(seeds)) == 20
+    assert source.progress == 1
+    assert rollouts(MadeUp(), Words(22), seed=1).draw() != first[:4]
 
 
 def test_a_prompt_without_room_loses_its_beginning():
@@ -255,12 +240,11 @@ def test_metrics_and_records_of_samples(tmp_path):
 
 
 def test_answers_that_are_cut_are_counted_and_warned_about(capsys):
-    source, state = SimpleNamespace(config=SimpleNamespace(max_new_tokens=64), metrics={}), State(step=1)
-    follow = follow_reward(source)
+    source, state = rollouts(MadeUp()), State(step=1)
     for cut, warned in ((0.04, False), (0.3, True)):
         source.metrics = {"rl/reward": 0.5, "rl/cut": cut}
-        follow(state)
-        assert ("of the answers are cut at --max-new-tokens=64" in capsys.readouterr().out) is warned
+        source.follow(state)
+        assert ("of the answers are cut at --max-new-tokens=8" in capsys.readouterr().out) is warned
     assert state.notes["cut"] == pytest.approx(0.9 * 0.04 + 0.1 * 0.3)
     metrics = reinforcement_metrics(state, "GSM8K", 7)
     assert metrics["Share of answers cut at the limit, a moving average"] == state.notes["cut"]
