@@ -23,12 +23,14 @@ from torch import Tensor
 from nanochat.chat import check_conversation, render_conversation, render_prompt
 from nanochat.checkpoint import MODEL, load_model
 from nanochat.dataloader import Batch
+from nanochat.engine import Completion
 from nanochat.gpt import GPT
 from nanochat.log import Record
 from nanochat.objectives import Loss
 from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
 from nanochat.paths import base_dir, text_sha256, write_bytes
-from nanochat.rollouts import PromptSource, answer_logprobs, assemble, before_and_after
+from nanochat.rollouts import Columns, PromptSource, answer_logprobs, assemble, before_and_after, columns, row_tokens
+from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 
 if TYPE_CHECKING:
@@ -63,9 +65,9 @@ def read_pairs(names: str) -> list[Pair]:
 
 def as_pair(record: Record) -> Pair:
     """Return the pair in a JSON record: prompt is a text or messages, both answers are texts or lists of parts."""
-    missing = {"prompt", *SIDES} - set(record)
-    if missing:
-        raise ValueError(f"a pair has prompt, chosen and rejected, and {' and '.join(sorted(missing))} is missing")
+    for name in ("prompt", *SIDES):
+        if name not in record:
+            raise ValueError(f"a pair has prompt, chosen and rejected, and {name} is missing")
     prompt = record["prompt"]
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -79,19 +81,15 @@ def as_pair(record: Record) -> Pair:
 
 # ---- pairs from sampled answers ----
 
-KINDS = {"python_start": "python", "python_end": "text", "output_start": "python_output", "output_end": "text"}
-SPECIAL = re.compile(r"<\|(\w+)\|>")  # a special token as text
-# An answer without special tokens but for those of whole calls.
-ANSWER = re.compile(r"(?:(?!<\|\w+\|>).|<\|(python|output)_start\|>(?:(?!<\|\w+\|>).)*<\|\1_end\|>)+", re.DOTALL)
+KINDS = {"": "text", "python": "python", "output": "python_output"}
+# A call or its output, between special tokens as text, or text without special tokens.
+PART = re.compile(r"<\|(python|output)_start\|>((?:(?!<\|\w+\|>).)*)<\|\1_end\|>|((?:(?!<\|\w+\|>).)+)", re.DOTALL)
 MESSAGE = re.compile(r"<\|(user|assistant)_start\|>(.*?)<\|\1_end\|>", re.DOTALL)
 
 
 def as_parts(text: str) -> list[dict]:
     """Return the parts that render to a text with calls."""
-    first, *pieces = SPECIAL.split(text)  # a special token, the text behind it, and so on
-    kinds = ["text", *(KINDS[token] for token in pieces[::2])]
-    parts = [{"type": kind, "text": part} for kind, part in zip(kinds, [first, *pieces[1::2]], strict=True)]
-    return [part for part in parts if part["text"] or part["type"] != "text"]
+    return [{"type": KINDS[kind], "text": called or plain} for kind, called, plain in PART.findall(text)]
 
 
 def make_pairs(samples: Iterable[tuple[str, Record]], most: int) -> list[Record]:
@@ -100,30 +98,33 @@ def make_pairs(samples: Iterable[tuple[str, Record]], most: int) -> list[Record]
     The chosen answer has the prompt's best reward, the rejected one a lower reward. Answers without an end, and those
     with special tokens other than calls, are left out.
     """
-    groups = {}  # prompt -> reward -> answers
+    groups = {}  # prompt -> answer -> reward
     for prompt, sample in samples:
         text = sample["text"]
-        if sample["reason"] == "stop" and ANSWER.fullmatch(text):
-            groups.setdefault(prompt, {}).setdefault(sample["reward"], {})[text] = as_parts(text)  # each answer once
+        if text and sample["reason"] == "stop" and not PART.sub("", text):
+            groups.setdefault(prompt, {})[text] = sample["reward"]
     records = []
-    for prompt, answers in groups.items():
-        best = max(answers)
-        right = answers.pop(best)
-        wrong = chain(*(others.values() for others in answers.values()))
+    for prompt, rewards in groups.items():
+        best = max(rewards.values())
+        right = [text for text, reward in rewards.items() if reward == best]
+        wrong = [text for text in rewards if text not in right]
         messages = [{"role": role, "content": as_parts(text)} for role, text in MESSAGE.findall(prompt)]
-        for chosen, rejected in islice(zip(right.values(), wrong, strict=False), most):
-            record = {
-                "prompt": messages,
-                "chosen": chosen,
-                "rejected": rejected,
-            }
-            records.append(record)
+        for sides in islice(zip(right, wrong, strict=False), most):
+            records.append({"prompt": messages} | dict(zip(SIDES, map(as_parts, sides), strict=True)))
     if not records:
         raise ValueError("no question has a better and a worse answer: sample more answers, or at a higher temperature")
     return records
 
 
 # ---- the source ----
+
+
+def _as_row(conversation: dict, tokenizer: Tokenizer) -> Columns:
+    ids, mask = render_conversation(conversation, tokenizer)
+    start = len(render_prompt(conversation, tokenizer))
+    # The end token is among the ids. The log-probabilities under the parent are filled in later.
+    answer = Completion(ids[start:], mask[start:], "length", [0.0] * len(ids[start:]))
+    return columns(ids[:start], answer, 0.0, 0)
 
 
 class Pairs(PromptSource):
@@ -136,34 +137,15 @@ class Pairs(PromptSource):
     together = 2
 
     def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]):
-        config, self.runtime = trainer.config, trainer.runtime
-        self.context = config.max_seq_len
-        self.seed = config.seed
-        self.epochs = config.epochs
+        config, runtime = trainer.config, trainer.runtime
         pairs = sorted(pairs, key=lambda pair: text_sha256(json.dumps(pair[0]["messages"][:-1])))
-        self.answers = []  # of each pair two rows as in `columns`
-        for pair in pairs:
-            rows = []
-            for conversation in pair:
-                ids, mask = map(torch.tensor, render_conversation(conversation, trainer.tokenizer))
-                start = len(render_prompt(conversation, trainer.tokenizer)) - 1  # the prompt's last token is an input
-                targets = torch.where(mask == 1, ids, -1)[start + 1 :]
-                logprobs = torch.zeros(len(targets))  # under the parent, filled in later; they stand for advantages too
-                row = (
-                    ids[start:-1],
-                    targets,
-                    logprobs,
-                    logprobs,
-                    ids[:start],
-                )
-                rows.append(row)
-            lengths = [len(row[0]) + len(row[-1]) for row in rows]
-            if max(lengths) <= self.context:
-                self.answers.append(rows)
+        answers = [[_as_row(conversation, trainer.tokenizer) for conversation in pair] for pair in pairs]
+        # Of each pair two rows as in `columns`; zeros stand for advantages.
+        self.answers = [rows for rows in answers if max(map(row_tokens, rows)) <= config.max_seq_len]
         self.left_out = len(pairs) - len(self.answers)
         learned = int(len(self.answers) * (1 - config.held_out))
         # This rank's; pairs to learn from have lower numbers.
-        self.held_out = range(learned + self.runtime.rank, len(self.answers), self.runtime.world_size)
+        self.held_out = range(learned + runtime.rank, len(self.answers), runtime.world_size)
         manifest = trainer.start.weights.manifest
         # A resumed run needs its parent no more.
         weights = manifest["source"]["setting"]["parent"] if trainer.resumed else manifest["files"][MODEL]["sha256"]
@@ -171,21 +153,19 @@ class Pairs(PromptSource):
             "parent": weights,
             "pairs": text_sha256(json.dumps(pairs)),
             "tokenizer": trainer.tokenizer.content_hash,
-            "context": self.context,
-            "dtype": self.runtime.dtype_name,
+            "context": config.max_seq_len,
+            "dtype": runtime.dtype_name,
         }
-        name = text_sha256(json.dumps(setting))
-        self.path = base_dir() / "reference_logprobs" / f"{name}.safetensors"
-        self.begin(learned, config.examples_per_step, setting)
+        self.path = base_dir() / "reference_logprobs" / f"{text_sha256(json.dumps(setting))}.safetensors"
+        super().__init__(trainer, learned, setting)
 
     def __next__(self) -> Batch:
-        batch = self._batch([number for _, number in self.draw()])
+        batch = self._batch(self.draw())
         self._step += 1
         return batch
 
     def _batch(self, numbers: Sequence[int]) -> Batch:
-        rows = list(chain(*(self.answers[number] for number in numbers)))
-        return assemble(rows, [number for number in numbers for _ in SIDES], self.runtime.device)
+        return assemble({number: self.answers[number] for number in numbers}, self.runtime.device)
 
     def micro_batches(self, numbers: Sequence[int], rows: int) -> Iterator[Batch]:
         """Yield these pairs in micro-batches that fit into `rows` rows of full context."""
@@ -249,15 +229,15 @@ class Preference:
         logprobs = answer_logprobs(model, batch)  # (rows, longest), 0 where no target is
         targets, reference = (batch[i][:, : logprobs.shape[1]] for i in (1, REFERENCE))
         apart = logprobs - reference
-        ratio = apart.exp()
-        parts = (targets >= 0, logprobs, apart, ratio * apart - ratio + 1)
+        parts = (targets >= 0, logprobs, apart, apart.exp() * (apart - 1) + 1)
         lengths, chances, gains, strayed = (part.sum(1).view(-1, 2) for part in parts)  # (pairs, 2) each
+        margins = difference(gains)
         losses = PREFERENCE_LOSSES[self.loss](gains, lengths, self.beta)
         return {
             "loss": losses,
             "accuracy": (difference(chances) > 0).float(),
-            "gained": (difference(gains) > 0).float(),
-            "margin": difference(gains),
+            "gained": (margins > 0).float(),
+            "margin": margins,
             "kl": strayed.sum(1) / lengths.sum(1),
             "total": losses - self.sft_weight * chances[:, 0] / lengths[:, 0],
         }
@@ -293,7 +273,7 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
     source = Pairs(trainer, pairs)
     parent = trainer.start.record["parent"]
     source.set_reference(lambda: load_model(**parent, runtime=trainer.runtime)[0], trainer.device_rows)
-    loss, _ = pair_scores(trainer, source, objective, [number for _, number in source.draw()])["Loss"]
+    loss, _ = pair_scores(trainer, source, objective, source.draw())["Loss"]
     if not (trainer.resumed or abs(loss - math.log(2)) <= TOLERANCE[trainer.runtime.dtype_name]):
         raise ValueError(
             f"the loss begins at {loss:.5f}, not at ln 2: {source.path} does not have the log-probabilities of the "

@@ -1,6 +1,6 @@
 """Batches for reinforcement learning: prompts, sampled answers, and each answer's advantage within its group.
 
-All prompts in a step go through the engine together. The seed, the step and a prompt's place in the step decide alone
+All prompts in a step go through the engine together. The seed, the step and a prompt's number in the task decide alone
 which prompts are drawn and which random numbers their samples get: the number of ranks does not matter, and a resumed
 run samples the same answers. Groups with equal rewards carry no gradient and are left out of the batch.
 
@@ -10,11 +10,11 @@ as usual, no correction is made for this difference.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,10 +29,9 @@ from nanochat.gpt import GPT
 from nanochat.log import Record, print0, print_figures
 from nanochat.objectives import Loss
 from nanochat.outcome import NOT_KNOWN, Metrics, measured
-from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from nanochat.runtime import Runtime
+    from nanochat.run import Trainer
     from nanochat.train import State
 
 Columns = tuple[Tensor, ...]  # of one answer, see `columns`
@@ -46,33 +45,6 @@ ADVANTAGES = {
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
     "std": lambda rewards: (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6),
 }
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """examples: prompts in a step, over all ranks. samples: answers to each prompt."""
-
-    examples: int
-    samples: int
-    max_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float = 1.0
-
-
-@dataclass
-class Group:
-    """The answers to one prompt."""
-
-    prompt: list[int]
-    completions: list[Completion]
-    rewards: list[float]  # one per completion
-    record: Record  # for samples.jsonl, with a sample per completion
-
-    @property
-    def teaches(self) -> bool:
-        # Compare rewards, not advantages: rounding makes advantages differ where rewards are equal.
-        return min(self.rewards) < max(self.rewards)  # equal rewards give no direction
 
 
 def columns(prompt: list[int], completion: Completion, advantage: float, end: int) -> Columns:
@@ -91,37 +63,44 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
     return inputs, torch.where(chosen == 1, ids, -1), advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
+def row_tokens(row: Columns) -> int:
+    """Return the tokens of an answer with the prompt, but for the last one, which is no input."""
+    return len(row[0]) + len(row[-1])
+
+
 class PromptSource(BatchSource):
     """Draws the examples of each step: an epoch is all of them in a new order, but for a rest that fills no step.
 
-    A subclass has runtime, context, seed and epochs. together: rows that no micro-batch divides.
+    The config is AnswerTuneSettings. count: of all examples. setting: compared on resume, as another one would draw
+    other batches. together: rows that no micro-batch divides.
     """
 
     together = 1
 
-    def begin(self, count: int, examples: int, setting: Record) -> None:
-        """Begin before the first step. count: of all examples; examples: in a step, over all ranks."""
-        require_multiple("examples per step", examples, self.runtime.world_size)  # every rank has equally many
-        if count < examples:
-            raise ValueError(f"--examples-per-step={examples} is more than the {count} examples to learn from")
-        # Compared on resume: another setting would draw other examples.
-        self._setting = {"seed": self.seed, "examples": count} | setting
-        self.count, self._examples = count, examples
+    def __init__(self, trainer: "Trainer", count: int, setting: Record):
+        self.config, self.runtime = trainer.config, trainer.runtime
+        self._examples = self.config.examples_per_step  # over all ranks
+        require_multiple("examples per step", self._examples, self.runtime.world_size)  # every rank has equally many
+        if count < self._examples:
+            raise ValueError(f"--examples-per-step={self._examples} is more than the {count} examples to learn from")
+        self._setting = {"seed": self.config.seed, "examples": count} | setting
+        self.count = count
         self._step = 0
-        self.steps = max(1, int(count // examples * self.epochs))  # whole steps only
+        self.steps = max(1, int(count // self._examples * self.config.epochs))  # whole steps only
 
-    def draw(self) -> Iterator[tuple[int, int]]:
-        """Yield each of this rank's examples in the step, after the number of draws since the run began."""
+    def draw(self) -> list[int]:
+        """Return this rank's examples in the step."""
         epoch, step = divmod(self._step, self.count // self._examples)
-        order = np.random.default_rng((self.seed, epoch)).permutation(self.count)  # equal on all ranks
+        order = np.random.default_rng((self.config.seed, epoch)).permutation(self.count)  # equal on all ranks
         # Dealt in turn; `Rollouts._log` joins the records in the same way.
-        for place in range(self.runtime.rank, self._examples, self.runtime.world_size):
-            yield self._step * self._examples + place, int(order[step * self._examples + place])
+        chosen = order[step * self._examples :][: self._examples]
+        return chosen[self.runtime.rank :: self.runtime.world_size].tolist()
 
     def split(self, batch: Batch, rows: int) -> list[Batch]:
         """Return micro-batches that fit into `rows` rows of full context: answers are short."""
         longest = int(batch[-1][:, :2].sum(1).max())  # answer and prompt
-        return super().split(batch, max(1, rows * self.context // longest // self.together) * self.together)
+        most = rows * self.config.max_seq_len // longest
+        return super().split(batch, max(1, most // self.together) * self.together)
 
     # ---- position, for resuming ----
 
@@ -138,7 +117,6 @@ class PromptSource(BatchSource):
         self._step = state["step"]
 
 
-@dataclass(eq=False)
 class Rollouts(PromptSource):
     """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), one row per answer.
 
@@ -147,114 +125,114 @@ class Rollouts(PromptSource):
     prompt, and the prompt's number. Answers to one prompt stand together, the longest prompt first, so that
     micro-batches have little padding.
 
-    task: conversations. reward: a number for a conversation and a completion. engine: samples with the weights in
-    training, read again at each step. context: most tokens in prompt and answer.
-    record: receives kind, step and figures for one record per prompt, as MetricLog.write does.
+    task: conversations; its method `reward` gives a number for a conversation and a completion. engine: samples with
+    the weights in training, read again at each step. record: receives kind, step and figures for one record per
+    prompt, as MetricLog.write does. The config is that of scripts.chat_rl.
     """
 
-    task: Sequence[dict]
-    reward: Callable[[dict, str], float]
-    engine: Engine
-    tokenizer: Tokenizer
-    runtime: "Runtime"
-    sampling: Sampling
-    context: int
-    advantage: str
-    seed: int
-    epochs: float
-    record: Callable[..., None]
-
-    def __post_init__(self):
-        setting = {"advantage": self.advantage, "sampling": asdict(self.sampling)}
-        self.begin(len(self.task), self.sampling.examples, setting)
+    def __init__(self, trainer: "Trainer", task: Any, engine: Engine, record: Callable[..., None]):
+        names = ("advantage", "examples_per_step", "num_samples", "max_new_tokens", "temperature", "top_k", "top_p")
+        super().__init__(trainer, len(task), {name: getattr(trainer.config, name) for name in names})
+        self.task, self.engine = task, engine
+        self.record = record
+        self.tokenizer = trainer.tokenizer
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
 
     def __next__(self) -> Batch:
         start = time.perf_counter()
-        groups = self._sample()
-        self._step += 1
-        self._log(groups)
-        rows, questions = [], []
-        for question, group in enumerate(groups):
-            if group.teaches:
-                for completion, sample in zip(group.completions, group.record["samples"], strict=True):
-                    rows.append(columns(group.prompt, completion, sample["advantage"], self._end))
-                    questions.append(question)
-        if not rows:  # every rank runs a forward pass: one token with advantage 0
-            nothing = Completion([0], [0], "length", [0.0])
-            rows, questions = [columns(groups[0].prompt, nothing, 0.0, self._end)], [0]
-        batch = assemble(rows, questions, self.runtime.device)
-        self.wait_seconds += time.perf_counter() - start  # logged as waiting for data
-        return batch
-
-    def _sample(self) -> list[Group]:
-        """Sample and reward answers to this rank's prompts in the step."""
         self.engine.refresh()  # the weights changed since the last step
         requests = self._requests()
         answers = self.engine.generate(list(requests.values()), logprobs=True)  # several per request
-        groups = []
-        for (example, request), completions in zip(requests.items(), answers, strict=True):
-            conversation = self.task[example]
-            samples = []
-            for completion in completions:
-                text = self.tokenizer.decode(completion.tokens)
-                sample = {
-                    "reward": float(self.reward(conversation, text)),
-                    "advantage": 0.0,  # exact, free from rounding, where the group does not teach
-                    "tokens": len(completion.tokens),
-                    "reason": completion.reason,
-                    "text": text,
-                }
-                samples.append(sample)
-            record = {
-                "example": example,
-                "prompt": self.tokenizer.decode(request.tokens),
-                "answer": conversation["messages"][-1]["content"],
-                "samples": samples,
-            }
-            groups.append(Group(request.tokens, completions, [sample["reward"] for sample in samples], record))
-        advantages = ADVANTAGES[self.advantage](torch.tensor([group.rewards for group in groups]))  # (prompts, samples)
-        for group, row in zip(groups, advantages.tolist(), strict=True):
-            if group.teaches:
-                for sample, advantage in zip(group.record["samples"], row, strict=True):
+        records = list(map(self._record, requests.items(), answers))
+        groups = {}  # rows to learn from, by the prompt's number
+        for question, (request, record) in enumerate(zip(requests.values(), records, strict=True)):
+            samples = record["samples"]
+            rewards = torch.tensor([[sample["reward"] for sample in samples]])
+            # Compare rewards, not advantages: rounding makes advantages differ where rewards are equal.
+            if rewards.min() < rewards.max():
+                groups[question] = []
+                advantages = ADVANTAGES[self.config.advantage](rewards)[0].tolist()
+                for completion, sample, advantage in zip(answers[question], samples, advantages, strict=True):
                     sample["advantage"] = advantage
-        return groups
+                    groups[question].append(columns(request.tokens, completion, advantage, self._end))
+        self._step += 1
+        self._log(records)
+        if not groups:  # every rank runs a forward pass: one token with advantage 0
+            groups[0] = [columns(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
+        batch = assemble(groups, self.runtime.device)
+        self.wait_seconds += time.perf_counter() - start  # logged as waiting for data
+        return batch
 
     def _requests(self) -> dict[int, Request]:
         """Return the requests for answers to this rank's examples in the step, by their indices into the task."""
-        sampling = self.sampling
+        config = self.config
         requests = {}
-        for draw, example in self.draw():
+        first = (config.seed << 32) + self._step * self.count
+        for example in self.draw():
             # Shortened where prompt and answer exceed the context.
-            prompt, _ = fitted_prompt(self.task[example], self.tokenizer, self.context, sampling.max_new_tokens)
+            prompt, _ = fitted_prompt(self.task[example], self.tokenizer, config.max_seq_len, config.max_new_tokens)
             requests[example] = Request(
                 prompt,
-                sampling.max_new_tokens,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                n=sampling.samples,
-                seed=(self.seed << 32) + draw,  # no two prompts share random numbers
+                config.max_new_tokens,
+                temperature=config.temperature,
+                top_k=config.top_k,
+                top_p=config.top_p,
+                n=config.num_samples,
+                seed=first + example,  # no two prompts of a run share random numbers
                 stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
             )
         return requests
 
-    def _log(self, groups: list[Group]) -> None:
+    def _record(self, asked: tuple[int, Request], completions: list[Completion]) -> Record:
+        """Return the record for samples.jsonl: a prompt's rewarded answers, still without advantages."""
+        example, request = asked
+        conversation = self.task[example]
+        samples = []
+        for completion in completions:
+            text = self.tokenizer.decode(completion.tokens)
+            sample = {
+                "reward": float(self.task.reward(conversation, text)),
+                "advantage": 0.0,  # exact, free from rounding, where all rewards are equal
+                "tokens": len(completion.tokens),
+                "reason": completion.reason,
+                "text": text,
+            }
+            samples.append(sample)
+        return {
+            "example": example,
+            "prompt": self.tokenizer.decode(request.tokens),
+            "answer": conversation["messages"][-1]["content"],
+            "samples": samples,
+        }
+
+    def _log(self, own: list[Record]) -> None:
         """Record all ranks' samples in prompt order, and set the step's metrics."""
-        by_rank = self.runtime.all_gather([group.record for group in groups])
         # Prompts are dealt to ranks in turn, so the ranks' records alternate.
-        records = list(chain(*zip(*by_rank, strict=True)))
+        records = list(chain(*zip(*self.runtime.all_gather(own), strict=True)))
         for record in records:
             self.record(f"example {record['example']}", self._step, **record)
         samples = list(chain(*(record["samples"] for record in records)))
         rewards = [[sample["reward"] for sample in record["samples"]] for record in records]  # (prompts, samples)
         self.metrics = {
             "rl/reward": fmean(chain(*rewards)),
-            "rl/best_of_group": fmean(max(group) for group in rewards),
+            "rl/best_of_group": fmean(map(max, rewards)),
             "rl/groups_that_teach": fmean(min(group) < max(group) for group in rewards),
             "rl/tokens": fmean(sample["tokens"] for sample in samples),
             "rl/cut": fmean(sample["reason"] == "length" for sample in samples),
         }
+
+    def follow(self, state: "State") -> None:
+        """Print the metrics after a step, keep moving averages, warn of answers that are cut."""
+        # Single steps are noisy; the notes are saved with the checkpoint.
+        for name in ("reward", "cut"):
+            value = self.metrics[f"rl/{name}"]
+            state.notes[name] = 0.9 * state.notes.get(name, value) + 0.1 * value
+        print_figures(state.step, self.metrics)
+        if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
+            print0(
+                f"warning: {state.notes['cut']:.0%} of the answers are cut at "
+                f"--max-new-tokens={self.config.max_new_tokens}, and get no reward for the rest: take a larger limit"
+            )
 
     @property
     def idle(self) -> bool:
@@ -262,16 +240,17 @@ class Rollouts(PromptSource):
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
-def assemble(rows: list[Columns], questions: list[int], device: torch.device) -> Batch:
-    """Pad rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
-    sizes = [(len(row[0]), len(row[-1]), question) for row, question in zip(rows, questions, strict=True)]
-    # Prompt number -> tokens with the longest answer, which is the last one here.
-    longest = {question: inputs + prompt for inputs, prompt, question in sorted(sizes)}
-    order = sorted(range(len(rows)), key=lambda i: (-longest[questions[i]], questions[i]))  # longest prompts first
-    parts = zip(*(rows[i] for i in order), strict=True)
+def assemble(groups: Mapping[int, list[Columns]], device: torch.device) -> Batch:
+    """Pad each prompt's rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
+    longest = {question: max(map(row_tokens, rows)) for question, rows in groups.items()}
+    rows, sizes = [], []
+    for question in sorted(groups, key=longest.get, reverse=True):
+        rows += groups[question]
+        sizes += [(len(row[0]), len(row[-1]), question) for row in groups[question]]
     fillers = (0, -1, 0.0, 0.0, 0)  # inputs, targets, advantages, logprobs, prompts
+    parts = zip(*rows, strict=True)
     padded = [pad_sequence(part, True, filler).to(device) for part, filler in zip(parts, fillers, strict=True)]
-    return *padded, torch.tensor([sizes[i] for i in order])
+    return *padded, torch.tensor(sizes)
 
 
 # ---- the objective ----
@@ -348,25 +327,6 @@ class PolicyGradient:
 
 
 # ---- figures ----
-
-
-def follow_reward(source: Rollouts) -> Callable[["State"], None]:
-    """Return an action after a step: print the samples' metrics, keep moving averages, warn of answers that are cut."""
-    limit = source.sampling.max_new_tokens
-
-    def follow(state: "State") -> None:
-        # Single steps are noisy; the notes are saved with the checkpoint.
-        for name in ("reward", "cut"):
-            value = source.metrics[f"rl/{name}"]
-            state.notes[name] = 0.9 * state.notes.get(name, value) + 0.1 * value
-        print_figures(state.step, source.metrics)
-        if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
-            print0(
-                f"warning: {state.notes['cut']:.0%} of the answers are cut at --max-new-tokens={limit}, "
-                "and get no reward for what follows: take a larger limit"
-            )
-
-    return follow
 
 
 def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:

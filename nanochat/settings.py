@@ -131,11 +131,7 @@ class TrainingDeviceSettings(DeviceSettings):
 
     # The attention paths give the same result but for rounding.
     attention: str = option(
-        "auto",
-        "attention kernel: auto, or a name in nanochat/attention.py",
-        group="device",
-        may_change=True,
-        in_card=False,
+        "auto", "attention kernel: auto, or a name in attention.py", group="device", may_change=True, in_card=False
     )
     # On a CPU a short run ends before the compiler would: see run._is_long_enough.
     compile: bool = option(
@@ -318,12 +314,7 @@ class CheckpointSettings:
 
     # Besides, a checkpoint is saved at the end and when a signal stops the run.
     save_every: Count = option(
-        1000,
-        "save a checkpoint every N steps (-1: only at the end)",
-        group="checkpoints",
-        least=-1,
-        may_change=True,
-        in_card=False,
+        1000, "save every N steps (-1: only at the end)", group="checkpoints", least=-1, may_change=True, in_card=False
     )
     # One more is on disk while a new one is written.
     keep_last: Count = option(

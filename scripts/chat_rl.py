@@ -70,15 +70,12 @@ def main(config: Config) -> None:
     from nanochat.engine import Engine
     from nanochat.evals.chat import answer_scores
     from nanochat.log import MetricLog
-    from nanochat.rollouts import PolicyGradient, Rollouts, Sampling, follow_reward, reinforcement_metrics
+    from nanochat.rollouts import PolicyGradient, Rollouts, reinforcement_metrics
     from nanochat.run import training
     from nanochat.tuning import print_plan
 
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
-    examples, count = config.examples_per_step, config.num_samples
-    sampling = Sampling(examples, count, config.max_new_tokens, config.temperature, config.top_k, config.top_p)
-    answers_per_step = examples * count
     if config.plan_only:
         print_plan(
             config,
@@ -87,24 +84,14 @@ def main(config: Config) -> None:
             config.max_new_tokens,
         )
         return
-    with training("chat_rl", config, rows=answers_per_step) as trainer:  # a row for each answer
+    with training(
+        "chat_rl", config, rows=config.examples_per_step * config.num_samples
+    ) as trainer:  # a row for each answer
         name, task, test = task_to_learn(config.task, trainer.tokenizer_tag)
         samples = MetricLog(trainer.folder, name="samples")  # samples.jsonl: prompts and answers with rewards, to read
         samples.resume(trainer.resumed.step if trainer.resumed else -1)  # drops later records; -1: an earlier run's
         engine = Engine(trainer.model, trainer.tokenizer)
-        source = Rollouts(
-            task,
-            task.reward,
-            engine,
-            trainer.tokenizer,
-            trainer.runtime,
-            sampling,
-            context=trainer.config.max_seq_len,
-            advantage=config.advantage,
-            seed=config.seed,
-            epochs=config.epochs,
-            record=samples.write,
-        )
+        source = Rollouts(trainer, task, engine, samples.write)
         parent = trainer.start.record["parent"]  # with the step: a resumed run compares with the same weights
         reference = load_model(**parent, runtime=trainer.runtime)[0] if config.kl else None
         answers = AnswerSettings(
@@ -120,7 +107,7 @@ def main(config: Config) -> None:
             PolicyGradient(config.policy_loss, config.kl, reference),
             [answer_scores(trainer, engine, test, name, answers, config.eval_every)],
             tasks=lambda: {name: {"rows": len(task), "files": task.hashes()}},
-            after_step=[follow_reward(source)],
+            after_step=[source.follow],
         )
         trainer.finish(state, reinforcement_metrics(state, name, len(task)))
 

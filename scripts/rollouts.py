@@ -5,6 +5,7 @@ python -m scripts.rollouts --tag=d8 --pairs=pairs.jsonl
 """
 
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 from nanochat.config import Count, option, run
@@ -40,14 +41,11 @@ def main(config: Config) -> None:
     step = records[-1]["step"]
     last = [record for record in records if record["step"] == step]
     for record in last[: config.show]:
-        print_line(f"== step {step}, question {record['example']}")
-        print_line(record["prompt"])
+        print_line(f"== step {step}, question {record['example']}\n{record['prompt']}")
         print_line(f"\n-- reference answer: {record['answer']}")
-        for sample in sorted(record["samples"], key=lambda sample: -sample["reward"]):
-            print_line(
-                f"\n-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens:"
-            )
-            print_line(sample["text"])
+        for sample in sorted(record["samples"], key=itemgetter("reward"), reverse=True):
+            facts = "reward {reward:g}, advantage {advantage:+.3g}, {tokens} tokens:\n{text}".format_map(sample)
+            print_line(f"\n-- {facts}")
         print_line()
 
 

@@ -5,15 +5,14 @@ import math
 import random
 import re
 from dataclasses import replace
-from itertools import chain
 from types import SimpleNamespace
 
 import pytest
 import torch
 from loop_parts import ALONE
 from models import CONFIGS, lively
-from test_objectives import TwoWords
-from test_rollouts import TOKENIZER
+from test_objectives import TwoWords, in_parts
+from test_rollouts import TOKENIZER, trainer_of
 
 from nanochat.chat import render_conversation, render_prompt
 from nanochat.preferences import PREFERENCE_LOSSES, Pairs, Preference, as_pair, make_pairs, read_pairs
@@ -27,10 +26,9 @@ def a_pair(number: int, chosen="The letter is e.") -> dict:
 
 
 def source_of(records, runtime=ALONE, **options) -> Pairs:
-    usual = {"max_seq_len": 100, "seed": 0, "epochs": 2.0, "held_out": 0.1, "examples_per_step": 4}
+    trainer = trainer_of(runtime, {"max_seq_len": 100, "epochs": 2.0, "held_out": 0.1}, options)
     manifest = {"files": {"model.safetensors": {"sha256": "of the parent"}}}
-    start, config = SimpleNamespace(weights=SimpleNamespace(manifest=manifest)), SimpleNamespace(**usual | options)
-    trainer = SimpleNamespace(config=config, runtime=runtime, tokenizer=TOKENIZER, start=start, resumed=None)
+    trainer.start, trainer.resumed = SimpleNamespace(weights=SimpleNamespace(manifest=manifest)), None
     return Pairs(trainer, [as_pair(record) for record in records])
 
 
@@ -79,18 +77,14 @@ def test_the_source_on_any_ranks():
     source, other = source_of(records), source_of(random.Random(1).sample(records, 30))
     assert source.answers[0][0][0].tolist() == other.answers[0][0][0].tolist()  # the order in the file does not matter
     assert (source.count, len(source.held_out), source.steps) == (27, 3, 12)
-    numbers = [next(source)[-1][::2, 2].tolist() for _ in range(12)]
-    epochs = [[*chain(*half)] for half in (numbers[:6], numbers[6:])]
-    assert all(len(set(epoch)) == 24 and max(epoch) < 27 for epoch in epochs)
-    assert epochs[0] != epochs[1]
+    numbers = [next(source)[-1][:, 2].tolist() for _ in range(2)]
+    assert all(row[::2] == row[1::2] and max(row) < 27 for row in numbers)  # two rows a pair, none held out
     ranks = [source_of(records, replace(ALONE, rank=rank, world_size=2)) for rank in (0, 1)]
     for rank in ranks:
         rank.load_state_dict({"step": 1})
-    assert sorted(number for rank in ranks for number in next(rank)[-1][:, 2].tolist()) == sorted(2 * numbers[1])
+    assert sorted(number for rank in ranks for number in next(rank)[-1][:, 2].tolist()) == sorted(numbers[1])
     assert sorted([*ranks[0].held_out, *ranks[1].held_out]) == [*source.held_out]
     assert source_of([*records, a_pair(1, "fox " * 90)]).left_out == 1
-    with pytest.raises(ValueError, match="--examples-per-step=28 is more than the 27 examples to learn from"):
-        source_of(records, examples_per_step=28)
 
 
 def test_the_gradient_by_hand():
@@ -142,16 +136,5 @@ def test_a_model_against_plain_rows_and_in_parts(loss, tmp_path, monkeypatch):
             gains.append((own - before.detach()).sum() / (kept.sum() if loss == "dpo-norm" else 1))
         total = total - torch.log(torch.sigmoid(0.1 * (gains[0] - gains[1])))
     total.backward()
-    plain = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    for full_rows, least in [(16, 1), (3, 2), (1, 4)]:
-        model.zero_grad()
-        split, summed = source.split(batch, full_rows), 0.0
-        assert len(split) >= least
-        for part in split:
-            value, count, _ = Preference(loss)(model, part)
-            value.backward()
-            summed += value.item()
-            assert int(count) == len(part[0]) / 2
-        assert summed == pytest.approx(total.item(), abs=1e-4)
-        for name, p in model.named_parameters():
-            assert torch.allclose(plain.get(name, torch.zeros_like(p)), p.grad, atol=1e-4), name
+    for summed, count in in_parts(model, Preference(loss), source.split, batch, {16: 1, 3: 3, 1: 8}):
+        assert (summed, count) == (pytest.approx(total.item(), abs=1e-4), 8)

@@ -20,8 +20,6 @@ from nanochat.rollouts import (
     ADVANTAGES,
     PolicyGradient,
     Rollouts,
-    Sampling,
-    follow_reward,
     reinforcement_metrics,
 )
 from nanochat.settings import OptimizerSettings
@@ -62,7 +60,8 @@ class MadeUp:
     def generate(self, requests, logprobs):
         assert logprobs
         self.seen = requests
-        return [[made_up(self.random) for _ in range(request.n)] for request in requests]
+        self.answers = [[made_up(self.random) for _ in range(request.n)] for request in requests]
+        return self.answers
 
 
 def made_up(source: random.Random) -> Completion:
@@ -78,11 +77,14 @@ def real_engine(depth: int = 2, **fields):
     return model, Engine(model, TOKENIZER)
 
 
-def rollouts(engine, task=None, runtime=ALONE, examples=4, samples=4, **options) -> Rollouts:
-    sampling = Sampling(examples, samples, **DECODING | options.pop("sampling", {}))
-    task = task or Words()
-    usual = {"context": 256, "advantage": "mean", "seed": 0, "epochs": 1.0, "record": lambda *_, **__: None}
-    return Rollouts(task, task.reward, engine, TOKENIZER, runtime, sampling, **usual | options)
+def trainer_of(runtime, usual: dict, options: dict) -> SimpleNamespace:
+    config = SimpleNamespace(**{"seed": 0, "examples_per_step": 4} | usual | options)
+    return SimpleNamespace(config=config, runtime=runtime, tokenizer=TOKENIZER)
+
+
+def rollouts(engine, task=None, runtime=ALONE, record=lambda *_, **__: None, **options) -> Rollouts:
+    usual = {"max_seq_len": 256, "advantage": "mean", "epochs": 1.0, "num_samples": 4, "top_p": 1.0}
+    return Rollouts(trainer_of(runtime, DECODING | usual, options), task or Words(), engine, record)
 
 
 # ---- advantages ----
@@ -110,11 +112,9 @@ def test_what_is_learned_is_what_the_model_chose():
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     records, engine = [], MadeUp(seed)
-    answers = []
-    engine.generate = lambda requests, logprobs: (
-        answers.append(MadeUp.generate(engine, requests, logprobs)) or answers[-1]
+    source = rollouts(
+        engine, Words(reward=len), examples_per_step=8, record=lambda kind, step, **record: records.append(record)
     )
-    source = rollouts(engine, Words(reward=len), examples=8, record=lambda kind, step, **record: records.append(record))
     inputs, targets, advantages, logprobs, prompts, sizes = next(source)
     lengths, given, questions = sizes.T
     assert (inputs.shape[1], prompts.shape[1]) == (max(lengths), max(given))
@@ -123,7 +123,7 @@ def test_what_is_learned_is_what_the_model_chose():
     totals = [max((lengths + given)[questions == question]) for question in asked]
     assert totals == sorted(totals, reverse=True)
     expected = []
-    for group, record, request in zip(answers[0], records, engine.seen, strict=True):
+    for group, record, request in zip(engine.answers, records, engine.seen, strict=True):
         rewards = [len(TOKENIZER.decode(answer.tokens)) for answer in group]
         assert [sample["reward"] for sample in record["samples"]] == rewards
         if len(set(rewards)) == 1:
@@ -151,7 +151,7 @@ def test_what_is_learned_is_what_the_model_chose():
 @pytest.mark.parametrize("kind", ADVANTAGES)
 def test_groups_that_earned_the_same_are_left_out(kind, reward):
     """Also where the mean of equal numbers is, by rounding, another number."""
-    source = rollouts(MadeUp(), Words(reward=lambda text: reward), samples=3, advantage=kind)
+    source = rollouts(MadeUp(), Words(reward=lambda text: reward), num_samples=3, advantage=kind)
     batch = next(source)
     assert len(batch[0]) == 1
     assert (batch[1] == -1).all()
@@ -189,27 +189,16 @@ def test_logprobs_are_the_models(monkeypatch):
 # ---- who is asked what ----
 
 
-def asked(source: Rollouts, steps: int) -> list[list[int]]:
-    found = []
-    source.record = lambda kind, step, **record: found[-1].append(record["example"])
-    for _ in range(steps):
-        found.append([])
-        next(source)
-    return found
-
-
 def test_an_epoch_asks_everything_once_in_an_order_of_its_own():
     source = rollouts(MadeUp(), Words(22), epochs=2)
     assert source.steps == 10
-    steps = asked(source, 10)
-    assert source.progress == 1
-    first, second = ([number for step in half for number in step] for half in (steps[:5], steps[5:]))
+    found = [(source.draw(), next(source), [request.seed for request in source.engine.seen]) for _ in range(10)]
+    first, second = ([number for numbers, *_ in half for number in numbers] for half in (found[:5], found[5:]))
     assert len(set(first)) == len(set(second)) == 20
+    assert len({seed for *_, seeds in found for seed in seeds}) == 40
     assert first != second
-    assert asked(rollouts(MadeUp(), Words(22), seed=1), 5) != steps[:5]
-    again = rollouts(MadeUp(), Words(22))
-    seeds = [request.seed for _ in range(5) for request in (next(again), again.engine.seen)[1]]
-    assert len(set(seeds)) == 20
+    assert source.progress == 1
+    assert rollouts(MadeUp(), Words(22), seed=1).draw() != first[:4]
 
 
 def test_a_prompt_without_room_loses_its_beginning():
@@ -220,9 +209,7 @@ def test_a_prompt_without_room_loses_its_beginning():
 
     _, engine = real_engine()
     records = []
-    source = rollouts(
-        engine, Long(), sampling={"max_new_tokens": 50}, record=lambda kind, step, **record: records.append(record)
-    )
+    source = rollouts(engine, Long(), max_new_tokens=50, record=lambda kind, step, **record: records.append(record))
     next(source)
     assert re.fullmatch(
         r"<\|bos\|><\|user_start\|>(?!begin).*end<\|user_end\|><\|assistant_start\|>", records[0]["prompt"]
@@ -253,12 +240,11 @@ def test_metrics_and_records_of_samples(tmp_path):
 
 
 def test_answers_that_are_cut_are_counted_and_warned_about(capsys):
-    source, state = SimpleNamespace(sampling=SimpleNamespace(max_new_tokens=64), metrics={}), State(step=1)
-    follow = follow_reward(source)
+    source, state = rollouts(MadeUp()), State(step=1)
     for cut, warned in ((0.04, False), (0.3, True)):
         source.metrics = {"rl/reward": 0.5, "rl/cut": cut}
-        follow(state)
-        assert ("of the answers are cut at --max-new-tokens=64" in capsys.readouterr().out) is warned
+        source.follow(state)
+        assert ("of the answers are cut at --max-new-tokens=8" in capsys.readouterr().out) is warned
     assert state.notes["cut"] == pytest.approx(0.9 * 0.04 + 0.1 * 0.3)
     metrics = reinforcement_metrics(state, "GSM8K", 7)
     assert metrics["Share of answers cut at the limit, a moving average"] == state.notes["cut"]
@@ -266,7 +252,7 @@ def test_answers_that_are_cut_are_counted_and_warned_about(capsys):
 
 def test_what_cannot_be():
     for options, sentence in [
-        ({"examples": 21}, "--examples-per-step=21 is more than the 20 examples to learn from"),
+        ({"examples_per_step": 21}, "--examples-per-step=21 is more than the 20 examples to learn from"),
         ({"runtime": replace(ALONE, world_size=3)}, "4 examples per step cannot be shared by 3 ranks"),
     ]:
         with pytest.raises(ValueError, match=re.escape(sentence)):
@@ -281,8 +267,8 @@ def test_it_learns_what_is_rewarded(advantage, loss, tmp_path):
     """To say a certain letter: a few dozen steps are enough."""
     model, engine = real_engine(depth=1)
     model.init_weights(1)
-    options = {"advantage": advantage, "epochs": 10, "sampling": {"temperature": 1.0, "top_k": 0, "max_new_tokens": 6}}
-    source = rollouts(engine, Words(8, reward=lambda text: float("m" in text)), examples=4, samples=8, **options)
+    options = {"advantage": advantage, "epochs": 10, "temperature": 1.0, "top_k": 0, "max_new_tokens": 6}
+    source = rollouts(engine, Words(8, reward=lambda text: float("m" in text)), num_samples=8, **options)
     narrow = (model.config.width / 768) ** 0.5  # undoes the scaling by width
     rates = OptimizerSettings(unembedding_lr=0.02 * narrow, embedding_lr=0.1 * narrow, scalar_lr=0.05, matrix_lr=0.02)
     constant = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=0.0, final_lr_frac=0.0))
