@@ -201,11 +201,9 @@ def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> No
     encoder = Tokenizer.load(path)
     reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on
     for name, (task, rows) in parts.items():
-        counts = {}  # by row number: a row of several epochs is counted once
-        for number in np.unique(rows).tolist():
-            _, mask = render_conversation(task[number], encoder)
-            counts[number] = sum(mask)
-        reached[name] = np.cumsum([counts[number] for number in rows.tolist()])
+        once, places = np.unique(rows, return_inverse=True)  # a row of several epochs is counted once
+        counts = np.array([sum(render_conversation(task[number], encoder)[1]) for number in once.tolist()])
+        reached[name] = counts[places].cumsum()
     # Tokens for one percent, as the task with too little for more allows.
     percent = min(reached[name][-1] / share for name, share in shares.items())
     for name, (task, rows) in parts.items():

@@ -67,7 +67,9 @@ def test_every_valid_board_counts():
 
 def test_any_way_through_a_maze_counts():
     task = TASKS["Maze"]()
-    problem = {"messages": [{"content": "".join(line.ljust(11, "#") + "\n" for line in ("", "#S..", "#...", "#..E", ""))}]}
+    problem = {
+        "messages": [{"content": "".join(line.ljust(11, "#") + "\n" for line in ("", "#S..", "#...", "#..E", ""))}]
+    }
     for right in ("R R D D", "D D R R", "R L R R D D"):
         assert task.evaluate(problem, right)
     for wrong in ("U", "R R D", "R R D D D", "X", "R R D D R"):
