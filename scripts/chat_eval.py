@@ -71,41 +71,39 @@ def main(config: Config) -> None:
         # One engine answers all tasks: its KV cache is allocated once.
         engine = Engine(model, tokenizer, config.slots)
         scores = {}
-        figures = {}
         for name, task in tasks.items():
             score = evaluate_task(task, model, engine, tokenizer, runtime, config, name, folder / f"{name}.jsonl")
             print0(f"{name}: {score.accuracy}, guessing {score.baseline:.2f}")
             scores[name] = score
             outcome.metrics[name] = score.accuracy.metric(score.baseline)
-            figures[name] = score.accuracy.value
         for name, estimate in mean_scores(scores).items():
             print0(f"{name}: {estimate}")
             # Means are over centered scores, where guessing is 0.
             outcome.metrics[name] = estimate.metric(chance=0.0)
-            figures[name] = estimate.value
+        figures = {name: metric["value"] for name, metric in outcome.metrics.items()}
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
         for name in scores:
             outcome.add_artifact(folder / f"{name}.jsonl")
         outcome.metrics |= {"model_tag": config.tag, "Step": checkpoint.step}
-        if config.repeats > 1:
-            rows = [[name, score.repeats, *score.accuracy, score.repeat_error] for name, score in scores.items()]
-            columns = dict.fromkeys(("Avg@k", "Error over questions", "Error over repeats"), ".4f")
-            outcome.tables.append(table_of("Mean over k repeats", {"Task": "", "k": "d"} | columns, rows))
-            print0(terminal_table(outcome.tables[-1]))
-        if config.num_samples * config.repeats > 1:
-            # One row per task and k.
-            rows = [[name, k, *found] for name, score in scores.items() for k, found in score.pass_at.items()]
-            columns = {"Task": "", "k": "d", "pass@k": ".4f", "Standard error": ".4f"}
-            outcome.tables.append(table_of("One of k answers is right", columns, rows))
-        if answers := sample_answers(tasks, scores):
-            columns = {"Task": "", "Question": "", "Answer": "", "Right": ""}
-            outcome.tables.append(table_of(ANSWERS, columns, answers))
-        categories = [[name, *row] for name, score in scores.items() for row in score.by_category()]
-        if categories:
-            columns = {"Task": "", "Category": "", "Problems": "d", "Accuracy": ".4f", "Standard error": ".4f"}
-            outcome.tables.append(table_of("By category", columns, categories))
+        repeated = [[n, one.repeats, *one.accuracy, one.repeat_error] for n, one in scores.items() if one.repeats > 1]
+        # One row per task and k.
+        passed = [
+            [n, k, *found] for n, one in scores.items() for k, found in one.pass_at.items() if len(one.pass_at) > 1
+        ]
+        categories = [[n, *row] for n, one in scores.items() for row in one.by_category()]
+        for title, columns, rows in (
+            ("Mean over k repeats", "Task k:d Avg@k:.4f Error_over_questions:.4f Error_over_repeats:.4f", repeated),
+            ("One of k answers is right", "Task k:d pass@k:.4f Standard_error:.4f", passed),
+            (ANSWERS, "Task Question Answer Right", sample_answers(tasks, scores)),
+            ("By category", "Task Category Problems:d Accuracy:.4f Standard_error:.4f", categories),
+        ):
+            if rows:
+                names = (column.replace("_", " ").partition(":") for column in columns.split())
+                outcome.tables.append(table_of(title, {name: form for name, _, form in names}, rows))
+        if repeated:
+            print0(terminal_table(outcome.tables[0]))
         outcome.write_evaluation("tasks", checkpoint.step, figures)
 
 

@@ -34,13 +34,11 @@ class Styled(MultipleChoice):
         plain = self.conversation(question, choices, right)  # which finds faults of the row
         prompt = list_choices(question, choices, style.listing, style.instruction)
         answer = answers_in(style.answer, choices)[right]
-        return plain | exchange(prompt, answer) | {"style": name, "choices": choices}
+        return plain | exchange(prompt, answer) | {"style": name, "choices": choices, "right": right}
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         style = STYLES[conversation["style"]]
-        choices = conversation["choices"]
-        right = conversation["messages"][-1]["content"]
-        return style.read(completion, choices) == style.read(right, choices)
+        return style.read(completion, conversation["choices"]) == conversation["right"]
 
 
 class MoreChoices(MultipleChoice):

@@ -19,7 +19,6 @@ REVISION = "refs/convert/parquet"
 
 EVALUATION_SPLIT = "test"  # the split that every evaluation asks for
 SPLIT = re.compile(r"(?:(\w+)=)?(\w+)(?:\*(\d+))?")  # train=auxiliary_train*4
-SHORT = 60  # characters in a suggested question
 SHUFFLE_SEED = 42  # the same as in the public nanochat, so that the first problems are the same too
 
 
@@ -63,14 +62,13 @@ class DataSet:
         """Return the files for some splits, by default for all."""
         if not self.path:
             return []
-        found = []
-        for split in splits or self.split_names:
-            own, count = self.split_names[split]
-            for part in self.parts.split():
-                for number in range(count):
-                    path = self.path.format(split=own, part=part, file=number, files=count)
-                    found.append(HubFile(path, self.repo, REVISION if self.path == CONVERTED else None))
-        return found
+        revision = REVISION if self.path == CONVERTED else None
+        return [
+            HubFile(self.path.format(split=own, part=part, file=number, files=count), self.repo, revision)
+            for own, count in map(self.split_names.get, splits or self.split_names)
+            for part in self.parts.split()
+            for number in range(count)
+        ]
 
     def fetch(self, split: str, tokenizer: str) -> dict[str, Path]:
         """Return a split's files by name; missing ones are downloaded. tokenizer: see `Task`."""
@@ -153,13 +151,6 @@ class Task:
     def build(self, row: int, copy: int) -> dict:
         """Return a row as a conversation. row: number in the files; copy: number among the conversations of the row."""
         return self.conversation(*self.data.convert(*self.rows[row]))
-
-    def suggestions(self, numbers: Sequence[int]) -> list[str]:
-        """Return short first questions of some conversations, to suggest to a person who talks to the model."""
-        chats = [self[number]["messages"] for number in numbers]
-        texts = [next(message["content"] for message in chat if message["role"] == "user") for chat in chats]
-        # Long texts, several lines and parts make no button.
-        return [text for text in texts if isinstance(text, str) and len(text) <= SHORT and "\n" not in text]
 
     def hashes(self) -> dict[str, str]:
         """Return the files that the rows come from, with their SHA-256."""

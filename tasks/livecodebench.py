@@ -8,7 +8,6 @@ import json
 import pickletools
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from decimal import Decimal
 from itertools import accumulate
 from pathlib import Path
@@ -121,11 +120,14 @@ class LiveCodeBench(HumanEval):
         return True
 
 
-_FIRST = DataSet(
-    task=LiveCodeBench,
-    repo="livecodebench/code_generation_lite",
-    path="{part}.jsonl",
-    splits="test",
-    columns="question_content starter_code metadata public_test_cases private_test_cases",
-)
-SETS = {f"LiveCodeBench-v{n}": replace(_FIRST, parts=" ".join(FILES[:n])) for n in range(1, len(FILES) + 1)}
+SETS = {
+    f"LiveCodeBench-v{n}": DataSet(
+        task=LiveCodeBench,
+        repo="livecodebench/code_generation_lite",
+        path="{part}.jsonl",
+        splits="test",
+        columns="question_content starter_code metadata public_test_cases private_test_cases",
+        parts=" ".join(FILES[:n]),
+    )
+    for n in range(1, len(FILES) + 1)
+}

@@ -30,6 +30,7 @@ from tasks.common import DataSet, Task, find_task
 
 # The path after json: may have any characters, and after ~ the first : is that of the augmentation.
 MEMBER = re.compile(r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@(\d+))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?")
+SHORT = ".{,60}"  # a question to suggest: one line
 SAMPLED = 50  # conversations of a task that are read for suggested questions
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
@@ -73,8 +74,12 @@ class Mixture:
     def questions(self, count: int = 4) -> list[str]:
         """Return questions to suggest to a person: from the conversations, else from all tasks in turn."""
         parts = self._parts.values()
-        chats = [(task, numbers) for task, numbers in parts if task.kind == "chat"] or parts
-        columns = [task.suggestions(numbers[:SAMPLED].tolist()) for task, numbers in chats]
+        columns = []
+        for task, numbers in [part for part in parts if part[0].kind == "chat"] or parts:
+            chats = [task[number]["messages"] for number in numbers[:SAMPLED].tolist()]
+            texts = [next(message["content"] for message in chat if message["role"] == "user") for chat in chats]
+            # Long texts, several lines and parts make no button.
+            columns.append([text for text in texts if isinstance(text, str) and re.fullmatch(SHORT, text)])
         # The first of each task, then the second of each: [(chat, sum), (chat, None)].
         rows = chain(*zip_longest(*columns))
         return list(dict.fromkeys(text for text in rows if text))[:count]
@@ -201,11 +206,9 @@ def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> No
     encoder = Tokenizer.load(path)
     reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on
     for name, (task, rows) in parts.items():
-        counts = {}  # by row number: a row of several epochs is counted once
-        for number in np.unique(rows).tolist():
-            _, mask = render_conversation(task[number], encoder)
-            counts[number] = sum(mask)
-        reached[name] = np.cumsum([counts[number] for number in rows.tolist()])
+        once, places = np.unique(rows, return_inverse=True)  # a row of several epochs is counted once
+        counts = np.array([sum(render_conversation(task[number], encoder)[1]) for number in once.tolist()])
+        reached[name] = counts[places].cumsum()
     # Tokens for one percent, as the task with too little for more allows.
     percent = min(reached[name][-1] / share for name, share in shares.items())
     for name, (task, rows) in parts.items():

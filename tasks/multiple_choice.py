@@ -72,9 +72,8 @@ class Rationale(MultipleChoice):
         return f"{rationale.strip().removesuffix(end).strip()}\n{end}"
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        letters = conversation["letters"]
-        right = extract_letter(conversation["messages"][-1]["content"], letters)
-        return extract_letter(completion, letters) == right
+        right = conversation["messages"][-1]["content"][-2]  # "X."
+        return extract_letter(completion, conversation["letters"]) == right
 
 
 class NamedChoice(MultipleChoice):
@@ -187,24 +186,22 @@ _ARC = DataSet(
     baseline=0.25,
 )
 # Algebra word problems with five choices, and a rationale for each answer.
-_AQUA = DataSet(
-    task=MultipleChoice,
+_AQUA = replace(
+    _ARC,
     repo="deepmind/aqua_rat",
     path="raw/" + FILE,
-    splits="train validation test",
     columns="question options correct",
     convert=answer_letter,
     baseline=0.2,
 )
+# Data sets for evaluation alone, converted by the hub.
+_TEST = DataSet(task=MultipleChoice, path=CONVERTED, splits="test", baseline=0.2)
 # Gated, as KMMLU-Redux and GPQA are: the hub gives the files to accounts that accepted the conditions.
-_KMMLU_PRO = DataSet(
-    task=MultipleChoice,
+_KMMLU_PRO = replace(
+    _TEST,
     repo="LGAI-EXAONE/KMMLU-Pro",
-    path=CONVERTED,
-    splits="test",
     columns="question options solution",
     convert=answer_from_one,
-    baseline=0.2,
     parts="kmmlu_pro",
 )
 # Evaluations ask for the split `test`, training for `train`. `columns` are the arguments of `convert`, in order.
@@ -212,22 +209,20 @@ SETS = {
     "ARC-Easy": _ARC,
     "ARC-Challenge": replace(_ARC, path="ARC-Challenge/" + FILE),
     # Exams in 57 subjects; the train split comes from other data sets.
-    "MMLU": DataSet(
-        task=MultipleChoice,
+    "MMLU": replace(
+        _ARC,
         repo="cais/mmlu",
         path="all/" + FILE,
         splits="train=auxiliary_train dev validation test",
         columns="question choices answer",
         convert=answer_number,
-        baseline=0.25,
     ),
     "AQUA": _AQUA,
     "AQUA-Rationale": replace(_AQUA, task=Rationale, columns=_AQUA.columns + " rationale"),
     # Questions from Korean exams; each subject is a folder.
-    "KMMLU": DataSet(
-        task=MultipleChoice,
+    "KMMLU": replace(
+        _TEST,
         repo="HAERAE-HUB/KMMLU",
-        path=CONVERTED,
         splits="train dev test",
         columns="question A B C D answer",
         convert=choice_columns,
@@ -235,22 +230,18 @@ SETS = {
         parts=_KMMLU_SUBJECTS,
     ),
     # Questions about Korean language and culture with five choices.
-    "HAE-RAE": DataSet(
-        task=MultipleChoice,
+    "HAE-RAE": replace(
+        _TEST,
         repo="HAERAE-HUB/HAE_RAE_BENCH_1.1",
-        path=CONVERTED,
-        splits="test",
         columns="query options answer",
         convert=choices_in_query,
-        baseline=0.2,
         parts="general_knowledge history loan_words rare_words standard_nomenclature",
     ),
     # 1,695 questions about Korea, all for evaluation, though the only split is called train. Some have five choices, so
     # that guessing scores less than 0.25.
-    "CLIcK": DataSet(
-        task=MultipleChoice,
+    "CLIcK": replace(
+        _TEST,
         repo="EunsuKim/CLIcK",
-        path=CONVERTED,
         splits="test=train",
         columns="question paragraph choices answer",
         convert=answer_text,
@@ -262,10 +253,9 @@ SETS = {
     # Korean exams for lawyers, accountants, doctors; most questions have five choices, some four.
     "KMMLU-Pro": _KMMLU_PRO,
     # Korean linguistics with ten choices.
-    "KoBALT": DataSet(
-        task=MultipleChoice,
+    "KoBALT": replace(
+        _TEST,
         repo="snunlp/KoBALT-700",
-        path=CONVERTED,
         splits="test=raw",
         columns="Question Answer",
         convert=choices_in_lines,
@@ -273,10 +263,9 @@ SETS = {
         parts="kobalt_v1",
     ),
     # The hardest 198 questions from biology, physics and chemistry.
-    "GPQA": DataSet(
-        task=MultipleChoice,
+    "GPQA": replace(
+        _TEST,
         repo="Idavidrein/gpqa",
-        path=CONVERTED,
         splits="test=train",
         columns="Question, Correct Answer, Incorrect Answer 1, Incorrect Answer 2, Incorrect Answer 3",
         convert=right_first,
@@ -284,13 +273,12 @@ SETS = {
         parts="gpqa_diamond",
     ),
     # Korean medicine: a patient, findings, five choices. For evaluation, though the only split is called train.
-    "ClinicalQA": DataSet(
-        task=MultipleChoice,
+    "ClinicalQA": replace(
+        _TEST,
         repo="snuh/ClinicalQA",
         path="data/" + FILE,
         splits="test=train",
         columns="question exam? options answer",
         convert=option_fields,
-        baseline=0.2,
     ),
 }

@@ -5,10 +5,10 @@ one with training. Verdicts check whether an answer solves the problem, so every
 """
 
 import re
-from abc import ABC, abstractmethod
 from functools import cache
 from itertools import permutations, product
 from random import Random
+from textwrap import fill
 from zlib import crc32
 
 from nanochat.paths import text_sha256
@@ -19,17 +19,14 @@ ROWS = {"train": 20_000, "test": 1_000}
 NAMES = "ABCDEFGHI"  # of the places in a list of pointers
 TRAINED_HOPS, NEW_HOPS = (1, 2, 3, 4, 6, 8), (5, 7)
 LEAST_GIVEN, MOST_GIVEN = 6, 12  # cells of a Sudoku
-MAZE_CELLS = 5  # along each side
-MAZE_LINE = 2 * MAZE_CELLS + 2  # characters: cells, walls between and around them, and the end of the line
-CELLS = [
-    MAZE_LINE * line + place  # in the text of a maze
-    for line in range(1, MAZE_LINE - 1, 2)
-    for place in range(1, MAZE_LINE - 1, 2)
-]
+# Cells with walls between and around them; a line has 12 characters, its end included.
+MAZE = ("#" * 11 + "\n" + "#.#.#.#.#.#\n") * 5 + "#" * 11
+CELLS = [place for place, mark in enumerate(MAZE) if mark == "."]
+MOVES = {"U": -12, "D": 12, "L": -1, "R": 1}  # name -> distance in the text
 
 
-class Puzzle(Task, ABC):
-    """A kind of puzzle. A row is a board and a seed for the other choices in a problem."""
+class Puzzle(Task):
+    """A kind of puzzle: `board` gives a random one. A row is a board and a seed for the other choices in a problem."""
 
     def open_rows(self) -> list[list]:
         random = Random(type(self).__name__)
@@ -43,10 +40,6 @@ class Puzzle(Task, ABC):
     def hashes(self) -> dict[str, str]:
         return {"boards": text_sha256("\n".join(f"{board} {seed}" for board, seed in self.rows))}
 
-    @abstractmethod
-    def board(self, random: Random) -> str:
-        """Return a random board."""
-
 
 # ---- pointers ----
 
@@ -57,8 +50,8 @@ class Hops(Puzzle):
     def board(self, random: Random) -> str:
         """Return the names that the names in order point to: one cycle, so that few hops never lead back."""
         cycle = random.sample(NAMES, len(NAMES))
-        following = dict(zip(cycle, cycle[1:] + cycle[:1], strict=True))
-        return "".join(following[name] for name in NAMES)
+        # The first name is -len(cycle) too, and follows the last.
+        return "".join(cycle[cycle.index(name) + 1 - len(cycle)] for name in NAMES)
 
     def conversation(self, board: str, seed: int) -> dict:
         random = Random(seed)
@@ -87,17 +80,20 @@ class Sudoku(Puzzle):
         random = Random(seed)
         shown = "." * 16
         # A second solution could be a board of training.
-        while sum(re.fullmatch(shown, other) is not None for other in filled_boards()) > 1:
+        while len(solutions(shown)) > 1:
             given = set(random.sample(range(16), random.randint(LEAST_GIVEN, MOST_GIVEN)))
             shown = "".join(digit if place in given else "." for place, digit in enumerate(board))
-        return exchange(_in_rows(shown), _in_rows(board))
+        return exchange(*(fill(" ".join(cells), len("1 2 3 4")) for cells in (shown, board)))
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         """Return True if the completion fills the board by the rules; white space does not count."""
-        shown = re.sub(r"\s", "", conversation["messages"][0]["content"])
-        filled = re.sub(r"\s", "", completion)
-        # A dot in the question stands for any digit.
-        return bool(re.fullmatch(shown, filled)) and filled in filled_boards()
+        shown = conversation["messages"][0]["content"]
+        return "".join(completion.split()) in solutions("".join(shown.split()))
+
+
+def solutions(shown: str) -> list[str]:
+    """Return the filled boards that agree with a board; a dot in it stands for any digit."""
+    return [board for board in filled_boards() if re.fullmatch(shown, board)]
 
 
 @cache
@@ -109,16 +105,7 @@ def filled_boards() -> list[str]:
     return [top + low for top, low in product(halves, halves) if all(len({*(top + low)[i::4]}) == 4 for i in range(4))]
 
 
-def _in_rows(cells: str) -> str:
-    return "\n".join(" ".join(cells[start : start + 4]) for start in range(0, 16, 4))
-
-
 # ---- mazes ----
-
-
-def moves(line: int) -> dict[str, int]:
-    """Return each move's distance in the text of a maze; line: characters of a line, its end included."""
-    return {"U": -line, "D": line, "L": -1, "R": 1}
 
 
 class Maze(Puzzle):
@@ -126,30 +113,26 @@ class Maze(Puzzle):
 
     def board(self, random: Random) -> str:
         """Return the lines of a maze in which one way leads from any cell to any other."""
-        walls = "#" * (MAZE_LINE - 1) + "\n"
-        grid = list(walls * (MAZE_LINE - 1))
+        grid = list(MAZE)
         path = [random.choice(CELLS)]
-        grid[path[0]] = "."
+        unseen = {*CELLS} - {*path}
         while path:
             place = path[-1]
-            free = []
-            for step in moves(MAZE_LINE).values():
-                # A step over the side ends at the end of a line.
-                if 0 < place + 2 * step < len(grid) and grid[place + 2 * step] == "#":
-                    free.append(step)
+            free = [step for step in MOVES.values() if place + 2 * step in unseen]
             if free:
                 step = random.choice(free)
-                grid[place + step] = grid[place + 2 * step] = "."
+                grid[place + step] = "."
                 path.append(place + 2 * step)
+                unseen.remove(path[-1])
             else:
                 path.pop()
-        return "".join(grid).strip()
+        return "".join(grid)
 
     def conversation(self, board: str, seed: int) -> dict:
         start, end = Random(seed).sample(CELLS, 2)
         ways = {start: ""}  # cell -> the moves that lead to it
         for place in (waiting := [start]):
-            for move, step in moves(MAZE_LINE).items():
+            for move, step in MOVES.items():
                 if board[place + step] != "#" and place + step not in ways:
                     ways[place + step] = ways[place] + move
                     waiting.append(place + step)
@@ -160,12 +143,9 @@ class Maze(Puzzle):
     def evaluate(self, conversation: dict, completion: str) -> bool:
         """Return True if the moves lead from S to E without a wall."""
         grid = conversation["messages"][0]["content"]
-        steps = moves(grid.index("\n") + 1)
         place = grid.index("S")
         for move in completion.split():
-            if move not in steps:
-                return False
-            place += steps[move]
+            place = place + MOVES[move] if move in MOVES else 0  # the first character is a wall
             if grid[place] == "#":
                 return False
         return grid[place] == "E"

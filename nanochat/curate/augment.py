@@ -142,9 +142,10 @@ def remix(
     if right not in range(len(choices)) or any(map(REFERRING.search, choices)):
         return question, choices, right
     found = list(choices)
+    is_negated = bool(NEGATED.search(question))
     for other in index.search(question, SIMILAR):
         similar, candidates, answer = questions[other]
-        if _is_negated(similar) != _is_negated(question) or any(map(REFERRING.search, candidates)):
+        if bool(NEGATED.search(similar)) != is_negated or any(map(REFERRING.search, candidates)):
             continue
         for place, text in enumerate(candidates):
             form = normal_form(text)
@@ -153,7 +154,3 @@ def remix(
                 found.append(text)
     order = np.random.default_rng((seed, number)).permutation(len(found)).tolist()
     return question, [found[place] for place in order], order.index(right)
-
-
-def _is_negated(question: str) -> bool:
-    return NEGATED.search(question) is not None

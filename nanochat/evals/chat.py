@@ -124,8 +124,7 @@ def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore], c
     rows = []
     # The first problem of each task, then the second of each.
     for number, name in product(range(count), written):
-        if number < len(scores[name].records):
-            record = scores[name].records[number]
+        for record in scores[name].records[number : number + 1]:  # none: the task has fewer
             *messages, _ = tasks[name][record["problem"]]["messages"]
             question = " / ".join(message["content"] for message in messages)
             answer = record["completions"][0]

@@ -55,20 +55,20 @@ def test_a_hundred_spellings_and_more():
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"먼저 2를 더하면 \boxed{3}, 따라서 \boxed{\frac{\sqrt{3}}{2}}입니다.", r"\frac{\sqrt3}{2}"),
-        (r"정답은 $\frac{3}{4}$입니다.", "0.75"),
-        ("답: 18명입니다. 다른 값은 없습니다.", "18"),
-        ("The answer is 5 because 2 + 3 = 5.", "5"),
-        (r"The answer is \(x+1\).", "x+1"),
-        ("값은 3이고 합은 7", "7"),
-    ],
-)
-def test_answers_in_sentences(text, answer):
-    assert normal_form(text) == normal_form(f"#### {answer}")
-    assert normal_form(text) != normal_form("#### 1")
+IN_SENTENCES = r"""
+먼저 2를 더하면 \boxed{3}, 따라서 \boxed{\frac{\sqrt{3}}{2}}입니다. => \frac{\sqrt3}{2}
+정답은 $\frac{3}{4}$입니다. => 0.75
+답: 18명입니다. 다른 값은 없습니다. => 18
+The answer is 5 because 2 + 3 = 5. => 5
+The answer is \(x+1\). => x+1
+값은 3이고 합은 7 => 7
+"""
+
+
+@pytest.mark.parametrize("line", IN_SENTENCES.strip().split("\n"))
+def test_answers_in_sentences(line):
+    text, answer = line.split(" => ")
+    assert normal_form(text) == normal_form(f"#### {answer}") != normal_form("#### 1")
 
 
 def test_hostile_answers_end_soon():

@@ -85,31 +85,33 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file):
     assert own_rows & {*map(key, train)} == own_rows - {*map(key, held_out)}
 
 
-@pytest.mark.parametrize(
-    ("spec", "split", "sentence"),
-    [
-        ("mmlu,chess", "train", "chess is no task, choose from ARC-Easy, "),
-        ("mmlu:x", "train", "mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME"),
-        ("mmlu~options:0.5", "train", "mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]"),
-        ("mmlu~jokes", "train", "jokes is no augmentation, choose from styles, options"),
-        ("mmlu~Options:11", "train", "MMLU~options:11: the number is from 1 to 10; epochs stand after it"),
-        ("gsm8k~styles", "train", "GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented"),
-        ("aqua-rationale~options", "train", "AQUA-Rationale is not answered by a choice alone"),
-        ("click~styles", "train", "EunsuKim/CLIcK has no split train, only test"),
-        ("mmlu~styles,MMLU~Styles@9:2", "train", "MMLU~styles is named twice"),
-        ("mmlu%50,aqua", "train", "mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %"),
-        ("mmlu%50,aqua%60:2", "train", "which add up to 100 %, not to 110 %"),
-        ("mmlu%100", "train", "tok_train/default/tokenizer.json; train one with"),
-        ("mmlu:0", "train", "0 epochs of "),
-        ("mmlu:2,MMLU", "train", "MMLU is named twice, give it epochs instead: MMLU:2"),
-        ("aqua@101", "train", "AQUA has 100 rows to train on: 1 epochs of 101 rows cannot be taken from them"),
-        ("humaneval", "train", "openai/openai_humaneval has no split train, only test"),
-        ("json:/no/such.jsonl", "train", "there is no file /no/such.jsonl"),
-    ],
-)
-def test_mistakes_in_a_mixture_are_named(spec, split, sentence, small_hub):
+# A specification, and a part of the sentence about its fault.
+MISTAKES = """
+mmlu,chess => chess is no task, choose from ARC-Easy,
+mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME
+mmlu~options:0.5 => mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]
+mmlu~jokes => jokes is no augmentation, choose from styles, options
+mmlu~Options:11 => MMLU~options:11: the number is from 1 to 10; epochs stand after it
+gsm8k~styles => GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented
+aqua-rationale~options => AQUA-Rationale is not answered by a choice alone
+click~styles => EunsuKim/CLIcK has no split train, only test
+mmlu~styles,MMLU~Styles@9:2 => MMLU~styles is named twice
+mmlu%50,aqua => mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %
+mmlu%50,aqua%60:2 => which add up to 100 %, not to 110 %
+mmlu%100 => tok_train/default/tokenizer.json; train one with
+mmlu:0 => 0 epochs of
+mmlu:2,MMLU => MMLU is named twice, give it epochs instead: MMLU:2
+aqua@101 => AQUA has 100 rows to train on: 1 epochs of 101 rows cannot be taken from them
+humaneval => openai/openai_humaneval has no split train, only test
+json:/no/such.jsonl => there is no file /no/such.jsonl
+"""
+
+
+@pytest.mark.parametrize("line", MISTAKES.strip().split("\n"))
+def test_mistakes_in_a_mixture_are_named(line, small_hub):
+    spec, sentence = line.split(" => ")
     with pytest.raises(ValueError, match=re.escape(sentence)):
-        mix(TASKS, spec, split)
+        mix(TASKS, spec)
 
 
 @pytest.mark.parametrize(

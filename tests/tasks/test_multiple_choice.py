@@ -10,33 +10,34 @@ import pytest
 from tasks import TASKS
 from tasks.multiple_choice import NamedChoice, extract_letter, right_first
 
+# A text, and the letter that is read from it, if one is.
+LETTERS_IN_PROSE = r"""
+B => B
+(b) => B
+B) 600 => B
+The answer is B. => B
+Correct answer - A => A
+the correct option is C) 12 km => C
+Therefore \boxed{D}. => D
+The answer is \boxed{\text{C}}. => C
+The answer is **option D** => D
+4 + 4 = 8/Option B is correct => B
+4 + 4 = 8/Hence (A) is the correct answer => A
+The answer is/E => E
+The answer is A or B? No: the answer is C, not 5. => C
+The answer is a number. =>
+What is the answer?/A train is late. =>
+Answer: F =>
+b =>
+the answer is 5 =>
+ =>
+"""
 
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        ("B", "B"),
-        ("(b)", "B"),
-        ("B) 600", "B"),
-        ("The answer is B.", "B"),
-        ("Correct answer - A", "A"),
-        ("the correct option is C) 12 km", "C"),
-        (r"Therefore \boxed{D}.", "D"),
-        (r"The answer is \boxed{\text{C}}.", "C"),
-        ("The answer is **option D**", "D"),
-        ("4 + 4 = 8\nOption B is correct", "B"),
-        ("4 + 4 = 8\nHence (A) is the correct answer", "A"),
-        ("The answer is\nE", "E"),
-        ("The answer is A or B? No: the answer is C, not 5.", "C"),
-        ("The answer is a number.", None),
-        ("What is the answer?\nA train is late.", None),
-        ("Answer: F", None),
-        ("b", None),
-        ("the answer is 5", None),
-        ("", None),
-    ],
-)
-def test_letters_in_prose(text, letter):
-    assert extract_letter(text, "ABCDE") == letter
+
+@pytest.mark.parametrize("line", LETTERS_IN_PROSE.strip("\n").split("\n"))
+def test_letters_in_prose(line):
+    text, _, letter = line.replace("/", "\n").partition(" =>")
+    assert extract_letter(text, "ABCDE") == (letter.strip() or None)
 
 
 def test_real_rationales_are_read_right(mirror):
@@ -62,8 +63,7 @@ def test_the_prompt_and_the_verdict(write_rows):
     )
     assert answer == {"role": "assistant", "content": "B"}
     assert list(conversation["letters"]) == ["A", "B", "C"]
-    assert all(task.evaluate(conversation, text) for text in ("B", " B\n"))
-    assert not any(task.evaluate(conversation, text) for text in ("b", "A", "B.", "AB", ""))
+    assert [text for text in "B| B\n|b|A|B.|AB|".split("|") if task.evaluate(conversation, text)] == ["B", " B\n"]
 
 
 def test_named_choices_are_judged_by_the_letter(write_rows):
