@@ -107,8 +107,7 @@ def choose_stride(config: Config, trial: Record, context: int, tokens: int, leas
             chosen = stride
         stride //= 2
     title = (
-        "Cost of each stride, from measured speed; it fits if twice that is within "
-        f"{config.scoring_seconds:g} seconds"
+        f"Cost of each stride, from measured speed; it fits if twice that is within {config.scoring_seconds:g} seconds"
     )
     print0(terminal_table(table_of(title, {"Stride": "", "Seconds": ",.1f", "Fits": ""}, rows)))
     if config.stride == "auto":
