@@ -97,10 +97,9 @@ def choose_stride(config: Config, trial: Record, context: int, tokens: int, leas
     from nanochat.golf import row_count
 
     row = trial["seconds of the model"] / trial["rows"]
-    start = trial["seconds"] - trial["seconds of the model"]
     rows, chosen, stride = [], context, context
     while stride >= SHORTEST:
-        cost = start + row * row_count(tokens, context, stride)
+        cost = trial["seconds"] + row * (row_count(tokens, context, stride) - trial["rows"])
         fits = MARGIN * cost <= config.scoring_seconds
         rows.append([stride, cost, "yes" if fits else "no"])
         if fits and stride >= least:

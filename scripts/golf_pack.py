@@ -6,6 +6,7 @@ python -m scripts.golf_pack --tag=golf-1
 import re
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -130,9 +131,8 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
         print0(f"golf_pack: reading {config.calibration:,} tokens for calibration")
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
 
-    def pack(factor: float) -> Packed:
-        return pack_scaled(model, tokenizer, recipes, hessians, factor, config.corrected)
-
+    # A function of the factor for the clips.
+    pack = partial(pack_scaled, model, tokenizer, recipes, hessians, corrected=config.corrected)
     codes = sum(matrix.numel() for name, matrix in matrices.items() if "clip" in recipes[name])
     room = config.model_bytes
     if not room or not codes:

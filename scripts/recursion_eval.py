@@ -17,7 +17,6 @@ from nanochat.log import (
     format_value,
     metric_curve,
     print0,
-    read_metrics,
     table_of,
     terminal_table,
 )
@@ -113,13 +112,9 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
 
 def check(tag: str) -> None:
     """Print that a run meets the criteria for a longer one, or raise a ValueError."""
-    from nanochat.lab.recursion import unmet_criteria
+    from nanochat.lab.recursion import ArmRun, unmet_criteria
 
-    folder = stage_dir("base_train", tag)
-    if not (folder / "outcome.json").exists():
-        raise ValueError(f"the run {tag} has not finished: train it first")
-    unmet = unmet_criteria(read_metrics(folder / "metrics.jsonl"))
-    if unmet:
+    if unmet := unmet_criteria(ArmRun.read(tag).records):
         raise ValueError(f"the run {tag} does not meet the criteria: {'; '.join(unmet)}")
     print0(f"the run {tag} meets all four criteria")
 

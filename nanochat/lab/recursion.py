@@ -74,7 +74,7 @@ class ArmRun(NamedTuple):
     def read(cls, tag: str) -> "ArmRun":
         folder = stage_dir("base_train", tag)
         if not (folder / "outcome.json").exists():
-            raise ValueError(f"the run {tag} has not finished: bash runs/recursion.sh trains all arms")
+            raise ValueError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
         return cls(Outcome.load(folder / "outcome.json"), newest(folder), read_metrics(folder / "metrics.jsonl"))
 
     def figure(self, name: str) -> float:
