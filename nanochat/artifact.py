@@ -84,9 +84,10 @@ def group_of(name: str) -> str:
 def dequantize(stored: Stored) -> Tensors:
     """Return the weights in fp32, corrections included."""
     weights = {name: value.dequantize() if isinstance(value, Quantized) else value for name, value in stored.items()}
-    left, right = CORRECTION
-    for name in [name.removesuffix(left) for name in weights if name.endswith(left)]:
-        weights[name] = weights[name] + weights.pop(name + left) @ weights.pop(name + right)
+    for name in stored:
+        left, right = (name + ending for ending in CORRECTION)
+        if left in weights:
+            weights[name] = weights[name] + weights.pop(left) @ weights.pop(right)
     return weights
 
 
@@ -144,23 +145,21 @@ def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: 
     for name, value in stored.items():
         if isinstance(value, Quantized):
             columns[group_of(name), value.bits].append(value.unsigned())
-            columns[SCALARS, FULL].append(value.scales.numpy())
             tensors.append([name, value.codes.shape, value.bits])
+            value = value.scales
         else:
-            columns[SCALARS, FULL].append(value.half().numpy().ravel())
             tensors.append([name, value.shape, FULL])
+        columns[SCALARS, FULL].append(value.half().numpy().ravel())
     sections, body = [], b""
     for (group, bits), parts in columns.items():
         raw = np.concatenate(parts)
         layout, compressor, packed = compress(raw, bits)
         sections.append([group, bits, layout, compressor, len(raw), len(packed)])
         body += packed
-    header = {"config": config, "tensors": tensors, "sections": sections, "recipes": recipes}
-    head = zlib.compress(_json(header), 9)
+    head = zlib.compress(_json({"config": config, "tensors": tensors, "sections": sections, "recipes": recipes}), 9)
     # The model's part is its header's length, the header and the sections.
     lengths = struct.pack("<II", 4 + len(head) + len(body), len(head))
-    tokens = COMPRESSORS["lzma"][0](_json(vocabulary))
-    rest = lengths + head + body + tokens
+    rest = lengths + head + body + COMPRESSORS["lzma"][0](_json(vocabulary))
     return MAGIC + sha256(rest).digest() + rest
 
 
@@ -169,17 +168,14 @@ def read_artifact(data: bytes) -> Artifact:
     file = BytesIO(data)
     if file.read(len(MAGIC)) != MAGIC:
         raise ValueError("this is no golf artifact of this version")
-    digest = file.read(32)
-    if sha256(data[file.tell() :]).digest() != digest:
+    if file.read(32) != sha256(file.getbuffer()[len(MAGIC) + 32 :]).digest():
         raise ValueError("the artifact is damaged: its content does not have the SHA-256 in its header")
     _, length = struct.unpack("<II", file.read(8))
-    head = file.read(length)
-    header = json.loads(zlib.decompress(head))
+    header = json.loads(zlib.decompress(file.read(length)))
     sizes = {HEADER: file.tell()}
     columns = {}
     for group, bits, layout, compressor, count, size in header["sections"]:
-        expanded = COMPRESSORS[compressor][1](file.read(size))
-        columns[group, bits] = _values(expanded, layout, bits, count)
+        columns[group, bits] = _values(COMPRESSORS[compressor][1](file.read(size)), layout, bits, count)
         sizes[group] = sizes.get(group, 0) + size
     tokens = file.read()
     sizes["tokenizer"] = len(tokens)
@@ -191,10 +187,9 @@ def read_artifact(data: bytes) -> Artifact:
 
     stored = {}
     for name, shape, bits in header["tensors"]:
-        if bits == FULL:
-            stored[name] = take(SCALARS, FULL, shape)
-        else:
+        stored[name] = take(SCALARS, FULL, shape if bits == FULL else shape[:1])
+        if bits != FULL:
             codes = take(group_of(name), bits, shape) - 2 ** (bits - 1)
-            stored[name] = Quantized(codes, take(SCALARS, FULL, shape[:1]), bits)
+            stored[name] = Quantized(codes, stored[name], bits)
     vocabulary = json.loads(COMPRESSORS["lzma"][1](tokens))
     return Artifact(header["config"], dequantize(stored), vocabulary, header["recipes"], sizes)

@@ -6,6 +6,7 @@ A recipe is made of PARTS joined by "+": int6-row+clip-12+gptq. A plan gives pat
 
 import re
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -38,29 +39,30 @@ class Recipe(NamedTuple):
         return 2 ** (self.bits - 1) - 1
 
 
-PARTS = {  # pattern of a part → the recipe with it; number: the group in the pattern
-    r"int([568])-row": lambda recipe, number: recipe._replace(bits=int(number)),
-    r"clip-(\d+(?:\.\d+)?)": lambda recipe, number: recipe._replace(clip=float(number)),
-    r"(gptq)": lambda recipe, _: recipe._replace(gptq=True),
-    r"lqer-(\d+)": lambda recipe, number: recipe._replace(rank=int(number)),
+PARTS = {  # field → pattern of the part, whose group gives the value
+    "bits": (r"int([568])-row", int),
+    "clip": (r"clip-(\d+(?:\.\d+)?)", float),
+    "gptq": (r"(gptq)", bool),
+    "rank": (r"lqer-(\d+)", int),
 }
 EXAMPLES = "int8-row, int6-row, int5-row, clip-12.5, gptq or lqer-4 (a whole number)"
 
 
 def parse_recipe(text: str) -> Recipe:
     """Return the recipe that a text describes."""
-    recipe = Recipe()
-    for word in text.split("+"):
-        found = [(match, part) for pattern, part in PARTS.items() if (match := re.fullmatch(pattern, word))]
-        if not found:
+    values, words = {}, text.split("+")
+    for word in words:
+        for field, (pattern, kind) in PARTS.items():
+            if match := re.fullmatch(pattern, word):
+                values[field] = kind(match[1])
+                break
+        else:
             raise ValueError(f"the recipe {text} has an unknown part {word}, take {EXAMPLES}")
-        if recipe.bits and word.startswith("int"):
-            raise ValueError(f"the recipe {text} has two widths, keep one")
-        [(match, part)] = found
-        recipe = part(recipe, match[1])
-    if not recipe.bits:
+    if len(values) < len(words):
+        raise ValueError(f"the recipe {text} has two parts of a kind, as two widths: keep one")
+    if "bits" not in values:
         raise ValueError(f"the recipe {text} has no width: add int8-row, int6-row or int5-row")
-    return recipe
+    return Recipe(**values)
 
 
 def scale_clip(text: str, factor: float) -> str:
@@ -79,16 +81,17 @@ def assign(plan: str, names: Iterable[str]) -> Recipes:
             raise ValueError(f"{pattern} in the plan is no pattern: {error}") from None
         if not found and len(entries) > 1:
             raise ValueError(f"{recipe} in the plan lacks a pattern, write PATTERN=RECIPE")
-    recipes = {}
+    recipes, used = {}, set()
     for name in names:
-        matches = [recipe for pattern, _, recipe in entries if re.search(pattern, name)]
+        matches = [entry for entry in entries if re.search(entry[0], name)]
         if len(matches) != 1:
-            several = f"two recipes, {' and '.join(matches)}" if matches else "no recipe"
-            raise ValueError(f"{name} has {several} in the plan")
-        [recipes[name]] = matches
-    for pattern, found, recipe in entries:
-        if not any(re.search(pattern, name) for name in recipes):
-            raise ValueError(f"{pattern}{found}{recipe} in the plan matches no tensor")
+            found = " and ".join(recipe for _, _, recipe in matches)
+            raise ValueError(f"{name} has {f'two recipes, {found}' if matches else 'no recipe'} in the plan")
+        recipes[name] = matches[0][2]
+        used |= {*matches}
+    for entry in entries:
+        if entry not in used:
+            raise ValueError(f"{''.join(entry)} in the plan matches no tensor")
     return recipes
 
 
@@ -157,8 +160,7 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors, corr
     hessians: of matrices, the summed products of their inputs, (columns, columns).
     """
     stored = {}
-    errors = {}  # of matrices with lqer
-    sizes = {}  # of these errors
+    errors = []  # size, name, error, weights of its columns, rank: of matrices with lqer
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{name} has values that are not finite: train the model again")
@@ -174,10 +176,11 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors, corr
             error = weight - stored[name].dequantize()
             # Columns with larger inputs weigh more.
             columns = weight.new_ones(weight.shape[1]) if hessian is None else hessian.diagonal().float().sqrt()
-            sizes[name] = (error * columns).norm().item()
-            errors[name] = error, columns.clamp(min=1e-6), recipe.rank
-    for name in sorted(sizes, key=sizes.get, reverse=True)[: corrected or None]:
-        for ending, factor in zip(CORRECTION, correction(*errors[name]), strict=True):
+            size = (error * columns).norm().item()
+            errors.append((size, name, error, columns.clamp(min=1e-6), recipe.rank))
+    errors.sort(key=itemgetter(0), reverse=True)
+    for _, name, *parts in errors[: corrected or None]:
+        for ending, factor in zip(CORRECTION, correction(*parts), strict=True):
             stored[name + ending] = quantize(factor, Recipe(bits=8))
     return stored
 
@@ -251,14 +254,11 @@ class FakeQuantization:
     def __init__(self, model: "GPT", plan: str, start: float):
         if re.search("gptq|lqer", plan):
             raise ValueError(f"--qat={plan}: gptq and lqer cannot be used in training, leave them out")
-        self.model, self.start = model, start
-        self.active = False
-        self.layers = {True: {}, False: {}}  # active or not → name → layer
-        recipes = assign(plan, matrices(model)) if plan else {}
-        for name, recipe in recipes.items():
-            name = name.removesuffix(".weight")
-            layer = self.layers[False][name] = model.get_submodule(name)
-            self.layers[True][name] = Fake(layer, parse_recipe(recipe))
+        self.model, self.start, self.active = model, start, False
+        self.layers = {}  # name → layer, and the one with rounded weights
+        for name, recipe in assign(plan, matrices(model)).items() if plan else ():
+            layer = model.get_submodule(name.removesuffix(".weight"))
+            self.layers[name.removesuffix(".weight")] = layer, Fake(layer, parse_recipe(recipe))
 
     def __call__(self, progress: float) -> None:
         """Switch on if the run has come so far, and round the weights that the last step has changed."""
@@ -268,12 +268,12 @@ class FakeQuantization:
             self.switch(True)
 
     def switch(self, active: bool) -> None:
-        for name, layer in self.layers[active].items():
-            self.model.set_submodule(name, layer)
+        for name, layers in self.layers.items():
+            self.model.set_submodule(name, layers[active])
         self.active = active
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        for layer in self.layers[True].values():
-            layer.rounded.copy_(quantize(layer.weight, layer.recipe).dequantize())
+        for _, fake in self.layers.values():
+            fake.rounded.copy_(quantize(fake.weight, fake.recipe).dequantize())

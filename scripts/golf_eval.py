@@ -5,6 +5,7 @@ python -m scripts.golf_eval --tag=golf --entries=golf,golf-without-smear --seeds
 """
 
 import json
+import os
 import shutil
 import site
 import tempfile
@@ -28,6 +29,8 @@ STAGE = "golf_eval"
 TRIAL_BYTES = 20_000  # of text, to measure the speed
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
+OF_PACKING = ("bpb before quantization", "Steps", "Tokens", "Parameters", "Bits per parameter", "Compression ratio")
+OF_PACKING += ("Tokenizer",)  # metrics that the card repeats
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 
 
@@ -68,25 +71,21 @@ run_module("nanochat.golf", run_name="__main__", alter_sys=True)
 """
 
 
-def score(folder: Path, config: Config, text: str, stride: int, banded: bool = False) -> Record:
+def score(folder: str, config: Config, text: str, stride: int, *flags: str) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
     folder: has the artifact and the text.
     """
-    from nanochat.evals.sandbox import Limits
-    from nanochat.evals.sandbox import run as run_contained
+    from nanochat.evals import sandbox
 
-    words = ["golf", f"{folder}/artifact", f"{folder}/{text}", f"--stride={stride}", f"--rows={config.rows}"]
+    words = ["golf", f"{folder}/artifact", f"{folder}/{text}", f"--stride={stride}", f"--rows={config.rows}", *flags]
     words.append(f"--seconds={config.scoring_seconds}")
-    if banded:
-        words.append("--banded")
-    packages = site.getsitepackages()
+    packages, seconds = site.getsitepackages(), config.scoring_seconds + 60
     program = PROGRAM.format(paths=[str(ROOT), *packages], words=words)
-    seconds = config.scoring_seconds + 60
-    limits = Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
+    limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
     # PyTorch asks the system for its processors.
-    readable = [f"{ROOT}/nanochat", *packages, str(folder), "/sys/devices/system/cpu"]
-    verdict = run_contained(program, limits, config.unsafe_exec, readable)
+    readable = [f"{ROOT}/nanochat", *packages, folder, "/sys/devices/system/cpu"]
+    verdict = sandbox.run(program, limits, config.unsafe_exec, readable)
     *_, last = verdict.output.strip().splitlines() or ["the scoring process ended and printed nothing"]
     if not verdict.passed:
         raise ValueError(last.removeprefix("error: "))
@@ -98,45 +97,40 @@ def choose_stride(config: Config, trial: Record, context: int, tokens: int, leas
     from nanochat.golf import row_count
 
     row = trial["seconds of the model"] / trial["rows"]
-    start = trial["seconds"] - trial["seconds of the model"]
-    rows, fitting, stride = [], [context], context
+    rows, chosen, stride = [], context, context
     while stride >= SHORTEST:
-        cost = start + row * row_count(tokens, context, stride)
+        cost = trial["seconds"] + row * (row_count(tokens, context, stride) - trial["rows"])
         fits = MARGIN * cost <= config.scoring_seconds
         rows.append([stride, cost, "yes" if fits else "no"])
         if fits and stride >= least:
-            fitting.append(stride)
+            chosen = stride
         stride //= 2
-    limit = f"{config.scoring_seconds:g} seconds"
-    title = f"Cost of each stride, from measured speed; it fits if twice that is within {limit}"
+    title = (
+        f"Cost of each stride, from measured speed; it fits if twice that is within {config.scoring_seconds:g} seconds"
+    )
     print0(terminal_table(table_of(title, {"Stride": "", "Seconds": ",.1f", "Fits": ""}, rows)))
     if config.stride == "auto":
-        return min(fitting)
+        return chosen
     if not config.stride.isdecimal():
         raise ValueError(f"--stride={config.stride} has to be auto or a number of tokens")
     return int(config.stride) or context
 
 
-def open_packed(tag: str) -> "tuple[Path, Artifact, Outcome]":
-    """Return the file that golf_pack has finished, its content, and the record; ValueError for any other file."""
+def open_packed(path: Path) -> "tuple[Artifact, Outcome]":
+    """Return the content of the file that golf_pack has finished, and its record; ValueError for any other file."""
     from nanochat.artifact import read_artifact
     from nanochat.gpt import GPTConfig
 
-    path = stage_dir("golf_pack", tag) / "artifact.golf"
     record = path.with_name("outcome.json")
-    if not path.exists() or not record.exists():
+    made = Outcome.load(record) if path.exists() and record.exists() else None
+    if not made or made.artifacts.get(path.name) != read_sha256(path):
         raise ValueError(f"there is no finished artifact at {path}: python -m scripts.golf_pack makes one")
-    made = Outcome.load(record)
-    if made.artifacts.get(path.name) != read_sha256(path):
-        raise ValueError(f"{path} is not the file that scripts.golf_pack has finished: run it again")
     artifact = read_artifact(path.read_bytes())
-    vocabulary = 256 + len(artifact.vocabulary["merges"]) + len(artifact.vocabulary["special_tokens"])
+    size = 256 + len(artifact.vocabulary["merges"]) + len(artifact.vocabulary["special_tokens"])
     trained = GPTConfig(**artifact.config).vocab_size
-    if vocabulary != trained:
-        raise ValueError(
-            f"the artifact's tokenizer has {vocabulary:,} tokens, but its model {trained:,}: pack it again"
-        )
-    return path, artifact, made
+    if size != trained:
+        raise ValueError(f"the artifact's tokenizer has {size:,} tokens, but its model {trained:,}: pack it again")
+    return artifact, made
 
 
 def evaluate(config: Config) -> None:
@@ -145,20 +139,21 @@ def evaluate(config: Config) -> None:
     from nanochat.evals.bpb import first_documents
 
     outcome = Outcome.begin(STAGE, config.tag, config)
-    path, artifact, made = open_packed(config.tag)
+    path = stage_dir("golf_pack", config.tag) / "artifact.golf"
+    artifact, made = open_packed(path)
     packed = made.metrics
     before = packed["bpb before quantization"]["value"] if made.config["eval_bytes"] == config.eval_bytes else None
     scale = SCALES[packed["Scale"]]
-    config = replace(config, scoring_seconds=config.scoring_seconds or scale.scoring)
+    limit = config.scoring_seconds or scale.scoring
+    config = replace(config, scoring_seconds=limit)
     context, budget = artifact.config["max_seq_len"], config.budget or scale.bytes
     corpus, size = open_corpus(packed["Data"]), config.eval_bytes or scale.eval_bytes
-    documents = first_documents(corpus.batches("val"), size)
-    with tempfile.TemporaryDirectory(prefix="golf-") as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        shutil.copy(path, folder / "artifact")
-        write_json(folder / "text", documents)
-        write_json(folder / "trial", first_documents(corpus.batches("val"), min(size, TRIAL_BYTES)))
+    with tempfile.TemporaryDirectory(prefix="golf-") as folder:
+        os.chmod(folder, 0o755)
+        shutil.copy(path, f"{folder}/artifact")
+        documents = first_documents(corpus.batches("val"), size)
+        write_json(Path(folder, "text"), documents)
+        write_json(Path(folder, "trial"), first_documents(corpus.batches("val"), min(size, TRIAL_BYTES)))
         trial = score(folder, config, "trial", context)
         groups = artifact.bytes | {"code": sum(trial["sources"].values())}
         counted = check_size(groups, budget, config.count_tokenizer)
@@ -167,34 +162,32 @@ def evaluate(config: Config) -> None:
         started = time.monotonic()
         sliding = score(folder, config, "text", stride)
         spent = time.monotonic() - started
-        if spent > config.scoring_seconds:
-            limit = f"over the limit of {config.scoring_seconds:g} s"
-            raise ValueError(f"scoring took {spent:.1f} s, {limit}: take a longer --stride")
+        if spent > limit:
+            raise ValueError(f"scoring took {spent:.1f} s, over the limit of {limit:g} s: take a longer --stride")
         plain = score(folder, config, "text", context)
-        scores = {
+        outcome.metrics = {
             "bpb": measured(sliding["bpb"]),
             "Stride": stride,
             "bpb, rows that do not overlap": measured(plain["bpb"]),
         }
         if config.banded:
-            scores["bpb, banded (another score)"] = measured(score(folder, config, "text", 0, banded=True)["bpb"])
-    outcome.metrics = scores | {
-        "bpb before quantization": packed["bpb before quantization"],
+            banded = score(folder, config, "text", 0, "--banded")
+            outcome.metrics["bpb, banded (another score)"] = measured(banded["bpb"])
+    outcome.metrics |= {
         "Quantization gap": measured(None if before is None else plain["bpb"] - before),
         "Bytes": counted,
         "Budget": budget,
         "Scoring seconds": measured(spent, spec=".1f"),
-        **{name: packed[name] for name in ("Steps", "Tokens", "Parameters", "Bits per parameter", "Compression ratio")},
         "Artifact": sliding["artifact"][:12],
         "Text": sliding["text"][:12],
-        "Tokenizer": packed["Tokenizer"],
     }
+    outcome.metrics |= {name: packed[name] for name in OF_PACKING}
     outcome.tables = [
         table_of("Bytes", {"Group": "", "Bytes": ",d"}, list(groups.items())),
         table_of("Code of the scoring process", {"File": "", "Bytes": ",d"}, list(trial["sources"].items())),
     ]
-    print0(f"golf_eval: {counted:,} of {budget:,} bytes")
     print0(
+        f"golf_eval: {counted:,} of {budget:,} bytes\n"
         f"final_mixed_quant_roundtrip val_loss:{sliding['loss']:.8f} val_bpb:{sliding['bpb']:.8f}"
         f" stride:{stride} eval_time:{1000 * spent:.0f}ms"
     )
@@ -219,19 +212,18 @@ def read_result(config: Config, entry: str) -> Result:
     return Result(entry, seeds, tables)
 
 
-def first_score(result: Result) -> float:
-    """Return the score of the first seed, which all baselines have."""
-    return result.values("bpb")[0]
+def read_baselines(config: Config) -> tuple[Result, list[Result]]:
+    """Return the best baseline, by the first seed, which all have, and all of them."""
+    baselines = [read_result(config, entry) for entry in scale_of(config.scale).baselines]
+    return min(baselines, key=lambda baseline: baseline.values("bpb")[0]), baselines
 
 
 def compare(config: Config) -> None:
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
-    scale = scale_of(config.scale)
     outcome = Outcome.begin(STAGE, config.tag, config)
     own, *others = [read_result(config, entry) for entry in config.entries.split(",")]
-    baselines = [read_result(config, entry) for entry in scale.baselines]
+    best, baselines = read_baselines(config)
     check_comparable(config.tag, [own, *others, *baselines])
-    best = min(baselines, key=first_score)
     difference, p = own.against(best)
     outcome.metrics = {
         "Entry": own.name,
@@ -240,35 +232,30 @@ def compare(config: Config) -> None:
         "Baseline minus entry": measured(None if difference is None else -difference),
         "p": measured(p, spec=".2g"),
         **means(own),
-        "Scale": scale.description,
+        "Scale": SCALES[config.scale].description,
     }
-    rest = [baseline for baseline in baselines if baseline.name != own.name]
-    outcome.tables = [results_table("Entries, against the best baseline", [own, *rest], best)]
+    rows = {result.name: result for result in (own, *baselines)}  # own may be one of them
+    outcome.tables = [results_table("Entries, against the best baseline", list(rows.values()), best)]
     if others:
         outcome.tables.append(results_table(f"{own.name} without a trick each, against it", [own, *others], own))
     print0(*map(terminal_table, outcome.tables), sep="\n\n")
     print0(*(f"{name}: {format_value(value)}" for name, value in outcome.metrics.items()), sep="\n")
     outcome.tables += own.tables
-    outcome.curves = pictures(config, own, best)
-    outcome.write()
-
-
-def pictures(config: Config, own: Result, best: Result) -> list[Record]:
-    """Return the plots: bytes by group, as shares of the budget, and validation over the clock, of the first seed."""
+    # Bytes by group, as shares of the budget, and validation over the clock, both of the first seed.
     budget = own.seeds[0]["Budget"]
     bars = {group: [size / budget, 0.0, f"{size:,}"] for group, size in own.tables[0]["rows"]}
-    series = {}
+    clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": {}}
     for entry in (own.name, best.name):
         records = read_metrics(stage_dir("base_train", f"{config.tag}-{entry}-1") / "metrics.jsonl")
-        series[entry] = metric_curve(records, "val/bpb", over="total_training_time")
-    clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": series}
-    return [{"title": f"Bytes by group, of {budget:,}", "bars": bars}, clock]
+        clock["series"][entry] = metric_curve(records, "val/bpb", over="total_training_time")
+    outcome.curves = [{"title": f"Bytes by group, of {budget:,}", "bars": bars}, clock]
+    outcome.write()
 
 
 def main(config: Config) -> None:
     if config.best:
-        first = replace(config, seeds=1)  # later seeds of a series that was stopped may not be scored yet
-        print0(min((read_result(first, entry) for entry in scale_of(config.scale).baselines), key=first_score).name)
+        # Later seeds of a series that was stopped may not be scored yet.
+        print0(read_baselines(replace(config, seeds=1))[0].name)
     elif config.entries:
         compare(config)
     else:

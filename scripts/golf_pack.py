@@ -6,6 +6,7 @@ python -m scripts.golf_pack --tag=golf-1
 import re
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -95,9 +96,9 @@ def tensors_table(packed: Packed, weights: "Tensors") -> Record:
     for name, recipe in packed.recipes.items():
         matrix, weight = packed.stored[name], weights[name]
         count, bits = weight.numel(), entropy(matrix.codes)
-        error = (matrix.dequantize() - weight).norm() / weight.norm()
-        *_, compressed = compress(matrix.unsigned(), matrix.bits)
-        rows.append([name, recipe, count, float(error), bits, bits * count / 8, len(compressed)])
+        error = float((matrix.dequantize() - weight).norm() / weight.norm())
+        size = len(compress(matrix.unsigned(), matrix.bits)[-1])
+        rows.append([name, recipe, count, error, bits, bits * count / 8, size])
     columns = {"Tensor": "", "Recipe": "", "Values": ",d", "Relative error": ".4f", "Entropy, bits": ".3f"}
     return table_of("Quantized tensors", columns | {"Entropy, bytes": ",.0f", "Bytes": ",d"}, rows)
 
@@ -125,22 +126,20 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
     from nanochat import quant
 
     matrices = quant.matrices(model)
-    recipes = quant.assign(config.plan, matrices)
-    hessians = {}
-    if re.search("gptq|lqer", " ".join(recipes.values())):
+    recipes, hessians = quant.assign(config.plan, matrices), {}
+    if re.search("gptq|lqer", config.plan):
         print0(f"golf_pack: reading {config.calibration:,} tokens for calibration")
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
 
-    def pack(factor: float) -> Packed:
-        return pack_scaled(model, tokenizer, recipes, hessians, factor, config.corrected)
-
+    # A function of the factor for the clips.
+    pack = partial(pack_scaled, model, tokenizer, recipes, hessians, corrected=config.corrected)
     codes = sum(matrix.numel() for name, matrix in matrices.items() if "clip" in recipes[name])
-    if not config.model_bytes or not codes:
-        return pack(1.0)
     room = config.model_bytes
+    if not room or not codes:
+        return pack(1.0)
     if room < 0:
         code = code_bytes()
-        room = scale_of(config.scale).bytes - code
+        room = SCALES[config.scale].bytes - code
         if room <= 0:
             raise ValueError(
                 f"--scale={config.scale} leaves no bytes for a model: the code that scores it takes {code:,}"
@@ -187,8 +186,7 @@ def main(config: Config) -> None:
         choose_weights(model, checkpoint)
         packed = quantize(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
-        path = stage_dir(STAGE, config.tag) / FILE
-        new = path.with_suffix(".new")
+        new = stage_dir(STAGE, config.tag) / f"{FILE}.new"
         write_bytes(new, packed.data)
         packing, limit = time.monotonic() - started, config.seconds or scale.seconds
         clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
@@ -196,7 +194,7 @@ def main(config: Config) -> None:
             new.unlink()
             raise ValueError(f"{clocks}, over the limit of {limit:g} s")
         # No longer on the clock.
-        new.replace(path)
+        path = new.replace(new.with_suffix(""))
         text = read_text(open_corpus(data).batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
         before = bits_per_byte(model, text, model.config.max_seq_len, 8, runtime).value
 

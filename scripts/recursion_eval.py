@@ -17,7 +17,6 @@ from nanochat.log import (
     format_value,
     metric_curve,
     print0,
-    read_metrics,
     table_of,
     terminal_table,
 )
@@ -26,7 +25,7 @@ from nanochat.paths import stage_dir
 from nanochat.settings import DeviceSettings, Preset, TagSettings
 
 if TYPE_CHECKING:
-    from nanochat.lab.recursion import ArmRun, SeedResult
+    from nanochat.lab.recursion import SeedResult
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,17 @@ def exits_table(results: Sequence["SeedResult"]) -> Record:
 
 def arms_table(results: Sequence["SeedResult"]) -> Record:
     """Return the table with the cost and the loss of each arm, and its difference to R."""
-    from nanochat.lab.recursion import ARMS, BPB, FLOPS
+    from nanochat.lab.recursion import ARMS, BPB, FLOPS, PARAMETERS, SECONDS
 
     columns = {"Arm": "", "Bits per byte": ".4f", "Minus R": "+.4f", "±": ".4f", "Seconds": ",.0f", "Layers": ""}
     columns |= dict.fromkeys(("Parameters", "FLOPs per token", "Tokens", "Tokens/s"), ",.0f")
     columns |= {"FLOPs": ".2e", "Model": ""}
-    names = ("Number of parameters", FLOPS, "Tokens seen", "Tokens per second", "Total training flops")
+    names = (BPB, SECONDS, PARAMETERS, FLOPS, "Tokens seen", "Tokens per second", "Total training flops")
     rows = []
     for arm, description in ARMS.items():
         runs = [result.arms[arm] for result in results]
-        bits = statistics.fmean(run.figure(BPB) for run in runs)
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
-        seconds = statistics.fmean(run.seconds for run in runs)
-        means = [statistics.fmean(run.figure(name) for run in runs) for name in names]
+        bits, seconds, *means = (statistics.fmean(run.figure(name) for run in runs) for name in names)
         rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
     return table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)
 
@@ -73,9 +70,9 @@ def curves(result: "SeedResult") -> list[Record]:
     """Return the plots for a seed: exits over tokens, and all arms over FLOPs, both from the first step on."""
     [exits] = [curve for curve in result.arms["R"].outcome.curves if curve["title"] == "Validation at each exit"]
     arms = {arm: metric_curve(run.records, "val/bpb", over="total_training_flops") for arm, run in result.arms.items()}
-    exits = exits | {"title": "Validation at each exit, first seed"}
-    curves = [exits, {"title": "Arms, first seed", "x": "FLOPs", "y": "bits per byte", "series": arms}]
+    curves = [exits, {"title": "Arms", "x": "FLOPs", "y": "bits per byte", "series": arms}]
     for curve in curves:
+        curve["title"] += ", first seed"
         curve["series"] = {name: [axis[1:] for axis in axes] for name, axes in curve["series"].items()}
     return curves
 
@@ -83,11 +80,12 @@ def curves(result: "SeedResult") -> list[Record]:
 def figures(results: Sequence["SeedResult"]) -> Metrics:
     """Return the metrics for the report card."""
     from nanochat.evals.refinement import in_order, validated_exits
-    from nanochat.lab.recursion import REFIT_STEPS, verdict
+    from nanochat.lab.recursion import REFIT_STEPS, SECONDS, verdict
 
     own, refitted, both = zip(*(result.refinements for result in results), strict=True)
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
     recursions = [result.arms["R"] for result in results]
+    runs = [run for result in results for run in result.arms.values()]
     settings, model = recursions[0].outcome.config, recursions[0].checkpoint.manifest["model"]
     norms = [record["train/grad_norm"] for one in recursions for record in one.records if record["kind"] == "train"]
     validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
@@ -104,29 +102,19 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
         "Gradient norm, largest": measured(max(norms), spec=".2f"),
         "Block applications per token": model["depth"] * recursions[0].applications,
         "Batches, SHA-256": ", ".join(result.batches[:12] for result in results),
-        **provenance([run for result in results for run in result.arms.values()]),
-    }
-
-
-def provenance(runs: Sequence["ArmRun"]) -> Metrics:
-    """Return the arms' training time, precision, and commits."""
-    commits = {run.outcome.environment["Git Information"]["Commit"] for run in runs}
-    return {
-        "Training of all arms": duration(sum(run.seconds for run in runs)),
+        "Training of all arms": duration(sum(run.figure(SECONDS) for run in runs)),
         "Precision": ", ".join(sorted({run.checkpoint.manifest["dtype"] for run in runs})),
-        "Commits of the arms": ", ".join(sorted(commits)),
+        "Commits of the arms": ", ".join(
+            sorted({run.outcome.environment["Git Information"]["Commit"] for run in runs})
+        ),
     }
 
 
 def check(tag: str) -> None:
     """Print that a run meets the criteria for a longer one, or raise a ValueError."""
-    from nanochat.lab.recursion import unmet_criteria
+    from nanochat.lab.recursion import ArmRun, unmet_criteria
 
-    folder = stage_dir("base_train", tag)
-    if not (folder / "outcome.json").exists():
-        raise ValueError(f"the run {tag} has not finished: train it first")
-    unmet = unmet_criteria(read_metrics(folder / "metrics.jsonl"))
-    if unmet:
+    if unmet := unmet_criteria(ArmRun.read(tag).records):
         raise ValueError(f"the run {tag} does not meet the criteria: {'; '.join(unmet)}")
     print0(f"the run {tag} meets all four criteria")
 
@@ -136,7 +124,7 @@ def main(config: Config) -> None:
         check(config.tag)
         return
     # Slow imports stay out of --help.
-    from nanochat.lab.recursion import FREE_IN_SEED, compare, read_arms
+    from nanochat.lab.recursion import FREE_IN_SEED, SeedResult, common_hash, open_text, read_arms, refit_exits
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("recursion_eval", config.tag, config)
@@ -148,7 +136,9 @@ def main(config: Config) -> None:
     with setup(config.device_type, config.dtype) as runtime:
         for seed, arms in seeds.items():
             with MetricLog(stage_dir("recursion_eval", config.tag), name=f"refit-{seed}") as log:
-                results.append(compare(arms, runtime, log))
+                corpus = open_text(arms["R"])
+                batches = common_hash(arms, corpus)
+                results.append(SeedResult(arms, batches, *refit_exits(arms["R"], corpus, runtime, log)))
     outcome.metrics = figures(results)
     outcome.tables = [exits_table(results), arms_table(results)]
     outcome.curves = curves(results[0])

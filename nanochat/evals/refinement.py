@@ -19,8 +19,7 @@ ROUNDING = 1e-4  # relative
 
 def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
     """Return the alarms that a metric log gives cause for: name -> sentence."""
-    found = {}
-    exits = validated_exits(records)
+    found, exits = {}, validated_exits(records)
     latest = exits[-INVERTED_EVALUATIONS:]
     if len(latest) == INVERTED_EVALUATIONS and not any(map(in_order, latest)):
         found["order"] = (
@@ -34,13 +33,11 @@ def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
             f"the gradient's norm was {norm:.1f} in step {step}, above {MAX_GRADIENT_NORM:g}: lower --matrix-lr, or "
             "--grad-clip if it is above 1"
         )
-    if finished and exits:
-        fall = refinement(exits[-1])
-        if fall < LEAST_REFINEMENT:
-            found["refinement"] = (
-                f"the last exit is only {100 * fall:.1f}% better than the first: train longer, lower "
-                "--matrix-lr, or raise --supervision-base"
-            )
+    if finished and exits and (fall := refinement(exits[-1])) < LEAST_REFINEMENT:
+        found["refinement"] = (
+            f"the last exit is only {100 * fall:.1f}% better than the first: train longer, lower "
+            "--matrix-lr, or raise --supervision-base"
+        )
     return found
 
 
@@ -73,8 +70,9 @@ def refinement_alarms(trainer: "Trainer", every: int) -> list[Evaluation]:
     def check(state: State) -> None:
         printed = state.notes.setdefault("alarms", [])  # saved with the checkpoint: once in a run
         found = find_alarms(read_metrics(trainer.log.path), state.progress >= 1) if trainer.runtime.rank == 0 else {}
-        for name in [name for name in found if name not in printed]:
-            print0(f"step {state.step:05d} | alarm: {found[name]}")
-            printed.append(name)
+        for name, sentence in found.items():
+            if name not in printed:
+                print0(f"step {state.step:05d} | alarm: {sentence}")
+                printed.append(name)
 
     return [Evaluation(every, check)]

@@ -81,7 +81,8 @@ SCALES = {
     ),
 }
 NAIVE = "--model=october-2025,tie_embeddings=true --plan=int8-row"
-RATES = "--matrix-lr=0.04 --unembedding-lr=0.016"  # the best of three tried with a baseline, at both scales
+# The best rates of three tried with a baseline, at both scales.
+SMALL_NAIVE = f"{NAIVE} --matrix-lr=0.04 --unembedding-lr=0.016"
 # Nearly the same steps in training and in the file: golf_pack scales the clips only a little to fill 200 kB.
 CODES = "embed|head=int8-row+clip-29.5,blocks=int6-row+clip-8.9"
 GOLF = f"--qat={CODES} --plan={CODES}"
@@ -102,16 +103,16 @@ ENTRIES = {  # entry → scale → flags, and --plan for scripts.golf_pack
     },
     "seed": {"1gpu": SEED},
     "naive-narrow": {
-        "embedded": f"{NAIVE} {RATES} --depth=3 --width=48 --head-dim=16",
-        "cpu": f"{NAIVE} {RATES} --depth=7 --width=96",
+        "embedded": f"{SMALL_NAIVE} --depth=3 --width=48 --head-dim=16",
+        "cpu": f"{SMALL_NAIVE} --depth=7 --width=96",
     },
     "naive-middle": {
-        "embedded": f"{NAIVE} {RATES} --depth=1 --width=64",
-        "cpu": f"{NAIVE} {RATES} --depth=4 --width=128",
+        "embedded": f"{SMALL_NAIVE} --depth=1 --width=64",
+        "cpu": f"{SMALL_NAIVE} --depth=4 --width=128",
     },
     "naive-wide": {
-        "embedded": f"{NAIVE} {RATES} --depth=1 --width=72 --head-dim=24",
-        "cpu": f"{NAIVE} {RATES} --depth=2 --width=160",
+        "embedded": f"{SMALL_NAIVE} --depth=1 --width=72 --head-dim=24",
+        "cpu": f"{SMALL_NAIVE} --depth=2 --width=160",
     },
     "naive": {"1gpu": f"{NAIVE} --depth=9 --width=512 --kv-heads=4"},
 }
@@ -171,11 +172,12 @@ def tricks_of(given: Flags) -> list[str]:
     from nanochat.gpt import GPTConfig
     from nanochat.models import config_fields
 
-    def meaning(flags: Flags) -> Record:
+    def meaning(trick: str) -> Record:
+        flags = expand(given | {"--without": trick})
         return flags | {"--model": GPTConfig(**config_fields(flags["--model"]))}
 
-    own = meaning(expand(given))
-    tricks = [trick for trick in TRICKS if meaning(expand(given | {"--without": trick})) != own]
+    own = meaning("")
+    tricks = [trick for trick in TRICKS if meaning(trick) != own]
     return [trick for trick in tricks if trick != "late QAT" or "--qat" in own]
 
 
@@ -191,12 +193,13 @@ def code_bytes() -> int:
 def check_size(groups: Mapping[str, int], budget: int, with_tokenizer: bool) -> int:
     """Return the bytes that count; ValueError if they are above the budget."""
     counted = {group: size for group, size in groups.items() if with_tokenizer or group != "tokenizer"}
-    over = sum(counted.values()) - budget
-    if over > 0:
+    total = sum(counted.values())
+    if total > budget:
         largest = sorted(counted, key=counted.get, reverse=True)[:3]
         named = ", ".join(f"{group} {counted[group]:,}" for group in largest)
-        raise ValueError(f"{budget + over:,} bytes are {over:,} over the budget of {budget:,}; the largest: {named}")
-    return budget + over
+        over = f"{total - budget:,} over the budget of {budget:,}"
+        raise ValueError(f"{total:,} bytes are {over}; the largest: {named}")
+    return total
 
 
 # ---- a packed model ----
@@ -234,15 +237,11 @@ class Result(NamedTuple):
 
     def against(self, other: "Result") -> tuple[float | None, float | None]:
         """Return the difference in bits per byte to another entry, and p; None where there is none."""
-        own, others = self.values("bpb"), other.values("bpb")
         if self.name == other.name:
             return None, None
+        own, others = self.values("bpb"), other.values("bpb")
         p = None if len(own) == len(others) == 1 else p_value(own, others)
         return statistics.fmean(own) - statistics.fmean(others), p
-
-
-def deviation(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
 
 
 def check_comparable(tag: str, results: Iterable[Result]) -> None:
@@ -266,23 +265,22 @@ def results_table(title: str, results: Sequence[Result], other: Result) -> Recor
         difference, p = result.against(other)
         within = None if p is None else "yes" if p > SIGNIFICANT else "no"
         bpb, size, *seconds = (statistics.fmean(result.values(name)) for name in ("bpb", "Bytes", *PHASES))
-        error = deviation(result.values("bpb"))
-        rows.append([result.name, bpb, error, difference, p, within, size, sum(seconds), len(result.seeds)])
+        count = len(result.seeds)
+        error = statistics.stdev(result.values("bpb")) if count > 1 else None
+        rows.append([result.name, bpb, error, difference, p, within, size, sum(seconds), count])
     return table_of(title, COLUMNS, rows)
 
 
 def means(result: Result) -> Metrics:
     """Return the metrics of an entry: what is equal in all seeds, else the mean with the deviation, or all texts."""
     found = dict(result.seeds[0])
-    for name, first in found.items():
-        if all(seed[name] == first for seed in result.seeds):
-            continue
+    for name, first in result.seeds[0].items():
         values = result.values(name)
         if isinstance(first, str):
-            found[name] = ", ".join(map(str, values))
-        else:
+            found[name] = ", ".join(dict.fromkeys(map(str, values)))
+        elif len(set(values)) > 1:
             spec = first["format"] if isinstance(first, dict) else ",.0f"
-            found[name] = measured(statistics.fmean(values), deviation(values), spec)
+            found[name] = measured(statistics.fmean(values), statistics.stdev(values), spec)
     return found
 
 
@@ -291,16 +289,14 @@ def main(words: Sequence[str]) -> None:
     *words, part = words
     given = DEFAULTS | read_flags(words)
     flags, scale = expand(given), SCALES[given["--scale"]]
-    plan = flags.pop("--plan")
     parts = {
-        "baselines": lambda: scale.baselines,
-        "tricks": lambda: tricks_of(given),
-        "vocabulary": lambda: [VOCABULARIES.get(given["--entry"], scale.vocabulary)],
-        "data": lambda: [flags.get("--data", "auto")],
-        "plan": lambda: [plan],
-        "flags": lambda: [f"{flag}={value}" if value else flag for flag, value in flags.items()],
+        "baselines": scale.baselines,
+        "vocabulary": [VOCABULARIES.get(given["--entry"], scale.vocabulary)],
+        "data": [flags.get("--data", "auto")],
+        "plan": [flags.pop("--plan")],
+        "flags": [f"{flag}={value}" if value else flag for flag, value in flags.items()],
     }
-    print(*parts[part](), sep="\n")
+    print(*(tricks_of(given) if part == "tricks" else parts[part]), sep="\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from typing import NamedTuple
@@ -45,7 +45,9 @@ ARMS = {
     "L": "as many applications, one state, loss at the end alone",
 }
 ONE_SEED = "no verdict: one seed"
-BPB, FLOPS = "Final validation bpb", "Number of FLOPs per token"  # metrics of base training
+# Metrics of base training, and the seconds that its checkpoint has.
+BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
+SECONDS = "Seconds of training"
 # Settings in which an arm may differ from R, and a run from that of another seed.
 FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
 FREE_IN_SEED = {"seed", "target_seconds"}  # W takes as long as its R
@@ -61,8 +63,7 @@ LOSS_PARTS = 5
 # ---- finished arms ----
 
 
-@dataclass(frozen=True)
-class ArmRun:
+class ArmRun(NamedTuple):
     """A finished base model of an arm."""
 
     outcome: Outcome
@@ -73,17 +74,13 @@ class ArmRun:
     def read(cls, tag: str) -> "ArmRun":
         folder = stage_dir("base_train", tag)
         if not (folder / "outcome.json").exists():
-            raise ValueError(f"the run {tag} has not finished: bash runs/recursion.sh trains all arms")
+            raise ValueError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
         return cls(Outcome.load(folder / "outcome.json"), newest(folder), read_metrics(folder / "metrics.jsonl"))
 
     def figure(self, name: str) -> float:
-        """Return a metric of the outcome as a number."""
-        value = self.outcome.metrics[name]
+        """Return a metric of the outcome, or the seconds of training, as a number."""
+        value = self.checkpoint.manifest["loop"]["seconds"] if name == SECONDS else self.outcome.metrics[name]
         return value["value"] if isinstance(value, dict) else value
-
-    @property
-    def seconds(self) -> float:
-        return self.checkpoint.manifest["loop"]["seconds"]
 
     @property
     def exits(self) -> list[float]:
@@ -98,13 +95,11 @@ class ArmRun:
 
     def require_settings_of(self, other: "ArmRun", free: Container[str]) -> None:
         """Raise a ValueError if this run differs from another one in a setting that is not free."""
-        own, others = self.checkpoint.manifest["config"], other.checkpoint.manifest["config"]
-        for name, value in own.items():
-            if name not in free and value != others.get(name):
-                raise ValueError(
-                    f"{self.outcome.tag} has {flag_of(name)}={value}, and {other.outcome.tag} {others.get(name)}: "
-                    "train one of them again"
-                )
+        for name, value in self.checkpoint.manifest["config"].items():
+            found = other.checkpoint.manifest["config"].get(name)
+            if name not in free and value != found:
+                flag = f"{self.outcome.tag} has {flag_of(name)}={value}"
+                raise ValueError(f"{flag}, and {other.outcome.tag} {found}: train one of them again")
 
 
 def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
@@ -120,17 +115,12 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
         is_recursive = run.checkpoint.manifest["model"]["supervision"] > 0
         if is_recursive != (arm == "R") or run.applications != (recursion.applications if arm in "RL" else 1):
             raise ValueError(f"{run.outcome.tag} is not the model of arm {arm}: train it again")
-    for arm in "PWL":
-        counts = [run.figure("Number of parameters") for run in (arms[arm], recursion)]
-        if counts[0] != counts[1]:
-            raise ValueError(f"arm {arm} has {counts[0]:,} parameters, and R {counts[1]:,}: train one of them again")
-    shares = {
-        "F": arms["F"].figure(FLOPS) / recursion.figure(FLOPS),
-        "W": arms["W"].seconds / recursion.seconds,
-    }
-    for arm, share in shares.items():
-        if abs(share - 1) > TOLERANCE:
-            raise ValueError(f"arm {arm} took {share:.2f} times the compute of R: train it again")
+    tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
+    for name, (some, tolerance) in tolerated.items():
+        for arm in some:
+            own, other = arms[arm].figure(name), recursion.figure(name)
+            if abs(own / other - 1) > tolerance:
+                raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
     return arms
 
 
@@ -141,34 +131,30 @@ def open_text(run: ArmRun) -> Corpus:
 
 def loader_of(run: ArmRun, corpus: Corpus, device: torch.device | str = "cpu") -> TextLoader:
     """Return a loader like that of a run, at its start."""
-    config = run.checkpoint.manifest["config"]
-    length, seed, lanes = config["max_seq_len"], config["seed"], run.outcome.config["lanes"]
+    config, lanes = run.checkpoint.manifest["config"], run.outcome.config["lanes"]
+    length, seed = config["max_seq_len"], config["seed"]
     rows = config["total_batch_size"] // length
     return TextLoader(corpus, tokenizer_of(run.checkpoint), rows, length, device=device, seed=seed, lanes=lanes)
 
 
-def batches_hash(run: ArmRun, corpus: Corpus, steps: int) -> str:
-    """Return the SHA-256 of the first batches of a run, read again.
-
-    Where the run has no more steps, the loader has to end at the position in the checkpoint.
-    """
-    digest = sha256()
-    with loader_of(run, corpus) as loader:
-        for _ in range(steps):
-            for part in next(loader):
-                digest.update(part.numpy().tobytes())
-        place = json.loads(json.dumps(loader.state_dict()))  # a manifest has lists in place of tuples
-    if run.checkpoint.step == steps and place != run.checkpoint.manifest["source"]:
-        raise ValueError(f"{run.outcome.tag} was trained on other batches than its settings give: train it again")
-    return digest.hexdigest()
-
-
 def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
-    """Return the hash of the batches that all arms have read; ValueError if they differ. W reads more, or fewer."""
-    steps = min(run.checkpoint.step for run in arms.values())
+    """Return the SHA-256 of the batches that all arms have read, read again; ValueError if they differ.
+
+    W reads more, or fewer. Where a run has no more steps, its loader has to end at the position in the checkpoint.
+    """
     if len({run.checkpoint.step for arm, run in arms.items() if arm != "W"}) > 1:
         raise ValueError("the arms R, P, F and L have different numbers of steps: train them again")
-    found = {arm: batches_hash(run, corpus, steps) for arm, run in arms.items()}
+    found, steps = {}, min(run.checkpoint.step for run in arms.values())
+    for arm, run in arms.items():
+        digest = sha256()
+        with loader_of(run, corpus) as loader:
+            for _ in range(steps):
+                for part in next(loader):
+                    digest.update(part.numpy().tobytes())
+            place = json.loads(json.dumps(loader.state_dict()))  # a manifest has lists in place of tuples
+        if run.checkpoint.step == steps and place != run.checkpoint.manifest["source"]:
+            raise ValueError(f"{run.outcome.tag} was trained on other batches than its settings give: train it again")
+        found[arm] = digest.hexdigest()
     if len(set(found.values())) > 1:
         raise ValueError(f"the arms were trained on different batches: {found}")
     return found["R"]
@@ -210,21 +196,18 @@ def refit(
 
     rounds: train so long in any case, at each of the rates.
     """
-    model = model_of_exit(exits, checkpoint, runtime)
-    manifest = checkpoint.manifest
-    rows = manifest["loop"]["device_batch"]
-    settings = TrainingSettings(total_batch_size=manifest["config"]["total_batch_size"], save_every=-1)
-    groups = build_groups(model, settings, rate_scale(settings.total_batch_size), 0.0)
+    model, rows = model_of_exit(exits, checkpoint, runtime), checkpoint.manifest["loop"]["device_batch"]
+    size = checkpoint.manifest["config"]["total_batch_size"]
+    settings = TrainingSettings(total_batch_size=size, save_every=-1)
+    groups = build_groups(model, settings, rate_scale(size), 0.0)
     [head] = [group for group in groups if group.name == "unembedding"]
-    optimizer = Optimizer([head])
     flops = model.flops_per_token()
-    loop = TrainingLoop(model, source, next_token, optimizer, runtime, log, settings, State(), {}, rows, flops)
+    loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
 
     def measure() -> float:
         return bits_per_byte(model, text, model.config.max_seq_len, rows, runtime).value
 
-    lowest = measure()
-    done = []
+    lowest, done = measure(), []
     for number, factor in enumerate(REFIT_RATES):
         head.lr = head.initial_lr * factor
         done.append(0)
@@ -234,14 +217,13 @@ def refit(
             loop.steps = loop.state.step + REFIT_STEPS
             loop.run([], lambda state: None, [])
             found = measure()
-            print0(f"refit: step {loop.state.step}, {found:.4f} bits per byte at exit {exits - 1}")
+            print0(f"refit: step {loop.steps}, {found:.4f} bits per byte at exit {exits - 1}")
             falls = found < (1 - LEAST_GAIN) * lowest
             lowest = min(lowest, found)
     return Refit(lowest, done)
 
 
-@dataclass(frozen=True)
-class SeedResult:
+class SeedResult(NamedTuple):
     """The arms of a seed, compared."""
 
     arms: dict[str, ArmRun]
@@ -253,20 +235,12 @@ class SeedResult:
     @property
     def refinements(self) -> tuple[float, float, float]:
         """The refinement of R as it is, with the first exit refitted, and with both exits refitted."""
-        exits = self.arms["R"].exits
-        both = [self.first.bpb, self.last.bpb]
-        return refinement(exits), refinement([self.first.bpb, exits[-1]]), refinement(both)
+        exits, first = self.arms["R"].exits, self.first.bpb
+        return refinement(exits), refinement([first, exits[-1]]), refinement([first, self.last.bpb])
 
     def gain(self, arm: str) -> float:
         """Return the bits per byte of an arm minus those of R."""
         return self.arms[arm].figure(BPB) - self.arms["R"].figure(BPB)
-
-
-def compare(arms: dict[str, ArmRun], runtime: Runtime, log: MetricLog) -> SeedResult:
-    """Compare the arms of a seed, and refit the first and the last exit of R."""
-    corpus = open_text(arms["R"])
-    batches = common_hash(arms, corpus)
-    return SeedResult(arms, batches, *refit_exits(arms["R"], corpus, runtime, log))
 
 
 def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[Refit, Refit, float]:
@@ -274,12 +248,12 @@ def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -
     size = run.outcome.config["eval_bytes"]
     size = runtime.validation_bytes if size < 0 else size
     text = read_text(corpus.batches("val"), tokenizer_of(run.checkpoint), size)
-    refits = []
+    refits, rounds = [], ()
     for exits in (1, len(run.exits)):
         with loader_of(run, corpus, runtime.device) as source:
             source.load_state_dict(run.checkpoint.manifest["source"])  # goes on where the run has ended
-            rounds = refits[0].rounds if refits else ()
             refits.append(refit(exits, run.checkpoint, source, text, runtime, log, rounds))
+            rounds = refits[0].rounds
     return *refits, math.log(2) * text.bytes / (len(text.ids) - 1)
 
 
@@ -294,12 +268,10 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
     """
     if len(own) < 2:
         return ONE_SEED
-    beats_exit, beats_plain, beats_deep = (interval(some).is_positive for some in (refitted, gains["P"], gains["F"]))
-    if beats_exit and beats_plain:
-        return "better than its compute" if beats_deep else "depth only"
-    if not beats_exit and statistics.fmean(own) >= LEAST_REFINEMENT:
-        return "a poor first exit"
-    return "none"
+    beats_exit = interval(refitted).is_positive
+    if beats_exit and interval(gains["P"]).is_positive:
+        return "better than its compute" if interval(gains["F"]).is_positive else "depth only"
+    return "none" if beats_exit or statistics.fmean(own) < LEAST_REFINEMENT else "a poor first exit"
 
 
 # ---- a run before a longer one ----
@@ -311,15 +283,14 @@ def unmet_criteria(records: Sequence[Record]) -> list[str]:
     steps = [record for record in records if "train/grad_norm" in record]
     if not exits or len(steps) < LOSS_PARTS:
         return ["it has no validation, or too few steps"]
-    fall = refinement(exits[-1])
+    fall, (low, high) = refinement(exits[-1]), EXPECTED_NORM
     norm = statistics.median(record["train/grad_norm"] for record in steps)
-    low, high = EXPECTED_NORM
     size = len(steps) // LOSS_PARTS
-    losses = [statistics.fmean(record["train/loss"] for record in steps[i * size :][:size]) for i in range(LOSS_PARTS)]
+    sums = [sum(record["train/loss"] for record in steps[i * size :][:size]) for i in range(LOSS_PARTS)]
     criteria = {
         "an exit is not better than the one before it": all(later < earlier for earlier, later in pairwise(exits[-1])),
         f"the refinement is {100 * fall:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%": fall >= EXPECTED_REFINEMENT,
         f"the gradient's norm is {norm:.2f} in the median, not {low} to {high}": low <= norm <= high,
-        "the loss does not fall from each fifth of the run to the next": losses == sorted(losses, reverse=True),
+        "the loss does not fall from each fifth of the run to the next": sums == sorted(sums, reverse=True),
     }
     return [sentence for sentence, is_met in criteria.items() if not is_met]

@@ -73,7 +73,7 @@ def refusal(tag="small"):
 
 
 def test_arms_that_cannot_be_compared_are_refused(base):
-    assert refusal("other") == "the run other-R-1 has not finished: bash runs/recursion.sh trains all arms"
+    assert refusal("other") == "the run other-R-1 has not finished: train it first, as bash runs/recursion.sh does"
     for arm in DEPTH.keys() | {"W"}:
         base.copy(f"small-{arm}-1", f"changed-{arm}-1")
     recursion = ArmRun.read("small-R-1")
@@ -102,10 +102,11 @@ def test_the_criteria_for_a_longer_run(base, capsys):
         recursion_eval.main(Config(tag="small-P-1", check=True))
     with pytest.raises(ValueError, match="the run made has not finished: train it first"):
         recursion_eval.main(Config(tag="made", check=True))
+    base.copy("small-P-1", "made")
+    (base.of("made") / "metrics.jsonl").unlink()
     with MetricLog(base.of("made")) as log:
         for step in range(1, 11):
             log.write("train", step, **{"train/loss": 3.0 - 0.1 * step, "train/grad_norm": 1.0})
         log.write("validation", 10, **{f"val/bpb at exit {i}": 2.0 - 0.2 * i for i in range(4)})
-    shutil.copy(base.of("small-P-1") / "outcome.json", base.of("made"))
     recursion_eval.main(Config(tag="made", check=True))
     assert capsys.readouterr().out == "the run made meets all four criteria\n"
