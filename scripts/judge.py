@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from nanochat.chat import check_conversation
 from nanochat.config import Count, option, run
 from nanochat.curate.teacher import Teacher, TeacherSettings, judge, plain, read_rows
 from nanochat.log import Record, format_value, print0
@@ -80,7 +81,10 @@ def answers_of(name: str, prompts: list[list[dict]], config: Config) -> list[str
 def read_answers(config: Config) -> list[Record]:
     """Return rows with a prompt and two answers."""
     if config.rows:
-        return read_rows(config.rows, "prompt", "answer_a", "answer_b")
+        rows = read_rows(config.rows, "prompt", "answer_a", "answer_b")
+        for row in rows:
+            check_conversation({"messages": row["prompt"]})
+        return rows
     prompts = read_prompts(config)
     sides = zip(prompts, answers_of(config.a, prompts, config), answers_of(config.b, prompts, config), strict=True)
     return [{"prompt": prompt, "answer_a": a, "answer_b": b} for prompt, a, b in sides]

@@ -27,15 +27,14 @@ class Config(TeacherSettings):
 
 
 def translate_prompts(teacher: Teacher, config: Config, row: Record) -> Record:
-    """Return the row with its prompts in another language, and their text before as `original`."""
+    """Return the row with its prompts in another language, and the last one's text before as `original`."""
     messages = []
-    original = []
     for message in row["messages"]:
         if message["role"] != "assistant":
-            original.append(plain(message))
-            message = message | {"content": translate(teacher, plain(message), config.language)}
+            original = plain(message)
+            message = message | {"content": translate(teacher, original, config.language)}
         messages.append(message)
-    return row | {"messages": messages, "original": "\n\n".join(original)}
+    return row | {"messages": messages, "original": original}
 
 
 def answer_prompts(teacher: Teacher, config: Config, row: Record) -> Record:

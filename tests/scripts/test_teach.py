@@ -2,41 +2,28 @@
 
 import json
 
-from chat_files import write_lines
 from teachers import completion, teaching
 
-ROW = {"source": "mine", "messages": [{"role": "system", "content": "Be short."}]}
-ROW["messages"] += [{"role": role, "content": text} for role, text in (("user", "Why?"), ("assistant", "So."))]
-ROW["messages"] += [{"role": role, "content": text} for role, text in (("user", "How?"), ("assistant", "Thus."))]
+TEXTS = ("system", "Be short."), ("user", "Why?"), ("assistant", "So."), ("user", "How?"), ("assistant", "Thus.")
 
 
 def test_prompts_are_translated_and_then_answered(tmp_path, here):
-    source = write_lines(tmp_path / "chats.jsonl", ROW).removeprefix("json:")
+    chats, prompts, out = (tmp_path / name for name in ("chats.jsonl", "prompts.jsonl", "out.jsonl"))
+    messages = [{"role": role, "content": text} for role, text in TEXTS]
+    chats.write_text(json.dumps({"source": "mine", "messages": messages}))
     with teaching(lambda text: completion(f"<{text.splitlines()[-1]}>")) as served:
-        flags = ("--task=translate", f"--chats={source}", f"--out={tmp_path}/ko.jsonl")
-        assert here("scripts.teach", *flags, *served.flags).returncode == 0
-        here(
-            "scripts.teach",
-            "--task=answer",
-            f"--chats={tmp_path}/ko.jsonl",
-            f"--out={tmp_path}/out.jsonl",
-            *served.flags,
-        )
-    [row] = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+        here("scripts.teach", "--task=translate", f"--chats={chats}", f"--out={prompts}", *served.flags)
+        here("scripts.teach", "--task=answer", f"--chats={prompts}", f"--out={out}", *served.flags)
+    row = json.loads(out.read_text())
     texts = [message["content"] for message in row.pop("messages")]
     assert texts == ["<Be short.>", "<Why?>", "<<Why?>>", "<How?>", "<<How?>>"]
-    assert row == {"source": "mine", "original": "Be short.\n\nWhy?\n\nHow?", "teacher": "wise"}
-
-
-def test_wrong_rows_are_refused(tmp_path, here):
+    assert row == {"source": "mine", "original": "How?", "teacher": "wise"}
     cases = {
         "{}": "chats.jsonl:1 is no JSON with messages",
-        "{": "chats.jsonl:1 is no JSON",
+        "{": "chats.jsonl:1 is no",
         '{"messages": []}': "one message",
     }
-    for row, sentence in cases.items():
-        source = write_lines(tmp_path / "chats.jsonl", row).removeprefix("json:")
-        done = here("scripts.teach", f"--chats={source}", f"--out={tmp_path}/out.jsonl")
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-        assert sentence in done.stderr
-    assert not (tmp_path / "out.jsonl").exists()
+    for line, sentence in cases.items():
+        chats.write_text(line)
+        done = here("scripts.teach", f"--chats={chats}", f"--out={tmp_path}/never.jsonl")
+        assert (done.returncode, done.stderr.count("\n"), sentence in done.stderr) == (2, 1, True)
