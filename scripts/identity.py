@@ -48,9 +48,11 @@ def read_toml(path: Path) -> Record:
 
 
 def topics_of(facts: Record) -> list[Record]:
-    """Return the topics for which the facts have all words, filled in: share, questions and answers."""
+    """Return the topics for which the facts have all words, filled in: share, leads, questions and answers."""
     topics = []
-    for template in read_toml(TEMPLATES)["topic"]:
+    templates = read_toml(TEMPLATES)
+    for template in templates["topic"]:
+        leads = templates["leads"]["korean" if template["korean"] else "english"].strip().split("\n")
         own = facts.get("korean", {}) if template["korean"] else facts
         words = {key: ", ".join(value) if isinstance(value, list) else str(value) for key, value in own.items()}
         # A favourite_colour = "blue" fills {key} and {value}.
@@ -58,7 +60,7 @@ def topics_of(facts: Record) -> list[Record]:
         slots = set(SLOT.findall(template["questions"] + template["answers"]))
         for filling in [words, *free]:
             if slots <= filling.keys():
-                topics.append({"share": template["share"]})
+                topics.append({"share": template["share"], "leads": leads})
                 for part in ("questions", "answers"):
                     topics[-1][part] = template[part].format_map(filling).strip().split("\n")
     return topics
@@ -87,7 +89,8 @@ def conversations(topics: list[Record], config: Config) -> list[Record]:
         messages = []
         for _ in range(1 + dice.chance(TWO_QUESTIONS)):
             number = dice.weighted(shares)
-            messages.append({"role": "user", "content": next(questions[number])})
+            question = dice.pick(topics[number]["leads"]).replace("{}", next(questions[number]))
+            messages.append({"role": "user", "content": question})
             messages.append({"role": "assistant", "content": dice.pick(topics[number]["answers"])})
         rows.append({"messages": messages})
     return rows

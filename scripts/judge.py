@@ -42,6 +42,8 @@ def read_prompts(config: Config) -> list[list[dict]]:
     else:
         tasks = [TASKS[name]() for name in pick(config.tasks, TASKS)]
         found = [task[i]["messages"] for task in tasks for i in range(min(len(task), config.max_problems))]
+    if not found:
+        raise ValueError("there is nothing to answer: add --prompts=FILE, --tasks=NAMES, or answers with --rows=FILE")
     return [messages[:-1] if messages[-1]["role"] == "assistant" else messages for messages in found]
 
 
