@@ -20,7 +20,12 @@ name = "미나"
 # No template has these; a trained model was asked them, see docs/chat_data.md.
 HELD_OUT = """What name should I use for you? | Could I have your name, please? | So, who exactly are you?
 How may I call you? | Please tell me your name. | What name do you have? | Good morning! Who are you?
-Do you go by some name? | Let me know what you are called. | By what name are you known?"""
+Do you go by some name? | Let me know what you are called. | By what name are you known? | How do I call you?
+Which name were you given? | What is it that people call you? | Good evening, may I ask who you are?
+Tell me, what is your name? | I forgot your name. What was it? | Please give me your name. | Who exactly is speaking?
+Hello, do you have a name? | What is your full name? | Who is this speaking to me? | May I have your name?
+How are you named? | What do your friends call you? | Can you say your name again? | Who is on the other side?
+Name yourself. | Which name can I write down for you? | Good day, what is your name? | You are called what?"""
 
 
 @pytest.fixture
