@@ -7,20 +7,18 @@ python -m scripts.chat_sft --tag=d8 --mixture=json:identity.jsonl:3,smoltalk@100
 import re
 import sys
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 
 from nanochat.config import Count, option, run
-from nanochat.curate.teacher import Teacher, TeacherSettings
+from nanochat.curate.teacher import Teacher, TeacherSettings, user
 from nanochat.log import Record, print0
 from nanochat.outcome import ROOT
 from nanochat.paths import write_jsonl
 from nanochat.world.facts import Dice
 
 TEMPLATES = ROOT / "nanochat/curate/identity.toml"
-KNOWN = "name maker purpose licence languages cannot korean".split()  # keys with templates of their own
-SLOT = re.compile(r"\{(\w+)\}")
-NUMBERING = re.compile(r"^[-*\s]*(\d+[.)]\s*)?")  # before a line of a list
+KNOWN = "name maker purpose licence languages cannot".split()  # keys with templates of their own
+NUMBERING = re.compile(r"^[-*\s]*(\d+[.)]\s*)?", re.MULTILINE)  # before a line of a list
 TWO_QUESTIONS = 0.3  # share of conversations
 
 
@@ -49,20 +47,20 @@ def read_toml(path: Path) -> Record:
 
 def topics_of(facts: Record) -> list[Record]:
     """Return the topics for which the facts have all words, filled in: share, leads, questions and answers."""
-    topics = []
     templates = read_toml(TEMPLATES)
-    for template in templates["topic"]:
-        leads = templates["leads"]["korean" if template["korean"] else "english"].strip().split("\n")
-        own = facts.get("korean", {}) if template["korean"] else facts
-        words = {key: ", ".join(value) if isinstance(value, list) else str(value) for key, value in own.items()}
-        # A favourite_colour = "blue" fills {key} and {value}.
-        free = [{"key": key.replace("_", " "), "value": words[key]} for key in words if key not in KNOWN]
-        slots = set(SLOT.findall(template["questions"] + template["answers"]))
-        for filling in [words, *free]:
+    korean = {f"korean_{key}": value for key, value in facts.pop("korean", {}).items()}
+    words = {key: ", ".join(value) if isinstance(value, list) else value for key, value in (facts | korean).items()}
+    # A favourite_colour = "blue" fills {key} and {value}.
+    own = [key for key in facts if key not in KNOWN]
+    fillings = [words] + [{"key": key.replace("_", " "), "value": words[key]} for key in own]
+    topics = []
+    for topic in templates["topic"]:
+        slots = set(re.findall(r"\{(\w+)\}", topic["questions"] + topic["answers"]))
+        leads = templates["leads"][topic["leads"]]
+        for filling in fillings:
             if slots <= filling.keys():
-                topics.append({"share": template["share"], "leads": leads})
-                for part in ("questions", "answers"):
-                    topics[-1][part] = template[part].format_map(filling).strip().split("\n")
+                texts = {part: topic[part].format_map(filling).split("\n") for part in ("questions", "answers")}
+                topics.append({"share": topic["share"], "leads": leads, **texts})
     return topics
 
 
@@ -71,27 +69,26 @@ def add_wordings(topics: list[Record], config: Config) -> None:
     teacher = Teacher(config)
 
     def ask(topic: Record) -> list[str]:
-        prompt = teacher.prompt("wordings", examples="\n".join(topic["questions"][:12]), count=str(config.wordings))
-        lines = teacher.ask([{"role": "user", "content": prompt}]).split("\n")
-        return [NUMBERING.sub("", line).strip() for line in lines if line.strip()]
+        examples = "\n".join(topic["questions"][:12])
+        lines = teacher.ask(user(teacher.prompt("wordings", examples=examples, count=str(config.wordings))))
+        return NUMBERING.sub("", lines).split("\n")
 
     for topic, lines in teacher.map(ask, topics):
-        topic["questions"].extend(lines)
+        topic["questions"].extend(line.strip() for line in lines if line.strip())
 
 
 def conversations(topics: list[Record], config: Config) -> list[Record]:
-    """Return conversations of one or two questions; every wording comes about equally often."""
+    """Return conversations with one or two questions."""
     dice = Dice("identity", config.seed)
-    questions = [cycle(dice.shuffled(topic["questions"])) for topic in topics]
-    shares = {number: topic["share"] for number, topic in enumerate(topics)}
+    shared = [topic for topic in topics for _ in range(topic["share"])]
     rows = []
     for _ in range(config.count):
         messages = []
         for _ in range(1 + dice.chance(TWO_QUESTIONS)):
-            number = dice.weighted(shares)
-            question = dice.pick(topics[number]["leads"]).replace("{}", next(questions[number]))
+            topic = dice.pick(shared)
+            question = dice.pick(topic["leads"]).replace("{}", dice.pick(topic["questions"]))
             messages.append({"role": "user", "content": question})
-            messages.append({"role": "assistant", "content": dice.pick(topics[number]["answers"])})
+            messages.append({"role": "assistant", "content": dice.pick(topic["answers"])})
         rows.append({"messages": messages})
     return rows
 
@@ -103,10 +100,8 @@ def main(config: Config) -> None:
     topics = topics_of(facts)
     if config.teacher:
         add_wordings(topics, config)
-    rows = conversations(topics, config)
-    write_jsonl(Path(config.out).expanduser(), rows)
-    wordings = sum(len(topic["questions"]) for topic in topics)
-    print0(f"identity: {len(rows):,} conversations about {len(topics)} topics, {wordings} questions: {config.out}")
+    write_jsonl(Path(config.out).expanduser(), conversations(topics, config))
+    print0(f"identity: {config.count:,} conversations about {len(topics)} topics: {config.out}")
 
 
 if __name__ == "__main__":

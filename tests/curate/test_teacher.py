@@ -48,23 +48,22 @@ def test_failures_that_pass_are_tried_again(waits):
 
 
 BROKEN = {
-    "cut": (completion("half an", reason="length"), "the answer is cut off (length)"),
-    "empty": (completion(" "), "the answer is empty (stop)"),
-    "wrong": ((200, {}, '{"choices": ['), "the response is no chat completion (JSONDecodeError)"),
-    "page": ((200, {"Content-Type": "text/html"}, "<p>"), "the response is no chat completion (AttributeError)"),
-    "long": ((400, {}, '{"error": {"message": "sk-secret is too long"}}'), "[key] is too long"),
+    "cut": completion("half an", reason="length"),
+    "empty": completion(" "),
+    "wrong": (200, {}, '{"choices": ['),
+    "page": (200, {"Content-Type": "text/html"}, "<p>"),
+    "long": (400, {}, '{"error": {"message": "sk-secret is too long"}}'),
 }
 
 
 def test_a_row_without_an_answer_is_counted_and_left_out(capsys, base):
-    with teaching(lambda text: BROKEN[text][0] if text in BROKEN else completion(f"{text}, sk-secret")) as served:
+    with teaching(lambda text: BROKEN.get(text) or completion(f"{text}!")) as served:
         for _ in range(2):
             teacher = Teacher(served.settings(parallel=2))
-            assert ask_all(teacher, ["one", *BROKEN, "two"]) == [("one", "one, [key]"), ("two", "two, [key]")]
+            assert ask_all(teacher, ["long", "one", *BROKEN, "two"]) == [("one", "one!"), ("two", "two!")]
             shown = capsys.readouterr().out
-            assert [reason for _, reason in BROKEN.values() if f"1 rows are left out: {reason}" not in shown][1:] == []
+            assert "6 rows without an answer are left out, the first: the teacher refuses, status 400: " in shown
             assert "[key] is too long" in shown
-            assert "teacher: 2 of 7 rows, " in shown
             assert "sk-secret" not in shown
         with pytest.raises(ValueError, match="no answer to any row, so nothing"):
             ask_all(teacher, ["cut"])
@@ -104,9 +103,6 @@ def test_a_server_that_hangs_or_is_gone_and_wrong_settings(monkeypatch):
     for url in ("", "localhost:8000", "http://user:key@host/v1", "http://host/v1?key=1"):
         with pytest.raises(ValueError, match="add --teacher=http://host:port/v1 and --teacher-model=NAME"):
             Teacher(TeacherSettings(teacher=url, teacher_model="wise"))
-    monkeypatch.setenv("OPENAI_API_KEY", "한국")
-    with pytest.raises(ValueError, match="characters that no HTTP header may have"):
-        Teacher(TeacherSettings(teacher="http://host/v1", teacher_model="wise"))
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
@@ -161,7 +157,7 @@ def test_a_killed_run_pays_for_nothing_twice(tmp_path, base, here):
         assert not (tmp_path / "out.jsonl").exists()
         done = here("scripts.teach", *flags, *served.flags)
         over.set()
-    assert "12 of 12 rows, 5 requests, 7 cached answers, 150 tokens" in done.stdout, done.stderr
+    assert "12 of 12 rows, 7 cached answers, 5 requests, 150 tokens" in done.stdout, done.stderr
     assert sorted(served.asked) == sorted([*(f"{number}?" for number in range(12)), "7?"])
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [row["messages"][1]["content"] for row in rows] == [f"It is {number}?" for number in range(12)]

@@ -63,12 +63,9 @@ def test_a_judge_with_a_bias(judged):
 def test_two_checkpoints_answer(judged, base, tmp_path):
     for tag, depth in (("mine", 2), ("other", 3)):
         write_model(base, tag, depth=depth)
-    prompts = write_lines(tmp_path / "chats.jsonl", *map(chat, range(4))).removeprefix("json:")
+    prompts = write_lines(tmp_path / "chats.jsonl", *map(chat, range(80)))  # 4 are held out
     flags = ("--a=sft:mine", f"--prompts={prompts}", "--device-type=cpu", "--dtype=fp32", "--max-new-tokens=20")
     found = judged(lambda first, second: 1 + (second > first), *flags, "--b=sft:other")
     assert all(pair["chosen"] > pair["rejected"] for pair in found[1])
     rows = [json.loads(line) for line in (base / "judge/d12/judged.jsonl").read_text().splitlines()]
-    for row in rows:
-        row["messages"] = [*row["prompt"], {"role": "assistant", "content": row["answer_b"]}]
-    answers = write_lines(tmp_path / "answers.jsonl", *rows).removeprefix("json:")
-    assert judged(lambda first, second: 1 + (second > first), *flags, f"--b={answers}") == found
+    assert len(rows) == len({row["prompt"][0]["content"] for row in rows}) == 4

@@ -13,7 +13,7 @@ import pytest
         ("chat_eval", ["--tasks=GSM8K|SmolTalk"], "SmolTalk is no task, choose from ARC-Easy, "),  # it has no verdicts
         ("chat_eval", ["--num-samples=4"], "--num-samples=4 would all be the same, add --temperature=1"),
         ("judge", [], "add --teacher=http://host:port/v1 and --teacher-model=NAME; OPENAI_API_KEY holds the key"),
-        ("judge", ["--teacher=http://a/v1", "--teacher-model=b"], "add --prompts=FILE, --tasks=NAMES, or answers with"),
+        ("judge", ["--teacher=http://a/v1", "--teacher-model=b"], "add --prompts=NAMES, or answers with"),
         ("prepare", ["--tasks=gsm9k"], "gsm9k is no task, choose from "),
         ("prepare", ["--num-shards=9999"], "=9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542"),
         ("tok_train", ["--max-char=5"], "did you mean --max-chars?"),
