@@ -1,6 +1,6 @@
 """Compare two models' free answers side by side: a judge at an endpoint reads each pair in both orders.
 
-python -m scripts.judge --a=sft:d8 --b=dpo:d8 --prompts=World-Talk --teacher=http://localhost:8000/v1 --teacher-model=NAME
+python -m scripts.judge --a=sft:d8 --b=dpo:d8 --prompts=World-Sums --teacher=http://host:8000/v1 --teacher-model=...
 python -m scripts.judge --rows=answers.jsonl --pairs=pairs.jsonl --teacher=... --teacher-model=...
 """
 
@@ -88,10 +88,9 @@ def main(config: Config) -> None:
     if config.pairs:
         pairs = []
         for row in judged:
-            a, b = row["answer_a"], row["answer_b"]
-            chosen, rejected = (a, b) if row["score"] == 1 else (b, a)
+            better, worse = ("answer_a", "answer_b") if row["score"] == 1 else ("answer_b", "answer_a")
             if row["score"] != 0.5:  # no tie
-                pairs.append({"prompt": row["prompt"], "chosen": chosen, "rejected": rejected})
+                pairs.append({"prompt": row["prompt"], "chosen": row[better], "rejected": row[worse]})
         write_jsonl(Path(config.pairs).expanduser(), pairs)
         print0(f"judge: {len(pairs):,} pairs: {config.pairs}")
     outcome.write()
