@@ -34,6 +34,7 @@ Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 
 OpenRows = Callable[[str], Sequence[dict]]  # from the tag of a tokenizer to conversations
 
+FEW_STEPS = 100  # below, the learning rate falls in large jumps, and few evaluations are made
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
@@ -88,6 +89,9 @@ def _plan(
     if config.target_seconds != -1:
         steps = None
     facts["Steps"] = f"{steps:,}" if steps else f"as many as {config.target_seconds:g} seconds allow"
+    if steps and steps < FEW_STEPS and config.num_iterations == -1:
+        flag = "--examples-per-step" if answers else "--total-batch-size"
+        facts["Warning"] = f"only {steps} steps: a smaller {flag} gives more"
     facts["Learning rates"] = f"x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end"
     model = new_model(config_of(checkpoint.manifest))
     plan = RunPlan(

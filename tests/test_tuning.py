@@ -66,7 +66,9 @@ def test_a_plan_of_reinforcement_learning_counts_prompts(plan):
     flags = ["--source=base", "--examples-per-step=8", "--num-samples=2", "--max-seq-len=300"]
     said = plan("chat_rl", *flags)
     assert "A step: 8 prompts, 16 answers of at most 256 tokens\n" in said
-    assert f"Steps: {len(TASKS['GSM8K']('train')) // 8}\n" in said
+    steps = len(TASKS["GSM8K"]("train")) // 8
+    assert f"Steps: {steps}\n" in said
+    assert f"Warning: only {steps} steps: a smaller --examples-per-step gives more\n" in said
     assert said.endswith("answers as long as the context, without sampling them\n")
 
 
