@@ -30,7 +30,6 @@ from tasks.common import DataSet, Task, find_task
 
 # The path after json: may have any characters, and after ~ the first : is that of the augmentation.
 MEMBER = re.compile(r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@(\d+))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?")
-SHORT = ".{,60}"  # a question to suggest: one line
 SAMPLED = 50  # conversations of a task that are read for suggested questions
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
@@ -74,12 +73,8 @@ class Mixture:
     def questions(self, count: int = 4) -> list[str]:
         """Return questions to suggest to a person: from the conversations, else from all tasks in turn."""
         parts = self._parts.values()
-        columns = []
-        for task, numbers in [part for part in parts if part[0].kind == "chat"] or parts:
-            chats = [task[number]["messages"] for number in numbers[:SAMPLED].tolist()]
-            texts = [next(message["content"] for message in chat if message["role"] == "user") for chat in chats]
-            # Long texts, several lines and parts make no button.
-            columns.append([text for text in texts if isinstance(text, str) and re.fullmatch(SHORT, text)])
+        chats = [(task, numbers) for task, numbers in parts if task.kind == "chat"] or parts
+        columns = [task.suggestions(numbers[:SAMPLED].tolist()) for task, numbers in chats]
         # The first of each task, then the second of each: [(chat, sum), (chat, None)].
         rows = chain(*zip_longest(*columns))
         return list(dict.fromkeys(text for text in rows if text))[:count]
