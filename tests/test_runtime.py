@@ -48,9 +48,17 @@ def test_the_choice_of_device_and_precision(monkeypatch, capsys):
     assert chosen("cpu", "fp32").dtype == torch.float32  # the flag is stronger
 
 
-@pytest.mark.parametrize(("flags", "dtype"), [("avx512f amx_bf16", "bf16"), ("avx512_bf16", "bf16"), ("avx2", "fp32")])
-def test_the_precision_of_a_cpu_follows_its_instructions(flags, dtype, monkeypatch, tmp_path):
-    (tmp_path / "cpuinfo").write_text(f"flags : {flags}")
+@pytest.mark.parametrize(
+    ("vendor", "flags", "dtype"),
+    [
+        ("GenuineIntel", "avx512_bf16 amx_bf16", "bf16"),
+        ("GenuineIntel", "avx512_bf16", "fp32"),
+        ("AuthenticAMD", "avx512_bf16", "bf16"),
+        ("AuthenticAMD", "avx2", "fp32"),
+    ],
+)
+def test_the_precision_of_a_cpu_follows_its_instructions(vendor, flags, dtype, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\nflags : fpu {flags}\n")
     monkeypatch.setattr(under_test, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr("rustbpe.amx_is_broken", lambda: False)
     assert chosen("cpu").dtype == DTYPES[dtype]
