@@ -59,11 +59,6 @@ class State:
     notes: Record = field(default_factory=dict)  # evaluation results, for the outcome
     stop: str = ""  # the reason for an early end
 
-    @classmethod
-    def from_record(cls, record: Record) -> "State":
-        """Return the state in a manifest, also from an earlier version."""
-        return cls(**{name: value for name, value in record.items() if name in cls.__dataclass_fields__})
-
 
 Action = Callable[[State], None]  # between two steps
 

@@ -60,7 +60,7 @@ def main(config: Config) -> None:
         # Before layers are replaced, because it counts the model's FLOPs.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
-        before = State.from_record(trainer.resumed.manifest["loop"]) if trainer.resumed else State()
+        before = State(**trainer.resumed.manifest["loop"]) if trainer.resumed else State()
         if model.compiled and before.progress < 1:
             for rounds in (True, False) if config.qat else (False,):  # both kinds of layers are compiled
                 rounding.switch(rounds)
