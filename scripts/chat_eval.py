@@ -14,7 +14,7 @@ from nanochat.outcome import ANSWERS, Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
 from nanochat.stages import STAGES
-from tasks import JUDGED, open_tasks, pick
+from tasks import JUDGED, TASKS, open_tasks, pick
 
 # Stages that leave a model to chat with, by their short names.
 SOURCES = {stage.source: stage for stage in STAGES if stage.source}
@@ -44,7 +44,9 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
                 object.__setattr__(self, name, value)  # the dataclass is frozen
         if self.num_samples * self.repeats > 1 and not self.temperature:
             raise ValueError("all answers to a problem would be the same, add --temperature=1")
-        pick(self.tasks, JUDGED)  # an unknown task is an error before the model is loaded
+        # An unknown task or augmentation is an error before the model is loaded.
+        for name in pick(self.tasks, JUDGED):
+            TASKS[name]
 
 
 def main(config: Config) -> None:

@@ -33,10 +33,10 @@ def main(config: Config) -> None:
     if config.pairs:
         from nanochat.preferences import make_pairs  # slow
 
-        samples = [(record["prompt"], sample) for record in records for sample in record["samples"]]
-        pairs = make_pairs(samples, config.pairs_per_prompt)
+        pairs = make_pairs(records, config.pairs_per_prompt)
         write_jsonl(Path(config.pairs), pairs)
-        print_line(f"{config.pairs}: {len(pairs):,} pairs from {len(samples):,} answers")
+        answers = sum(len(record["samples"]) for record in records)
+        print_line(f"{config.pairs}: {len(pairs):,} pairs from {answers:,} answers")
         return
     step = records[-1]["step"]
     last = [record for record in records if record["step"] == step]
