@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import field, fields, make_dataclass
 from fractions import Fraction
+from types import FrameType
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
@@ -198,11 +199,20 @@ def stop_signals() -> list[int]:
 
 
 @contextmanager
-def collect_signals(*numbers: int) -> Iterator[list[int]]:
-    """Yield a list that collects these signals until the block ends; they end nothing and raise nothing."""
+def collect_signals(*numbers: int, react: Callable[[int], None] | None = None) -> Iterator[list[int]]:
+    """Yield a list that collects these signals until the block ends; they end nothing and raise nothing.
+
+    react: called with each signal.
+    """
     received = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if react:
+            react(number)
+
     # The handler runs in the main thread between two instructions.
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield received
     finally:
