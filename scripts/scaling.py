@@ -6,11 +6,10 @@ python -m scripts.scaling --kind=laws --prefix=scaling-
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nanochat.config import option, run
+from nanochat.config import option, options, run
 from nanochat.lab.scaling_fit import Optimum, ScalingRun, by_budget, optimum, power_law, read_runs
 from nanochat.log import print0
 from nanochat.paths import base_dir, write_text
@@ -18,14 +17,14 @@ from nanochat.report.card import markdown_table
 from nanochat.report.plots import Plot, draw_plot, picture_file
 
 
-@dataclass(frozen=True)
+@options("runs")
 class Config:
     """Compare finished base models, as runs/miniseries.sh and runs/scaling_laws.sh train them."""
 
     kind: Literal["miniseries", "laws"] = option(
-        "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs", group="runs"
+        "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs"
     )
-    prefix: str = option("", "prefix of the runs' tags (default: all of base_train)", group="runs")
+    prefix: str = option("", "prefix of the runs' tags (default: all of base_train)")
     out: str = option("", "file to write, with the plot beside it (default: KIND.md)", group="place")
 
 
