@@ -46,7 +46,7 @@ class CheckpointChoice(TagSettings):
     """A checkpoint of the run `tag`."""
 
     # For reading a model; training scripts choose by --resume.
-    step: Count = option(-1, "step of the checkpoint (-1: the newest)", in_card=False, short="-s")
+    step: Count = option(-1, "step of the checkpoint (-1: the newest)", least=-1, in_card=False, short="-s")
     exits: Count = option(0, "exits of a recursive model to run (0: as many as trained)")
 
 

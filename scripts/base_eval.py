@@ -15,7 +15,7 @@ from nanochat.settings import CheckpointChoice, DeviceSettings, LogSettings
 class Config(DeviceSettings, CheckpointChoice, LogSettings):
     """Evaluate a base model on the CORE metric."""
 
-    max_per_task: Count = option(-1, "items of each task (-1: all)")
+    max_per_task: Count = option(-1, "items of each task (-1: all)", least=-1)
 
 
 def main(config: Config) -> None:
