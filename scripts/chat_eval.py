@@ -6,9 +6,8 @@ python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 
 import json
 import re
-from dataclasses import dataclass
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import ANSWERS, Outcome
 from nanochat.paths import stage_dir
@@ -21,19 +20,19 @@ SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 SAMPLING = re.compile(r"\d(\.\d+)?,[01](\.\d+)?,[1-9]\d*")
 
 
-@dataclass(frozen=True)
+@options("tasks")
 class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     """Evaluate a model on tasks."""
 
     tasks: str = option(
-        "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", group="tasks", short="-a"
+        "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", short="-a"
     )
     # As the settings of a published evaluation are often given.
     sampling: str = option(
         "", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768", group="samples"
     )
-    unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them", group="tasks")
-    slots: Count = option(0, "rows generated at once (0: chosen)", group="device", least=0, in_card=False)
+    unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them")
+    slots: Count = option(0, "rows generated at once (0: chosen)", group="device", in_card=False)
 
     def __post_init__(self):
         if self.sampling:

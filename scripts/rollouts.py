@@ -4,21 +4,20 @@ python -m scripts.rollouts --tag=d8 --show 5
 python -m scripts.rollouts --tag=d8 --pairs=pairs.jsonl
 """
 
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import print_line, read_metrics
 from nanochat.paths import stage_dir, write_jsonl
 from nanochat.settings import TagSettings
 
 
-@dataclass(frozen=True)
+@options("samples")
 class Config(TagSettings):
     """Show the samples of scripts.chat_rl: questions with their answers, the best first."""
 
-    show: Count = option(5, "number of questions to show", group="samples", least=1)
+    show: Count = option(5, "number of questions to show", least=1)
     pairs: str = option(
         "", "write pairs of a better and a worse answer to this file, for scripts.chat_dpo", group="pairs"
     )

@@ -6,10 +6,9 @@ python -m scripts.scaling --kind=laws --tag=scaling --prefix=scaling-
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
-from nanochat.config import changed, option, run
+from nanochat.config import changed, option, options, run
 from nanochat.lab.scaling_fit import Optimum, ScalingRun, by_budget, optimum, power_law, read_runs
 from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome
@@ -17,15 +16,15 @@ from nanochat.paths import base_dir
 from nanochat.settings import TagSettings
 
 
-@dataclass(frozen=True)
+@options("runs")
 class Config(TagSettings):
     """Compare finished base models, as runs/miniseries.sh and runs/scaling_laws.sh train them."""
 
-    tag: str = changed(TagSettings, "tag", "scaling", text="name of the comparison, and of its folder")
+    tag = changed("scaling", text="name of the comparison, and of its folder")
     kind: Literal["miniseries", "laws"] = option(
-        "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs", group="runs"
+        "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs"
     )
-    prefix: str = option("", "prefix of the runs' tags (default: all of base_train)", group="runs")
+    prefix: str = option("", "prefix of the runs' tags (default: all of base_train)")
 
 
 def runs_table(runs: Sequence[ScalingRun]) -> Record:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from nanochat.config import Count, collect_signals, option, run, stop_signals
+from nanochat.config import Count, collect_signals, option, options, run, stop_signals
 from nanochat.data import hub
 from nanochat.log import Record, duration, print0, write
 from nanochat.outcome import ROOT, Outcome
@@ -262,13 +262,13 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
 # ---- the command of speedrun.sh ----
 
 
-@dataclass(frozen=True)
+@options("step")
 class Config:
     """Run one step of a planned job, unless it is finished."""
 
-    job: str = option("", "folder of the job", group="step")
-    step: str = option("", "name of the step", group="step")
-    lock: Count = option(9, "descriptor that holds the job's lock", group="step", least=0)
+    job: str = option("", "folder of the job")
+    step: str = option("", "name of the step")
+    lock: Count = option(9, "descriptor that holds the job's lock")
 
 
 def main(config: Config) -> None:
