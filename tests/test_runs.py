@@ -181,7 +181,7 @@ def test_golf_ends_with_a_comparison_and_resumes(runs, base, tmp_path):
             "--scale=1gpu needs a GPU: take --scale=embedded or cpu",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it would train"),
         ),
-        ("--without=smear", "--without is a word of nanochat.lab.golf: --ablate leaves out each trick"),
+        ("--without=smear", "--without is a flag of nanochat.lab.golf: --ablate leaves out each trick"),
         ("--entry=best", "--entry=best is not known at --scale=embedded, take one of golf, naive-narrow, naive-middle"),
         ("--width=33", "--width=33 is not a multiple of --head-dim=32"),
         ("--luck=1", "unknown argument --luck"),
