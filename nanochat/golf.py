@@ -39,8 +39,7 @@ def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch
     model.to_empty(device=device)
     odd = model.load_state_dict(artifact.weights, strict=False)
     if any(odd):
-        missing, unexpected = (", ".join(names) or "none" for names in odd)
-        raise ValueError(f"the artifact has missing tensors: {missing}; unexpected tensors: {unexpected}")
+        raise ValueError(f"missing tensors: {odd.missing_keys}; unexpected tensors: {odd.unexpected_keys}")
     model.compute_dtype = dtype
     model.attention = "chunks"  # plain PyTorch: on a GPU too, where no fused kernel takes fp32, windows and shared keys
     return model.eval().requires_grad_(False)
@@ -134,6 +133,8 @@ def main(words: Sequence[str]) -> None:
         "seconds": time.monotonic() - started,
         "seconds of the model": time.monotonic() - ready,
         "rows": row_count(len(ids), length, stride),
+        "stride": stride,
+        "groups": artifact.bytes,
         "artifact": sha256(data).hexdigest(),
         "text": sha256(text).hexdigest(),
         "sources": sources(),

@@ -14,7 +14,6 @@ import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
 from nanochat.lab.golf import (
@@ -33,15 +32,19 @@ from nanochat.outcome import Outcome, measured, read_outcomes
 from nanochat.paths import base_dir, read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 
-if TYPE_CHECKING:
-    from nanochat.artifact import Artifact
-
 ROOT = Path(__file__).parent.parent
 STAGE = "golf_eval"
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
-OF_PACKING = ("bpb before quantization", "Steps", "Tokens", "Parameters", "Bits per parameter", "Compression ratio")
-OF_PACKING += ("Tokenizer",)  # metrics that the card repeats
+OF_PACKING = (  # metrics that the card repeats
+    "bpb before quantization",
+    "Steps",
+    "Tokens",
+    "Parameters",
+    "Bits per parameter",
+    "Compression ratio",
+    "Tokenizer",
+)
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 
 
@@ -121,14 +124,14 @@ def score(folder: str, config: Config, device: str, stride: int, *flags: str) ->
     return json.loads(last)
 
 
-def choose_stride(config: Config, plain: Record, context: int, least: int) -> int:
+def choose_stride(config: Config, plain: Record, least: int) -> int:
     """Print the cost of each stride, by the pass without overlap; return the one asked for, or the first that fits.
 
     least: the shortest that auto takes.
     """
     from nanochat.golf import row_count
 
-    row = plain["seconds of the model"] / plain["rows"]
+    context, row = plain["stride"], plain["seconds of the model"] / plain["rows"]
     rows, chosen, stride = [], context, context
     while stride >= SHORTEST:
         cost = plain["seconds"] + row * (row_count(plain["tokens"], context, stride) - plain["rows"])
@@ -148,15 +151,13 @@ def choose_stride(config: Config, plain: Record, context: int, least: int) -> in
     return int(config.stride) or context
 
 
-def open_packed(path: Path) -> "tuple[Artifact, Outcome]":
-    """Return the content of the file that golf_pack has finished, and its record; ValueError for any other file."""
-    from nanochat.artifact import read_artifact
-
+def record_of(path: Path) -> Outcome:
+    """Return the record of an artifact that golf_pack has finished; ValueError for any other file."""
     record = path.with_name("outcome.json")
     made = Outcome.load(record) if path.exists() and record.exists() else None
     if not made or made.artifacts.get(path.name) != read_sha256(path):
         raise ValueError(f"there is no finished artifact at {path}: python -m scripts.golf_pack makes one")
-    return read_artifact(path.read_bytes()), made
+    return made
 
 
 def evaluate(config: Config) -> None:
@@ -166,25 +167,25 @@ def evaluate(config: Config) -> None:
 
     outcome = Outcome.begin(STAGE, config.tag, config)
     path = stage_dir("golf_pack", config.tag) / "artifact.golf"
-    artifact, made = open_packed(path)
+    made = record_of(path)
     packed = made.metrics
     before = packed["bpb before quantization"]["value"] if made.config["eval_bytes"] == config.eval_bytes else None
     scale = SCALES[packed["Scale"]]
     contained = find_sandbox(scale.device, config.unsafe_exec)
     limit = config.scoring_seconds or scale.scoring
     config = replace(config, scoring_seconds=limit)
-    context, budget = artifact.config["max_seq_len"], config.budget or scale.bytes
+    budget = config.budget or scale.bytes
     corpus = open_corpus(packed["Data"], packed.get("Shards", 0))  # older records have no shards
     with tempfile.TemporaryDirectory(prefix="golf-") as temporary:
         folder = os.path.realpath(temporary)
         os.chmod(folder, 0o755)
         shutil.copy(path, f"{folder}/artifact")
         write_json(Path(folder, "text"), first_documents(corpus.batches("val"), config.eval_bytes or scale.eval_bytes))
-        plain = score(folder, config, scale.device, context)
-        groups = artifact.bytes | {"code": sum(plain["sources"].values())}
+        plain = score(folder, config, scale.device, 0)
+        groups = plain["groups"] | {"code": sum(plain["sources"].values())}
         apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
         counted = check_size(groups, budget)
-        stride = choose_stride(config, plain, context, scale.stride)
+        stride = choose_stride(config, plain, scale.stride)
         started = time.monotonic()
         sliding = score(folder, config, scale.device, stride)
         spent = time.monotonic() - started

@@ -94,8 +94,8 @@ def test_rows_without_clips_fit_their_budget():
 
 def test_the_large_entry_fills_its_budget_if_its_weights_are_gaussian():
     top, clip = 127, float(flags_of("--scale=1gpu")["--plan"].removeprefix("int8-row+clip-"))
-    bits = math.log2(top / clip) + math.log2(2 * math.pi * math.e) / 2
-    assert 0.96 < run_of("golf", "1gpu")[1].counts["total"] * bits / 8 / SCALES["1gpu"].bytes < 0.995
+    bits = 1.025 * (math.log2(top / clip) + math.log2(2 * math.pi * math.e) / 2)  # LZMA takes 2.5 % more
+    assert 0.97 < run_of("golf", "1gpu")[1].counts["total"] * bits / 8 / SCALES["1gpu"].bytes < 0.995
 
 
 @pytest.mark.parametrize(

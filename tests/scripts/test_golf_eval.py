@@ -114,17 +114,17 @@ def test_entries_are_compared_with_the_best_baseline(base, capsys):
 
 def speed(factor):
     """A pass of 0.5 seconds over 100 rows of 32 tokens, on a machine slower by a factor."""
-    return {"rows": 100, "tokens": 3200, "seconds of the model": 0.5 * factor, "seconds": 0.6 * factor}
+    return {"rows": 100, "tokens": 3200, "seconds of the model": 0.5 * factor, "seconds": 0.6 * factor, "stride": 32}
 
 
 def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_take_it():
     config = golf_eval.Config(scoring_seconds=5)
     for factor, least, stride in ((1, 8, 8), (1, 16, 16), (2, 8, 16), (4, 8, 32), (100, 8, 32)):
-        assert golf_eval.choose_stride(config, speed(factor), 32, least) == stride
-    assert golf_eval.choose_stride(replace(config, stride="16"), speed(100), 32, 8) == 16
-    assert golf_eval.choose_stride(replace(config, stride="0"), speed(1), 32, 8) == 32
+        assert golf_eval.choose_stride(config, speed(factor), least) == stride
+    assert golf_eval.choose_stride(replace(config, stride="16"), speed(100), 8) == 16
+    assert golf_eval.choose_stride(replace(config, stride="0"), speed(1), 8) == 32
     with pytest.raises(ValueError, match="--stride=long has to be auto or a number of tokens"):
-        golf_eval.choose_stride(replace(config, stride="long"), speed(1), 32, 8)
+        golf_eval.choose_stride(replace(config, stride="long"), speed(1), 8)
 
 
 def test_on_a_gpu_the_scoring_process_gets_the_device():
