@@ -41,7 +41,7 @@ def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch
     if any(odd):
         raise ValueError(f"missing tensors: {odd.missing_keys}; unexpected tensors: {odd.unexpected_keys}")
     model.compute_dtype = dtype
-    model.attention = "chunks"  # plain PyTorch: on a GPU too, where no fused kernel takes fp32, windows and shared keys
+    model.attention = "chunks"  # on a GPU too, where fused kernels want half precision
     return model.eval().requires_grad_(False)
 
 
