@@ -37,12 +37,11 @@ def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device=device)
-    odd = sorted(model.state_dict().keys() ^ artifact.weights.keys())
-    if odd:
-        raise ValueError(f"the artifact lacks, or has in addition: {', '.join(odd)}")
-    model.load_state_dict(artifact.weights)
+    odd = model.load_state_dict(artifact.weights, strict=False)
+    if any(odd):
+        raise ValueError(f"missing tensors: {odd.missing_keys}; unexpected tensors: {odd.unexpected_keys}")
     model.compute_dtype = dtype
-    model.attention = "chunks" if device == "cpu" else "sdpa"
+    model.attention = "chunks"  # on a GPU too, where fused kernels want half precision
     return model.eval().requires_grad_(False)
 
 
@@ -110,11 +109,14 @@ def main(words: Sequence[str]) -> None:
     data, text = options.artifact.read_bytes(), options.text.read_bytes()
     artifact, documents = read_artifact(data), json.loads(text)
     tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
+    if tokenizer.vocab_size != GPTConfig(**artifact.config).vocab_size:
+        raise ValueError("the artifact has another tokenizer than its model: pack it again")
     ids = encode(documents, tokenizer)
     lengths = torch.from_numpy(tokenizer.token_lengths()).long()
     length, window = artifact.config["max_seq_len"], 0
     if options.banded:
         length, window = BAND_ROWS * length, length
+        options.rows = 1  # as long as many
     stride = options.stride or length
     if not 1 <= stride <= length:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
@@ -131,6 +133,8 @@ def main(words: Sequence[str]) -> None:
         "seconds": time.monotonic() - started,
         "seconds of the model": time.monotonic() - ready,
         "rows": row_count(len(ids), length, stride),
+        "stride": stride,
+        "groups": artifact.bytes,
         "artifact": sha256(data).hexdigest(),
         "text": sha256(text).hexdigest(),
         "sources": sources(),

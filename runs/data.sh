@@ -17,7 +17,7 @@ own() {
 }
 ready() {
   if [ "$data" = auto ]; then data=world; if [ "$seed" != 1 ]; then data=world-$seed; fi; fi
-  words=${words:-4096}
+  vocabulary=${vocabulary:-4096}
 }
 chats() {
   local raw=$base/world_buckets/$tag
