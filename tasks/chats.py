@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 from nanochat.chat import check_conversation
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
-from nanochat.data.documents import by_size, documents
+from nanochat.data.documents import by_size, documents, text_files
+from nanochat.log import Record
 from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
 
 # A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
@@ -30,24 +31,15 @@ class Chat(Task):
 
 
 class JsonLines(Chat):
-    """A file with one conversation per line: {"messages": […]}, or only the message list."""
+    """Files with one conversation per line: {"messages": […]}, or only the message list."""
 
     def open_rows(self) -> list[list]:
         path = Path(self.data.path)
         if path.is_absolute():
-            self.files[path.name] = path
+            self.files = {str(file.relative_to(path.parent)): file for file in chat_files(path)}
         else:
-            [path] = self.fetch_files()
-        rows = []
-        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-            try:
-                if line.strip():
-                    value = json.loads(line)
-                    conversation = {"messages": value} if isinstance(value, list) else value
-                    rows.append([_checked(conversation)["messages"]])
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from None
-        return rows
+            self.fetch_files()
+        return [[row["messages"]] for file in self.files.values() for row in read_lines(file, _checked)]
 
 
 class Passages(Chat):
@@ -75,12 +67,32 @@ def _passages(shard: Path) -> Iterator[list]:
                 yield [exchange(question, answer)["messages"]]
 
 
-def json_lines(path: str) -> DataSet:
-    """Return a file on this machine as a data set."""
-    place = Path(path).expanduser().resolve()
-    if not place.is_file():
+def read_lines(path: Path, check: Callable[[Record], Record]) -> Iterator[Record]:
+    """Yield the conversations in a file of JSON lines, each as `check` returns it."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                if not line.isspace():
+                    value = json.loads(line)
+                    yield check({"messages": value} if isinstance(value, list) else value)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: {error}") from None
+
+
+def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)) -> list[Path]:
+    """Return a file, the files of a pattern like web-*.jsonl, or those of some kinds below a folder, in order."""
+    if place.is_dir():
+        files = text_files(place, kinds)
+    else:
+        files = [place] if place.is_file() else sorted(place.parent.glob(place.name))
+    if not files:
         raise ValueError(f"there is no file {place}")
-    return DataSet(task=JsonLines, path=str(place), splits="train")
+    return files
+
+
+def json_lines(path: str) -> DataSet:
+    """Return files on this machine, named as for `chat_files`, as a data set."""
+    return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits="train")
 
 
 def _checked(conversation: dict) -> dict:
