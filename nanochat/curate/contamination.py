@@ -17,7 +17,7 @@ SHARED = 3  # questions
 GAPS = re.compile(r"[\W_]+")
 # "A. tea", "(3) tea", "B)tea", "① tea", "2. tea" at the start of a line, and "tea=A" as in our prompts.
 MARKS = re.compile(
-    r"(?im)(?<!\S)\(?(?:[a-j1-9]|10)\)|(?<!\S)[a-j][.:](?=\s)|^\s*(?:[1-9]|10)[.:](?=\s)|=\s*[a-j](?!\w)|[①-⑩]"
+    r"\s(?:\(?(?:10|[A-Ja-j1-9])\)|[A-Ja-j][.:](?=\s))|\n[ \t]*(?:10|[1-9])[.:](?=\s)|=\s*[A-Ja-j]\b|[①-⑩]"
 )
 SPACELESS = re.compile(
     "[\u0e00-\u0e7f\u1100-\u11ff\u3040-\u318f\u3400-\u9fff\uac00-\ud7a3]"
@@ -28,7 +28,7 @@ WORDS, CHARACTERS = (" ", 13, 3), ("", 30, 8)
 
 def normal(text: str) -> str:
     """Return a text without differences in case, spacing and punctuation, and without marks of choices."""
-    return GAPS.sub(" ", unicodedata.normalize("NFKC", MARKS.sub(" ", text)).casefold()).strip()
+    return GAPS.sub(" ", unicodedata.normalize("NFKC", MARKS.sub(" ", f"\n{text}")).casefold()).strip()
 
 
 def sequences(text: str, gap: str, size: int) -> Iterator[str]:

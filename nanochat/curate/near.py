@@ -6,6 +6,8 @@ standard error of sqrt(j * (1 - j) / PLACES). Texts without an equal band are no
 they have one with probability 1 - (1 - 0.8**6)**20 = 0.998.
 """
 
+from functools import reduce
+
 import numpy as np
 
 SHINGLE = 5  # characters
@@ -32,8 +34,8 @@ def signature(text: str) -> bytes:
     shingles = np.lib.stride_tricks.sliding_window_view(codes, SHINGLE)
     hashes = _mix(shingles @ _odd_numbers(SHINGLE)).astype(np.uint32)
     functions = _odd_numbers(PLACES).astype(np.uint32)[:, None]
-    chunks = np.array_split(hashes, len(hashes) // CHUNK + 1)
-    smallest = np.min([(functions * chunk).min(axis=1) for chunk in chunks], axis=0)
+    chunks = (hashes[start : start + CHUNK] for start in range(0, len(hashes), CHUNK))
+    smallest = reduce(np.minimum, ((functions * chunk).min(axis=1) for chunk in chunks))
     # Mixed, because the smallest of many values begin with zeros.
     return _mix(smallest.astype(np.uint64)).astype(np.uint16).tobytes()
 

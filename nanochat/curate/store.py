@@ -25,17 +25,22 @@ TABLE = """CREATE TABLE rows (id INTEGER PRIMARY KEY, bucket TEXT, reason TEXT, 
 INSERT = "INSERT INTO rows VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 COPY = """INSERT INTO rows SELECT NULL, bucket, reason, detail, line, tokens, supervised, language, languages, ratio,
     exact, signature FROM part.rows ORDER BY id"""
-# The first of equal rows stays. Each row is compared with the first row that has the same key.
+# Filter over all rows -> its statements. The first of equal rows stays. Each row is compared with the first row that
+# has the same key.
 DUPLICATES = {
-    "exact": """UPDATE rows SET reason = 'exact' WHERE reason = ''
+    "exact": [
+        """UPDATE rows SET reason = 'exact' WHERE reason = ''
         AND id NOT IN (SELECT min(id) FROM rows WHERE reason = '' GROUP BY exact)""",
-    "near": """CREATE TABLE keys AS SELECT value AS key, rows.id FROM rows, json_each(band_keys(signature))
-        WHERE reason = '';
-        CREATE INDEX by_key ON keys (key, id);
-        UPDATE rows SET reason = 'near' WHERE id IN (SELECT later.id
+    ],
+    "near": [
+        """CREATE TABLE keys AS SELECT value AS key, rows.id FROM rows, json_each(band_keys(signature))
+        WHERE reason = ''""",
+        "CREATE INDEX by_key ON keys (key, id)",
+        """UPDATE rows SET reason = 'near' WHERE id IN (SELECT later.id
         FROM (SELECT key, min(id) AS id FROM keys GROUP BY key HAVING count(*) > 1) AS leaders
         JOIN keys USING (key) JOIN rows AS later ON later.id = keys.id JOIN rows AS first ON first.id = leaders.id
         WHERE later.id > first.id AND similarity(first.signature, later.signature) >= :near)""",
+    ],
 }
 # Title in the report card -> columns with their formats, and the query.
 REPORT = {
@@ -128,8 +133,8 @@ def merge(parts: Sequence[Path], settings: FilterSettings, path: Path) -> sqlite
         table.execute("DETACH part")
     table.create_function("similarity", 2, similarity, deterministic=True)
     table.create_function("band_keys", 1, lambda signed: json.dumps(band_keys(signed)), deterministic=True)
-    for name in [name for name in chosen_filters(settings) if name in DUPLICATES]:
-        for statement in DUPLICATES[name].split(";"):
+    for name in chosen_filters(settings):
+        for statement in DUPLICATES.get(name, ()):
             table.execute(statement, {"near": settings.near})
     return table
 
