@@ -1,15 +1,14 @@
 """Conversations without a verdict: chats, instructions, and users' own files."""
 
-import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 from nanochat.chat import check_conversation
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents, text_files
-from nanochat.log import Record
+from nanochat.paths import read_jsonl
 from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
 
 # A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
@@ -39,7 +38,10 @@ class JsonLines(Chat):
             self.files = {str(file.relative_to(path.parent)): file for file in chat_files(path)}
         else:
             self.fetch_files()
-        return [[row["messages"]] for file in self.files.values() for row in read_lines(file, _checked)]
+        rows = []
+        for file in self.files.values():
+            rows += read_jsonl(file, lambda value: [_checked(as_row(value))["messages"]])
+        return rows
 
 
 class Passages(Chat):
@@ -67,18 +69,6 @@ def _passages(shard: Path) -> Iterator[list]:
                 yield [exchange(question, answer)["messages"]]
 
 
-def read_lines(path: Path, check: Callable[[Record], Record]) -> Iterator[Record]:
-    """Yield the conversations in a file of JSON lines, each as `check` returns it."""
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                if not line.isspace():
-                    value = json.loads(line)
-                    yield check({"messages": value} if isinstance(value, list) else value)
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from None
-
-
 def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)) -> list[Path]:
     """Return a file, the files of a pattern like web-*.jsonl, or those of some kinds below a folder, in order."""
     if place.is_dir():
@@ -93,6 +83,14 @@ def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)) -> list[Path]:
 def json_lines(path: str) -> DataSet:
     """Return files on this machine, named as for `chat_files`, as a data set."""
     return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits="train")
+
+
+def as_row(value: dict | list) -> dict:
+    """Return the conversation in a line of JSON, which may be the list of messages alone."""
+    row = {"messages": value} if isinstance(value, list) else value
+    if not isinstance(row, dict) or "messages" not in row:
+        raise ValueError("no JSON object with `messages`")
+    return row
 
 
 def _checked(conversation: dict) -> dict:

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 from nanochat.curate.filters import pairs
 from nanochat.data.hub import sha256
 from nanochat.log import Record
-from tasks.chats import chat_files, read_lines
+from nanochat.paths import read_jsonl
+from tasks.chats import as_row, chat_files
 from tasks.common import EVALUATION_SPLIT, DataSet, Task, find_task
 from tasks.multiple_choice import MultipleChoice
 
@@ -60,9 +61,7 @@ def _open_file(path: Path, origin: Record) -> SourceFile:
             raise ValueError(f"{path} has no column messages, it has {', '.join(names)}")
         return SourceFile(origin, hashes, metadata.num_rows, partial(_read_parquet, path))
     with open(path, "rb") as file:
-        return SourceFile(
-            origin, hashes, sum(not line.isspace() for line in file), partial(read_lines, path, _with_messages)
-        )
+        return SourceFile(origin, hashes, sum(not line.isspace() for line in file), partial(read_jsonl, path, as_row))
 
 
 def _open_task(word: str, origin: Record, known: Mapping[str, DataSet], tokenizer: str) -> SourceFile:
@@ -79,12 +78,6 @@ def _read_parquet(path: Path) -> Iterator[Record]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(BATCH):
             yield from batch.to_pylist()
-
-
-def _with_messages(row: Record) -> Record:
-    if not isinstance(row, dict) or "messages" not in row:
-        raise ValueError("no JSON object with `messages`")
-    return row
 
 
 def _read_task(task: Task) -> Iterator[Record]:
