@@ -145,6 +145,10 @@ def test_chat_data_has_no_planted_row_and_resumes(runs, base, tiny_world, tmp_pa
     again = runs("data.sh", "--rows=200", "--vocab-size=300")
     assert again.returncode == 0, again.stderr
     assert "chats/data is finished" in again.stdout
+    for flag, sentence in (("--nera=0.9", "unknown argument --nera"), ("--filters=turn", "--filters has turn")):
+        wrong = runs("data.sh", "--vocab-size=300", "--tag=wrong", flag)
+        assert (wrong.returncode, wrong.stderr.startswith(f"error: {sentence}")) == (2, True)
+    assert not (base / "tok_train/wrong").exists()
     unfiltered = runs("data.sh", "--rows=200", "--vocab-size=300", "--tag=all", "--filters=turns,long")
     assert unfiltered.returncode == 2
     assert unfiltered.stderr == "error: rows with planted faults are left in these files\n"
