@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.cross_entropy import weighted_cross_entropy
 from nanochat.gpt import GPT, Context, GPTConfig, LayerContext, norm
 from nanochat.log import print0
 
@@ -99,19 +98,6 @@ class RecursiveGPT(GPT):
         if self.checkpointing and layer.store is None and torch.is_grad_enabled():
             return checkpoint(lambda x: self.blocks[i](norm(x), layer), x, use_reentrant=False)  # keeps x alone
         return self.blocks[i](norm(x), layer)
-
-    def weighted_loss(self, hidden: Tensor, targets: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses times factors (B, T), and the losses (B, T), which have no gradient."""
-        total, losses = weighted_cross_entropy(
-            hidden.flatten(0, 1),
-            self.head_weight,
-            targets.flatten(),
-            factors.flatten(),
-            softcap=self.config.softcap,
-            vocab_size=self.config.vocab_size,
-            form=self.loss_form,
-        )
-        return total, losses.view_as(targets)
 
     def flops_per_token(self) -> int:
         """Return FLOPs forward and backward; a sweep without a gradient costs a third, and every exit has a head."""

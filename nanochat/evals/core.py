@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.cross_entropy import CHUNK_BYTES, cross_entropy
+from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.decoder import Prefix
 from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, tokenize_items
 from nanochat.gpt import GPT
@@ -281,15 +281,7 @@ def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def _score_loss(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
     """Return one loss per token."""
-    config = model.config
-    return cross_entropy(
-        hidden,
-        model.head_weight,
-        targets,
-        reduction="none",
-        softcap=config.softcap,
-        vocab_size=config.vocab_size,
-    )
+    return model.loss(hidden, targets, "none")
 
 
 def _score_exact_match(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
