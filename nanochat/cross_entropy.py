@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -31,7 +32,7 @@ GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
 Losses = tuple[Tensor, Tensor | None]
 Form = Callable[..., Losses]
 Settings = tuple[Form, float, int]  # form, softcap, vocab_size
-Reduced = Tensor | tuple[Tensor, Tensor]  # the sum, or each loss; with factors, both
+Reduced = Tensor | tuple[Tensor, Tensor]  # sum or losses; with factors, both
 
 
 def cross_entropy(
@@ -49,8 +50,8 @@ def cross_entropy(
     """Return the losses of logits softcap·tanh(z / softcap), z = hidden @ weightᵀ, of all targets that are not -1.
 
     hidden (…, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (…). reduction: "sum", a scalar,
-    or "none", (…); in fp32. factors (…): a sum is that of the losses times factors, and comes with the losses, which
-    have no gradient. softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
+    or "none", (…); in fp32. factors (…): return the sum of losses times factors, and the losses, without a gradient.
+    softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
     """
     hidden, labels = hidden.flatten(0, -2), targets.flatten()
     factors = None if factors is None else factors.flatten()
@@ -135,6 +136,13 @@ class _SumOfLosses(torch.autograd.Function):
     def backward(ctx: FunctionCtx, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * (outer / ctx.scale), weight_gradient * outer, None, None, None, None
+
+
+def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, (rows, length) each; a row starts every `stride` tokens."""
+    missing = length + 1 - len(ids)  # of one row; its last token has a target too
+    ids = F.pad(ids, (0, max(missing, missing % stride)), value=IGNORED)  # to one row or whole strides
+    return ids[:-1].unfold(0, length, stride), ids[1:].unfold(0, length, stride)
 
 
 # ---- forms ----

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanochat.cross_entropy import overlapping_rows
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
@@ -108,11 +109,7 @@ def bits_by_exit(
     stride = stride or seq_len
     if not 1 <= stride <= seq_len:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {seq_len}, the context's length")
-    rows = 1 + max(0, math.ceil((len(text.ids) - 1 - seq_len) / stride))  # -1: the last token predicts nothing
-    # One more than the rows hold: a row's last token has a target too.
-    padded = F.pad(text.ids, (0, (rows - 1) * stride + seq_len + 1 - len(text.ids)), value=-1)
-    inputs = padded[:-1].unfold(0, seq_len, stride)  # (rows, seq_len), a view
-    targets = padded[1:].unfold(0, seq_len, stride)  # a target is the next token
+    inputs, targets = overlapping_rows(text.ids, seq_len, stride)
     # One kind of sum for each exit: a token weighs as many bytes as it stands for.
     weights = text.lengths.expand(exit_count(model), -1)
     found = []
