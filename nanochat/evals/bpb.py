@@ -22,7 +22,7 @@ from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.models import as_written
-from nanochat.outcome import Estimate
+from nanochat.outcome import Estimate, keep_figures
 from nanochat.recursive import exit_count, exit_losses
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
@@ -191,8 +191,8 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
 
     def measure() -> Estimates:
         found = bits_by_exit(trainer.model, text, length, trainer.device_rows, trainer.runtime)
-        exits = {f"bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
-        return {"bpb": found[-1], **exits}
+        exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
+        return {"val/bpb": found[-1], **exits}
 
     return [log_validation(trainer, every, len(text.ids), measure)]
 
@@ -203,7 +203,7 @@ def log_validation(
     tokens: int,
     measure: Callable[[], Estimates],
 ) -> Evaluation:
-    """Return the evaluation that logs figures from `measure`, name -> value and standard error, and keeps the lowest.
+    """Return the evaluation that logs figures from `measure`.
 
     The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
     """
@@ -214,16 +214,7 @@ def log_validation(
         pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
         with nullcontext() if pays else as_written(trainer.model):
             found = trainer.with_average(measure, state)
-        notes = state.notes  # saved with the checkpoint, so "lowest" outlives a resume
-        figures = {}
-        for name, estimate in found.items():
-            value, stderr = estimate
-            notes |= {f"val {name}": value, f"val {name} stderr": stderr}  # read by outcome.validation_metrics
-            if value <= notes.get(f"lowest val {name}", math.inf):
-                notes |= {f"lowest val {name}": value, f"lowest val {name} stderr": stderr}
-            print0(f"step {state.step:05d} | validation {name}: {estimate}")
-            figures |= {f"val/{name}": value, f"val/{name}_stderr": stderr}
-        trainer.log.write("validation", state.step, **figures)
+        keep_figures(trainer.log, state, "validation", found)
 
     return Evaluation(every, validate, at_start=True)
 

@@ -26,7 +26,7 @@ from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, t
 from nanochat.gpt import GPT
 from nanochat.log import print0
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, mean_estimate
+from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
@@ -79,12 +79,8 @@ def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
 
     def score(state: State) -> None:
         scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, ESTIMATE_ITEMS)
-        metric = average(scores.values())
-        value, stderr = metric
-        state.notes |= {name: value, f"{name} stderr": stderr}
-        print0(f"step {state.step:05d} | {name}: {metric}")
         each = {f"core/{label}": score.value for label, score in scores.items()}
-        trainer.log.write("core", state.step, **{figure: value, f"{figure}_stderr": stderr}, **each)
+        keep_figures(trainer.log, state, "core", {figure: average(scores.values())}, **each)
 
     return [Evaluation(every, score)]
 

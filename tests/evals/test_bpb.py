@@ -5,6 +5,7 @@ import json
 import math
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,8 +23,10 @@ from nanochat.evals.bpb import (
     read_text,
     sample_writing,
 )
+from nanochat.outcome import Estimate
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
+from nanochat.train import State
 
 DOCUMENTS = ["the quick brown fox — 빠른 갈색 여우\n" * 9, "", "a" * 50, "여우 and fox, fox and 여우. " * 20]
 
@@ -139,7 +142,7 @@ def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
 @pytest.mark.parametrize(("every", "steps", "eager"), [(10, (0, 10, 20), 2), (0, (640,), 1)])
 def test_validation_is_compiled_once_that_has_paid(every, steps, eager, monkeypatch):
     """30 FLOPs a token and 1,000 tokens, where compiling pays from 25,000 FLOPs on: the third time."""
-    ways, notes, written = [], {}, []
+    ways, state, written = [], State(), []
 
     @contextmanager
     def as_written(_):
@@ -152,12 +155,13 @@ def test_validation_is_compiled_once_that_has_paid(every, steps, eager, monkeypa
     log = SimpleNamespace(write=lambda kind, step, **found: written.append(found["val/bpb"]))
     values = iter([2.0, 1.0, 1.5])
     trainer = SimpleNamespace(model=model, runtime=runtime, log=log, with_average=lambda measure, state: measure())
-    validation = log_validation(trainer, every, 1000, lambda: {"bpb": (next(values), 0.1)})
+    validation = log_validation(trainer, every, 1000, lambda: {"val/bpb": Estimate(next(values), 0.1)})
     for step in steps:
-        validation.evaluate(SimpleNamespace(step=step, notes=notes))
+        validation.evaluate(replace(state, step=step))
     assert len(ways) == eager
     assert written == [2.0, 1.0, 1.5][: len(steps)]
-    assert (notes["val bpb"], notes["lowest val bpb"]) == (written[-1], min(written))
+    assert state.figures["last"] == {"val/bpb": (written[-1], 0.1)}
+    assert state.figures["lowest"] == {"val/bpb": (min(written), 0.1)}
 
 
 def test_samples_are_written_by_one_rank_in_any_context(capsys):
