@@ -81,18 +81,6 @@ def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_byte
 # ---- sums over rows ----
 
 
-def bits_per_byte(
-    model: GPT,
-    text: EvalText,
-    seq_len: int,
-    batch_size: int,
-    runtime: Runtime,
-    stride: int = 0,
-) -> Estimate:
-    """Return the bits per byte for a text at a model's last exit: see `bits_by_exit`."""
-    return bits_by_exit(model, text, seq_len, batch_size, runtime, stride)[-1]
-
-
 def bits_by_exit(
     model: GPT,
     text: EvalText,
