@@ -149,7 +149,7 @@ def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tm
     assert validation_metrics(state, "bpb", "Last") == {"Minimum validation bpb": "n/a", "Last": "n/a"}
     with MetricLog(tmp_path) as log:
         for step, value in ((0, 2.0), (5, 1.0), (10, 1.5)):
-            state = State.from_record(json.loads(json.dumps(asdict(state))) | {"step": step})
+            state = State(**json.loads(json.dumps(asdict(state))) | {"step": step})
             found = {"val/bpb": Estimate(value, 0.1)}
             if step:  # before the first step there is no average
                 found["val/bpb of the average"] = Estimate(value / 2, 0.1)

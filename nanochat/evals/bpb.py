@@ -191,7 +191,7 @@ def log_validation(
     tokens: int,
     measure: Callable[[], Estimates],
 ) -> Evaluation:
-    """Return the evaluation that logs figures from `measure`.
+    """Return the evaluation that logs and keeps figures from `measure`.
 
     The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
     """
