@@ -18,11 +18,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import rustbpe
 from nanochat.artifact import Artifact, read_artifact
+from nanochat.cross_entropy import overlapping_rows
 from nanochat.gpt import GPT, GPTConfig
 
 ROOT = Path(__file__).parent.parent
@@ -61,17 +61,13 @@ def score(
 ) -> tuple[float, int, int]:
     """Return the summed loss in nats of tokens that stand for bytes, their bytes, and their number.
 
-    Rows start every `stride` tokens; the first row that has a token as target gives it the longest context. rows: at
-    once. TimeoutError after `limit` seconds.
+    The first row that has a token as target gives it the longest context. rows: at once. TimeoutError after `limit`
+    seconds.
     """
     length, started = model.config.max_seq_len, time.monotonic()
-    count = row_count(len(ids), length, stride)
-    # One more than the rows hold: a row's last token has a target too.
-    padded = F.pad(ids, (0, (count - 1) * stride + length + 1 - len(ids)), value=-1)
-    inputs = padded[:-1].unfold(0, length, stride)
-    targets = padded[1:].unfold(0, length, stride)
+    inputs, targets = overlapping_rows(ids, length, stride)
     nats, size, scored = 0.0, 0, 0
-    for numbers in torch.arange(count).split(rows):
+    for numbers in torch.arange(len(inputs)).split(rows):
         goals = targets[numbers]  # a copy
         goals[numbers > 0, : length - stride] = -1  # in the row before too
         goals[lengths[goals.clamp(min=0)] == 0] = -1  # special tokens stand for no bytes
@@ -82,7 +78,7 @@ def score(
         nats += losses.double().sum().item()
         if time.monotonic() - started > limit:
             raise TimeoutError(
-                f"scoring took longer than {limit:g} seconds, after {numbers[-1] + 1:,} of {count:,} rows"
+                f"scoring took longer than {limit:g} seconds, after {numbers[-1] + 1:,} of {len(inputs):,} rows"
             )
     return nats, size, scored
 

@@ -28,7 +28,7 @@ from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Record, print0, print_figures
 from nanochat.objectives import Loss
-from nanochat.outcome import NOT_KNOWN, Metrics, measured
+from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
@@ -348,7 +348,7 @@ def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
 def before_and_after(state: "State", prefix: str = "") -> Metrics:
     """Return the metrics for figures that evaluations took before the first and after the last step."""
     metrics = {}
-    for moment in ("before", "after"):
-        for name, (value, stderr) in state.notes.get(moment, {}).items():
-            metrics[f"{prefix}{name} {moment}"] = measured(value, stderr)
+    for moment, which in (("before", "first"), ("after", "last")):
+        for name, metric in kept_figures(state, which).items():
+            metrics[f"{prefix}{name.partition('/')[2]} {moment}"] = metric  # without eval/ or chat/
     return metrics

@@ -168,7 +168,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.bpb import bits_per_byte, read_text
+    from nanochat.evals.bpb import bits_by_exit, read_text
     from nanochat.quant import matrices
     from nanochat.runtime import setup
 
@@ -195,7 +195,7 @@ def main(config: Config) -> None:
         path = new.replace(new.with_suffix(""))
         corpus = open_corpus(trained["data"], trained["num_shards"])
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
-        before = bits_per_byte(model, text, model.config.max_seq_len, 8, runtime).value
+        before = bits_by_exit(model, text, model.config.max_seq_len, 8, runtime)[-1].value
 
     parameters = sum(value.numel() for value in model.parameters())
     outcome.metrics = {

@@ -17,7 +17,7 @@ from models import CONFIGS, lively
 from nanochat import golf, quant
 from nanochat.artifact import read_artifact, write_artifact
 from nanochat.evals import sandbox
-from nanochat.evals.bpb import bits_per_byte, first_documents, read_text
+from nanochat.evals.bpb import bits_by_exit, first_documents, read_text
 from nanochat.gpt import GPTConfig
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
     model, data = packed
     text = read_text([pa.array(TEXTS)], tokenizer, 10**9)
     with setup("cpu", "fp32") as runtime:
-        expected = bits_per_byte(model, text, CONTEXT, rows, runtime, stride).value
+        expected = bits_by_exit(model, text, CONTEXT, rows, runtime, stride)[-1].value
     artifact = read_artifact(data)
     ids = golf.encode(TEXTS, tokenizer.core)
     assert torch.equal(ids, text.ids)
