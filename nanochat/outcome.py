@@ -21,7 +21,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanochat.log import Figures, MetricLog, Record, duration, metric_curve, parse_rows, read_metrics
+from nanochat.log import (
+    Figures,
+    MetricLog,
+    Record,
+    duration,
+    format_value,
+    metric_curve,
+    parse_rows,
+    print0,
+    read_metrics,
+    terminal_table,
+)
 from nanochat.paths import read_json, read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
@@ -79,6 +90,12 @@ class Outcome:
 
     def add_artifact(self, path: Path) -> None:
         self.artifacts[path.name] = read_sha256(path)
+
+    def show(self) -> None:
+        """Print the tables and the metrics."""
+        print0(*map(terminal_table, self.tables), sep="\n\n")
+        for name, value in self.metrics.items():
+            print0(f"{name}: {format_value(value)}")
 
     def write(self) -> Path:
         """Stop the clock and write the record to the stage's folder: the last act of a stage."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nanochat.config import changed, flag_of, option, run
 from nanochat.curate.filters import Context, FilterSettings, chosen_filters
-from nanochat.log import print0, terminal_table
+from nanochat.log import print0
 from nanochat.paths import hold_folder, read_json, read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 
@@ -95,8 +95,8 @@ def main(config: Config) -> None:
         with closing(merge(tables, config, work / "all.db")) as rows:
             outcome.artifacts = {path.name: read_sha256(path) for path in write_output(rows, rows_in, out)}
             outcome.tables = report(rows)
-        print0(*map(terminal_table, outcome.tables), sep="\n\n")
         outcome.metrics = {"Rows in": rows_in, "Filters": ", ".join(filters)} | benchmarks.sizes
+        outcome.show()
         outcome.write()
         counts = {table["title"]: table["rows"] for table in outcome.tables}
         write_json(manifest, {"command": outcome.command, "files": outcome.artifacts, "counts": counts} | settings)
