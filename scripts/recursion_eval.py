@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, run
 from nanochat.lab.intervals import interval
-from nanochat.log import MetricLog, Record, duration, metric_curve, print0, table_of
+from nanochat.log import (
+    MetricLog,
+    Record,
+    duration,
+    metric_curve,
+    print0,
+    table_of,
+)
 from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.paths import stage_dir
 from nanochat.settings import DeviceSettings, Preset, TagSettings
