@@ -3,6 +3,8 @@
 import re
 from typing import NamedTuple
 
+from nanochat.log import parse_table
+
 Figure = float | None  # None: unknown, or lacking
 
 
@@ -35,22 +37,26 @@ class Accelerator(NamedTuple):
 
 
 # Names have to match as a whole: laptop models, slices of a GPU and later variants are slower than their namesakes.
-ACCELERATORS = (
-    Accelerator("B200", "B200", 2250, 2250, 4500, None, 180),
-    Accelerator("H200", "H200", 989.4, 989.4, 1978.9, 494.7, 141, dollars=3.5),
-    Accelerator("H200-NVL", "H200 NVL", 835.5, 835.5, 1670.5, 417.7, 141),
-    Accelerator("H100", "H100 80GB HBM3", 989.4, 989.4, 1978.9, 494.7, 80, dollars=3.0),
-    Accelerator("H100-PCIe", "H100 PCIe", 756, 756, 1513, 378, 80),
-    Accelerator("H100-NVL", "H100 NVL", 835.5, 835.5, 1670.5, 417.7, 94),
-    Accelerator("A100", "A100-SXM4-80GB|A100 80GB PCIe", 312, 312, None, 156, 80, dollars=1.5),
-    Accelerator("A100-40GB", "A100-(SXM4|PCIE)-40GB", 312, 312, None, 156, 40),
-    Accelerator("L40S", "L40S", 362, 362, 733, None, 48),
-    Accelerator("L4", "L4", 121, 121, 242.5, 60, 24),
-    Accelerator("T4", "(Tesla )?T4", None, 65, None, 8.1, 16),
-    Accelerator("RTX-5090", "GeForce RTX 5090", 209.5, 209.5, 419, 104.8, 32),
-    Accelerator("RTX-4090", "GeForce RTX 4090", 165.2, 165.2, 330.3, 82.6, 24),
-    Accelerator("RTX-3090", "GeForce RTX 3090", 71, 71, None, 35.6, 24),
-    Accelerator("MI300X", "Instinct MI300X( OAM)?", 1307.4, 1307.4, 2614.9, 163.4, 192),
+ACCELERATORS = parse_table(
+    Accelerator,
+    """
+    name       devices                        bf16    fp16    fp8     fp32   memory  dollars
+    B200       B200                           2250    2250    4500    -      180     -
+    H200       H200                           989.4   989.4   1978.9  494.7  141     3.5
+    H200-NVL   H200 NVL                       835.5   835.5   1670.5  417.7  141     -
+    H100       H100 80GB HBM3                 989.4   989.4   1978.9  494.7  80      3.0
+    H100-PCIe  H100 PCIe                      756     756     1513    378    80      -
+    H100-NVL   H100 NVL                       835.5   835.5   1670.5  417.7  94      -
+    A100       A100-SXM4-80GB|A100 80GB PCIe  312     312     -       156    80      1.5
+    A100-40GB  A100-(SXM4|PCIE)-40GB          312     312     -       156    40      -
+    L40S       L40S                           362     362     733     -      48      -
+    L4         L4                             121     121     242.5   60     24      -
+    T4         (Tesla )?T4                    -       65      -       8.1    16      -
+    RTX-5090   GeForce RTX 5090               209.5   209.5   419     104.8  32      -
+    RTX-4090   GeForce RTX 4090               165.2   165.2   330.3   82.6   24      -
+    RTX-3090   GeForce RTX 3090               71      71      -       35.6   24      -
+    MI300X     Instinct MI300X( OAM)?         1307.4  1307.4  2614.9  163.4  192     -
+    """,
 )
 
 

@@ -1,4 +1,4 @@
-"""Output: printed lines, progress, text tables, and the metric log with a mirror in W&B.
+"""Output: printed lines, progress, text tables and how they are read, and the metric log with a mirror in W&B.
 
 Rank 0 speaks for all ranks, apart from `print_line`. Progress is a line now and then.
 """
@@ -10,15 +10,16 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from nanochat.paths import naming
 
 Record = dict[str, Any]  # JSON
 Figures = Mapping[str, float | None]
+Parsed = TypeVar("Parsed")
 
 WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
@@ -130,6 +131,32 @@ def terminal_table(table: Record) -> str:
     for first, *numbers in rows:
         lines.append("  ".join([first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
     return "\n".join(lines)
+
+
+# ---- constants in text tables ----
+
+
+def parse_rows(text: str, gap: str = " {2,}") -> list[list[str]]:
+    """Return the cells of each line. gap: the pattern between two cells."""
+    return [re.split(gap, line.strip()) for line in text.strip().splitlines()]
+
+
+def parse_table(kind: Callable[..., Parsed], text: str) -> list[Parsed]:
+    """Return the lines as objects. The first line names the fields; a dash leaves a field its default."""
+    names, *lines = parse_rows(text)
+    table = []
+    for cells in lines:
+        values = {name: _number(cell) for name, cell in zip(names, cells, strict=True) if cell != "-"}
+        table.append(kind(**values))
+    return table
+
+
+def _number(cell: str) -> float | str:
+    """Return the number in a cell, or the cell if it is none."""
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
 
 
 # ---- metrics ----

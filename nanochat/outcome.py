@@ -21,7 +21,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanochat.log import Figures, MetricLog, Record, duration, metric_curve, print0, read_metrics
+from nanochat.log import (
+    Figures,
+    MetricLog,
+    Record,
+    duration,
+    format_value,
+    metric_curve,
+    parse_rows,
+    print0,
+    read_metrics,
+    terminal_table,
+)
 from nanochat.paths import read_json, read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
@@ -82,6 +93,12 @@ class Outcome:
 
     def add_artifact(self, path: Path) -> None:
         self.artifacts[path.name] = read_sha256(path)
+
+    def show(self) -> None:
+        """Print the tables and the metrics."""
+        print0(*map(terminal_table, self.tables), sep="\n\n")
+        for name, value in self.metrics.items():
+            print0(f"{name}: {format_value(value)}")
 
     def write(self) -> Path:
         """Stop the clock and write the record to the stage's folder: the last act of a stage."""
@@ -337,34 +354,42 @@ def validation_metrics(state: "State", figure: str, name: str) -> Metrics:
     return metrics
 
 
-TOKENS = ("tokens", "total_training_tokens")  # title of an x axis, and its figure in the metric log
-STEPS = ("step", "step")
-# Title, x axis, y axis, and the series: name in the picture -> figure in the metric log.
-CURVES = (
-    ("Loss", TOKENS, "nats per token", {"train": "train/loss", "validation": "val/loss"}),
-    ("Validation", TOKENS, "bits per byte", {"validation": "val/bpb"}),
-    ("Validation at each exit", TOKENS, "bits per byte", {f"exit {i}": f"val/bpb at exit {i}" for i in range(8)}),
-    ("CORE metric, an estimate", TOKENS, "0: guessing, 1: perfect", {"CORE": "core_metric"}),
-    ("World CORE metric, an estimate", TOKENS, "0: guessing, 1: perfect", {"World CORE": "world_core_metric"}),
-    ("Reward", STEPS, "per answer", {"train": "rl/reward", "test, pass@1": "eval/pass@1"}),
-    ("Pair accuracy", STEPS, "share of pairs", {"train": "dpo/accuracy", "held out": "eval/Pair accuracy"}),
-    ("Margin", STEPS, "nats", {"train": "dpo/margin", "held out": "eval/Margin"}),
-    ("KL to the parent", STEPS, "nats per token", {"train": "dpo/kl", "held out": "eval/KL to the parent"}),
-    ("Learning rate", TOKENS, "fraction of the initial one", {"rate": "train/lrm"}),
-    ("Throughput", TOKENS, "tokens per second", {"rate": "train/tok_per_sec"}),
-)
+AXES = {"tokens": "total_training_tokens", "step": "step"}  # title of an x axis -> its figure in the metric log
+# Title, x axis, y axis, name of a series in the picture, its figure in the metric log.
+CURVES = """
+Loss                            tokens  nats per token               train         train/loss
+Loss                            tokens  nats per token               validation    val/loss
+Validation                      tokens  bits per byte                validation    val/bpb
+Validation at each exit         tokens  bits per byte                exit 0        val/bpb at exit 0
+Validation at each exit         tokens  bits per byte                exit 1        val/bpb at exit 1
+Validation at each exit         tokens  bits per byte                exit 2        val/bpb at exit 2
+Validation at each exit         tokens  bits per byte                exit 3        val/bpb at exit 3
+Validation at each exit         tokens  bits per byte                exit 4        val/bpb at exit 4
+Validation at each exit         tokens  bits per byte                exit 5        val/bpb at exit 5
+Validation at each exit         tokens  bits per byte                exit 6        val/bpb at exit 6
+Validation at each exit         tokens  bits per byte                exit 7        val/bpb at exit 7
+CORE metric, an estimate        tokens  0: guessing, 1: perfect      CORE          core_metric
+World CORE metric, an estimate  tokens  0: guessing, 1: perfect      World CORE    world_core_metric
+Reward                          step    per answer                   train         rl/reward
+Reward                          step    per answer                   test, pass@1  eval/pass@1
+Pair accuracy                   step    share of pairs               train         dpo/accuracy
+Pair accuracy                   step    share of pairs               held out      eval/Pair accuracy
+Margin                          step    nats                         train         dpo/margin
+Margin                          step    nats                         held out      eval/Margin
+KL to the parent                step    nats per token               train         dpo/kl
+KL to the parent                step    nats per token               held out      eval/KL to the parent
+Learning rate                   tokens  fraction of the initial one  rate          train/lrm
+Throughput                      tokens  tokens per second            rate          train/tok_per_sec
+"""
 
 
 def training_curves(path: Path) -> list[Record]:
     """Return an outcome's curves from a metric log; only figures that were measured."""
     records = read_metrics(path)  # the last record for each kind and step
-    curves = []
-    for title, (x_title, x_figure), y_title, figures in CURVES:
-        series = {}
-        for name, figure in figures.items():
-            xs, ys = metric_curve(records, figure, over=x_figure)
-            if xs:
-                series[name] = [xs, ys]
-        if series:
-            curves.append({"title": title, "x": x_title, "y": y_title, "series": series})
-    return curves
+    curves = {}
+    for title, x, y, name, figure in parse_rows(CURVES):
+        points = metric_curve(records, figure, over=AXES[x])
+        if points[0]:
+            curve = curves.setdefault(title, {"title": title, "x": x, "y": y, "series": {}})
+            curve["series"][name] = points
+    return list(curves.values())

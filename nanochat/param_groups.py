@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from nanochat.gpt import GPT, parameter_row
+from nanochat.log import parse_table
 from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
 
@@ -17,29 +18,33 @@ class Rule(NamedTuple):
 
     name: str
     kind: str  # optimizer: a key in optim.KINDS
-    rate: str
     share: float
-    by_width: bool  # the learning rate falls with the model's width
-    betas: tuple[float, float]
-    weight_decay: float | None  # None: the run's own, from build_groups
+    momentum: float  # Muon's, or AdamW's beta1
+    beta2: float
+    rate: str = ""
+    width_power: float = 0.0  # the learning rate is multiplied by this power of the model's width / TUNED_WIDTH
+    weight_decay: float | None = None  # None: the run's own, from build_groups
     eps: float = 1e-10  # for AdamW only: added to the root in the divisor
 
 
-# In a new model's first steps the gradients of residual factors and of backout are zero but for rounding: 1e-10 and
-# 1e-9 as measured, and soon 1e-4 and more. Without this eps rounding would move them by the full rate, differently on
-# each machine; backout needs three times as much. The gradients of smear are 1e-5 from the start: a larger eps than
-# 1e-8 would slow its gate.
-NOISE = 1e-6
-RULES = (
-    Rule("unembedding", "adamw", "unembedding_lr", 1.0, True, (0.8, 0.96), 0.01),
-    Rule("embedding", "adamw", "embedding_lr", 1.0, True, (0.8, 0.995), 0.001),
-    Rule("value_embeds", "adamw", "embedding_lr", 0.5, True, (0.8, 0.995), 0.01),
-    Rule("residual_lambdas", "adamw", "scalar_lr", 0.01, False, (0.8, 0.95), 0.05, NOISE),
-    Rule("x0_lambdas", "adamw", "scalar_lr", 1.0, False, (0.96, 0.95), 0.0, NOISE),  # needs a longer memory
-    Rule("gains", "adamw", "scalar_lr", 0.1, False, (0.8, 0.95), 0.0, NOISE),
-    Rule("smear", "adamw", "", 0.2, False, (0.8, 0.95), 0.0, 1e-8),
-    Rule("backout", "adamw", "", 0.2, False, (0.8, 0.95), 0.0, 3 * NOISE),
-    Rule("matrices", "muon", "matrix_lr", 1.0, False, (0.95, 0.9), None),
+# eps: in a new model's first steps the gradients of residual factors and of backout are zero but for rounding: 1e-10
+# and 1e-9 as measured, and soon 1e-4 and more. Without an eps of 1e-6 rounding would move them by the full rate,
+# differently on each machine; backout needs three times as much. The gradients of smear are 1e-5 from the start: a
+# larger eps than 1e-8 would slow its gate. beta1: x0_lambdas need a longer memory.
+RULES = parse_table(
+    Rule,
+    """
+    name              kind   rate            share  width_power  momentum  beta2  weight_decay  eps
+    unembedding       adamw  unembedding_lr  1      -0.5         0.8       0.96   0.01          -
+    embedding         adamw  embedding_lr    1      -0.5         0.8       0.995  0.001         -
+    value_embeds      adamw  embedding_lr    0.5    -0.5         0.8       0.995  0.01          -
+    residual_lambdas  adamw  scalar_lr       0.01   -            0.8       0.95   0.05          1e-6
+    x0_lambdas        adamw  scalar_lr       1      -            0.96      0.95   0             1e-6
+    gains             adamw  scalar_lr       0.1    -            0.8       0.95   0             1e-6
+    smear             adamw  -               0.2    -            0.8       0.95   0             1e-8
+    backout           adamw  -               0.2    -            0.8       0.95   0             3e-6
+    matrices          muon   matrix_lr       1      -            0.95      0.9    -             -
+    """,
 )
 
 
@@ -49,7 +54,7 @@ def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matr
     group_of = {name: parameter_row(name).group for name in parameters}
     if model.config.tie_embeddings:
         group_of["embed.weight"] = "unembedding"  # a tied embedding takes the head's settings
-    width_scale = (model.config.width / TUNED_WIDTH) ** -0.5
+    width = model.config.width / TUNED_WIDTH
     groups = []
     for rule in RULES:
         members = [(name, parameter) for name, parameter in parameters.items() if group_of[name] == rule.name]
@@ -58,10 +63,9 @@ def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matr
             if rule.rate:
                 lr *= getattr(config, rule.rate)
                 lr *= batch_scale
-            if rule.by_width:
-                lr *= width_scale
+            lr *= width**rule.width_power
             decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
-            groups.append(Group(rule.name, rule.kind, members, lr, *rule.betas, decay, rule.eps))
+            groups.append(Group(rule.name, rule.kind, members, lr, rule.momentum, rule.beta2, decay, rule.eps))
     return groups
 
 

@@ -1,7 +1,9 @@
 """The table of stages, in the order of a run: the parent of each, and its place in the report card."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
+
+from nanochat.log import parse_table
 
 
 class Stage(NamedTuple):
@@ -10,13 +12,19 @@ class Stage(NamedTuple):
     name: str  # folder of the stage, and name of its script if the stage has one of its own
     section: str  # title in the report card
     parent: str | None = None  # stage whose artifact is the input
-    column: str = ""  # of the summary, for the headline metrics
-    headline: tuple[str, ...] = ()
     source: str = ""  # name of the parent in --source of scripts.chat_eval, one script for several stages
+    column: str = ""  # of the summary, for the headline metrics
+    metrics: str = ""  # headline metrics, separated by commas; a chat evaluation has SHOWN
 
     @property
     def script(self) -> str:
         return "chat_eval" if self.source else self.name
+
+    @property
+    def headline(self) -> Sequence[str]:
+        if self.source:
+            return SHOWN
+        return self.metrics.split(", ") if self.metrics else ()
 
 
 # Means of several tasks, above chance. A model of an embedded world is scored with the world's tasks alone.
@@ -35,21 +43,25 @@ def mean_name(mean: str, tasks: Iterable[str]) -> str:
     return f"{mean} ({counted} of {len(MEANS[mean])} tasks)" if counted else ""
 
 
-STAGES = (
-    Stage("tok_train", "Tokenizer training"),
-    Stage("tok_eval", "Tokenizer evaluation", parent="tok_train"),
-    Stage("base_train", "Base model training", "tok_train"),
-    Stage("base_loss", "Base model loss", "base_train", "BASE", ("train bpb", "val bpb")),
-    Stage("base_eval", "Base model evaluation", "base_train", "BASE", ("CORE metric", "World CORE metric")),
-    Stage("chat_eval_base", "Chat evaluation base", "base_train", "BASE", SHOWN, source="base"),
-    Stage("mid_train", "Midtraining", "base_train", "MID", ("Minimum validation bpb",)),
-    Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", "MID", SHOWN, source="mid"),
-    Stage("chat_sft", "Chat SFT", "mid_train", "SFT", ("Validation loss",)),
-    Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", "SFT", SHOWN, source="sft"),
-    Stage("chat_dpo", "Chat DPO", "chat_sft"),
-    Stage("chat_eval_dpo", "Chat evaluation dpo", "chat_dpo", "DPO", SHOWN, source="dpo"),
-    Stage("chat_rl", "Chat RL", "chat_sft"),
-    Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", SHOWN, source="rl"),
+STAGES = parse_table(
+    Stage,
+    """
+    name            section                parent      source  column  metrics
+    tok_train       Tokenizer training     -           -       -       -
+    tok_eval        Tokenizer evaluation   tok_train   -       -       -
+    base_train      Base model training    tok_train   -       -       -
+    base_loss       Base model loss        base_train  -       BASE    train bpb, val bpb
+    base_eval       Base model evaluation  base_train  -       BASE    CORE metric, World CORE metric
+    chat_eval_base  Chat evaluation base   base_train  base    BASE    -
+    mid_train       Midtraining            base_train  -       MID     Minimum validation bpb
+    chat_eval_mid   Chat evaluation mid    mid_train   mid     MID     -
+    chat_sft        Chat SFT               mid_train   -       SFT     Validation loss
+    chat_eval_sft   Chat evaluation sft    chat_sft    sft     SFT     -
+    chat_dpo        Chat DPO               chat_sft    -       -       -
+    chat_eval_dpo   Chat evaluation dpo    chat_dpo    dpo     DPO     -
+    chat_rl         Chat RL                chat_sft    -       -       -
+    chat_eval_rl    Chat evaluation rl     chat_rl     rl      RL      -
+    """,
 )
 # Titles in the report card of commands that are no part of the main job.
 OTHER_SECTIONS = {"recursion_eval": "Recursion", "golf_eval": "Golf", "chats": "Chat data", "scaling": "Scaling"}

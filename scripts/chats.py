@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nanochat.config import flag_of, option, options, run
 from nanochat.curate.filters import Context, FilterSettings, check_names, check_settings, chosen_filters, pairs
-from nanochat.log import print0, terminal_table
+from nanochat.log import print0
 from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, write_json
 from nanochat.settings import TagSettings
 
@@ -106,8 +106,8 @@ def main(config: Config) -> None:
             for path in write_output(rows, rows_in, work):
                 outcome.add_artifact(path)
                 path.replace(out / path.name)
-        print0(*map(terminal_table, outcome.tables), sep="\n\n")
         outcome.metrics = {"Rows in": rows_in} | benchmarks.sizes
+        outcome.show()
         outcome.write()
         counts = {table["title"]: table["rows"] for table in outcome.tables}
         write_json(manifest, {"command": outcome.command, "files": outcome.artifacts, "counts": counts} | settings)

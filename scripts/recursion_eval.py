@@ -13,11 +13,9 @@ from nanochat.log import (
     MetricLog,
     Record,
     duration,
-    format_value,
     metric_curve,
     print0,
     table_of,
-    terminal_table,
 )
 from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.paths import stage_dir
@@ -139,8 +137,7 @@ def main(config: Config) -> None:
     outcome.metrics = figures(results)
     outcome.tables = [exits_table(results), arms_table(results)]
     outcome.curves = curves(results[0])
-    print0(*map(terminal_table, outcome.tables), sep="\n\n")
-    print0(*(f"{name}: {format_value(value)}" for name, value in outcome.metrics.items()), sep="\n")
+    outcome.show()
     outcome.write()
 
 

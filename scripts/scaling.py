@@ -10,7 +10,7 @@ from typing import Literal
 
 from nanochat.config import changed, option, options, run
 from nanochat.lab.scaling_fit import Optimum, ScalingRun, by_budget, optimum, power_law, read_runs
-from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir
 from nanochat.settings import TagSettings
@@ -80,7 +80,7 @@ def main(config: Config) -> None:
         outcome.tables.append(laws_table(list(filter(None, found.values())), growth))
         lines = {f"{budget:.3g} FLOPs": group for budget, group in sweeps.items()}
         outcome.curves = [plot("Bits per byte at fixed compute", "n", lines)]
-    print0(*map(terminal_table, outcome.tables), sep="\n\n")
+    outcome.show()
     outcome.write()
 
 

@@ -7,6 +7,7 @@ intervals have one. Units, degrees and percent signs do not count.
 import re
 
 from nanochat.calculator import REFUSALS, calculate
+from nanochat.log import parse_rows
 from tasks.common import CONVERTED, DataSet
 from tasks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
@@ -50,7 +51,7 @@ SPELLINGS = r"""
 ^\(([^,()]*)\)$ => \1
 ^\\\{(.*)\\\}$ => \1
 """
-RULES = [[part.strip() for part in line.split("=>")] for line in SPELLINGS.strip().split("\n")]
+RULES = parse_rows(SPELLINGS, " *=> *")
 # Between brackets and separators of tuples, intervals and sets. Arithmetic has the brackets ❨ and ❩ instead.
 ELEMENT = re.compile(r"[^][(){},∪]+")
 ROOT = re.compile(r"√(\d?)(?:\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*)\))")

@@ -3,11 +3,29 @@
 import sys
 import types
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from nanochat import log as under_test
-from nanochat.log import MetricLog, Progress, StepProgress, duration, metric_curve, print0, read_metrics, terminal_table
+from nanochat.log import (
+    MetricLog,
+    Progress,
+    StepProgress,
+    duration,
+    metric_curve,
+    parse_rows,
+    parse_table,
+    print0,
+    read_metrics,
+    terminal_table,
+)
+
+
+class Pause(NamedTuple):
+    label: str
+    before: float = 0.0
+    after: float = 0.0
 
 
 def test_only_rank_0_prints(monkeypatch, capsys, tmp_path):
@@ -200,3 +218,16 @@ def test_a_long_run_has_few_lines_but_its_last_step_has_one(monkeypatch, capsys)
     assert lines[0].startswith("step 00001/10000 ")
     assert 2_500 / 6 < len(lines) <= 2_500 / 5 + 2
     assert [line.startswith("step 09999/10000 ") for line in lines[-2:]] == [False, True]
+
+
+def test_constants_are_read_from_text_tables():
+    assert parse_rows("a b  => c\n  d =>\n", " *=> *") == [["a b", "c"], ["d", ""]]
+    table = """
+        label     after  before
+        two words   -     1e-6
+        last      0.5    -
+    """
+    assert parse_table(Pause, table) == [Pause("two words", before=1e-6), Pause("last", 0.0, 0.5)]
+    for wrong, message in ((table.replace("after", "later"), "later"), (table + "short\n", "shorter")):
+        with pytest.raises((TypeError, ValueError), match=message):
+            parse_table(Pause, wrong)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanochat.curate.bm25 import BM25
+from nanochat.log import parse_rows
 
 HANGUL = re.compile("[가-힣]")
 MOST_CHOICES = 10
@@ -71,7 +72,7 @@ Korean letter | {letter}. {text} | 정답의 기호를 다음과 같이 쓰세�
 Korean number | {number}. {text} | 정답의 번호를 다음과 같이 쓰세요. 정답은 N번 | 정답은 {number}번 | sentence
 Korean sentence | ({number}) {text} | 정답의 번호를 문장으로 답하세요. | 정답은 {number}번입니다. | sentence
 """
-STYLES = {name: Style(*cells) for name, *cells in (line.split(" | ") for line in _TABLE.strip().split("\n"))}
+STYLES = {name: Style(*cells) for name, *cells in parse_rows(_TABLE, r" \| ")}
 
 
 def answers_in(form: str, choices: Sequence[str]) -> list[str]:
