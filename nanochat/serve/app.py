@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -89,7 +89,7 @@ class AccessMiddleware:
         origin = headers.get("origin")
         is_own = origin is None or origin.partition("://")[2] == headers.get("host")
         if not is_own and origin not in self.origins:
-            return ApiError(403, f"pages of {origin[:100]!r} may not use this server")
+            return ApiError(403, f"pages of {origin!r} may not use this server")
         if not self.key or path in OPEN_PATHS:
             return None
         given = headers.get("authorization", "").encode("latin-1")  # headers are bytes: a key may be UTF-8
@@ -103,18 +103,27 @@ class AccessMiddleware:
 # ---- routes ----
 
 
-class EventStream(StreamingResponse):
-    """A stream of server-sent events. Calls `close` at the end, also after an error or without a client."""
+class Answer(StreamingResponse):
+    """The answer to a request: a stream of server-sent events, or whole. Starlette cancels it if the client leaves."""
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]):
-        super().__init__(events, headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
-        self.close = close
+    def __init__(self, response: ApiResponse):
+        super().__init__(response.stream(), headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
+        self.response = response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.close()
+            self.response.generation.close()  # frees the slots, also after an error or without a client
+
+    async def stream_response(self, send: Send) -> None:
+        if self.response.request.fields.stream:
+            await super().stream_response(send)
+            return
+        # The status waits for the end: an error may still come.
+        whole = Response(await self.response.whole(), media_type="application/json")
+        await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
+        await send({"type": "http.response.body", "body": whole.body})
 
 
 async def read_body(request: Request) -> bytes:
@@ -129,25 +138,6 @@ async def read_body(request: Request) -> bytes:
     except (TimeoutError, ClientDisconnect):  # nobody reads the answer after a disconnection
         raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:.0f} seconds") from None
     return bytes(body)
-
-
-async def unless_disconnected(request: Request, work: Awaitable[bytes]) -> bytes:
-    """Return the result of `work`, or cancel `work` if the client leaves first. Needs a body that was read."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass  # the rest of an empty body
-
-    # Both wait at once; the one that is late is cancelled.
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(disconnected())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ApiError(499, "the client has left")  # nobody reads this
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 class Service:
@@ -175,24 +165,22 @@ class Service:
         return JSONResponse({"status": "ok", "model": self.served.name, "samples": samples, "errors": errors})
 
     async def models(self, request: Request) -> Response:
-        # OpenAI's fields, the context under vLLM's name, and what the page needs to know about the model.
-        model = {"id": self.served.name, "object": "model", "created": self.created, "owned_by": "nanochat"}
-        model |= {"max_model_len": self.served.context, "temperature": self.served.temperature}
-        model["suggestions"] = self.served.suggestions
+        model = {
+            "id": self.served.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "nanochat",
+            "max_model_len": self.served.context,  # vLLM's name
+            "temperature": self.served.temperature,  # this and the suggestions are for the page
+            "suggestions": self.served.suggestions,
+        }
         return JSONResponse({"object": "list", "data": [model]})
 
     async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request) -> Response:
         body = await read_body(request)
         api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
         generation = self.pool.submit(api_request)
-        response = ApiResponse(api_request, self.served, generation)
-        if api_request.fields.stream:
-            return EventStream(response.stream(), generation.close)
-        try:
-            content = await unless_disconnected(request, response.whole())
-        finally:
-            generation.close()  # frees the slots, also if the client has left
-        return Response(content, media_type="application/json")
+        return Answer(ApiResponse(api_request, self.served, generation))
 
 
 def chat_page() -> Response:

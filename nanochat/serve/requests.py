@@ -150,13 +150,13 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields
     except ValidationError as error:  # also for a body without JSON, in wrong UTF-8, or nested too deeply
         first = error.errors(include_url=False, include_input=False)[0]
         place = [str(part) for part in first["loc"]]  # such as messages, 0, role
-        message = f"{'.'.join(place) or 'body'}: {first['msg'].removeprefix('Value error, ')}"
+        message = f"{'.'.join(place) or 'body'}: {first['msg']}"
         raise ApiError(400, message, place[0] if place else None) from None
     for name in UNSUPPORTED:
         if found.get(name):
             raise ApiError(400, f"{name}: this server does not support the field, leave it out", name)
     if fields.model not in ("", served.name):
-        sentence = f"there is no model {fields.model[:100]!r} here, only {served.name!r}"
+        sentence = f"there is no model {fields.model!r} here, only {served.name!r}"
         raise ApiError(404, sentence, "model", "model_not_found")
     return fields
 

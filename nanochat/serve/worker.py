@@ -35,12 +35,11 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
     # Logits for a whole context may take gigabytes.
     for some, targets in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
         logprobs = model.logits(some).log_softmax(-1)
-        best = logprobs.topk(top)
-        columns = (targets[:, None], logprobs.gather(1, targets[:, None]), best.indices, best.values)
-        for [token], [logprob], indices, values in zip(*(column.tolist() for column in columns), strict=True):
-            alternatives = dict(zip(indices, values, strict=True))
-            alternatives.setdefault(token, logprob)
-            found.append(alternatives)
+        # The likeliest tokens come first; the row's own may be one of them, or one more.
+        tokens_shown = torch.cat([logprobs.topk(top).indices, targets[:, None]], dim=1)
+        values = logprobs.gather(1, tokens_shown)
+        for row in zip(tokens_shown.tolist(), values.tolist(), strict=True):
+            found.append(dict(zip(*row, strict=True)))
     return found
 
 
@@ -71,9 +70,9 @@ class Generation:
             raise engine_failed()
         return list(chain.from_iterable(found))
 
-    async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
-        """Return the log-probabilities of rows, one row between two steps. A client that leaves cancels the rest."""
-        return [await asyncio.wrap_future(self.worker.order(score, self.worker.model, row, top)) for row in rows]
+    async def score(self, row: Sequence[int], top: int) -> Score:
+        """Return the log-probabilities of a row, which the thread finds between two steps."""
+        return await asyncio.wrap_future(self.worker.order(score, self.worker.model, row, top))
 
     def deliver(self, events: list[Event] | None) -> None:
         """Take events from the thread, which may have sent some before it saw a cancellation: a choice drops these."""
@@ -176,8 +175,7 @@ class Worker:
 
     def _step(self) -> None:
         """Make one step of the engine and send the events."""
-        if any(generation.job.open for generation in self._active):
-            self.engine.step()
+        self.engine.step()
         # On a GPU the events belong to the step before.
         news = []
         for generation in self._active:
