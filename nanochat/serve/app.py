@@ -27,7 +27,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -103,29 +103,6 @@ class AccessMiddleware:
 # ---- routes ----
 
 
-class Answer(StreamingResponse):
-    """The answer to a request: a stream of server-sent events, or whole. Starlette cancels it if the client leaves."""
-
-    def __init__(self, response: ApiResponse):
-        super().__init__(response.stream(), headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
-        self.response = response
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.response.generation.close()  # frees the slots, also after an error or without a client
-
-    async def stream_response(self, send: Send) -> None:
-        if self.response.request.fields.stream:
-            await super().stream_response(send)
-            return
-        # The status waits for the end: an error may still come.
-        whole = Response(await self.response.whole(), media_type="application/json")
-        await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
-        await send({"type": "http.response.body", "body": whole.body})
-
-
 async def read_body(request: Request) -> bytes:
     """Return the body; an ApiError for one that is too large or too slow."""
     body = bytearray()
@@ -151,7 +128,7 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         for worker in self.pool.workers:
-            worker.begin(asyncio.get_running_loop())
+            worker.begin()
         yield
         for worker in self.pool.workers:
             worker.stop()
@@ -180,7 +157,7 @@ class Service:
         body = await read_body(request)
         api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
         generation = self.pool.submit(api_request)
-        return Answer(ApiResponse(api_request, self.served, generation))
+        return ApiResponse(api_request, self.served, generation)
 
 
 def chat_page() -> Response:
@@ -330,8 +307,8 @@ def serve(bound: socket.socket, app: Starlette) -> None:
         server_header=False,  # tells nobody about versions
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
-    # uvicorn raises SIGTERM again at the end; a server that has finished its work ends with status 0.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    for number in set(stop_signals()) - {signal.SIGTERM, signal.SIGINT}:  # uvicorn knows these two
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
-    uvicorn.Server(config).run(sockets=[bound])
+    server = uvicorn.Server(config)
+    # uvicorn raises SIGTERM again at the end: this handler lets a server that has finished its work end with status 0.
+    for number in set(stop_signals()) - {signal.SIGINT}:
+        signal.signal(number, server.handle_exit)
+    server.run(sockets=[bound])

@@ -7,10 +7,13 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import ENDS, Event
-from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
-from nanochat.serve.worker import Generation, Sample, Score
+from nanochat.serve.requests import ApiError, ApiRequest, Sample, ServedModel
+from nanochat.serve.worker import Generation, Score
 from nanochat.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -73,8 +76,8 @@ class Choice:
         self._received = 0  # characters from the engine
         self._shown = 0  # characters for the client, without stops
         self._pieces: list[Piece] = []  # shown, but not sent
-        if request.prompt_texts:
-            self._pieces.append(Piece("text", request.prompt_texts[prompt]))
+        if request.echo:
+            self._pieces.append(Piece("text", tokenizer.decode(self.prompt[request.added_tokens :])))
 
     # ---- from the engine ----
 
@@ -123,7 +126,7 @@ class Choice:
         content = self._take_content()
         if self.request.is_chat:
             content = {"message": {"role": "assistant", "refusal": None, **content}}
-        logprobs = self._logprobs(self.score) if self.score is not None else None
+        logprobs = None if self.score is None else self._logprobs(self.score)
         return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish_reason}
 
     def delta(self, content: Json, reason: str | None = None) -> Json:
@@ -154,9 +157,7 @@ class Choice:
         """Return the log-probabilities of shown tokens, with `echo` also the prompt's."""
         # The first token has no log-probability.
         scored = list(zip(self.row(), [None, *score], strict=True))
-        shown = []
-        if self.request.prompt_texts:
-            shown += scored[self.request.added_tokens : len(self.prompt)]
+        shown = scored[self.request.added_tokens : len(self.prompt)] if self.request.echo else []
         for token, one in zip(self.tokens, scored[len(self.prompt) :], strict=True):
             is_cut = self._stops.found and token.start >= self._shown
             if token.sampled and not is_cut:  # the calculator's tokens were not the model's choice
@@ -184,10 +185,11 @@ class Choice:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart
 
 
-class ApiResponse:
-    """The response to one request: JSON (`whole`) or server-sent events (`stream`)."""
+class ApiResponse(StreamingResponse):
+    """The response to one request: JSON (`whole`) or server-sent events (`stream`). Stops if the client leaves."""
 
     def __init__(self, request: ApiRequest, served: ServedModel, generation: Generation):
+        super().__init__(self.stream(), headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
         self.request = request
         self.generation = generation
         prefix, kind = "cmpl-", "text_completion"
@@ -202,9 +204,23 @@ class ApiResponse:
             "model": served.name,
         }
         self.choices: dict[Sample, Choice] = {}
-        for prompt, engine_request in enumerate(request.prompts):
-            for sample in range(engine_request.n):
-                self.choices[prompt, sample] = Choice(len(self.choices), request, prompt, served.tokenizer)
+        for prompt, sample in request.samples:
+            self.choices[prompt, sample] = Choice(len(self.choices), request, prompt, served.tokenizer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)  # cancelled by Starlette if the client leaves
+        finally:
+            self.generation.close()  # frees the slots, also after an error
+
+    async def stream_response(self, send: Send) -> None:
+        if self.request.fields.stream:
+            await super().stream_response(send)
+            return
+        # The status waits for the end: an error may still come.
+        whole = Response(await self.whole(), media_type="application/json")
+        await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
+        await send({"type": "http.response.body", "body": whole.body})
 
     async def whole(self) -> bytes:
         """Return the JSON of all choices, once they have ended."""

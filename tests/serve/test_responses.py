@@ -156,6 +156,7 @@ def test_an_echo_scores_the_prompt_as_a_plain_forward_does(prompts):
     request = parse(body)
     for choice in whole_of(Engine(MODEL, TOKENIZER), body)["choices"]:
         prompt, found = list(request.prompts[choice["index"] // 2].tokens), choice["logprobs"]
+        assert choice["text"].startswith(TOKENIZER.decode(prompt[request.added_tokens :]))
         row = [*prompt, *(token_of(name) for name in found["tokens"][len(prompt) - request.added_tokens :])]
         logprobs = MODEL(torch.tensor([row]))[0].log_softmax(-1)
         expected = [None, *(float(logprobs[i, token]) for i, token in enumerate(row[1:]))][request.added_tokens :]
