@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -89,7 +89,7 @@ class AccessMiddleware:
         origin = headers.get("origin")
         is_own = origin is None or origin.partition("://")[2] == headers.get("host")
         if not is_own and origin not in self.origins:
-            return ApiError(403, f"pages of {origin[:100]!r} may not use this server")
+            return ApiError(403, f"pages of {origin!r} may not use this server")
         if not self.key or path in OPEN_PATHS:
             return None
         given = headers.get("authorization", "").encode("latin-1")  # headers are bytes: a key may be UTF-8
@@ -101,20 +101,6 @@ class AccessMiddleware:
 
 
 # ---- routes ----
-
-
-class EventStream(StreamingResponse):
-    """A stream of server-sent events. Calls `close` at the end, also after an error or without a client."""
-
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]):
-        super().__init__(events, headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
-        self.close = close
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.close()
 
 
 async def read_body(request: Request) -> bytes:
@@ -131,25 +117,6 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def unless_disconnected(request: Request, work: Awaitable[bytes]) -> bytes:
-    """Return the result of `work`, or cancel `work` if the client leaves first. Needs a body that was read."""
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass  # the rest of an empty body
-
-    # Both wait at once; the one that is late is cancelled.
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(disconnected())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if not tasks[0].done():
-            raise ApiError(499, "the client has left")  # nobody reads this
-        return tasks[0].result()
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
 class Service:
     """The routes, and their shared data."""
 
@@ -161,7 +128,7 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         for worker in self.pool.workers:
-            worker.begin(asyncio.get_running_loop())
+            worker.begin()
         yield
         for worker in self.pool.workers:
             worker.stop()
@@ -175,24 +142,22 @@ class Service:
         return JSONResponse({"status": "ok", "model": self.served.name, "samples": samples, "errors": errors})
 
     async def models(self, request: Request) -> Response:
-        # OpenAI's fields, the context under vLLM's name, and what the page needs to know about the model.
-        model = {"id": self.served.name, "object": "model", "created": self.created, "owned_by": "nanochat"}
-        model |= {"max_model_len": self.served.context, "temperature": self.served.temperature}
-        model["suggestions"] = self.served.suggestions
+        model = {
+            "id": self.served.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "nanochat",
+            "max_model_len": self.served.context,  # vLLM's name
+            "temperature": self.served.temperature,  # this and the suggestions are for the page
+            "suggestions": self.served.suggestions,
+        }
         return JSONResponse({"object": "list", "data": [model]})
 
     async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request) -> Response:
         body = await read_body(request)
         api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
         generation = self.pool.submit(api_request)
-        response = ApiResponse(api_request, self.served, generation)
-        if api_request.fields.stream:
-            return EventStream(response.stream(), generation.close)
-        try:
-            content = await unless_disconnected(request, response.whole())
-        finally:
-            generation.close()  # frees the slots, also if the client has left
-        return Response(content, media_type="application/json")
+        return ApiResponse(api_request, self.served, generation)
 
 
 def chat_page() -> Response:
@@ -342,8 +307,8 @@ def serve(bound: socket.socket, app: Starlette) -> None:
         server_header=False,  # tells nobody about versions
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
-    # uvicorn raises SIGTERM again at the end; a server that has finished its work ends with status 0.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-    for number in set(stop_signals()) - {signal.SIGTERM, signal.SIGINT}:  # uvicorn knows these two
-        signal.signal(number, lambda *_: signal.raise_signal(signal.SIGTERM))
-    uvicorn.Server(config).run(sockets=[bound])
+    server = uvicorn.Server(config)
+    # uvicorn raises SIGTERM again at the end: this handler lets a server that has finished its work end with status 0.
+    for number in set(stop_signals()) - {signal.SIGINT}:
+        signal.signal(number, server.handle_exit)
+    server.run(sockets=[bound])

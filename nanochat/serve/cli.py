@@ -61,27 +61,25 @@ class AnswerPrinter:
 
     def __init__(self, stream: TextIO):
         self.stream = stream
-        self.is_terminal = stream.isatty()
         self._last = ""  # character
 
     def add(self, pieces: list[Piece]) -> None:
         for kind, text in pieces:
-            if self.is_terminal:
+            if self.stream.isatty():
                 # A piece without text begins a part.
                 self._write(harmless(text or MARKS[kind]))
             elif kind == "text":
                 self._write(text)
-        self.stream.flush()
 
     def close(self) -> None:
         """End the last line."""
         if self._last != "\n":
             self._write("\n")
-        self.stream.flush()
 
     def _write(self, text: str) -> None:
         self._last = text[-1:] or self._last
         self.stream.write(text)
+        self.stream.flush()
 
 
 def print_note(text: str) -> None:

@@ -15,6 +15,8 @@ from nanochat.tokenizer import Tokenizer
 
 MAX_MESSAGE = 1000  # characters in an error
 
+Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
+
 
 class ApiError(Exception):
     """An error response in OpenAI's form. param: the field at fault. code: the reason, for programs."""
@@ -57,7 +59,7 @@ class ApiRequest:
     fields: "CommonFields"
     is_chat: bool
     prompts: list[Request]  # one engine request a prompt, each with n samples
-    prompt_texts: Sequence[str] = ()  # to show before each choice, for `echo`
+    echo: bool = False  # show the prompt before each choice
     added_tokens: int = 0  # tokens at the start of each prompt, not sent by the client
     # Likely tokens with log-probabilities beside each token; None: no log-probabilities.
     alternatives: int | None = None
@@ -67,8 +69,8 @@ class ApiRequest:
             raise ApiError(400, "log-probabilities are not streamed", "stream")
 
     @property
-    def samples(self) -> int:
-        return self.fields.n * len(self.prompts)
+    def samples(self) -> list[Sample]:
+        return [(number, sample) for number, prompt in enumerate(self.prompts) for sample in range(prompt.n)]
 
 
 # ---- the fields of OpenAI's requests ----
@@ -82,7 +84,7 @@ UNSUPPORTED = """
 
 def in_list(value: Any) -> Any:
     """Put a single text, or a single row of token ids, into a list."""
-    is_row = isinstance(value, list) and len(value) > 0 and isinstance(value[0], int)
+    is_row = isinstance(value, list) and value and isinstance(value[0], int)
     return [value] if is_row or isinstance(value, str) else value
 
 
@@ -150,13 +152,13 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields
     except ValidationError as error:  # also for a body without JSON, in wrong UTF-8, or nested too deeply
         first = error.errors(include_url=False, include_input=False)[0]
         place = [str(part) for part in first["loc"]]  # such as messages, 0, role
-        message = f"{'.'.join(place) or 'body'}: {first['msg'].removeprefix('Value error, ')}"
+        message = f"{'.'.join(place) or 'body'}: {first['msg']}"
         raise ApiError(400, message, place[0] if place else None) from None
     for name in UNSUPPORTED:
         if found.get(name):
             raise ApiError(400, f"{name}: this server does not support the field, leave it out", name)
     if fields.model not in ("", served.name):
-        sentence = f"there is no model {fields.model[:100]!r} here, only {served.name!r}"
+        sentence = f"there is no model {fields.model!r} here, only {served.name!r}"
         raise ApiError(404, sentence, "model", "model_not_found")
     return fields
 
@@ -189,13 +191,11 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     """Check the body of a completion request. A text gets <|bos|> before it, token ids are taken as they are."""
     fields = read_fields(CompletionFields, body, served)
     tokenizer = served.tokenizer
-    rows = texts = fields.prompt
+    rows = fields.prompt
     is_text = isinstance(rows[0], str)
     if is_text:
-        rows = [[tokenizer.bos, *tokenizer.encode(text)] for text in texts]
-    elif max(map(max, rows)) < tokenizer.vocab_size:
-        texts = [tokenizer.decode(row) for row in rows]
-    else:
+        rows = [[tokenizer.bos, *tokenizer.encode(text)] for text in rows]
+    elif max(map(max, rows)) >= tokenizer.vocab_size:
         raise ApiError(400, f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens", "prompt")
     # Programs score a prompt by asking for one token more, and drop this token: then end tokens end a choice here and
     # not in the engine, so that the client sees their log-probability.
@@ -204,7 +204,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         fields=fields,
         is_chat=False,
         prompts=[engine_request(fields, row, fields.max_tokens, served, "prompt", stop) for row in rows],
-        prompt_texts=texts if fields.echo else (),
+        echo=fields.echo,
         added_tokens=int(is_text),
         alternatives=fields.logprobs,
     )

@@ -4,13 +4,16 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, NamedTuple
+
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import ENDS, Event
-from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
-from nanochat.serve.worker import Generation, Sample, Score
+from nanochat.serve.requests import ApiError, ApiRequest, Sample, ServedModel
+from nanochat.serve.worker import Generation, Score
 from nanochat.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -65,8 +68,7 @@ class Choice:
         self.finish_reason = ""
         self.tokens: list[ChoiceToken] = []  # with the end token, if log-probabilities are shown
         self.completion_tokens = 0
-        self.is_started = False  # the first chunk of a stream is sent
-        self.is_sent = False  # the last chunk too
+        self.score: Score | None = None  # log-probabilities of `row`, if the client asks for them
         self._bytes = tokenizer.core.token_bytes  # of special tokens: the name
         self._ends = [tokenizer.special_tokens[name] for name in ENDS]
         self._reply = Reply(tokenizer)
@@ -74,8 +76,8 @@ class Choice:
         self._received = 0  # characters from the engine
         self._shown = 0  # characters for the client, without stops
         self._pieces: list[Piece] = []  # shown, but not sent
-        if request.prompt_texts:
-            self._pieces.append(Piece("text", request.prompt_texts[prompt]))
+        if request.echo:
+            self._pieces.append(Piece("text", tokenizer.decode(self.prompt[request.added_tokens :])))
 
     # ---- from the engine ----
 
@@ -86,32 +88,32 @@ class Choice:
         if event.token is not None:
             self.tokens.append(ChoiceToken(event.token, self._received, event.sampled))
             # An end token has a log-probability, but no text.
-            if not (event.sampled and event.token in self._ends):
+            if event.token not in self._ends:
                 self.completion_tokens += 1
                 self._add_pieces(self._reply.add(event.token))
                 return
         self._add_pieces(self._reply.close())  # bytes without a character
-        self._show("text", self._stops.close())  # no stop
+        self._show(self._stops.close())  # no stop
         self.finish_reason = self.finish_reason or event.reason or "stop"
 
     def _add_pieces(self, pieces: list[Piece]) -> None:
         for kind, text in pieces:
             self._received += len(text)
             # In a completion the calculator's turns are text like any other.
-            if kind != "text" and self.request.is_chat:
-                self._show("text", self._stops.close())  # a stop lies within one part
-                self._show(kind, text, even_empty=True)
-                continue
-            # Without text a call ends, and another may begin at once.
-            self._show("text", self._stops.add(text), even_empty=self.request.is_chat and not text)
+            if not self.request.is_chat or (kind == "text" and text):
+                self._show(self._stops.add(text))
+            else:
+                self._show(self._stops.close())  # a stop lies within one part
+                self._shown += len(text)
+                self._pieces.append(Piece(kind, text))  # also without text: it begins a part
             if self._stops.found:
                 self.finish_reason = "stop"
                 return
 
-    def _show(self, kind: str, text: str, even_empty: bool = False) -> None:
+    def _show(self, text: str) -> None:
         self._shown += len(text)
-        if text or even_empty:
-            self._pieces.append(Piece(kind, text))
+        if text:
+            self._pieces.append(Piece("text", text))
 
     # ---- to the client ----
 
@@ -119,35 +121,28 @@ class Choice:
         """Return all tokens, with the prompt before them."""
         return [*self.prompt, *(token.token for token in self.tokens)]
 
-    def to_json(self, score: Score | None) -> Json:
-        """Return the whole choice. score: log-probabilities of `row`, if the client asks for them."""
-        content = self._take_content(ends=False)
+    def whole(self) -> Json:
+        """Return the choice of a whole response."""
+        content = self._take_content()
         if self.request.is_chat:
             content = {"message": {"role": "assistant", "refusal": None, **content}}
-        return self._delta(content, self.finish_reason, None if score is None else self._logprobs(score))
+        logprobs = None if self.score is None else self._logprobs(self.score)
+        return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish_reason}
 
-    def new_deltas(self) -> list[Json]:
-        """Return the news for a stream: first the role, then text, at the end the reason."""
-        is_chat = self.request.is_chat
-        deltas = []
-        if is_chat and not self.is_started:
-            deltas.append(self._delta({"delta": {"role": "assistant", "content": ""}}))
-        self.is_started = True
+    def delta(self, content: Json, reason: str | None = None) -> Json:
+        """Return the choice of a chunk in a stream."""
+        content = {"delta": content} if self.request.is_chat else {"text": "", **content}
+        return {"index": self.index, **content, "logprobs": None, "finish_reason": reason}
+
+    def new_deltas(self) -> Iterator[Json]:
+        """Yield the news for a stream: text, and at the end the reason, in a chunk of its own."""
         if self._pieces:
-            content = self._take_content(ends=True)
-            deltas.append(self._delta({"delta": content} if is_chat else content))
-        # The reason has a chunk of its own.
-        if self.finish_reason and not self.is_sent:
-            content = {"delta": {}} if is_chat else {"text": ""}
-            deltas.append(self._delta(content, self.finish_reason))
-            self.is_sent = True
-        return deltas
+            yield self.delta(self._take_content())
+        if self.finish_reason:
+            yield self.delta({}, self.finish_reason)
 
-    def _delta(self, content: Json, reason: str | None = None, logprobs: Json | None = None) -> Json:
-        return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": reason}
-
-    def _take_content(self, ends: bool) -> Json:
-        """Return what is shown and not sent: text, and the parts if the calculator was used. ends: as in `parts`."""
+    def _take_content(self) -> Json:
+        """Return the text that is shown and not sent, and the parts if the calculator was used."""
         pieces, self._pieces = self._pieces, []
         text = "".join(piece.text for piece in pieces if piece.kind == "text")
         if not self.request.is_chat:
@@ -155,22 +150,20 @@ class Choice:
         content = {"content": text}
         # A text piece without text ends a call.
         if any(piece.kind != "text" or not piece.text for piece in pieces):
-            content["parts"] = parts(pieces, ends=ends)
+            content["parts"] = parts(pieces, ends=self.request.fields.stream)
         return content
 
     def _logprobs(self, score: Score) -> Json:
         """Return the log-probabilities of shown tokens, with `echo` also the prompt's."""
-        shown = []
-        if self.request.prompt_texts:
-            # The first token has no log-probability.
-            prompt = list(zip(self.prompt, [None, *score], strict=False))
-            shown += prompt[self.request.added_tokens :]
-        for token, alternatives in zip(self.tokens, score[len(self.prompt) - 1 :], strict=True):
+        # The first token has no log-probability.
+        scored = list(zip(self.row(), [None, *score], strict=True))
+        shown = scored[self.request.added_tokens : len(self.prompt)] if self.request.echo else []
+        for token, one in zip(self.tokens, scored[len(self.prompt) :], strict=True):
             is_cut = self._stops.found and token.start >= self._shown
             if token.sampled and not is_cut:  # the calculator's tokens were not the model's choice
-                shown.append((token.token, alternatives))
+                shown.append(one)
         if self.request.is_chat:
-            return {"content": [self._chat_logprob(*scored) for scored in shown], "refusal": None}
+            return {"content": [self._chat_logprob(*one) for one in shown], "refusal": None}
         tops = []
         for _, alternatives in shown:
             tops.append(alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()})
@@ -192,44 +185,71 @@ class Choice:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart
 
 
-class ApiResponse:
-    """The response to one request: JSON (`whole`) or server-sent events (`stream`)."""
+class ApiResponse(StreamingResponse):
+    """The response to one request: JSON (`whole`) or server-sent events (`stream`). Stops if the client leaves."""
 
     def __init__(self, request: ApiRequest, served: ServedModel, generation: Generation):
+        super().__init__(self.stream(), headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
         self.request = request
         self.generation = generation
-        self.model = served.name
-        self.id = ("chatcmpl-" if request.is_chat else "cmpl-") + secrets.token_hex(12)
-        self.created = int(time.time())
+        prefix, kind = "cmpl-", "text_completion"
+        if request.is_chat:
+            prefix = "chatcmpl-"
+            kind = "chat.completion.chunk" if request.fields.stream else "chat.completion"
+        # All chunks of a stream have the same id.
+        self.head = {
+            "id": prefix + secrets.token_hex(12),
+            "object": kind,
+            "created": int(time.time()),
+            "model": served.name,
+        }
         self.choices: dict[Sample, Choice] = {}
-        for prompt, engine_request in enumerate(request.prompts):
-            for sample in range(engine_request.n):
-                self.choices[prompt, sample] = Choice(len(self.choices), request, prompt, served.tokenizer)
+        for prompt, sample in request.samples:
+            self.choices[prompt, sample] = Choice(len(self.choices), request, prompt, served.tokenizer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)  # cancelled by Starlette if the client leaves
+        finally:
+            self.generation.close()  # frees the slots, also after an error
+
+    async def stream_response(self, send: Send) -> None:
+        if self.request.fields.stream:
+            await super().stream_response(send)
+            return
+        # The status waits for the end: an error may still come.
+        whole = Response(await self.whole(), media_type="application/json")
+        await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
+        await send({"type": "http.response.body", "body": whole.body})
 
     async def whole(self) -> bytes:
         """Return the JSON of all choices, once they have ended."""
-        while not all(choice.finish_reason for choice in self.choices.values()):
+        choices = self.choices.values()
+        while not all(choice.finish_reason for choice in choices):
             self.add(await self.generation.next_events())
-        scores: list[Score | None] = [None] * len(self.choices)
         if self.request.alternatives is not None:
-            rows = [choice.row() for choice in self.choices.values()]
-            scores = await self.generation.score(rows, self.request.alternatives)
-        return await asyncio.to_thread(self._to_json, scores)  # many log-probabilities take a while
+            for choice in choices:
+                choice.score = await self.generation.score(choice.row(), self.request.alternatives)
+        return await asyncio.to_thread(self._to_json)  # many log-probabilities take a while
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events as text arrives."""
-        while not all(choice.is_sent for choice in self.choices.values()):
-            chunks = self.new_chunks()
-            if chunks:
-                yield b"".join(map(sse, chunks))
-                continue
+        unfinished = list(self.choices.values())
+        if self.request.is_chat:
+            for choice in unfinished:
+                yield self._chunk(choice.delta({"role": "assistant", "content": ""}))
+        while unfinished:
             try:
                 self.add(await self.generation.next_events())
             except ApiError as error:  # too late for a status
                 yield sse(error.body)
                 return
+            for choice in unfinished:
+                for delta in choice.new_deltas():
+                    yield self._chunk(delta)
+            unfinished = [choice for choice in unfinished if not choice.finish_reason]
         if self.request.fields.stream_options.include_usage:
-            yield sse({**self._body([], is_chunk=True), "usage": self._usage()})
+            yield sse({**self.head, "choices": [], "usage": self._usage()})
         yield b"data: [DONE]\n\n"
 
     def add(self, events: list[Event]) -> None:
@@ -240,21 +260,12 @@ class ApiResponse:
             if choice.finish_reason:
                 self.generation.cancel({sample})  # a stop ends a choice before the engine does
 
-    def new_chunks(self) -> list[Json]:
-        """Return chunks with all news, in the order of choices."""
-        choices = self.choices.values()
-        return [self._body([delta], is_chunk=True) for choice in choices for delta in choice.new_deltas()]
+    def _chunk(self, delta: Json) -> bytes:
+        return sse({**self.head, "choices": [delta]})
 
-    def _to_json(self, scores: list[Score | None]) -> bytes:
-        choices = [choice.to_json(score) for choice, score in zip(self.choices.values(), scores, strict=True)]
-        return json.dumps({**self._body(choices, is_chunk=False), "usage": self._usage()}).encode()
-
-    def _body(self, choices: list[Json], is_chunk: bool) -> Json:
-        kind = "text_completion"
-        if self.request.is_chat:
-            kind = "chat.completion.chunk" if is_chunk else "chat.completion"
-        # All chunks of a stream have the same id.
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+    def _to_json(self) -> bytes:
+        choices = [choice.whole() for choice in self.choices.values()]
+        return json.dumps({**self.head, "choices": choices, "usage": self._usage()}).encode()
 
     def _usage(self) -> dict[str, int]:
         prompt = sum(len(request.tokens) for request in self.request.prompts)

@@ -15,13 +15,12 @@ import torch
 from nanochat.engine import Engine, Event, Job, Request
 from nanochat.gpt import GPT
 from nanochat.log import print_line
-from nanochat.serve.requests import ApiError, ApiRequest
+from nanochat.serve.requests import ApiError, ApiRequest, Sample
 
 SCORED_AT_ONCE = 256  # positions whose logits are computed together
 RETRY = {"retry-after": "1"}
 
 T = TypeVar("T")
-Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
 Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others
 
 
@@ -35,12 +34,11 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
     # Logits for a whole context may take gigabytes.
     for some, targets in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
         logprobs = model.logits(some).log_softmax(-1)
-        best = logprobs.topk(top)
-        columns = (targets[:, None], logprobs.gather(1, targets[:, None]), best.indices, best.values)
-        for [token], [logprob], indices, values in zip(*(column.tolist() for column in columns), strict=True):
-            alternatives = dict(zip(indices, values, strict=True))
-            alternatives.setdefault(token, logprob)
-            found.append(alternatives)
+        # The likeliest tokens come first; the row's own may be one of them, or one more.
+        tokens_shown = torch.cat([logprobs.topk(top).indices, targets[:, None]], dim=1)
+        values = logprobs.gather(1, tokens_shown)
+        for row in zip(tokens_shown.tolist(), values.tolist(), strict=True):
+            found.append(dict(zip(*row, strict=True)))
     return found
 
 
@@ -54,9 +52,9 @@ class Generation:
     open: samples without an end.
     """
 
-    def __init__(self, worker: "Worker", requests: Sequence[Request]):
+    def __init__(self, worker: "Worker", samples: Sequence[Sample]):
         self.worker = worker
-        self.open = {(number, sample) for number, request in enumerate(requests) for sample in range(request.n)}
+        self.open = set(samples)
         self.news: asyncio.Queue[list[Event] | None] = asyncio.Queue()  # None: the engine failed
         self.job: Job | None = None  # set and used by the engine's thread only
         worker.load += len(self.open)
@@ -71,9 +69,9 @@ class Generation:
             raise engine_failed()
         return list(chain.from_iterable(found))
 
-    async def score(self, rows: Sequence[Sequence[int]], top: int) -> list[Score]:
-        """Return the log-probabilities of rows, one row between two steps. A client that leaves cancels the rest."""
-        return [await asyncio.wrap_future(self.worker.order(score, self.worker.model, row, top)) for row in rows]
+    async def score(self, row: Sequence[int], top: int) -> Score:
+        """Return the log-probabilities of a row, which the thread finds between two steps."""
+        return await asyncio.wrap_future(self.worker.order(score, self.worker.model, row, top))
 
     def deliver(self, events: list[Event] | None) -> None:
         """Take events from the thread, which may have sent some before it saw a cancellation: a choice drops these."""
@@ -115,13 +113,13 @@ class Worker:
 
     # ---- in the event loop ----
 
-    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
+    def begin(self) -> None:
+        self.loop = asyncio.get_running_loop()
         self.order(self._make_room)
 
-    def submit(self, requests: Sequence[Request]) -> Generation:
-        generation = Generation(self, requests)
-        self.order(self._start, generation, requests)
+    def submit(self, request: ApiRequest) -> Generation:
+        generation = Generation(self, request.samples)
+        self.order(self._start, generation, request.prompts)
         return generation
 
     def order(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
@@ -176,8 +174,7 @@ class Worker:
 
     def _step(self) -> None:
         """Make one step of the engine and send the events."""
-        if any(generation.job.open for generation in self._active):
-            self.engine.step()
+        self.engine.step()
         # On a GPU the events belong to the step before.
         news = []
         for generation in self._active:
@@ -213,8 +210,9 @@ class Pool:
         """Hand a request to the worker with the lowest load; an ApiError if there is no room."""
         # A request is accepted whole: with slots or places in the queue for all samples.
         places = sum(worker.engine.slots for worker in self.workers) + self.queue
-        if request.samples > places:
-            raise ApiError(400, f"the request asks for {request.samples:,} samples, there is room for {places:,}", "n")
-        if sum(worker.load for worker in self.workers) + request.samples > places:
+        samples = sum(prompt.n for prompt in request.prompts)
+        if samples > places:
+            raise ApiError(400, f"the request asks for {samples:,} samples, there is room for {places:,}", "n")
+        if sum(worker.load for worker in self.workers) + samples > places:
             raise ApiError(429, "the server is busy, try again", code="queue_full", headers=RETRY)
-        return min(self.workers, key=lambda worker: worker.load).submit(request.prompts)
+        return min(self.workers, key=lambda worker: worker.load).submit(request)

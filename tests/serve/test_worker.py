@@ -4,13 +4,12 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from engines import NEVER, TOKENIZER, model_of
 
 from nanochat.engine import Completion, Engine, Request
-from nanochat.serve.requests import ApiError
+from nanochat.serve.requests import ApiError, ApiRequest, CommonFields
 from nanochat.serve.worker import Pool, Worker
 
 MODEL = model_of()
@@ -21,7 +20,7 @@ LONG = Request([65], 150, stop=NEVER)
 async def working(count=1, slots=4, queue=8):
     workers = [Worker(Engine(MODEL, TOKENIZER, slots), MODEL) for _ in range(count)]
     for worker in workers:
-        worker.begin(asyncio.get_running_loop())
+        worker.begin()
     try:
         yield Pool(workers, queue)
     finally:
@@ -30,7 +29,7 @@ async def working(count=1, slots=4, queue=8):
 
 
 def submit(pool, *requests):
-    return pool.submit(SimpleNamespace(prompts=requests, samples=sum(request.n for request in requests)))
+    return pool.submit(ApiRequest(CommonFields(), is_chat=False, prompts=requests))
 
 
 async def result(generation):
