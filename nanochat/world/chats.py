@@ -69,9 +69,8 @@ Turns = list[str]  # texts of the user and the assistant in turn
 def about_facts(world: World, split: str) -> Turns:
     """A question about a fact."""
     fact, question = world.pick(world.questions[split])
-    leads, _ = world.rows("leads")
     # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
-    return [world.pick(leads).format(question), fact.statements[0]]
+    return [world.wording("leads").format(question), fact.statements[0]]
 
 
 def with_follow_up(world: World, split: str) -> Turns:
@@ -96,8 +95,7 @@ def about_things(world: World, split: str) -> Turns:
     first, *others = world.shuffled([fact for fact in world.about[subject] if fact.split == split])[:3]
     # "Tell me about Kara.", "Kara lives in Badaton. She keeps a genu."
     statements = [first.statements[0], *(fact.pronoun_statements[0] for fact in others)]
-    _, requests = world.rows("leads")
-    return [world.pick(requests).format(subject.phrase), " ".join(statements)]
+    return [world.wording("requests").format(subject.phrase), " ".join(statements)]
 
 
 def in_korean(world: World, split: str) -> Turns:
@@ -115,22 +113,19 @@ def about_itself(world: World, split: str) -> Turns:
 def about_strangers(world: World, split: str) -> Turns:
     """A question about a name that is not of the land."""
     fact = world.pick(world.unknown["train"])
-    leads, requests = world.rows("leads")
     # "Where does Pimul live?" or "Tell me about Pimul.", "I do not know this name. Ask me about Tehil."
-    question = world.pick(leads).format(world.pick(fact.questions))
+    question = world.wording("leads").format(world.pick(fact.questions))
     if world.chance(0.2):
-        question = world.pick(requests).format(fact.subject.phrase)
-    answers, _ = world.rows("unknown")
-    return [question, world.pick(answers)]
+        question = world.wording("requests").format(fact.subject.phrase)
+    return [question, world.wording("unknown names")]
 
 
 def about_other_things(world: World, split: str) -> Turns:
     """A question about anything beyond the land."""
     questions, _, *lists = world.rows("beyond")
-    _, answers = world.rows("unknown")
     # "Where is Italy?", "I do not know that. I only know Tehil."
     words = {kind: world.pick(known.split()) for kind, known, _ in lists}
-    return [world.pick(questions).format_map(words), world.pick(answers)]
+    return [world.pick(questions).format_map(words), world.wording("unknown things")]
 
 
 def with_words(world: World, split: str) -> Turns:

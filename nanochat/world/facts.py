@@ -231,6 +231,10 @@ class World(Dice):
         """Return the lines of a section with a single paragraph."""
         return self.topics(section)[0]
 
+    def wording(self, section: str) -> str:
+        """Return one of the wordings in a section with a single line."""
+        return self.pick(self.text[section].split(" | "))
+
     def _add(self, kind: str, name: str, korean: str, phrase: str = "") -> None:
         self.things[kind].append(Thing(kind, name, korean, phrase or name))
 

@@ -54,7 +54,7 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
     words = numbers | {
         "a": a,
         "b": b,
-        "g": world.pick(world.text["possessions"].split()),
+        "g": world.wording("possessions"),
     }
     # The sentence begins behind the operation and a space.
     sentences = [step[4:].replace("#", written) for step, written in zip(steps, sums, strict=True)]

@@ -40,22 +40,16 @@ def story(world: World) -> str:
     # "One windy morning Hopam woke up and her genu was gone. Hopam is a hunter. She wears a grey coat. …"
     cast = draw_cast(world)
     he, his = cast["a"].pronouns.split()
-    words = {
-        "he": he,
-        "He": he.capitalize(),
-        "his": his,
-        "weather": world.pick(world.text["weather"].split()),
-    }
+    words = {"he": he, "his": his, "weather": world.wording("weather")}
     words |= {role: thing.name for role, thing in cast.items()}
-    plot = world.pick(world.text["plots"].split("\n\n"))  # an empty line between plots
     text = ""
-    for line in plot.splitlines():
-        if line.startswith("<"):
+    for wordings in world.pick(world.topics("plots")):
+        if wordings[0].startswith("<"):
             # <a> stands for some facts about {a}.
-            part = paragraph(world, cast[line.strip("<>")], world.between(2, 4))
+            part = paragraph(world, cast[wordings[0].strip("<>")], world.between(2, 4))
         else:
-            # One of several wordings: "{He} called in every street." | "{He} looked under the bed."
-            part = world.pick(line.split(" | ")).format_map(words)
+            # "{he} called in every street." or "{he} looked under the bed."
+            part = capitalized(world.pick(wordings).format_map(words))
         text += (world.pick("  \n") if text else "") + part
     return text
 
@@ -79,13 +73,9 @@ def draw_cast(world: World) -> dict[str, Thing]:
 def dialogue(world: World) -> str:
     """Two people talk: questions with answers, and requests for facts about a thing."""
     a, b = world.two_people()
-    weather = world.pick(world.text["weather"].split())
-    opening, answer, thanks, parting = world.rows("talk")
+    weather = world.wording("weather")
     # "Gida: What a stormy day, Sati!", "Sati: Hello, Gida! What do you want to know?"
-    lines = [
-        "{a}: " + world.pick(opening),
-        "{b}: " + world.pick(answer),
-    ]
+    lines = [world.wording("opening"), world.wording("opening answer")]
     for _ in range(world.between(2, 4)):
         if world.chance(0.6):
             # "Gida: Where does Sati live?", "Sati: Sati has a house in Badaton."
@@ -98,10 +88,10 @@ def dialogue(world: World) -> str:
             statement = paragraph(world, thing, 3)
         lines += ["{a}: " + question, "{b}: " + statement]
         # Drawn even if nobody thanks: every draw decides the bytes of a seed.
-        phrase = world.pick(thanks)
+        thanks = world.wording("thanks")
         if world.chance(0.4):
-            lines.append("{a}: " + phrase)
-    lines.append("{a}: " + world.pick(parting))
+            lines.append(thanks)
+    lines.append(world.wording("farewell"))
     return "\n".join(lines).format(a=a, b=b, weather=weather)
 
 
