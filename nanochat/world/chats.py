@@ -5,10 +5,10 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
-from itertools import cycle, islice
+from itertools import cycle
 
 from nanochat.world.facts import Fact, World
-from nanochat.world.sums import OPERATIONS, plain_sum, sum_to_100, word_problem
+from nanochat.world.sums import plain_sum, sum_to_100, word_problem
 
 Rows = list[dict]  # of one table, by column
 
@@ -78,15 +78,18 @@ def with_follow_up(world: World, split: str) -> Turns:
     second, _ = world.pick(world.questions[split])
     others = [fact for fact in world.about[second.subject] if fact.split == split and fact is not second]
     # The same question twice where a subject has no other fact.
-    first = world.pick(others or [second])
-    # "What is Kara's trade?", "Kara works as a baker.", "And where does she live?", "Kara lives in Badaton."
-    return [world.pick(first.questions), first.statements[0], follow_up(world, second.follow_ups), second.statements[0]]
+    return [*follow_up(world, others or [second], second.follow_ups), second.statements[0]]
 
 
-def follow_up(world: World, questions: list[str]) -> str:
-    """Return one of the questions with a pronoun, or with "And" before it."""
+def follow_up(world: World, facts: list[Fact], questions: list[str]) -> Turns:
+    """A question about one of the facts, its answer, then one of the questions, or the same with "And" before it."""
+    # "What is Kara's trade?", "Kara works as a baker.", "And where does she live?"
+    first = world.pick(facts)
+    start = [world.pick(first.questions), first.statements[0]]
     question = world.pick(questions)
-    return f"And {question[0].lower()}{question[1:]}" if world.chance(0.7) else question
+    if world.chance(0.7):
+        question = f"And {question[0].lower()}{question[1:]}"
+    return [*start, question]
 
 
 def about_things(world: World, split: str) -> Turns:
@@ -151,16 +154,10 @@ def with_words(world: World, split: str) -> Turns:
 
 
 def with_sums(world: World, split: str) -> Turns:
-    sign = world.pick(list(OPERATIONS))
+    [sign], questions, *_ = world.pick(world.topics("sums"))
     numbers, solved = sum_to_100(world, sign, held_out=False)
-    [questions, *_] = sum_questions(world)[sign]
     # "How much is 26 - 14?", "26 - 14 = <<26-14=12>>12."
     return [world.pick(questions).format_map(numbers), with_calls(f"{solved}.")]
-
-
-def sum_questions(world: World) -> dict[str, list[list[str]]]:
-    """Return the questions for each operation, and those that only World-Talk asks, if it asks for the operation."""
-    return {sign: lines for [sign], *lines in world.topics("sums")}
 
 
 def with_lists(world: World, split: str) -> Turns:
@@ -208,31 +205,30 @@ UNKNOWN = "not know"  # stands in every answer to a question about what is not o
 
 def talk(world: World) -> Rows:
     """Return questions in words that no text for training has, with words of right and of wrong answers."""
-    each = 20  # questions of a category that has no fixed number
+    each = 20  # questions of a category about strangers or things beyond the land
     rows = []
 
-    def add(category: str, texts: Turns, accept: list[str]) -> None:
+    def add(category: str, accept: list[str], *texts: str) -> None:
         reject = [] if accept == [UNKNOWN] else [UNKNOWN]
         rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": reject})
 
     for _, _, questions, accept in world.topics("identity"):
         for question in questions:
-            add("itself", [question], accept)
+            add("itself", accept, question)
     facts = ten_facts(world)
     for fact in facts:
         for question in fact.new_questions:
-            add("facts", [question], [fact.value.name])
-    for fact in islice(cycle(facts), each):
-        first = world.pick([other for other in world.about[fact.subject] if other is not fact])
-        start = [world.pick(first.questions), first.statements[0]]
-        add("second question", [*start, follow_up(world, fact.new_follow_ups)], [fact.value.name])
-    for sign in islice(cycle("+-"), each):
+            add("facts", [fact.value.name], question)
+    for fact in facts + facts:
+        others = [other for other in world.about[fact.subject] if other is not fact]
+        add("second question", [fact.value.name], *follow_up(world, others, fact.new_follow_ups))
+    plus, minus, *_ = world.topics("sums")
+    for [sign], _, questions in [plus, minus] * 10:
         numbers, solved = sum_to_100(world, sign, held_out=True)
-        _, questions = sum_questions(world)[sign]
-        add("sums", [world.pick(questions).format_map(numbers)], [solved.split()[-1]])
+        add("sums", [solved.split()[-1]], world.pick(questions).format_map(numbers))
     for _ in range(each):
         fact = world.pick([fact for fact in world.unknown["test"] if fact.new_questions])
-        add("unknown names", [world.pick(fact.new_questions)], [UNKNOWN])
+        add("unknown names", [UNKNOWN], world.pick(fact.new_questions))
     # About things beyond the land, with words that no text for training has.
     _, questions, *lists = world.rows("beyond")
     others = {}  # a dictionary is a set that keeps its order
@@ -240,7 +236,7 @@ def talk(world: World) -> Rows:
         for _ in range(5):
             others[question.format_map({kind: world.pick(words.split()) for kind, _, words in lists})] = None
     for question in world.sample(list(others), each):
-        add("other things", [question], [UNKNOWN])
+        add("other things", [UNKNOWN], question)
     return rows
 
 

@@ -64,14 +64,14 @@ class Dice:
 # ---- words ----
 
 # A syllable, then both forms of a particle: after a consonant and after a vowel.
-PARTICLE = re.compile("([가-힣])(은/는|이/가|을/를|으로/로)")
+PARTICLE = re.compile("([가-힣])(은|이|을|으로)/(는|가|를|로)")
 
 
 def read_sections(text: str) -> dict[str, str]:
     """Return the text below each `== name` in world.txt, without comment lines."""
     text = re.sub(r"^# .*\n", "", text, flags=re.MULTILINE)
     # An empty line stands before each section.
-    sections = f"\n{text.strip()}".split("\n== ")[1:]
+    sections = text.split("\n== ")[1:]
     return dict(section.strip().split("\n", 1) for section in sections)
 
 
@@ -89,12 +89,12 @@ def korean_text(text: str) -> str:
     """Return the text with every particle chosen: `물이/가` becomes `물이`, `다리이/가` becomes `다리가`."""
 
     def choose(match: re.Match) -> str:
+        syllable, after_consonant, after_vowel = match.groups()
         # "HANGUL SYLLABLE MUL" ends in the sound before the particle.
-        sound = unicodedata.name(match[1])[-1]
-        after_consonant, after_vowel = match[2].split("/")
+        sound = unicodedata.name(syllable)[-1]
         # 로 is also the form after ㄹ: "물로", not "물으로".
         is_vowel = sound in "AEIOU" or (sound == "L" and after_vowel == "로")
-        return match[1] + (after_vowel if is_vowel else after_consonant)
+        return syllable + (after_vowel if is_vowel else after_consonant)
 
     return PARTICLE.sub(choose, text)
 
@@ -264,8 +264,8 @@ class World(Dice):
             self.road_ends[name] = (start, end)
         for trade in self.things["trade"]:
             self._add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
-        for kind, korean, count in (("coins", "동전 {}개", 16), ("miles", "{}마일", 24)):
-            for number in self.sample(range(3, 90), count):
+        for kind, count, korean in self.rows("measures"):
+            for number in self.sample(range(3, 90), int(count)):
                 self._add(kind, f"{number} {kind}", korean.format(number))
 
     def _add_facts(self, header: list[str], *templates: list[str]) -> None:

@@ -144,12 +144,9 @@ def arithmetic(world: World) -> str:
     if world.chance(0.4):
         # "49 / 7 = 7", "5 * 7 = 35", …
         return "\n".join(plain_sum(world) for _ in range(world.between(6, 14)))
-    items = []
-    for _ in range(world.between(1, 3)):
-        # "Problem: Kara has 3 apples. …", "Now Kara has 3 + 4 = 7 apples.", "Answer: 7"
-        problem = word_problem(world, held_out=False)
-        items.append(f"Problem: {problem.question}\n{problem.solution}\nAnswer: {problem.answer}")
-    return "\n\n".join(items)
+    problems = [word_problem(world, held_out=False) for _ in range(world.between(1, 3))]
+    # "Problem: Kara has 3 apples. …", "Now Kara has 3 + 4 = 7 apples.", "Answer: 7"
+    return "\n\n".join(map("Problem: {0.question}\n{0.solution}\nAnswer: {0.answer}".format, problems))
 
 
 def program(world: World) -> str:
