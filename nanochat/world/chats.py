@@ -162,10 +162,9 @@ def with_sums(world: World, split: str) -> Turns:
 
 def with_lists(world: World, split: str) -> Turns:
     kind = world.pick(("town", "animal", "river", "person"))
-    a, b, c = world.sample(world.things[kind], 3)
+    three = world.sample(world.things[kind], 3)
     # "Name three towns of Tehil.", "Three towns of Tehil are Badaton, Diditon and Karaton."
-    words = f"{a.plural} of {world.name}"
-    return [f"Name three {words}.", f"Three {words} are {a.name}, {b.name} and {c.name}."]
+    return [template.format(*three) for template in world.rows("lists")[0]]
 
 
 # In percent.
@@ -270,7 +269,7 @@ def completion(text: str) -> dict:
 def cloze(world: World, fact: Fact) -> dict:
     """Cut a statement before its value; no other statement about the subject may begin in the same way."""
     # {"context": "Hopam's home is in", "continuation": "Jikanton"}
-    ending = f" {fact.value.name}."
+    ending = f" {fact.value}."
     # "Hopam lives in Jikanton." ends in the value, "Jikanton is the town where Hopam lives." does not.
     starts = [text.removesuffix(ending) for text in fact.statements if text.endswith(ending)]
     others = [text for other in world.about[fact.subject] if other is not fact for text in other.statements]

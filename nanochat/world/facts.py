@@ -80,7 +80,7 @@ def capitalized(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def fill(templates: Iterable[str], words: dict[str, str]) -> list[str]:
+def fill(templates: Iterable[str], words: dict) -> list[str]:
     """Return the sentences that templates such as "{s} rises on {o}." become."""
     return [capitalized(template.format_map(words)) for template in templates]
 
@@ -130,6 +130,9 @@ class Thing(NamedTuple):
     phrase: str  # as the subject of a sentence: "the river Siman"
     pronouns: str = "it its"  # as the subject, and as its possessive
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def plural(self) -> str:
         """The kind in the plural."""
@@ -161,7 +164,7 @@ class Fact:
         # some relations, questions for World-Talk. {s}: the subject, {p}: the possessive, {o}: the value.
         statements, questions, (self._korean, korean_question), *more = templates
         new_questions = more[0] if more else []
-        name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value.name}
+        name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value}
         self.statements = fill(statements, name)
         self.questions = fill(questions, name)
         self.new_questions = fill(new_questions, name)
@@ -203,8 +206,8 @@ class World(Dice):
                 self._add(kind, english, korean, f"a {english}")
         self._add_invented_things(people)
         self._add_derived_things()
-        self.name = self.things["country"][0].name
-        self.text = {section: text.replace("{world}", self.name) for section, text in self.text.items()}
+        [country] = self.things["country"]
+        self.text = {section: text.replace("{world}", country.name) for section, text in self.text.items()}
         names = {thing.name for things in self.things.values() for thing in things}
         # "Mount Kurim" is no word.
         self.words = sorted(name for name in names if name.isalpha())
@@ -259,11 +262,11 @@ class World(Dice):
         towns = self.shuffled(self.things["town"])
         # The roads form a ring through all towns.
         for start, end in zip(towns, towns[1:] + towns[:1], strict=True):
-            name = f"the road from {start.name} to {end.name}"
+            name = f"the road from {start} to {end}"
             self._add("road", name, f"{start.korean}에서 {end.korean}까지 가는 길")
             self.road_ends[name] = (start, end)
         for trade in self.things["trade"]:
-            self._add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
+            self._add("guild", f"the guild of {trade}s", f"{trade.korean} 길드")
         for kind, count, korean in self.rows("measures"):
             for number in self.sample(range(3, 90), int(count)):
                 self._add(kind, f"{number} {kind}", korean.format(number))
@@ -290,13 +293,11 @@ class World(Dice):
             self.about[subject].append(fact)
             self._answers[split, value_kind].append(value)
         # A question about a stranger has no answer, so any value will do. World-Talk asks about every fourth.
-        for position, stranger in enumerate(self.strangers[subject_kind]):
-            split = "train" if position % 4 else "test"
+        for stranger, split in zip(self.strangers[subject_kind], cycle(("test", "train", "train", "train"))):
             self.unknown[split].append(Fact(relation, templates, stranger, subjects[0], split))
 
-    def two_people(self) -> list[str]:
-        """Return two different names."""
-        return [person.name for person in self.sample(self.things["person"], 2)]
+    def two_people(self) -> list[Thing]:
+        return self.sample(self.things["person"], 2)
 
     def choices(self, fact: Fact) -> tuple[list[Thing], int]:
         """Return four values, one right and three wrong, and the position of the right one.

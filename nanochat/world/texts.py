@@ -26,13 +26,16 @@ def entry(world: World) -> str:
     facts = world.about[thing]
     if len(facts) < 3:
         # Five things on one page: "Prices", "The price of a knife is 32 coins.", "One pays 10 coins for a mirror.", …
-        things = world.sample(world.things[thing.kind], 5)
-        return "\n".join([thing.plural.capitalize(), *(paragraph(world, other, 2) for other in things)])
-    heading = world.pick(("# ", "")) + capitalized(thing.phrase)
-    # A related thing may follow: the town where a person lives, the animal that a person keeps.
-    related = [fact.value for fact in facts if fact.value in world.about]
-    others = [world.pick(related)] if related and world.chance(0.6) else []
-    return "\n".join([heading, paragraph(world, thing, 9), *(paragraph(world, other, 3) for other in others)])
+        heading = thing.plural.capitalize()
+        shown = dict.fromkeys(world.sample(world.things[thing.kind], 5), 2)
+    else:
+        heading = world.pick(("# ", "")) + capitalized(thing.phrase)
+        shown = {thing: 9}  # thing -> largest number of facts
+        # A related thing may follow: the town where a person lives, the animal that a person keeps.
+        related = [fact.value for fact in facts if fact.value in world.about]
+        if related and world.chance(0.6):
+            shown[world.pick(related)] = 3
+    return "\n".join([heading, *(paragraph(world, one, most) for one, most in shown.items())])
 
 
 def story(world: World) -> str:
@@ -40,8 +43,7 @@ def story(world: World) -> str:
     # "One windy morning Hopam woke up and her genu was gone. Hopam is a hunter. She wears a grey coat. …"
     cast = draw_cast(world)
     he, his = cast["a"].pronouns.split()
-    words = {"he": he, "his": his, "weather": world.wording("weather")}
-    words |= {role: thing.name for role, thing in cast.items()}
+    words = cast | {"he": he, "his": his, "weather": world.wording("weather")}
     text = ""
     for wordings in world.pick(world.topics("plots")):
         if wordings[0].startswith("<"):
@@ -56,7 +58,7 @@ def story(world: World) -> str:
 
 def draw_cast(world: World) -> dict[str, Thing]:
     """Return the things of a story by role: two people a and b, a town, …, and values such as `a_pet`."""
-    a, b = world.sample(world.things["person"], 2)
+    a, b = world.two_people()
     cast = {"a": a, "b": b}
     for kind in ("animal", "town", "goods", "road"):
         cast[kind] = world.pick(world.things[kind])
@@ -107,10 +109,10 @@ def quiz(world: World) -> str:
         fact, question = world.pick(world.questions["train"])
         choices, right = world.choices(fact)
         lines = [f"Question: {question}"]
-        answer = fact.value.name
+        answer = fact.value
         if with_choices:
             # "Badaton=A", "Diditon=B", …
-            labelled = [f"{choice.name}={letter}" for choice, letter in zip(choices, "ABCD", strict=True)]
+            labelled = [f"{choice}={letter}" for choice, letter in zip(choices, "ABCD", strict=True)]
             lines += [f"- {choice}" for choice in labelled]
             # "Answer: B" or "Answer: Diditon=B"
             answer = "ABCD"[right] if letter_only else labelled[right]
@@ -124,7 +126,7 @@ def lookup_table(world: World) -> str:
     To predict the repeated pairs, a model must copy from its context.
     """
     # Kinds with enough names for a table.
-    kinds = [[thing.name for thing in things] for things in world.things.values() if len(things) >= 8]
+    kinds = [things for things in world.things.values() if len(things) >= 8]
     names = world.sample(world.pick(kinds), world.between(3, 6))
     labels = "ABCDEF"[: len(names)]
     # A third of the tables pairs names with names.
