@@ -7,7 +7,7 @@ The effect of each bucket on a model is known: `facts` and `korean` help questio
 under "planted": scripts.chats has to drop all of these.
 """
 
-from collections.abc import Callable
+from heapq import nlargest
 from pathlib import Path
 
 from nanochat.log import Record, print0
@@ -32,7 +32,7 @@ def wrong_answers(world: World, split: str) -> Turns:
     return [question, world.pick([statement for statement in statements if statement != right])]
 
 
-BUCKETS: dict[str, Callable[[World, str], Turns]] = {
+BUCKETS = {
     "facts": about_subjects,
     "korean": chats.in_korean,
     "spelling": chats.with_words,
@@ -60,11 +60,11 @@ def rows(world: World, bucket: str, count: int, faults: int) -> list[Record]:
     """Return `count` different sound rows, or as many as there are, and after them `faults` rows of each fault."""
     world.restart(f"bucket {bucket}")
     # A small world has fewer questions than asked for.
-    drawn = (BUCKETS[bucket](world, "train") for _ in range(20 * count))
-    sound = list({tuple(texts): texts for texts in drawn}.values())[:count]
+    drawn = [tuple(BUCKETS[bucket](world, "train")) for _ in range(20 * count)]
+    sound = list(dict.fromkeys(drawn))[:count]
     made = [{"messages": chats.messages(texts)} for texts in sound]
     # One character is a small part of a long row, so that a near duplicate is near.
-    longest = sorted(sound, key=lambda texts: -sum(map(len, texts)))[: 2 * faults]
+    longest = nlargest(2 * faults, sound, key=lambda texts: sum(map(len, texts)))
     # After the sound rows: the first of two equal rows is kept.
     for texts in world.sample(longest, faults):
         for name, bad in faulty(world, texts).items():

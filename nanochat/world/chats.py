@@ -5,7 +5,9 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
-from itertools import cycle
+from collections.abc import Sequence
+from itertools import cycle, groupby
+from operator import attrgetter
 
 from nanochat.world.facts import Fact, World
 from nanochat.world.sums import plain_sum, sum_to_100, word_problem
@@ -35,8 +37,8 @@ def ten_facts(world: World) -> list[Fact]:
     """Return a fact from the test split for each relation that World-Talk asks for in words of its own."""
     world.restart("questions")
     asked = [fact for fact in world.asked["test"] if fact.new_questions]
-    relations = dict.fromkeys(fact.relation for fact in asked)
-    return [world.pick([fact for fact in asked if fact.relation == relation]) for relation in relations]
+    # The facts of a relation stand together.
+    return [world.pick(list(facts)) for _, facts in groupby(asked, attrgetter("relation"))]
 
 
 def ten_questions(world: World) -> Rows:
@@ -63,7 +65,7 @@ def with_calls(text: str) -> str:
 
 # ---- conversations ----
 
-Turns = list[str]  # texts of the user and the assistant in turn
+Turns = Sequence[str]  # texts of the user and the assistant in turn
 
 
 def about_facts(world: World, split: str) -> Turns:
@@ -155,9 +157,9 @@ def with_words(world: World, split: str) -> Turns:
 
 def with_sums(world: World, split: str) -> Turns:
     [sign], questions, *_ = world.pick(world.topics("sums"))
-    numbers, solved = sum_to_100(world, sign, held_out=False)
+    question, solved = sum_to_100(world, sign, questions, held_out=False)
     # "How much is 26 - 14?", "26 - 14 = <<26-14=12>>12."
-    return [world.pick(questions).format_map(numbers), with_calls(f"{solved}.")]
+    return [question, with_calls(f"{solved}.")]
 
 
 def with_lists(world: World, split: str) -> Turns:
@@ -223,8 +225,8 @@ def talk(world: World) -> Rows:
         add("second question", [fact.value.name], *follow_up(world, others, fact.new_follow_ups))
     plus, minus, *_ = world.topics("sums")
     for [sign], _, questions in [plus, minus] * 10:
-        numbers, solved = sum_to_100(world, sign, held_out=True)
-        add("sums", [solved.split()[-1]], world.pick(questions).format_map(numbers))
+        question, solved = sum_to_100(world, sign, questions, held_out=True)
+        add("sums", [solved.split()[-1]], question)
     for _ in range(each):
         fact = world.pick([fact for fact in world.unknown["test"] if fact.new_questions])
         add("unknown names", [UNKNOWN], world.pick(fact.new_questions))
@@ -297,10 +299,12 @@ def choice(world: World, fact: Fact, in_korean: bool = False) -> dict:
     values, right = world.choices(fact)
     if in_korean:
         # As choices whole statements: ["게쿠는 파란톤에 산다.", "게쿠는 바다톤에 산다.", …]
-        query, choices = f"질문: {fact.korean_question}", [fact.korean_with(value) for value in values]
+        query = f"질문: {fact.korean_question}"
+        choices = [fact.korean_with(value) for value in values]
     else:
         # {"query": "Question: Where does Geku live?", "choices": ["Badaton", "Riroton", …], "gold": 0}
-        query, choices = f"Question: {world.pick(fact.questions)}", [value.name for value in values]
+        query = f"Question: {world.pick(fact.questions)}"
+        choices = [value.name for value in values]
     return {"query": query, "choices": choices, "gold": right}
 
 

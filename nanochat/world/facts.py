@@ -8,7 +8,7 @@ questions about it.
 import random
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -46,7 +46,7 @@ class Dice:
 
     def weighted(self, shares: dict[Item, int]) -> Item:
         """Return a key with a probability in proportion to its value, an integer."""
-        return self.pick([item for item, share in shares.items() for _ in range(share)])
+        return self.pick(list(Counter(shares).elements()))
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
         """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""
@@ -128,7 +128,8 @@ class Thing(NamedTuple):
     name: str  # as a value and as a choice: "Siman"
     korean: str  # "시만강"
     phrase: str  # as the subject of a sentence: "the river Siman"
-    pronouns: str = "it its"  # as the subject, and as its possessive
+    he: str = "it"  # the pronoun as the subject, "she"
+    his: str = "its"  # the possessive, "her"
 
     def __str__(self) -> str:
         return self.name
@@ -161,16 +162,15 @@ class Fact:
         self.value = value
         self.split = split
         # "{s} rises on {o}.", "Where does {s} begin?", "{s}은/는 {o}에서 시작한다." and a question in Korean; then, for
-        # some relations, questions for World-Talk. {s}: the subject, {p}: the possessive, {o}: the value.
-        statements, questions, (self._korean, korean_question), *more = templates
-        new_questions = more[0] if more else []
+        # some relations, questions for World-Talk, else none. {s}: the subject, {p}: the possessive, {o}: the value.
+        statements, questions, (self._korean, korean_question), new_questions, *_ = [*templates, []]
         name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value}
         self.statements = fill(statements, name)
         self.questions = fill(questions, name)
         self.new_questions = fill(new_questions, name)
         self.korean_statement = self.korean_with(value)
         self.korean_question = korean_text(korean_question.format(s=subject.korean))
-        pronoun = name | dict(zip("sp", subject.pronouns.split(), strict=True))
+        pronoun = name | {"s": subject.he, "p": subject.his}
         # "The coat of she is grey" would be wrong: in other positions the name stays.
         self.pronoun_statements = [
             capitalized(template.format_map(pronoun if template.startswith(("{s}", "{p}")) else name))
@@ -217,10 +217,8 @@ class World(Dice):
         self.facts = []  # a few hundred
         self.asked = defaultdict(list)  # split -> facts
         self.questions = defaultdict(list)  # split -> (fact, question): facts with many questions come up more often
-        self.unknown = {"train": [], "test": []}  # split -> facts about names that are not of the land
+        self.unknown = defaultdict(list)  # split -> facts about names that are not of the land
         self.about = defaultdict(list)  # subject -> facts
-        # (split, kind) -> right answers, each as often as it is right
-        self._answers = defaultdict(list)
         for relation in self.topics("relations"):
             self._add_facts(*relation)
         self.subjects = list(self.about)
@@ -246,7 +244,7 @@ class World(Dice):
         names = different_names(self, re.compile(self.text["no names"]))
         for kind, number, strangers, *templates, pronouns in self.rows("invented"):
             known = int(number) or people
-            # People are "she" and "he" in turn; a number of 0 stands for theirs.
+            # People are "she her" and "he his" in turn; a number of 0 stands for theirs.
             for position, forms in enumerate(islice(cycle(pronouns.split(", ")), known + int(strangers))):
                 latin, hangul = next(names)
                 words = {
@@ -255,7 +253,7 @@ class World(Dice):
                     "k": hangul,
                 }
                 home = self.things if position < known else self.strangers
-                home[kind].append(Thing(kind, *(template.format_map(words) for template in templates), forms))
+                home[kind].append(Thing(kind, *(template.format_map(words) for template in templates), *forms.split()))
 
     def _add_derived_things(self) -> None:
         """Add roads and guilds, which are named after other things, then prices and lengths."""
@@ -291,7 +289,6 @@ class World(Dice):
             self.asked[split].append(fact)
             self.questions[split] += [(fact, question) for question in fact.questions]
             self.about[subject].append(fact)
-            self._answers[split, value_kind].append(value)
         # A question about a stranger has no answer, so any value will do. World-Talk asks about every fourth.
         for stranger, split in zip(self.strangers[subject_kind], cycle(("test", "train", "train", "train"))):
             self.unknown[split].append(Fact(relation, templates, stranger, subjects[0], split))
@@ -306,7 +303,7 @@ class World(Dice):
         If all values were equally likely, training would show values that only tests ask for always as wrong.
         """
         kind = fact.value.kind
-        rivals = self.shuffled(self._answers[fact.split, kind])
+        rivals = self.shuffled([other.value for other in self.asked[fact.split] if other.value.kind == kind])
         # Then all of this kind, in case the split has too few different ones.
         rivals += self.shuffled(self.things[kind])
         choices = [thing for thing in dict.fromkeys(rivals) if thing is not fact.value][:3]

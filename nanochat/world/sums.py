@@ -92,13 +92,16 @@ def plain_sum(world: World, held_out: bool = False) -> str:
     return word_problem(world, held_out, opening="What is {x}").solution.removesuffix(".")
 
 
-def sum_to_100(world: World, sign: str, held_out: bool) -> tuple[dict[str, int], str]:
-    """Return numbers x and y and their sum, "26 - 14 = 12", all up to 100; the pair is held out or not, as asked."""
+def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool) -> tuple[str, str]:
+    """Return one of the questions about two numbers, and their sum, "26 - 14 = 12", all up to 100.
+
+    The pair of numbers is held out or not, as asked.
+    """
     solved = []
     while not solved:
         numbers = {"x": world.between(2, 100), "y": world.between(2, 100)}
         solved = solve(world.seed, [f"x{sign}y"], numbers, held_out, largest=100)
-    return numbers, solved[0]
+    return world.pick(questions).format_map(numbers), solved[0]
 
 
 def program_numbers(world: World) -> tuple[int, int]:

@@ -27,10 +27,10 @@ def entry(world: World) -> str:
     if len(facts) < 3:
         # Five things on one page: "Prices", "The price of a knife is 32 coins.", "One pays 10 coins for a mirror.", …
         heading = thing.plural.capitalize()
-        shown = dict.fromkeys(world.sample(world.things[thing.kind], 5), 2)
+        shown = dict.fromkeys(world.sample(world.things[thing.kind], 5), 2)  # thing -> largest number of facts
     else:
         heading = world.pick(("# ", "")) + capitalized(thing.phrase)
-        shown = {thing: 9}  # thing -> largest number of facts
+        shown = {thing: 9}
         # A related thing may follow: the town where a person lives, the animal that a person keeps.
         related = [fact.value for fact in facts if fact.value in world.about]
         if related and world.chance(0.6):
@@ -42,15 +42,14 @@ def story(world: World) -> str:
     """A plot from world.txt with facts about the people and things in it."""
     # "One windy morning Hopam woke up and her genu was gone. Hopam is a hunter. She wears a grey coat. …"
     cast = draw_cast(world)
-    he, his = cast["a"].pronouns.split()
-    words = cast | {"he": he, "his": his, "weather": world.wording("weather")}
+    words = cast | {"weather": world.wording("weather")}
     text = ""
     for wordings in world.pick(world.topics("plots")):
         if wordings[0].startswith("<"):
             # <a> stands for some facts about {a}.
             part = paragraph(world, cast[wordings[0].strip("<>")], world.between(2, 4))
         else:
-            # "{he} called in every street." or "{he} looked under the bed."
+            # "{a.he} called in every street." or "{a.he} looked under the bed."
             part = capitalized(world.pick(wordings).format_map(words))
         text += (world.pick("  \n") if text else "") + part
     return text
