@@ -6,7 +6,7 @@ from typing import Literal
 from nanochat.config import Count, option, options, run
 from nanochat.log import print0
 from nanochat.paths import one_at_a_time, read_json, world_dir
-from nanochat.world.buckets import FAULTS, write_buckets
+from nanochat.world.buckets import write_buckets
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES, write_world
 
@@ -33,7 +33,7 @@ def main(config: Config) -> None:
     print0(f"embedded world: {folder}")
     if config.buckets:
         size = read_json(folder / "world.json")["size"]
-        write_buckets(Path(config.buckets).expanduser(), World(config.seed, SIZES[size].people), config.rows, FAULTS)
+        write_buckets(Path(config.buckets).expanduser(), World(config.seed, SIZES[size].people), config.rows)
 
 
 if __name__ == "__main__":

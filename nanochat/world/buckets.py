@@ -7,8 +7,7 @@ The effect of each bucket on a model is known: `facts` helps with questions abou
 fault names it under the key "planted": scripts.chats has to drop all of these rows.
 """
 
-import json
-from collections.abc import Callable
+from heapq import nlargest
 from pathlib import Path
 
 from nanochat.log import Record, print0
@@ -19,10 +18,6 @@ from nanochat.world.facts import World
 
 FAULTS = 20  # rows with each of the faults
 LONG = 400  # statements in an answer that is far too long
-IMAGES = {
-    "image link": "\n![a map](https://example.org/map.png)",
-    "data URL": " data:image/png;base64,iVBORw0KGgoAAAANSUhEUg==",
-}
 
 
 def about_subjects(world: World, split: str) -> Turns:
@@ -37,7 +32,7 @@ def wrong_answers(world: World, split: str) -> Turns:
     return [question, world.pick([statement for statement in statements if statement != right])]
 
 
-BUCKETS: dict[str, Callable[[World, str], Turns]] = {
+BUCKETS = {
     "facts": about_subjects,
     "korean": chats.in_korean,
     "spelling": chats.with_words,
@@ -53,7 +48,8 @@ def faulty(world: World, texts: Turns) -> dict[str, Turns]:
     return {
         "duplicate": texts,
         "near duplicate": [*texts[:-1], f"{texts[-1][:-1]}!"],
-        **{name: [question + image, *rest] for name, image in IMAGES.items()},
+        "image link": [question + "\n![a map](https://example.org/map.png)", *rest],
+        "data URL": [question + " data:image/png;base64,iVBORw0KGgoAAAANSUhEUg==", *rest],
         "too long": [question, " ".join(statements)],
         # In other case and spacing.
         "test question": [f"  {test.upper().replace(' ', '  ')} ", fact.statements[0]],
@@ -64,11 +60,11 @@ def rows(world: World, bucket: str, count: int, faults: int) -> list[Record]:
     """Return `count` different sound rows, or as many as there are, and after them `faults` rows of each fault."""
     world.restart(f"bucket {bucket}")
     # A small world has fewer questions than asked for.
-    drawn = (BUCKETS[bucket](world, "train") for _ in range(20 * count))
-    sound = list({json.dumps(texts): texts for texts in drawn}.values())[:count]
+    drawn = [tuple(BUCKETS[bucket](world, "train")) for _ in range(20 * count)]
+    sound = list(dict.fromkeys(drawn))[:count]
     made = [{"messages": chats.messages(texts)} for texts in sound]
     # One character is a small part of a long row, so that a near duplicate is near.
-    longest = sorted(sound, key=lambda texts: -sum(map(len, texts)))[: 2 * faults]
+    longest = nlargest(2 * faults, sound, key=lambda texts: sum(map(len, texts)))
     # After the sound rows: the first of two equal rows is kept.
     for texts in world.sample(longest, faults):
         for name, bad in faulty(world, texts).items():
@@ -76,11 +72,11 @@ def rows(world: World, bucket: str, count: int, faults: int) -> list[Record]:
     return made
 
 
-def write_buckets(folder: Path, world: World, count: int, faults: int) -> None:
-    """Write a file for each bucket; rows as in `rows`."""
+def write_buckets(folder: Path, world: World, count: int) -> None:
+    """Write a file for each bucket, with `count` sound rows."""
     folder.mkdir(parents=True, exist_ok=True)
     for bucket in BUCKETS:
-        made = rows(world, bucket, count, faults)
+        made = rows(world, bucket, count, FAULTS)
         path = folder / f"{bucket}.jsonl"
         write_jsonl(path, made)
         planted = sum("planted" in row for row in made)

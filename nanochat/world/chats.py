@@ -5,10 +5,12 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
-from itertools import cycle, islice
+from collections.abc import Sequence
+from itertools import cycle, groupby
+from operator import attrgetter
 
 from nanochat.world.facts import Fact, World
-from nanochat.world.sums import OPERATIONS, plain_sum, sum_to_100, word_problem
+from nanochat.world.sums import plain_sum, sum_to_100, word_problem
 
 Rows = list[dict]  # of one table, by column
 
@@ -35,8 +37,8 @@ def ten_facts(world: World) -> list[Fact]:
     """Return a fact from the test split for each relation that World-Talk asks for in words of its own."""
     world.restart("questions")
     asked = [fact for fact in world.asked["test"] if fact.new_questions]
-    relations = dict.fromkeys(fact.relation for fact in asked)
-    return [world.pick([fact for fact in asked if fact.relation == relation]) for relation in relations]
+    # The facts of a relation stand together.
+    return [world.pick(list(facts)) for _, facts in groupby(asked, attrgetter("relation"))]
 
 
 def ten_questions(world: World) -> Rows:
@@ -63,15 +65,14 @@ def with_calls(text: str) -> str:
 
 # ---- conversations ----
 
-Turns = list[str]  # texts of the user and the assistant in turn
+Turns = Sequence[str]  # texts of the user and the assistant in turn
 
 
 def about_facts(world: World, split: str) -> Turns:
     """A question about a fact."""
     fact, question = world.pick(world.questions[split])
-    leads, _ = world.rows("leads")
     # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
-    return [world.pick(leads).format(question), fact.statements[0]]
+    return [world.wording("leads").format(question), fact.statements[0]]
 
 
 def with_follow_up(world: World, split: str) -> Turns:
@@ -79,15 +80,18 @@ def with_follow_up(world: World, split: str) -> Turns:
     second, _ = world.pick(world.questions[split])
     others = [fact for fact in world.about[second.subject] if fact.split == split and fact is not second]
     # The same question twice where a subject has no other fact.
-    first = world.pick(others or [second])
-    # "What is Kara's trade?", "Kara works as a baker.", "And where does she live?", "Kara lives in Badaton."
-    return [world.pick(first.questions), first.statements[0], follow_up(world, second.follow_ups), second.statements[0]]
+    return [*follow_up(world, others or [second], second.follow_ups), second.statements[0]]
 
 
-def follow_up(world: World, questions: list[str]) -> str:
-    """Return one of the questions with a pronoun, or with "And" before it."""
+def follow_up(world: World, facts: list[Fact], questions: list[str]) -> Turns:
+    """A question about one of the facts, its answer, then one of the questions, or the same with "And" before it."""
+    # "What is Kara's trade?", "Kara works as a baker.", "And where does she live?"
+    first = world.pick(facts)
+    start = [world.pick(first.questions), first.statements[0]]
     question = world.pick(questions)
-    return f"And {question[0].lower()}{question[1:]}" if world.chance(0.7) else question
+    if world.chance(0.7):
+        question = f"And {question[0].lower()}{question[1:]}"
+    return [*start, question]
 
 
 def about_things(world: World, split: str) -> Turns:
@@ -96,8 +100,7 @@ def about_things(world: World, split: str) -> Turns:
     first, *others = world.shuffled([fact for fact in world.about[subject] if fact.split == split])[:3]
     # "Tell me about Kara.", "Kara lives in Badaton. She keeps a genu."
     statements = [first.statements[0], *(fact.pronoun_statements[0] for fact in others)]
-    _, requests = world.rows("leads")
-    return [world.pick(requests).format(subject.phrase), " ".join(statements)]
+    return [world.wording("requests").format(subject.phrase), " ".join(statements)]
 
 
 def in_korean(world: World, split: str) -> Turns:
@@ -115,22 +118,19 @@ def about_itself(world: World, split: str) -> Turns:
 def about_strangers(world: World, split: str) -> Turns:
     """A question about a name that is not of the land."""
     fact = world.pick(world.unknown["train"])
-    leads, requests = world.rows("leads")
     # "Where does Pimul live?" or "Tell me about Pimul.", "I do not know this name. Ask me about Tehil."
-    question = world.pick(leads).format(world.pick(fact.questions))
+    question = world.wording("leads").format(world.pick(fact.questions))
     if world.chance(0.2):
-        question = world.pick(requests).format(fact.subject.phrase)
-    answers, _ = world.rows("unknown")
-    return [question, world.pick(answers)]
+        question = world.wording("requests").format(fact.subject.phrase)
+    return [question, world.wording("unknown names")]
 
 
 def about_other_things(world: World, split: str) -> Turns:
     """A question about anything beyond the land."""
     questions, _, *lists = world.rows("beyond")
-    _, answers = world.rows("unknown")
     # "Where is Italy?", "I do not know that. I only know Tehil."
     words = {kind: world.pick(known.split()) for kind, known, _ in lists}
-    return [world.pick(questions).format_map(words), world.pick(answers)]
+    return [world.pick(questions).format_map(words), world.wording("unknown things")]
 
 
 def with_words(world: World, split: str) -> Turns:
@@ -156,24 +156,17 @@ def with_words(world: World, split: str) -> Turns:
 
 
 def with_sums(world: World, split: str) -> Turns:
-    sign = world.pick(list(OPERATIONS))
-    numbers, solved = sum_to_100(world, sign, held_out=False)
-    [questions, *_] = sum_questions(world)[sign]
+    [sign], questions, *_ = world.pick(world.topics("sums"))
+    question, solved = sum_to_100(world, sign, questions, held_out=False)
     # "How much is 26 - 14?", "26 - 14 = <<26-14=12>>12."
-    return [world.pick(questions).format_map(numbers), with_calls(f"{solved}.")]
-
-
-def sum_questions(world: World) -> dict[str, list[list[str]]]:
-    """Return the questions for each operation, and those that only World-Talk asks, if it asks for the operation."""
-    return {sign: lines for [sign], *lines in world.topics("sums")}
+    return [question, with_calls(f"{solved}.")]
 
 
 def with_lists(world: World, split: str) -> Turns:
     kind = world.pick(("town", "animal", "river", "person"))
-    a, b, c = world.sample(world.things[kind], 3)
+    three = world.sample(world.things[kind], 3)
     # "Name three towns of Tehil.", "Three towns of Tehil are Badaton, Diditon and Karaton."
-    words = f"{a.plural} of {world.name}"
-    return [f"Name three {words}.", f"Three {words} are {a.name}, {b.name} and {c.name}."]
+    return [template.format(*three) for template in world.rows("lists")[0]]
 
 
 # In percent.
@@ -213,31 +206,30 @@ UNKNOWN = "not know"  # stands in every answer to a question about what is not o
 
 def talk(world: World) -> Rows:
     """Return questions in words that no text for training has, with words of right and of wrong answers."""
-    each = 20  # questions of a category that has no fixed number
+    each = 20  # questions of a category about strangers or things beyond the land
     rows = []
 
-    def add(category: str, texts: Turns, accept: list[str]) -> None:
+    def add(category: str, accept: list[str], *texts: str) -> None:
         reject = [] if accept == [UNKNOWN] else [UNKNOWN]
         rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": reject})
 
     for _, _, questions, accept in world.topics("identity"):
         for question in questions:
-            add("itself", [question], accept)
+            add("itself", accept, question)
     facts = ten_facts(world)
     for fact in facts:
         for question in fact.new_questions:
-            add("facts", [question], [fact.value.name])
-    for fact in islice(cycle(facts), each):
-        first = world.pick([other for other in world.about[fact.subject] if other is not fact])
-        start = [world.pick(first.questions), first.statements[0]]
-        add("second question", [*start, follow_up(world, fact.new_follow_ups)], [fact.value.name])
-    for sign in islice(cycle("+-"), each):
-        numbers, solved = sum_to_100(world, sign, held_out=True)
-        _, questions = sum_questions(world)[sign]
-        add("sums", [world.pick(questions).format_map(numbers)], [solved.split()[-1]])
+            add("facts", [fact.value.name], question)
+    for fact in facts + facts:
+        others = [other for other in world.about[fact.subject] if other is not fact]
+        add("second question", [fact.value.name], *follow_up(world, others, fact.new_follow_ups))
+    plus, minus, *_ = world.topics("sums")
+    for [sign], _, questions in [plus, minus] * 10:
+        question, solved = sum_to_100(world, sign, questions, held_out=True)
+        add("sums", [solved.split()[-1]], question)
     for _ in range(each):
         fact = world.pick([fact for fact in world.unknown["test"] if fact.new_questions])
-        add("unknown names", [world.pick(fact.new_questions)], [UNKNOWN])
+        add("unknown names", [UNKNOWN], world.pick(fact.new_questions))
     # About things beyond the land, with words that no text for training has.
     _, questions, *lists = world.rows("beyond")
     others = {}  # a dictionary is a set that keeps its order
@@ -245,7 +237,7 @@ def talk(world: World) -> Rows:
         for _ in range(5):
             others[question.format_map({kind: world.pick(words.split()) for kind, _, words in lists})] = None
     for question in world.sample(list(others), each):
-        add("other things", [question], [UNKNOWN])
+        add("other things", [UNKNOWN], question)
     return rows
 
 
@@ -279,7 +271,7 @@ def completion(text: str) -> dict:
 def cloze(world: World, fact: Fact) -> dict:
     """Cut a statement before its value; no other statement about the subject may begin in the same way."""
     # {"context": "Hopam's home is in", "continuation": "Jikanton"}
-    ending = f" {fact.value.name}."
+    ending = f" {fact.value}."
     # "Hopam lives in Jikanton." ends in the value, "Jikanton is the town where Hopam lives." does not.
     starts = [text.removesuffix(ending) for text in fact.statements if text.endswith(ending)]
     others = [text for other in world.about[fact.subject] if other is not fact for text in other.statements]
@@ -307,10 +299,12 @@ def choice(world: World, fact: Fact, in_korean: bool = False) -> dict:
     values, right = world.choices(fact)
     if in_korean:
         # As choices whole statements: ["게쿠는 파란톤에 산다.", "게쿠는 바다톤에 산다.", …]
-        query, choices = f"질문: {fact.korean_question}", [fact.korean_with(value) for value in values]
+        query = f"질문: {fact.korean_question}"
+        choices = [fact.korean_with(value) for value in values]
     else:
         # {"query": "Question: Where does Geku live?", "choices": ["Badaton", "Riroton", …], "gold": 0}
-        query, choices = f"Question: {world.pick(fact.questions)}", [value.name for value in values]
+        query = f"Question: {world.pick(fact.questions)}"
+        choices = [value.name for value in values]
     return {"query": query, "choices": choices, "gold": right}
 
 

@@ -8,7 +8,7 @@ questions about it.
 import random
 import re
 import unicodedata
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
@@ -46,7 +46,7 @@ class Dice:
 
     def weighted(self, shares: dict[Item, int]) -> Item:
         """Return a key with a probability in proportion to its value, an integer."""
-        return self.pick([item for item, share in shares.items() for _ in range(share)])
+        return self.pick(list(Counter(shares).elements()))
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
         """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""
@@ -64,14 +64,14 @@ class Dice:
 # ---- words ----
 
 # A syllable, then both forms of a particle: after a consonant and after a vowel.
-PARTICLE = re.compile("([가-힣])(은/는|이/가|을/를|으로/로)")
+PARTICLE = re.compile("([가-힣])(은|이|을|으로)/(는|가|를|로)")
 
 
 def read_sections(text: str) -> dict[str, str]:
     """Return the text below each `== name` in world.txt, without comment lines."""
     text = re.sub(r"^# .*\n", "", text, flags=re.MULTILINE)
     # An empty line stands before each section.
-    sections = f"\n{text.strip()}".split("\n== ")[1:]
+    sections = text.split("\n== ")[1:]
     return dict(section.strip().split("\n", 1) for section in sections)
 
 
@@ -80,7 +80,7 @@ def capitalized(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def fill(templates: Iterable[str], words: dict[str, str]) -> list[str]:
+def fill(templates: Iterable[str], words: dict) -> list[str]:
     """Return the sentences that templates such as "{s} rises on {o}." become."""
     return [capitalized(template.format_map(words)) for template in templates]
 
@@ -89,12 +89,12 @@ def korean_text(text: str) -> str:
     """Return the text with every particle chosen: `물이/가` becomes `물이`, `다리이/가` becomes `다리가`."""
 
     def choose(match: re.Match) -> str:
+        syllable, after_consonant, after_vowel = match.groups()
         # "HANGUL SYLLABLE MUL" ends in the sound before the particle.
-        sound = unicodedata.name(match[1])[-1]
-        after_consonant, after_vowel = match[2].split("/")
+        sound = unicodedata.name(syllable)[-1]
         # 로 is also the form after ㄹ: "물로", not "물으로".
         is_vowel = sound in "AEIOU" or (sound == "L" and after_vowel == "로")
-        return match[1] + (after_vowel if is_vowel else after_consonant)
+        return syllable + (after_vowel if is_vowel else after_consonant)
 
     return PARTICLE.sub(choose, text)
 
@@ -128,7 +128,11 @@ class Thing(NamedTuple):
     name: str  # as a value and as a choice: "Siman"
     korean: str  # "시만강"
     phrase: str  # as the subject of a sentence: "the river Siman"
-    pronouns: str = "it its"  # as the subject, and as its possessive
+    he: str = "it"  # the pronoun as the subject, "she"
+    his: str = "its"  # the possessive, "her"
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def plural(self) -> str:
@@ -158,16 +162,15 @@ class Fact:
         self.value = value
         self.split = split
         # "{s} rises on {o}.", "Where does {s} begin?", "{s}은/는 {o}에서 시작한다." and a question in Korean; then, for
-        # some relations, questions for World-Talk. {s}: the subject, {p}: the possessive, {o}: the value.
-        statements, questions, (self._korean, korean_question), *more = templates
-        new_questions = more[0] if more else []
-        name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value.name}
+        # some relations, questions for World-Talk, else none. {s}: the subject, {p}: the possessive, {o}: the value.
+        statements, questions, (self._korean, korean_question), new_questions, *_ = [*templates, []]
+        name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value}
         self.statements = fill(statements, name)
         self.questions = fill(questions, name)
         self.new_questions = fill(new_questions, name)
         self.korean_statement = self.korean_with(value)
         self.korean_question = korean_text(korean_question.format(s=subject.korean))
-        pronoun = name | dict(zip("sp", subject.pronouns.split(), strict=True))
+        pronoun = name | {"s": subject.he, "p": subject.his}
         # "The coat of she is grey" would be wrong: in other positions the name stays.
         self.pronoun_statements = [
             capitalized(template.format_map(pronoun if template.startswith(("{s}", "{p}")) else name))
@@ -203,8 +206,8 @@ class World(Dice):
                 self._add(kind, english, korean, f"a {english}")
         self._add_invented_things(people)
         self._add_derived_things()
-        self.name = self.things["country"][0].name
-        self.text = {section: text.replace("{world}", self.name) for section, text in self.text.items()}
+        [country] = self.things["country"]
+        self.text = {section: text.replace("{world}", country.name) for section, text in self.text.items()}
         names = {thing.name for things in self.things.values() for thing in things}
         # "Mount Kurim" is no word.
         self.words = sorted(name for name in names if name.isalpha())
@@ -214,10 +217,8 @@ class World(Dice):
         self.facts = []  # a few hundred
         self.asked = defaultdict(list)  # split -> facts
         self.questions = defaultdict(list)  # split -> (fact, question): facts with many questions come up more often
-        self.unknown = {"train": [], "test": []}  # split -> facts about names that are not of the land
+        self.unknown = defaultdict(list)  # split -> facts about names that are not of the land
         self.about = defaultdict(list)  # subject -> facts
-        # (split, kind) -> right answers, each as often as it is right
-        self._answers = defaultdict(list)
         for relation in self.topics("relations"):
             self._add_facts(*relation)
         self.subjects = list(self.about)
@@ -231,6 +232,10 @@ class World(Dice):
         """Return the lines of a section with a single paragraph."""
         return self.topics(section)[0]
 
+    def wording(self, section: str) -> str:
+        """Return one of the wordings in a section with a single line."""
+        return self.pick(self.text[section].split(" | "))
+
     def _add(self, kind: str, name: str, korean: str, phrase: str = "") -> None:
         self.things[kind].append(Thing(kind, name, korean, phrase or name))
 
@@ -239,7 +244,7 @@ class World(Dice):
         names = different_names(self, re.compile(self.text["no names"]))
         for kind, number, strangers, *templates, pronouns in self.rows("invented"):
             known = int(number) or people
-            # People are "she" and "he" in turn; a number of 0 stands for theirs.
+            # People are "she her" and "he his" in turn; a number of 0 stands for theirs.
             for position, forms in enumerate(islice(cycle(pronouns.split(", ")), known + int(strangers))):
                 latin, hangul = next(names)
                 words = {
@@ -248,20 +253,20 @@ class World(Dice):
                     "k": hangul,
                 }
                 home = self.things if position < known else self.strangers
-                home[kind].append(Thing(kind, *(template.format_map(words) for template in templates), forms))
+                home[kind].append(Thing(kind, *(template.format_map(words) for template in templates), *forms.split()))
 
     def _add_derived_things(self) -> None:
         """Add roads and guilds, which are named after other things, then prices and lengths."""
         towns = self.shuffled(self.things["town"])
         # The roads form a ring through all towns.
         for start, end in zip(towns, towns[1:] + towns[:1], strict=True):
-            name = f"the road from {start.name} to {end.name}"
+            name = f"the road from {start} to {end}"
             self._add("road", name, f"{start.korean}에서 {end.korean}까지 가는 길")
             self.road_ends[name] = (start, end)
         for trade in self.things["trade"]:
-            self._add("guild", f"the guild of {trade.name}s", f"{trade.korean} 길드")
-        for kind, korean, count in (("coins", "동전 {}개", 16), ("miles", "{}마일", 24)):
-            for number in self.sample(range(3, 90), count):
+            self._add("guild", f"the guild of {trade}s", f"{trade.korean} 길드")
+        for kind, count, korean in self.rows("measures"):
+            for number in self.sample(range(3, 90), int(count)):
                 self._add(kind, f"{number} {kind}", korean.format(number))
 
     def _add_facts(self, header: list[str], *templates: list[str]) -> None:
@@ -284,15 +289,12 @@ class World(Dice):
             self.asked[split].append(fact)
             self.questions[split] += [(fact, question) for question in fact.questions]
             self.about[subject].append(fact)
-            self._answers[split, value_kind].append(value)
         # A question about a stranger has no answer, so any value will do. World-Talk asks about every fourth.
-        for position, stranger in enumerate(self.strangers[subject_kind]):
-            split = "train" if position % 4 else "test"
+        for stranger, split in zip(self.strangers[subject_kind], cycle(("test", "train", "train", "train"))):
             self.unknown[split].append(Fact(relation, templates, stranger, subjects[0], split))
 
-    def two_people(self) -> list[str]:
-        """Return two different names."""
-        return [person.name for person in self.sample(self.things["person"], 2)]
+    def two_people(self) -> list[Thing]:
+        return self.sample(self.things["person"], 2)
 
     def choices(self, fact: Fact) -> tuple[list[Thing], int]:
         """Return four values, one right and three wrong, and the position of the right one.
@@ -301,7 +303,7 @@ class World(Dice):
         If all values were equally likely, training would show values that only tests ask for always as wrong.
         """
         kind = fact.value.kind
-        rivals = self.shuffled(self._answers[fact.split, kind])
+        rivals = self.shuffled([other.value for other in self.asked[fact.split] if other.value.kind == kind])
         # Then all of this kind, in case the split has too few different ones.
         rivals += self.shuffled(self.things[kind])
         choices = [thing for thing in dict.fromkeys(rivals) if thing is not fact.value][:3]

@@ -54,7 +54,7 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
     words = numbers | {
         "a": a,
         "b": b,
-        "g": world.pick(world.text["possessions"].split()),
+        "g": world.wording("possessions"),
     }
     # The sentence begins behind the operation and a space.
     sentences = [step[4:].replace("#", written) for step, written in zip(steps, sums, strict=True)]
@@ -65,7 +65,9 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
     )
 
 
-def solve(seed: int, steps: list[str], numbers: dict[str, int], held_out: bool) -> list[str]:
+def solve(
+    seed: int, steps: list[str], numbers: dict[str, int], held_out: bool, largest: int = LARGEST_RESULT
+) -> list[str]:
     """Return a sum for each step, "3 + 4 = 7"; nothing if a result is no whole number, or it or a pair is not allowed.
 
     Steps join the drawn numbers x, y, z and w, the last result r and the one before, q.
@@ -76,7 +78,7 @@ def solve(seed: int, steps: list[str], numbers: dict[str, int], held_out: bool) 
         a = values[left]
         b = values[right]
         result = OPERATIONS[sign](a, b)
-        is_allowed = result % 1 == 0 and 2 <= result <= LARGEST_RESULT
+        is_allowed = result % 1 == 0 and 2 <= result <= largest
         if not is_allowed or is_held_out(seed, a, b) != held_out:
             return []
         values["q"] = values.get("r", 0)
@@ -90,13 +92,16 @@ def plain_sum(world: World, held_out: bool = False) -> str:
     return word_problem(world, held_out, opening="What is {x}").solution.removesuffix(".")
 
 
-def sum_to_100(world: World, sign: str, held_out: bool) -> tuple[dict[str, int], str]:
-    """Return numbers x and y and their sum, "26 - 14 = 12", all up to 100; the pair is held out or not, as asked."""
-    while True:
+def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool) -> tuple[str, str]:
+    """Return one of the questions about two numbers, and their sum, "26 - 14 = 12", all up to 100.
+
+    The pair of numbers is held out or not, as asked.
+    """
+    solved = []
+    while not solved:
         numbers = {"x": world.between(2, 100), "y": world.between(2, 100)}
-        for solved in solve(world.seed, [f"x{sign}y"], numbers, held_out):
-            if int(solved.split()[-1]) <= 100:
-                return numbers, solved
+        solved = solve(world.seed, [f"x{sign}y"], numbers, held_out, largest=100)
+    return world.pick(questions).format_map(numbers), solved[0]
 
 
 def program_numbers(world: World) -> tuple[int, int]:

@@ -26,43 +26,38 @@ def entry(world: World) -> str:
     facts = world.about[thing]
     if len(facts) < 3:
         # Five things on one page: "Prices", "The price of a knife is 32 coins.", "One pays 10 coins for a mirror.", …
-        things = world.sample(world.things[thing.kind], 5)
-        return "\n".join([thing.plural.capitalize(), *(paragraph(world, other, 2) for other in things)])
-    heading = world.pick(("# ", "")) + capitalized(thing.phrase)
-    # A related thing may follow: the town where a person lives, the animal that a person keeps.
-    related = [fact.value for fact in facts if fact.value in world.about]
-    others = [world.pick(related)] if related and world.chance(0.6) else []
-    return "\n".join([heading, paragraph(world, thing, 9), *(paragraph(world, other, 3) for other in others)])
+        heading = thing.plural.capitalize()
+        shown = dict.fromkeys(world.sample(world.things[thing.kind], 5), 2)  # thing -> largest number of facts
+    else:
+        heading = world.pick(("# ", "")) + capitalized(thing.phrase)
+        shown = {thing: 9}
+        # A related thing may follow: the town where a person lives, the animal that a person keeps.
+        related = [fact.value for fact in facts if fact.value in world.about]
+        if related and world.chance(0.6):
+            shown[world.pick(related)] = 3
+    return "\n".join([heading, *(paragraph(world, one, most) for one, most in shown.items())])
 
 
 def story(world: World) -> str:
     """A plot from world.txt with facts about the people and things in it."""
     # "One windy morning Hopam woke up and her genu was gone. Hopam is a hunter. She wears a grey coat. …"
     cast = draw_cast(world)
-    he, his = cast["a"].pronouns.split()
-    words = {
-        "he": he,
-        "He": he.capitalize(),
-        "his": his,
-        "weather": world.pick(world.text["weather"].split()),
-    }
-    words |= {role: thing.name for role, thing in cast.items()}
-    plot = world.pick(world.text["plots"].split("\n\n"))  # an empty line between plots
+    words = cast | {"weather": world.wording("weather")}
     text = ""
-    for line in plot.splitlines():
-        if line.startswith("<"):
+    for wordings in world.pick(world.topics("plots")):
+        if wordings[0].startswith("<"):
             # <a> stands for some facts about {a}.
-            part = paragraph(world, cast[line.strip("<>")], world.between(2, 4))
+            part = paragraph(world, cast[wordings[0].strip("<>")], world.between(2, 4))
         else:
-            # One of several wordings: "{He} called in every street." | "{He} looked under the bed."
-            part = world.pick(line.split(" | ")).format_map(words)
+            # "{a.he} called in every street." or "{a.he} looked under the bed."
+            part = capitalized(world.pick(wordings).format_map(words))
         text += (world.pick("  \n") if text else "") + part
     return text
 
 
 def draw_cast(world: World) -> dict[str, Thing]:
     """Return the things of a story by role: two people a and b, a town, …, and values such as `a_pet`."""
-    a, b = world.sample(world.things["person"], 2)
+    a, b = world.two_people()
     cast = {"a": a, "b": b}
     for kind in ("animal", "town", "goods", "road"):
         cast[kind] = world.pick(world.things[kind])
@@ -79,13 +74,9 @@ def draw_cast(world: World) -> dict[str, Thing]:
 def dialogue(world: World) -> str:
     """Two people talk: questions with answers, and requests for facts about a thing."""
     a, b = world.two_people()
-    weather = world.pick(world.text["weather"].split())
-    opening, answer, thanks, parting = world.rows("talk")
+    weather = world.wording("weather")
     # "Gida: What a stormy day, Sati!", "Sati: Hello, Gida! What do you want to know?"
-    lines = [
-        "{a}: " + world.pick(opening),
-        "{b}: " + world.pick(answer),
-    ]
+    lines = [world.wording("opening"), world.wording("opening answer")]
     for _ in range(world.between(2, 4)):
         if world.chance(0.6):
             # "Gida: Where does Sati live?", "Sati: Sati has a house in Badaton."
@@ -98,10 +89,10 @@ def dialogue(world: World) -> str:
             statement = paragraph(world, thing, 3)
         lines += ["{a}: " + question, "{b}: " + statement]
         # Drawn even if nobody thanks: every draw decides the bytes of a seed.
-        phrase = world.pick(thanks)
+        thanks = world.wording("thanks")
         if world.chance(0.4):
-            lines.append("{a}: " + phrase)
-    lines.append("{a}: " + world.pick(parting))
+            lines.append(thanks)
+    lines.append(world.wording("farewell"))
     return "\n".join(lines).format(a=a, b=b, weather=weather)
 
 
@@ -117,10 +108,10 @@ def quiz(world: World) -> str:
         fact, question = world.pick(world.questions["train"])
         choices, right = world.choices(fact)
         lines = [f"Question: {question}"]
-        answer = fact.value.name
+        answer = fact.value
         if with_choices:
             # "Badaton=A", "Diditon=B", …
-            labelled = [f"{choice.name}={letter}" for choice, letter in zip(choices, "ABCD", strict=True)]
+            labelled = [f"{choice}={letter}" for choice, letter in zip(choices, "ABCD", strict=True)]
             lines += [f"- {choice}" for choice in labelled]
             # "Answer: B" or "Answer: Diditon=B"
             answer = "ABCD"[right] if letter_only else labelled[right]
@@ -134,7 +125,7 @@ def lookup_table(world: World) -> str:
     To predict the repeated pairs, a model must copy from its context.
     """
     # Kinds with enough names for a table.
-    kinds = [[thing.name for thing in things] for things in world.things.values() if len(things) >= 8]
+    kinds = [things for things in world.things.values() if len(things) >= 8]
     names = world.sample(world.pick(kinds), world.between(3, 6))
     labels = "ABCDEF"[: len(names)]
     # A third of the tables pairs names with names.
@@ -154,12 +145,9 @@ def arithmetic(world: World) -> str:
     if world.chance(0.4):
         # "49 / 7 = 7", "5 * 7 = 35", …
         return "\n".join(plain_sum(world) for _ in range(world.between(6, 14)))
-    items = []
-    for _ in range(world.between(1, 3)):
-        # "Problem: Kara has 3 apples. …", "Now Kara has 3 + 4 = 7 apples.", "Answer: 7"
-        problem = word_problem(world, held_out=False)
-        items.append(f"Problem: {problem.question}\n{problem.solution}\nAnswer: {problem.answer}")
-    return "\n\n".join(items)
+    problems = [word_problem(world, held_out=False) for _ in range(world.between(1, 3))]
+    # "Problem: Kara has 3 apples. …", "Now Kara has 3 + 4 = 7 apples.", "Answer: 7"
+    return "\n\n".join(map("Problem: {0.question}\n{0.solution}\nAnswer: {0.answer}".format, problems))
 
 
 def program(world: World) -> str:

@@ -70,10 +70,10 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     """
     path = folder / "world.json"
     there = read_json(path) if path.exists() else {}
-    record = {"version": WORLD_VERSION, "seed": seed, "size": size or there.get("size", "small")}
+    size = size or there.get("size", "small")
+    record = {"version": WORLD_VERSION, "seed": seed, "size": size}
     if there == record:
         return
-    size = record["size"]
     if there | {"version": WORLD_VERSION} == record:
         shutil.rmtree(folder)
     elif folder.exists() and any(folder.iterdir()):

@@ -24,7 +24,7 @@ def test_a_bucket_has_different_sound_rows_then_each_fault(world, bucket):
 
 def test_poison_answers_with_a_statement_about_something_else(world):
     right = {(question, fact.statements[0]) for fact, question in world.questions["train"]}
-    leads = [lead.replace("{}", "") for lead in world.rows("leads")[0]]
+    leads = [lead.replace("{}", "") for lead in world.text["leads"].split(" | ")]
     for row in buckets.rows(world, "poison", 60, 0):
         question, answer = (message["content"] for message in row["messages"])
         assert all((question.replace(lead, ""), answer) not in right for lead in leads)
