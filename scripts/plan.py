@@ -57,9 +57,7 @@ def main(config: Config) -> None:
     with hold_folder(stage_dir("speedrun", config.tag)):
         job = plan_job(config)
         for step in job.steps if config.fresh else []:
-            place = archive(job, step)
-            if place:
-                print0(f"--fresh: earlier results of {step.name} are in {place}")
+            archive(job, step)
         job.save()
     os.write(config.save, str(job.folder.resolve()).encode())
 

@@ -245,7 +245,7 @@ def _stage_step(
         name,
         [f"scripts.{stage.script}", *flag_words(flags)],
         output=f"{name}/{request.tag}",
-        parents=[f"{stage.parent}/{request.tag}"] if stage.parent else [],
+        parent=f"{stage.parent}/{request.tag}" if stage.parent else "",
         data=setting.data if reads_text else "",
         files=[] if reads_text else [list(astuple(file)) for file in files],
         launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],

@@ -72,8 +72,8 @@ def test_what_does_not_change_the_result_repeats_no_stage(planned, monkeypatch):
 
 def test_every_stage_names_its_inputs(planned, text_folder):
     steps = {step.name: step for step in planned(data=str(text_folder))[0].steps}
-    assert steps["chat_eval_rl"].parents == ["chat_rl/default"]
-    assert steps["base_train"].parents == ["tok_train/default"]
+    assert steps["chat_eval_rl"].parent == "chat_rl/default"
+    assert steps["base_train"].parent == "tok_train/default"
     assert [name for name, step in steps.items() if step.data] == ["tok_train", "tok_eval", "base_train", "base_loss"]
     assert [entry[0] for entry in steps["base_eval"].files] == [
         "eval_bundle/core.yaml",
@@ -133,7 +133,7 @@ def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text
 def test_a_fresh_start_archives_earlier_results(planned, base):
     (base / "base_train/default").mkdir(parents=True)
     job, text = planned(fresh=True)
-    assert f"--fresh: earlier results of base_train are in {job.folder}/archive/base_train-" in text
+    assert f"earlier results of base_train are in {job.folder}/archive/base_train-" in text
     assert not (base / "base_train/default").exists()
 
 
