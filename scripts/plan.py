@@ -6,34 +6,41 @@ python -m scripts.plan --on=8xH100
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from nanochat.config import Count, changed, option, run
+from nanochat.jobs.estimate import dry_run, plan_lines
+from nanochat.jobs.plan import STEPS, choose_setting, make_job, stage_flags
+from nanochat.jobs.runner import Job, archive
+from nanochat.jobs.scales import SCALES
 from nanochat.log import print0
 from nanochat.paths import hold_folder, stage_dir
 from nanochat.settings import TextSettings
 from nanochat.stages import CHAT_CORE
 from tasks import TASKS
 
-if TYPE_CHECKING:
-    from nanochat.jobs.runner import Job
-
-# Data sets that the stages read on real text. NEEDS: tasks joined by |; a stage is left out if none has its files.
+# Data sets that the stages read on real text. NEEDS: a stage is left out if none of its tasks has its files.
 READ = (*CHAT_CORE, "SmolTalk", "Multi-Turn", "Identity", "SimpleSpelling")
-NEEDS = {"mid_train": "SmolTalk|Multi-Turn", "chat_rl": "GSM8K"}
+NEEDS = {
+    "mid_train": ("SmolTalk", "Multi-Turn"),
+    "chat_eval_mid": CHAT_CORE,
+    "chat_eval_sft": CHAT_CORE,
+    "chat_rl": ("GSM8K",),
+    "chat_eval_rl": CHAT_CORE,
+}
 
 
 @dataclass(frozen=True)
 class Config:
     """Print the plan of the main job: steps, time, disk, dollars."""
 
-    scale: str = option("auto", "auto, embedded, cpu, 1gpu or 8xh100", group="run")
+    scale: Literal[("auto", *SCALES)] = option("auto", "size of the run: docs/speedrun.md", group="run")
     depth: Count = option(0, "layers of the model (0: the scale's)", group="run", least=1)
     data: str = changed(TextSettings, "data", "auto", group="run")
     tag: str = option("default", "name of the run's folders", group="run")
     seed: Count = option(1, "seed of the embedded world, the weights and the data order", group="run", least=0)
     wandb: str = option("", "name of the run in W&B (default: no W&B)", group="run")
-    until: str = option("", "last step to run", group="run")
+    until: Literal[("", *STEPS)] = option("", "last step to run (default: all)", group="run")
     seconds: float = option(
         0.0, "time for base training, other stages in proportion (0: the scale's)", group="run", least=0
     )
@@ -46,8 +53,6 @@ class Config:
 
 
 def main(config: Config) -> None:
-    from nanochat.jobs.runner import archive
-
     if config.cwd:
         os.chdir(config.cwd)
     if config.save < 0:
@@ -62,11 +67,8 @@ def main(config: Config) -> None:
     os.write(config.save, str(job.folder.resolve()).encode())
 
 
-def plan_job(config: Config) -> "Job":
+def plan_job(config: Config) -> Job:
     """Plan the job, and print the plan."""
-    from nanochat.jobs.estimate import dry_run, plan_lines
-    from nanochat.jobs.plan import choose_setting, make_job, stage_flags
-
     setting = choose_setting(config)
     flags = stage_flags(setting)
     base = dry_run(flags["base_train"], setting)
