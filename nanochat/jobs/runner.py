@@ -102,7 +102,7 @@ def archive(job: Job, step: Step) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """Return a step's record: command, inputs, seconds, finished, began; empty if the step never started."""
+    """Return the record in a file, such as a step's: command, inputs, seconds, finished, began; empty without a file."""
     return read_json(path) if path.exists() else {}
 
 
