@@ -65,19 +65,17 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     sizes = [shape.get(name) for name in SHAPE if name != "window_pattern"]
     if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes) or shape["n_layer"] > len(weights):
         raise ValueError(f"{path} has other sizes than its meta file says: {shape}")
-    if not shape.keys() <= SHAPE.keys():
-        raise ValueError(f"{path} has a setting that is not known here: {shape}")
     # The file has sizes only; the tricks follow from the layout.
     fields = dict(CONFIGURATIONS["reference" if "residual_lambdas" in weights else "october-2025"])
-    # No bos_id: the public smear reaches across the start of a document.
-    config = GPTConfig(**fields | {SHAPE[name]: value for name, value in shape.items()})
-    for name in ("embed.weight", "head.weight"):
-        # October's vocabulary was not padded.
-        if name in weights and weights[name].shape == (config.vocab_size, config.width):
-            weights[name] = F.pad(weights[name], (0, 0, 0, config.padded_vocab - config.vocab_size))
     try:
+        # No bos_id: the public smear reaches across the start of a document.
+        config = GPTConfig(**fields | {SHAPE[name]: value for name, value in shape.items()})
+        for name in ("embed.weight", "head.weight"):
+            # October's vocabulary was not padded.
+            if weights[name].shape == (config.vocab_size, config.width):
+                weights[name] = F.pad(weights[name], (0, 0, 0, config.padded_vocab - config.vocab_size))
         new_model(config).load_state_dict(weights, assign=True)  # compares names and shapes, and copies nothing
-    except RuntimeError:
+    except (KeyError, RuntimeError):
         raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026") from None
     for name, tensor in weights.items():
         weights[name] = tensor.float()  # after the comparison: a view may name one number a million times

@@ -102,7 +102,7 @@ def archive(job: Job, step: Step) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """Return the record in a file, such as a step's: command, inputs, seconds, finished, began; empty without a file."""
+    """Return the record in a file, as of a step: command, inputs, seconds, finished, began; empty without a file."""
     return read_json(path) if path.exists() else {}
 
 
