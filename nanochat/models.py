@@ -61,16 +61,11 @@ CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
 def config_of(manifest: Record) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
     entry = dict(manifest["model"])
-    entry.pop("kind", None)  # no field: "gpt" for all models
+    entry.pop("kind", None)  # in older checkpoints, "gpt" for all models
     try:
         return GPTConfig(**entry)
     except TypeError:
         raise ValueError("another version of this code has written the checkpoint: train the model again") from None
-
-
-def describe_config(config: GPTConfig) -> Record:
-    """Return the config as a manifest's "model" entry: the kind of model, and all fields."""
-    return {"kind": "gpt", **asdict(config)}
 
 
 def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:

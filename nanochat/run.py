@@ -34,7 +34,7 @@ from nanochat.data.corpus import Corpus
 from nanochat.dataloader import BatchSource, TextLoader, require_multiple
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, Record, format_value, print0
-from nanochat.models import config_of, describe_config
+from nanochat.models import config_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.outcome import Estimate, Outcome, run_metrics, training_curves
@@ -460,7 +460,7 @@ class Trainer:
             "data": data,
             "config": fixed_settings(self.config),
             "dtype": self.runtime.dtype_name,
-            "model": describe_config(self.model.config),
+            "model": asdict(self.model.config),
         }
         runtime = self.runtime
         saver = Saver(self.folder, runtime.rank, runtime.world_size, self.config.keep_last, runtime.store)

@@ -33,7 +33,6 @@ def main(config: Config) -> None:
     from nanochat.checkpoint import Saver, hold, steps
     from nanochat.export.from_nanochat import read_checkpoint
     from nanochat.export.tokenizers import read_tokenizer
-    from nanochat.models import describe_config
     from nanochat.tokenizer import Tokenizer
     from nanochat.train import State
 
@@ -68,7 +67,7 @@ def main(config: Config) -> None:
             "tokenizer": {"tag": config.tag, "hash": tokenizer.content_hash},
             "loop": asdict(State(step=step)),
             "dtype": "fp32",
-            "model": describe_config(model_config),
+            "model": asdict(model_config),
         }
         with Saver(folder) as saver:
             saver.save(step, weights, [], record)

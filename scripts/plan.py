@@ -5,33 +5,40 @@ python -m scripts.plan --on=8xH100
 """
 
 import os
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from nanochat.config import Count, option, options, run
+from nanochat.jobs.estimate import dry_run, plan_lines
+from nanochat.jobs.plan import STEPS, choose_setting, make_job, stage_flags
+from nanochat.jobs.runner import Job, archive
+from nanochat.jobs.scales import SCALES
 from nanochat.log import print0
 from nanochat.paths import hold_folder, stage_dir
 from nanochat.stages import CHAT_CORE
 from tasks import TASKS
 
-if TYPE_CHECKING:
-    from nanochat.jobs.runner import Job
-
-# Data sets that the stages read on real text. NEEDS: tasks joined by |; a stage is left out if none has its files.
+# Data sets that the stages read on real text. NEEDS: a stage is left out if none of its tasks has its files.
 READ = (*CHAT_CORE, "SmolTalk", "Multi-Turn", "Identity", "SimpleSpelling")
-NEEDS = {"mid_train": "SmolTalk|Multi-Turn", "chat_rl": "GSM8K"}
+NEEDS = {
+    "mid_train": ("SmolTalk", "Multi-Turn"),
+    "chat_eval_mid": CHAT_CORE,
+    "chat_eval_sft": CHAT_CORE,
+    "chat_rl": ("GSM8K",),
+    "chat_eval_rl": CHAT_CORE,
+}
 
 
 @options("run")
 class Config:
     """Print the plan of the main job: steps, time, disk, dollars."""
 
-    scale: str = option("auto", "auto, embedded, cpu, 1gpu or 8xh100")
+    scale: Literal[("auto", *SCALES)] = option("auto", "size of the run: docs/speedrun.md")
     depth: Count = option(0, "layers of the model (0: the scale's)", least=1)
     data: str = option("auto", "folder of text, name of a corpus, or a mix of them", in_card=False)
     tag: str = option("default", "name of the run's folders")
     seed: Count = option(1, "seed of the embedded world, the weights and the data order")
     wandb: str = option("", "name of the run in W&B (default: no W&B)")
-    until: str = option("", "last step to run")
+    until: Literal[("", *STEPS)] = option("", "last step to run (default: all)")
     seconds: float = option(0.0, "time for base training, other stages in proportion (0: the scale's)")
     fresh: bool = option(False, "start again; earlier results are archived")
     on: str = option("", "hardware to plan for, like 8xH100 (default: this machine)", group="plan")
@@ -40,8 +47,6 @@ class Config:
 
 
 def main(config: Config) -> None:
-    from nanochat.jobs.runner import archive
-
     if config.cwd:
         os.chdir(config.cwd)
     if config.save < 0:
@@ -51,18 +56,13 @@ def main(config: Config) -> None:
     with hold_folder(stage_dir("speedrun", config.tag)):
         job = plan_job(config)
         for step in job.steps if config.fresh else []:
-            place = archive(job, step)
-            if place:
-                print0(f"--fresh: earlier results of {step.name} are in {place}")
+            archive(job, step)
         job.save()
     os.write(config.save, str(job.folder.resolve()).encode())
 
 
-def plan_job(config: Config) -> "Job":
+def plan_job(config: Config) -> Job:
     """Plan the job, and print the plan."""
-    from nanochat.jobs.estimate import dry_run, plan_lines
-    from nanochat.jobs.plan import choose_setting, make_job, stage_flags
-
     setting = choose_setting(config)
     flags = stage_flags(setting)
     base = dry_run(flags["base_train"], setting)

@@ -84,7 +84,7 @@ def test_killed_started_twice_and_changed(speedrun, base):
     done = speedrun.run(*SHORT, cwd=here)
     assert done.returncode == 0, done.stderr
     assert steps_with(done.stdout, "already finished") == ["tok_train", "tok_eval"]
-    assert "== base_train: repeated, --target-seconds=100 is now --target-seconds=1; earlier results" in done.stdout
+    assert "== base_train: repeated, --target-seconds=100 is now --target-seconds=1\nearlier results" in done.stdout
     assert steps_with(done.stdout, "done") == ["world", "base_train", "base_loss"]
     [kept] = (run / "archive").iterdir()
     assert list(kept.glob("step_*/manifest.json"))

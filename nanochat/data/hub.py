@@ -53,7 +53,7 @@ def fetch(files: Sequence[HubFile], offline: bool = False, refused: str = "") ->
 
     refused: the reason why missing files cannot be downloaded from the hub, if the caller knows one.
     """
-    found = {file: _find(file) for file in files}
+    found = {file: find(file) for file in files}
     # Before the threads start, so that the hub is asked once.
     reasons = {
         file: refused or (refusal("", offline) if file.on_hub else "not on the hub, set NANOCHAT_HUB to a mirror")
@@ -109,7 +109,7 @@ def is_reachable(server: str) -> bool:
 
 def is_here(files: Sequence[HubFile]) -> bool:
     """Return True if all files are on this machine."""
-    return all(_find(file) for file in files)
+    return all(find(file) for file in files)
 
 
 def sha256(path: Path) -> str:
@@ -133,8 +133,8 @@ def mirror() -> Path | None:
     return path
 
 
-def _find(file: HubFile) -> Path | None:
-    """Return a file on this machine: in the mirror, in the base folder (the bundle), or in the cache."""
+def find(file: HubFile) -> Path | None:
+    """Return a file on this machine: in the mirror, in the base folder (the bundle), or in the cache; else None."""
     for folder in filter(None, (mirror(), base_dir())):
         if (folder / str(file)).is_file():
             return folder / str(file)

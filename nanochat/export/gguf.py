@@ -81,21 +81,15 @@ def write_file(path: Path, exported: Exported) -> None:
     for key, value in metadata.items():
         # llama.cpp expects numbers without a sign.
         writer.add_key_value(key, value, types.UINT32 if type(value) is int else types.get_type(value))
-    # In fp32: users quantize with llama.cpp's own program.
+    # In fp32: users quantize with llama.cpp's own program. `model.layers.0.self_attn.q_proj` becomes `blk.0.attn_q`.
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, exported.model.config.depth)
     for name, weight in hf_weights(exported.model, QWEN3):
-        writer.add_tensor(gguf_name(name, exported.model.config.depth), weight.numpy())
+        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
     # The format's order: header, metadata, tensors.
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def gguf_name(name: str, depth: int) -> str:
-    """Return the name of a tensor in the file: `model.layers.0.self_attn.q_proj.weight` is `blk.0.attn_q.weight`."""
-    import gguf
-
-    return gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, depth).get_name(name, (".weight",))
 
 
 def read_gguf(folder: Path, head_dim: int) -> "PreTrainedModel":

@@ -48,7 +48,7 @@ Writer = Callable[[Exported, Path], list[str]]
 
 def export(write: Writer, exported: Exported, out: Path) -> None:
     """Write a new folder; if a comparison fails, nothing is left."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists():
         raise ValueError(f"{out} exists already: remove it, or name another --out")
     # The folder gets its final name when everything is compared.
     part = out.with_name(f"{out.name}.tmp-{os.getpid()}")
@@ -65,8 +65,8 @@ def export(write: Writer, exported: Exported, out: Path) -> None:
 
 # Sizes that every architecture has under another name.
 _SIZES = "vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings".split()
-# Tricks that no architecture has: the only value that can be exported.
-_OFF = {**PLAIN, "bos_id": -1}
+# Details of new weights, of smear and of supervision: without these tricks they have no effect.
+_DETAILS = "orthogonal bos_id loops passes detached".split()
 _ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
 
 
@@ -88,7 +88,7 @@ NANOCHAT = Architecture(
     model_type="nanochat",
     preset="october-2025",
     linears=_ATTENTION | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
-    required=_OFF | {"mlp": "relu2", "qk_scale": 1.0},
+    required=PLAIN | {"mlp": "relu2", "qk_scale": 1.0},
     supported={"softcap"},
     rotates_backwards=True,
 )
@@ -97,7 +97,7 @@ QWEN3 = Architecture(
     model_type="qwen3",
     preset="portable",
     linears=_ATTENTION | {f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    required=_OFF | {"mlp": "swiglu", "softcap": 0.0},
+    required=PLAIN | {"mlp": "swiglu", "softcap": 0.0},
     supported={"qk_scale"},  # goes into weights
     has_norm_weights=True,
 )
@@ -106,21 +106,13 @@ ARCHITECTURES = (NANOCHAT, QWEN3)
 
 def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     """Return the settings that the architecture cannot represent, as name=value."""
-    values = asdict(config)
-    # Settings without effect need no equivalent, such as windows as long as the context.
-    if not any(config.windows):
-        values["window_pattern"] = "L"
-    if not config.smear:
-        values["bos_id"] = -1
-    del values["orthogonal"]  # of new weights
-    if not config.supervision:
-        for name in ("loops", "passes", "detached"):
-            del values[name]
+    supported = {*_SIZES, *_DETAILS, *architecture.supported}
+    if not any(config.windows):  # all are as long as the context
+        supported.add("window_pattern")
     found = []
-    for name, value in values.items():
-        is_supported = name in _SIZES or name in architecture.supported
+    for name, value in asdict(config).items():
         # A field in no table, such as a new one, is refused with any value.
-        if not is_supported and architecture.required.get(name, ...) != value:
+        if name not in supported and architecture.required.get(name, ...) != value:
             found.append(f"{name}={value}")
     return found
 
@@ -173,8 +165,8 @@ def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Te
     yield "model.embed_tokens.weight", rows
     yield "lm_head.weight", model.head_weight.detach()[: config.vocab_size]
     # Our norms have no weights: ones, and the scale for queries and keys.
-    ones = rows.new_ones(config.width)
-    scale = rows.new_full((config.head_dim,), config.qk_scale)
+    ones = torch.ones(config.width)
+    scale = torch.full((config.head_dim,), config.qk_scale)
     norms = {
         "input_layernorm": ones,
         "post_attention_layernorm": ones,
@@ -190,7 +182,7 @@ def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Te
             yield f"{prefix}{theirs}.weight", weight
         if architecture.has_norm_weights:
             for name, weight in norms.items():
-                yield f"{prefix}{name}.weight", weight.clone()  # no two share memory
+                yield f"{prefix}{name}.weight", weight
     if architecture.has_norm_weights:
         yield "model.norm.weight", ones
 
@@ -259,9 +251,7 @@ def build_hf(architecture: Architecture, settings: Fields, weights: dict[str, Te
     """Return a model of `transformers` in fp32."""
     config = transformers().AutoConfig.for_model(architecture.model_type, **settings)
     model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    # Slices and flipped views become tensors of their own; safetensors refuses shared memory.
-    model.load_state_dict({name: weight.contiguous() for name, weight in weights.items()}, assign=True)
-    model.tie_weights()  # assign=True has separated shared tables
+    model.load_state_dict(weights)
     return model.eval()
 
 

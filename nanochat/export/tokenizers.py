@@ -171,20 +171,18 @@ def read_tokenizer(path: Path) -> Tokenizer:
             ranks[base64.b64decode(token)] = int(rank)
         # 256 bytes, then merges
         merges = [merged_pair(token, ranks) for token in sorted(ranks, key=ranks.get)[256:]]
+        return Tokenizer(rustbpe.Tokenizer(merges, SPECIAL_TOKENS, rustbpe.DEFAULT_PATTERN))
     except (ValueError, LookupError):
         raise ValueError(f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks") from None
-    return Tokenizer(rustbpe.Tokenizer(merges, SPECIAL_TOKENS, rustbpe.DEFAULT_PATTERN))
 
 
 def merged_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[int, int]:
     """Return the two ids that merge into a token: the rest after all merges of lower rank."""
-    rank = ranks[token]
     # From single bytes, merge the pair with the lowest rank until two parts remain.
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [left + right for left, right in pairwise(parts)]
-        # No pair of lower rank is a ValueError: the token is no merge of two tokens before it.
-        lowest = min((pair for pair in pairs if ranks.get(pair, rank) < rank), key=ranks.get)
+        lowest = min((pair for pair in pairs if pair in ranks), key=ranks.get)
         place = pairs.index(lowest)
         parts[place : place + 2] = [lowest]
     left, right = parts

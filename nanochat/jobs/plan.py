@@ -16,7 +16,7 @@ from nanochat.data.corpus import AUTO, CORPORA, absolute_data, is_named, parse_d
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator, parse_hardware
-from nanochat.jobs.runner import Job, Step
+from nanochat.jobs.runner import Job, Step, read_record
 from nanochat.jobs.scales import (
     CPU_SCALES,
     OWN_TEXT_TEMPERATURE,
@@ -27,8 +27,8 @@ from nanochat.jobs.scales import (
     scale_flags,
 )
 from nanochat.outcome import ROOT
-from nanochat.paths import base_dir, read_json, stage_dir, world_dir
-from nanochat.stages import CHAT_CORE, MODELS, STAGES
+from nanochat.paths import base_dir, stage_dir, world_dir
+from nanochat.stages import MODELS, STAGES
 
 Flags = Mapping[str, str]  # flag -> value; empty for a switch
 TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
@@ -100,23 +100,14 @@ def has_network(hardware: str) -> bool:
 
 
 def choose_setting(request: Any) -> Setting:
-    """Return the choices for this machine; a ValueError if a flag names something that does not exist."""
-    scales = ("auto", *SCALES)
-    for flag, value, known in (("--scale", request.scale, scales), ("--until", request.until or STEPS[0], STEPS)):
-        if value not in known:
-            raise ValueError(f"{flag}={value} is not known, take one of {', '.join(known)}")
+    """Return the choices for this machine; a ValueError if a flag names text that does not exist."""
     count, accelerator = find_hardware(request.on)
-    data = world_dir(request.seed).name if request.data == "world" else request.data
-    if data != "auto":
-        data = absolute_data(data)  # stages run in another folder
-
+    data = request.data
     # The first corpus that is on this machine; empty: none.
     text_here = next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
     # A resumed run keeps the first choices.
-    earlier = {}
-    plan = stage_dir("speedrun", request.tag) / "plan.json"
-    if plan.exists() and not request.fresh and not request.on:
-        earlier = read_json(plan)["settings"]
+    plan = {} if request.fresh or request.on else read_record(stage_dir("speedrun", request.tag) / "plan.json")
+    earlier = plan.get("settings", {})
     name, reason = request.scale, "as asked"
     if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model
         name, reason = earlier["scale"], "as this run started"
@@ -126,9 +117,11 @@ def choose_setting(request: Any) -> Setting:
         name, reason = choose_scale(count, accelerator, has_text)
     scale = SCALES[name]
     if data == "auto":
-        data = world_dir(request.seed).name if scale.world else text_here or "climbmix"
+        data = "world" if scale.world else text_here or "climbmix"
         if not (scale.world or text_here or has_network(request.on)):
             raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
+    # Stages run in another folder.
+    data = world_dir(request.seed).name if data == "world" else absolute_data(data)
 
     earlier_depth = earlier["depth"] if earlier.get("scale") == name else 0
     depth = request.depth or scale.depth or earlier_depth or evening_depth(accelerator)
@@ -184,13 +177,13 @@ def make_job(
     flags: Mapping[str, Flags],
     tokens: int,
     tasks: TaskFiles,
-    needs: Mapping[str, str],
+    needs: Mapping[str, Sequence[str]],
 ) -> Job:
     """Return the main job with all steps.
 
     tokens: for base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> files that
-    stages read; a job on an embedded world reads none of them. needs: stage -> tasks joined by |; without files of any
-    of them the stage is left out.
+    stages read; a job on an embedded world reads none of them. needs: stage -> tasks; without files of any of them the
+    stage is left out.
     """
     request = setting.request
     skips = skip_reasons(setting, tasks, needs)
@@ -245,7 +238,7 @@ def _stage_step(
         name,
         [f"scripts.{stage.script}", *flag_words(flags)],
         output=f"{name}/{request.tag}",
-        parents=[f"{stage.parent}/{request.tag}"] if stage.parent else [],
+        parent=f"{stage.parent}/{request.tag}" if stage.parent else "",
         data=setting.data if reads_text else "",
         files=[] if reads_text else [list(astuple(file)) for file in files],
         launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],
@@ -254,7 +247,7 @@ def _stage_step(
     )
 
 
-def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, str]) -> dict[str, str]:
+def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return step -> reason to leave the step out; other steps run."""
     until = setting.request.until
     reasons = {}
@@ -267,15 +260,11 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, str]) -
         for name, choices in needs.items():
             # The conversations of a model for the user's own text are made from the text.
             own_chats = setting.own_text and name == "mid_train"
-            if not own_chats and not any(setting.has_files(tasks[task]) for task in choices.split("|")):
-                reasons[name] = f"no files of {choices.replace('|', ' or ')} are here or can be downloaded"
+            if not own_chats and not any(setting.has_files(tasks[task]) for task in choices):
+                reasons[name] = f"no files of {' or '.join(choices)} are here or can be downloaded"
     for name, stage in PLANNED_STAGES.items():  # in order, so that a reason reaches the stages after it
         if stage.parent in reasons:
             reasons.setdefault(name, f"{stage.parent} is left out")
-    if not (setting.world or any(setting.has_files(tasks[task]) for task in CHAT_CORE)):
-        for name in STEPS:
-            if name.startswith("chat_eval"):
-                reasons.setdefault(name, "the files of no task to score are here or can be downloaded")
     if until:
         for name in STEPS[STEPS.index(until) + 1 :]:
             reasons[name] = f"after --until={until}"

@@ -35,7 +35,7 @@ class Step:
     name: str
     command: list[str]  # module and flags that decide the result; a change repeats the step
     output: str = ""  # the written stage, with an outcome.json; empty: none, and the step always runs
-    parents: Sequence[str] = ()  # stages with artifacts that the command reads
+    parent: str = ""  # stage with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
     files: Sequence[list] = ()  # further inputs on the hub or in the base folder: [path, repo, revision]
     launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
@@ -84,73 +84,62 @@ def load_job(folder: Path) -> Job:
     return Job(steps=[Step(**step) for step in saved.pop("steps")], **saved)
 
 
-class StepFailed(Exception):
-    """A step ended without a result. status: the exit status for the process that ran it."""
-
-    def __init__(self, message: str, status: int = 1):
-        super().__init__(message)
-        self.status = status
-
-
 # ---- records and inputs ----
 
 
-def archive(job: Job, step: Step) -> Path | None:
-    """Move a step's stage into the job's archive and forget the record. Returns the new place; deletes no artifact."""
+def archive(job: Job, step: Step) -> None:
+    """Move a step's stage into the job's archive, print the place, and forget the record; no artifact is deleted."""
     stage = base_dir() / step.output
-    place = None
     if step.output and stage.exists():
-        # The process number keeps two archives within one second apart.
-        place = job.folder / "archive" / f"{step.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        place = job.folder / "archive" / f"{step.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         place.parent.mkdir(parents=True, exist_ok=True)
         # A training process, perhaps started by hand, holds this lock.
         with hold_folder(stage):
             stage.rename(place)
+        print0(f"earlier results of {step.name} are in {place}")
     # Last: after a crash before this line, the old record still asks for the archive.
     job.record(step).unlink(missing_ok=True)
-    return place
 
 
 def read_record(path: Path) -> Record:
-    """Return a step's record: command, inputs, seconds, finished, began; empty if the step never started."""
+    """Return the record in a file, as of a step: command, inputs, seconds, finished, began; empty without a file."""
     return read_json(path) if path.exists() else {}
 
 
 def input_hashes(job: Job, step: Step) -> dict[str, str]:
-    """Return the hash for every local input: parents' artifacts, text, data sets."""
+    """Return the hash for every local input: the parent's artifacts, text, data sets."""
     found = {}
-    for parent in step.parents:
-        outcome = base_dir() / parent / "outcome.json"
-        if outcome.exists():
-            for name, digest in Outcome.load(outcome).artifacts.items():
-                found[f"{parent}/{name}"] = digest
-    named = {}
-    for entry in step.files:
-        file = hub.HubFile(*entry)
-        if hub.is_here([file]):
-            [named[str(file)]] = hub.fetch([file], offline=True)
-    text = []
+    outcome = base_dir() / step.parent / "outcome.json"
+    if outcome.exists():
+        for name, digest in Outcome.load(outcome).artifacts.items():
+            found[f"{step.parent}/{name}"] = digest
+    memory = job.folder / "hashes.json"
+    known = read_record(memory)
     if step.data:
         from nanochat.data.corpus import parse_data, source_files  # slow to import, and most steps read no text
 
         # Nothing until all files have been downloaded.
         with suppress(hub.HubError):
-            text = [file for source, _ in parse_data(step.data) for file in source_files(source, offline=True)]
-    # Shards are large: a file is read again only if its size or time differ from those of an earlier step.
-    memory = job.folder / "hashes.json"
-    known = read_record(memory)
-    digests = {}
-    for path in (*text, *named.values()):
-        status = path.stat()
-        entry = f"{path} {status.st_size} {status.st_mtime_ns}"
-        if entry not in known:
-            known[entry] = hub.sha256(path)
-        digests[path] = known[entry]
+            files = [file for source, _ in parse_data(step.data) for file in source_files(source, offline=True)]
+            # Sorted: the order in which files are listed does not matter.
+            digests = sorted(file_hash(file, known) for file in files)
+            found["the text"] = text_sha256("\n".join(digests))
+    for entry in step.files:
+        file = hub.HubFile(*entry)
+        path = hub.find(file)
+        if path:
+            found[str(file)] = file_hash(path, known)
     write_json(memory, known)
-    if text:
-        # Sorted: the order in which files are listed does not matter.
-        found["the text"] = text_sha256("\n".join(sorted(digests[path] for path in text)))
-    return found | {name: digests[path] for name, path in named.items()}
+    return found
+
+
+def file_hash(path: Path, known: dict[str, str]) -> str:
+    """Return a file's hash. Shards are large: a file is read only if size and time are not in `known`, or differ."""
+    status = path.stat()
+    entry = f"{path} {status.st_size} {status.st_mtime_ns}"
+    if entry not in known:
+        known[entry] = hub.sha256(path)
+    return known[entry]
 
 
 def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
@@ -168,27 +157,26 @@ def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
 # ---- running steps ----
 
 
-def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) -> None:
-    """Run one step unless finished or left out, and keep a record; a StepFailed without a result.
+def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) -> int:
+    """Run one step unless finished or left out, and keep a record. Returns the exit status: 0 if the result is there.
 
     lock: descriptor for the job's lock, inherited by the command. stop: signals received so far. script: the process
     that runs the steps one by one; the step ends with this process; 0: none.
     """
     if step.skip:
         print0(f"== {step.name}: left out, {step.skip}")
-        return
+        return 0
     path = job.record(step)
     record = read_record(path)
     inputs = input_hashes(job, step)
     reason = difference(record, step, inputs) if record else ""
     if reason:
-        place = archive(job, step)
-        earlier = f"; earlier results are in {place}" if place else ""
-        print0(f"\n== {step.name}: repeated, {reason}{earlier}")
+        print0(f"\n== {step.name}: repeated, {reason}")
+        archive(job, step)
         record = {}
-    if step.output and record.get("finished") and step.outcome.exists():
+    if record.get("finished") and step.outcome.exists():
         print0(f"== {step.name}: already finished")
-        return
+        return 0
     print0(f"\n== {step.name}: python {shlex.join(step.words[1:])}")
     log = job.folder / f"{step.name}.log"
     entry = {
@@ -212,7 +200,8 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
             reason = f"was stopped by {signal.Signals(stop[0]).name}"
             status = status or 128 + stop[0]  # as a shell reports a signal
         message = f"{job.kind}: {step.name} {reason}\n  log: {log}\n  resume with: {job.resume}"
-        raise StepFailed(message, status or 1)  # 0 without an outcome is a failure too
+        print0(message, file=sys.stderr)
+        return status or 1  # 0 without an outcome is a failure too
     # With files that the command has downloaded.
     entry["inputs"] = input_hashes(job, step) | entry["inputs"]
     # For the report card: the stage itself counted the last attempt alone.
@@ -220,6 +209,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
         write_json(step.outcome, read_json(step.outcome) | {"seconds": entry["seconds"]})
     write_json(path, entry | {"finished": True})
     print0(f"== {step.name}: done in {duration(entry['seconds'])}")
+    return 0
 
 
 def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> int:
@@ -277,11 +267,9 @@ def main(config: Config) -> None:
     take_lock(config.lock, job.folder)
     # The running step can save and end.
     with collect_signals(*stop_signals()) as stop:
-        try:
-            run_step(job, step, config.lock, stop, script=os.getppid())
-        except StepFailed as failure:
-            print0(failure, file=sys.stderr)
-            raise SystemExit(failure.status) from None
+        status = run_step(job, step, config.lock, stop, script=os.getppid())
+    if status:
+        raise SystemExit(status)
     if step == job.steps[-1]:
         print0(*job.closing, sep="\n")
 

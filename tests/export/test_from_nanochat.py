@@ -74,6 +74,12 @@ def test_another_layout_is_refused(weights, tmp_path):
         read_checkpoint(path)
 
 
+def test_another_setting_is_refused(tmp_path):
+    path = leave(tmp_path, october(), SHAPE | {"n_loop": 2})
+    with pytest.raises(ValueError, match="has neither known layout"):
+        read_checkpoint(path)
+
+
 @pytest.mark.parametrize("size", [10**9, 10**30, -1, 2.5, None, True, [3]])
 @pytest.mark.parametrize("name", ["n_layer", "sequence_len", "n_embd", "n_head", "vocab_size"])
 def test_sizes_that_the_file_does_not_have(name, size, tmp_path):
