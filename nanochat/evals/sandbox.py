@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -65,10 +65,15 @@ class Verdict(NamedTuple):
 
 
 def judge_all(cases: Iterable[Case], limits: Limits = LIMITS, unsafe: bool = False) -> list[Verdict]:
-    """Judge cases side by side, one per CPU of this rank."""
+    """Judge cases side by side."""
+    return side_by_side(lambda case: judge(case, limits, unsafe), cases)
+
+
+def side_by_side(function: Callable, items: Iterable) -> list:
+    """Return the function's results; it waits for programs, for as many at once as this rank has CPUs."""
     cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     with ThreadPoolExecutor(min(max(cpus, 1), MAX_AT_ONCE)) as pool:
-        return list(pool.map(lambda case: judge(case, limits, unsafe), cases))
+        return list(pool.map(function, items))
 
 
 def require(unsafe: bool) -> None:
@@ -109,12 +114,20 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     return verdict
 
 
-def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()) -> Verdict:
+def run(
+    program: str,
+    limits: Limits = LIMITS,
+    unsafe: bool = False,
+    readable: Sequence[str] = (),
+    stdin: str | None = None,
+) -> Verdict:
     """Run a Python program, contained; with `unsafe` under limits alone where that is impossible.
 
-    readable: files and folders that it may read beside the system's.
+    readable: files and folders that it may read beside the system's. stdin: its input; then the verdict's output is
+    what it wrote to stdout alone, and it passes if it ends by itself, by sys.exit too.
     """
-    with _start(program, LAUNCHER, limits, unsafe, readable=readable) as started:
+    launcher = LAUNCHER if stdin is None else INPUT_LAUNCHER
+    with _start(program, launcher, limits, unsafe, readable=readable, stdin=stdin) as started:
         return started.verdict()
 
 
@@ -148,12 +161,13 @@ def _start(
     unsafe: bool,
     descriptors: Sequence[int] = (),
     readable: Sequence[str] = (),
+    stdin: str | None = None,
 ) -> Iterator[_Started]:
     """Start a program by a launcher; kill it at the end. The program takes over the descriptors."""
     is_contained = not (unsafe and missing())
     task = {"program": program, "launcher": launcher, "word": secrets.token_hex(16)}
     task |= {"limits": asdict(limits), "contained": is_contained, "caller": os.getpid()}
-    task["readable"] = [os.path.realpath(path) for path in readable]
+    task |= {"readable": [os.path.realpath(path) for path in readable], "input": stdin}
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)  # not the environment's
     with (
         contextlib.nullcontext("/") if is_contained else tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
@@ -191,6 +205,29 @@ def run():
     word = input()
     runpy.run_path("program.py", run_name="__main__")
     print(f"\\n{word}", flush=True)
+run()
+"""
+# The same for a program with an input. The word comes last, after what threads and other exit handlers print.
+INPUT_LAUNCHER = """
+def run():
+    import atexit, os, runpy, sys
+    word = input()
+    os.dup2(os.open("input.txt", os.O_RDONLY), 0)
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+    sys.stdin = open(0, encoding="utf-8")
+    ended = []
+
+    def finish():
+        sys.__stdout__.flush()
+        if ended:
+            os.write(1, f"\\n{word}\\n".encode())
+
+    atexit.register(finish)
+    try:
+        runpy.run_path("program.py", run_name="__main__")
+    except SystemExit:
+        pass
+    ended.append(True)
 run()
 """
 # Calls the answer's function for the judge. Subclasses of plain types become plain; an iterator becomes another one.

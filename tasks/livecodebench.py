@@ -1,0 +1,133 @@
+"""LiveCodeBench: contest problems, solved by programs with input and output or by a function; judged in the sandbox.
+
+The tests of all problems are larger than most memories, so a problem's row is read again when its programs are judged.
+"""
+
+import base64
+import json
+import pickletools
+import zlib
+from collections.abc import Callable
+from decimal import Decimal
+from itertools import accumulate
+from pathlib import Path
+
+from nanochat.evals import sandbox
+from tasks.common import DataSet, exchange
+from tasks.humaneval import FENCED, HumanEval
+
+# Release n has the problems of the first n files.
+FILES = "test test2 test3 test4 test5 test6".split()
+# The authors' limit on time, and memory for deep recursion in a thread: processes × memory is as for HumanEval.
+LIMITS = sandbox.Limits(cpu_seconds=6, memory=2**29, processes=2, file_bytes=2**26)
+CLOSING = "Put the whole program between ```python and ```."
+# Before each program: the contests' sites make these imports, and programs rely on them.
+IMPORTS = """
+import sys
+sys.setrecursionlimit(50_000)
+for _module in (
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
+    " builtins typing"
+).split():
+    exec(f"from {_module} import *\\nimport {_module}")
+"""
+# Around a function: each line of the input is an argument in JSON. The function's own output does not count.
+BEFORE = "sys.stdout = sys.stderr\n"
+AFTER = """
+import json, sys
+_function = Solution().{name} if "Solution" in globals() else {name}
+print(json.dumps(_function(*map(json.loads, sys.stdin.read().split("\\n")))), file=sys.__stdout__)
+"""
+# The opcodes of a pickle that holds one text.
+PICKLED_TEXT = "PROTO FRAME SHORT_BINUNICODE BINUNICODE BINUNICODE8 BINPUT MEMOIZE STOP".split()
+
+
+def read_tests(cell: str) -> list[dict]:
+    """Return tests, each with `input` and `output`: JSON, or JSON as a pickled text, compressed, in base64.
+
+    The pickle is searched for its text and never loaded, because loading one can run code.
+    """
+    if cell.startswith("["):
+        return json.loads(cell)
+    text = ""
+    for opcode, value, _ in pickletools.genops(zlib.decompress(base64.b64decode(cell))):
+        if opcode.name not in PICKLED_TEXT:
+            raise ValueError(f"its tests are a pickle with {opcode.name}, but only a pickle of one text is read")
+        if isinstance(value, str):
+            text += value
+    return json.loads(text)
+
+
+def comparable(output: str, read: Callable) -> list:
+    """Return the lines of an output as `read` reads them, or as text without blanks at the ends."""
+    lines = []
+    for line in output.strip().split("\n"):
+        try:
+            lines.append(read(line))
+        except (ArithmeticError, ValueError, RecursionError):
+            lines.append(line.strip())
+    return lines
+
+
+def decimals(line: str) -> list[Decimal]:
+    return [Decimal(word) for word in line.split()]
+
+
+class LiveCodeBench(HumanEval):
+    """A row is the place of a JSON object: its file and its first byte."""
+
+    def open_rows(self) -> list[tuple[Path, int]]:
+        sandbox.require(self.unsafe_exec)
+        rows = []
+        for path in self.fetch_files():
+            with path.open("rb") as file:
+                starts = list(accumulate(map(len, file), initial=0))
+            rows += [(path, start) for start in starts[:-1]]
+        return rows
+
+    def conversation(self, path: Path, start: int) -> dict:
+        row = self._read(path, start)
+        prompt = f"{row['question_content']}\n\n{row['starter_code']}\n\n{CLOSING}"
+        return exchange(prompt, "") | {"place": (path, start)}
+
+    def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
+        return sandbox.side_by_side(lambda answer: self._passes(*answer), answers)
+
+    def _read(self, path: Path, start: int) -> dict:
+        with path.open("rb") as file:
+            file.seek(start)
+            row = json.loads(file.readline())
+        missing = set(self.data.columns.split()) - row.keys()
+        if missing:
+            raise ValueError(f"the column {min(missing)} is missing")
+        return row
+
+    def _passes(self, conversation: dict, completion: str) -> bool:
+        row = self._read(*conversation["place"])
+        program = (FENCED.findall(completion) or [completion])[-1]
+        read = decimals
+        name = json.loads(row["metadata"]).get("func_name")
+        if name:
+            program = BEFORE + program + AFTER.format(name=name)
+            read = json.loads
+        for test in read_tests(row["public_test_cases"]) + read_tests(row["private_test_cases"]):
+            # The program never sees the output that is expected.
+            verdict = sandbox.run(IMPORTS + program, LIMITS, self.unsafe_exec, stdin=test["input"])
+            own, right = verdict.output, test["output"]
+            is_plausible = verdict.passed and len(own) < 20 * len(right) + 1000  # before all of it is read
+            if not is_plausible or comparable(own, read) != comparable(right, read):
+                return False
+        return True
+
+
+SETS = {
+    f"LiveCodeBench-v{n}": DataSet(
+        task=LiveCodeBench,
+        repo="livecodebench/code_generation_lite",
+        path="{part}.jsonl",
+        splits="test",
+        columns="question_content starter_code metadata public_test_cases private_test_cases",
+        parts=" ".join(FILES[:n]),
+    )
+    for n in range(1, len(FILES) + 1)
+}
