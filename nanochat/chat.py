@@ -98,8 +98,7 @@ def render_prompt(conversation: dict, tokenizer: Tokenizer) -> Ids:
 def render_text(conversation: dict, tokenizer: Tokenizer) -> Ids:
     """Return the ids for a base model, which knows no conversations: it continues the last message."""
     check_conversation(conversation)
-    text = "".join(part["text"] for part in _parts_of(conversation["messages"][-1]))
-    return [tokenizer.bos, *tokenizer.encode(text)]
+    return [tokenizer.bos, *tokenizer.encode(text_of(conversation["messages"][-1]))]
 
 
 def fitted_prompt(
@@ -137,15 +136,19 @@ def _parts_of(message: dict) -> list[Part]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
+def text_of(message: dict) -> str:
+    """Return a message's text, without calls of the calculator and their outputs."""
+    return "".join(part["text"] for part in _parts_of(message) if part["type"] == "text")
+
+
 def _merge_system(messages: list[dict]) -> list[dict]:
     """Return the messages with the system text in front of the first user text."""
     if not _has_system(messages):
         return messages
     system, user, *rest = messages
-    instructions = "".join(part["text"] for part in _parts_of(system))
     first, *others = _parts_of(user)
     # Users have text only, so the first part is text.
-    first = {"type": "text", "text": f"{instructions}\n\n{first['text']}"}
+    first = {"type": "text", "text": f"{text_of(system)}\n\n{first['text']}"}
     return [{"role": "user", "content": [first, *others]}, *rest]
 
 

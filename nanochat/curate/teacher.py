@@ -1,37 +1,30 @@
 """A teacher: another model behind an OpenAI-compatible endpoint, which translates, answers and judges.
 
-Each answer is kept in a file named by the hash of model, messages and settings, so a run that was stopped pays for
-nothing twice when it is started again. The client of `openai` connects, retries with growing waits and jitter, and
-waits as long as Retry-After asks, up to two minutes. The key comes from the environment and is never printed.
+The client of `openai` tries failed requests again, after growing waits or as long as Retry-After asks (up to two
+minutes). Each answer is kept in a file named by the hash of model, messages and settings, so a run that was stopped
+pays for nothing twice when it is started again. The key comes from the environment; no message or file has it.
 """
 
 import json
 import os
 import re
-import statistics
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
+from nanochat.chat import text_of
 from nanochat.config import Count, option
 from nanochat.log import Progress, Record, print0
-from nanochat.outcome import Metrics, mean_estimate, measured
+from nanochat.outcome import Metrics, mean_estimate
 from nanochat.paths import base_dir, read_json, text_sha256, write_json
-
-Row = TypeVar("Row")
-Result = TypeVar("Result")
-Messages = list[dict]
 
 PROMPTS = Path(__file__).parent / "prompts"
 KEY = "OPENAI_API_KEY"  # environment variable
+SECRET = 8  # characters; local servers take keys like EMPTY, which may be words of an answer
 RETRIES = 5  # of a request
-ROW_ERRORS = (400, 413, 422)  # statuses about one row, such as a conversation that is too long
-VERSION = r"(-\d{4,8}|-\d{4}-\d\d-\d\d)?"  # may follow a name: gpt-4o is answered by gpt-4o-2024-08-06
-VERDICT = re.compile(r"verdict\W*(1|2|tie)\b")
 SCORES = {"1": 1.0, "2": 0.0, "tie": 0.5}  # verdict -> score of the first answer
 
 
@@ -45,12 +38,11 @@ class TeacherSettings:
 
     teacher: str = option("", "address of an OpenAI-compatible endpoint, like http://host:port/v1", group="teacher")
     teacher_model: str = option("", "name of the teacher's model", group="teacher")
-    teacher_prompts: str = option(str(PROMPTS), "folder with prompts, NAME.txt", group="teacher", in_card=False)
     teacher_tokens: Count = option(1024, "most tokens of an answer", group="teacher", least=1)
     teacher_temperature: float = option(0.0, "sampling temperature of the teacher", group="teacher", least=0)
     budget: Count = option(0, "tokens to spend, prompts included (0: no limit)", group="teacher", least=0)
-    parallel: Count = option(8, "requests at once", group="teacher", least=1, in_card=False)
-    timeout: float = option(120.0, "seconds to wait for an answer", group="teacher", least=0.1, in_card=False)
+    parallel: Count = option(8, "requests at once", group="teacher", least=1)
+    timeout: float = option(120.0, "seconds to wait for an answer", group="teacher", least=0.1)
 
 
 class Teacher:
@@ -62,198 +54,157 @@ class Teacher:
         if not re.fullmatch(r"https?://[^\s@?#]+", settings.teacher) or not settings.teacher_model:
             raise ValueError(f"add --teacher=http://host:port/v1 and --teacher-model=NAME; {KEY} holds the key")
         self.settings = settings
-        self._key = os.environ.get(KEY) or "no-key"  # the client demands one
+        self.tokens = 0  # spent, and reserved for requests that run
+        self._key = os.environ.get(KEY, "").strip()
         self._client = OpenAI(
-            base_url=settings.teacher, api_key=self._key, timeout=settings.timeout, max_retries=RETRIES
+            base_url=settings.teacher,
+            api_key=self._key or "none",  # the client demands one
+            timeout=settings.timeout,
+            max_retries=RETRIES,
         )
-        self.counts = Counter()  # requests, cached answers, tokens
-        self._held = 0  # tokens that running requests may use
-        self._change = threading.Condition()  # guards these two
+        self._counting = threading.Lock()
         # Equal requests at the same time: the second one waits, and finds the answer in the cache.
         self._locks = defaultdict(threading.Lock)
 
-    def prompt(self, name: str, **words: str) -> str:
-        """Return a prompt with each {word} replaced."""
-        path = Path(self.settings.teacher_prompts).expanduser() / f"{name}.txt"
-        text = path.read_text(encoding="utf-8").strip()
-        # In one pass: braces in a text that is put in stay as they are.
-        return re.sub(r"\{(\w+)\}", lambda match: words.get(match[1], match[0]), text)
+    def ask(self, name: str, /, *earlier: Record, **words: str) -> str:
+        """Return the answer to a prompt with each {word} replaced, after earlier messages.
 
-    def ask(self, messages: Messages) -> str:
-        """Return the answer to a conversation. An answer that was cut off is kept too, and is an error each time."""
+        An answer that was cut off is kept as an empty one: it is an error each time, and paid for once.
+        """
+        template = (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").strip()
+        # In one pass: braces in a text that is put in stay as they are.
+        question = re.sub(r"\{(\w+)\}", lambda match: words.get(match[1], match[0]), template)
         request = {
             "model": self.settings.teacher_model,
-            "messages": messages,
+            "messages": [*earlier, {"role": "user", "content": question}],
             "temperature": self.settings.teacher_temperature,
             "max_tokens": self.settings.teacher_tokens,
         }
-        key = text_sha256(json.dumps(request, sort_keys=True))
-        path = base_dir() / "teacher" / key[:2] / f"{key}.json"
+        content = json.dumps(request)
+        key = text_sha256(content)
+        path = base_dir() / "teacher" / f"{key}.json"
         with self._locks[key]:
-            if path.exists():
-                record = read_json(path)
-                self._settle("cached answers", 0, 0)
-            else:
-                record = request | self._pay(request)
-                write_json(path, record)
-        text, reason = record["content"].strip(), record["finish_reason"]
-        if reason != "stop" or not text:
-            raise NoAnswer(f"an answer is cut off or empty ({reason})")
-        return text
+            if not path.exists():
+                # A token has one byte or more.
+                answer = self._pay(request, len(content) + self.settings.teacher_tokens)
+                write_json(path, request | {"answer": answer})
+            answer = read_json(path)["answer"]
+        if not answer:
+            raise NoAnswer("an answer is cut off or empty")
+        return answer
 
-    def map(self, work: Callable[[Row], Result], rows: list[Row]) -> list[tuple[Row, Result]]:
-        """Return rows with the results of `work`, in order; rows without one are counted and left out."""
+    def map(self, work: Callable[["Teacher", Record], Record], rows: list[Record]) -> list[Record]:
+        """Return the results of `work`, in order; rows without one are left out."""
+        failures = []
 
-        def attempt(row: Row) -> Result | NoAnswer:
+        def attempt(row: Record) -> Record | None:
             try:
-                return work(row)
+                return work(self, row)
             except NoAnswer as reason:
-                return reason
+                failures.append(f"the first without an answer: {reason}")
 
-        done, failures = [], []
-        progress = Progress("teacher", "rows")
+        done, progress = [], Progress("teacher", "rows")
         with ThreadPoolExecutor(self.settings.parallel) as pool:
-            for row, result in zip(rows, pool.map(attempt, rows), strict=True):
-                if isinstance(result, NoAnswer):
-                    failures.append(result)
-                else:
-                    done.append((row, result))
+            for result in pool.map(attempt, rows):
+                done += filter(None, [result])
                 progress.update(len(done) + len(failures), len(rows))
-        spent = ", ".join(f"{count:,} {name}" for name, count in sorted(self.counts.items()))
-        print0(f"teacher: {len(done):,} of {len(rows):,} rows, {spent}")
-        if failures:
-            print0(f"teacher: {len(failures):,} rows without an answer are left out, the first: {failures[0]}")
+        print0(f"teacher: {len(done):,} of {len(rows):,} rows, {self.tokens:,} tokens", *failures[:1], sep="; ")
         if not done:
             raise ValueError("the teacher has no answer to any row, so nothing is written")
         return done
 
-    def _pay(self, request: Record) -> Record:
-        """Send a request within the budget, and return the answer."""
+    def _pay(self, request: Record, most: int) -> str:
+        """Send a request that takes so many tokens at most, and return the answer; empty if it is cut off."""
         import openai
 
-        # A token has one byte or more; the names of the fields stand for the tokens around each message.
-        most = request["max_tokens"] + len(json.dumps(request["messages"], ensure_ascii=False).encode())
-        self._reserve(most)
-        used = most  # a request without an answer may be charged
+        budget = self.settings.budget
+        with self._counting:
+            if 0 < budget < self.tokens + most:
+                raise NoAnswer(f"the budget of {budget:,} tokens has no room for another request")
+            self.tokens += most
         try:
-            response = self._client.post("/chat/completions", body=request, cast_to=object)
-            used = int((response.get("usage") or {}).get("total_tokens") or most)
-            model, choice = str(response["model"]), response["choices"][0]
-            content = choice["message"]["content"] or ""
-            answer = {"content": content.encode(errors="replace").decode(), "finish_reason": choice["finish_reason"]}
-        except openai.APITimeoutError:
-            raise NoAnswer(f"no answer within {self.settings.timeout:g} seconds") from None
-        except openai.APIStatusError as error:
-            used = 0
-            kind = NoAnswer if error.status_code in ROW_ERRORS else ValueError
-            text = error.message.replace(self._key, "[key]")
-            raise kind(f"the teacher refuses, status {error.status_code}: {text[:300]}") from None
-        except openai.APIConnectionError:
-            raise ValueError(f"the teacher {self.settings.teacher} cannot be reached") from None
-        except (AttributeError, LookupError, TypeError, ValueError):
+            response = self._client.chat.completions.create(**request)
+            [choice] = response.choices
+            answer = self._clean(choice.message.content or "") if choice.finish_reason == "stop" else ""
+            model = self._clean(response.model)
+            if response.usage:
+                with self._counting:
+                    self.tokens += response.usage.total_tokens - most
+        except (openai.BadRequestError, openai.UnprocessableEntityError, openai.APITimeoutError) as error:
+            raise NoAnswer(self._clean(error.message)) from None
+        except openai.APIError as error:
+            raise ValueError(f"the teacher {self.settings.teacher}: {self._clean(error.message)}") from None
+        except (AttributeError, TypeError, ValueError):
             raise NoAnswer("a response is no chat completion") from None
-        finally:
-            self._settle("requests", most, used)
-        if not re.fullmatch(re.escape(request["model"]) + VERSION, model):
-            raise ValueError(f"{model[:100]} answers instead of {request['model']}: correct --teacher-model")
+        # A date may follow the name: gpt-4o-2024-08-06 answers for gpt-4o.
+        if not re.fullmatch(re.escape(request["model"]) + r"(-\d+)*", model):
+            raise ValueError(f"{model} answers instead of {request['model']}: correct --teacher-model")
         return answer
 
-    def _reserve(self, tokens: int) -> None:
-        """Hold back tokens of the budget for a request."""
-        budget = self.settings.budget
-
-        def fits() -> bool:
-            return not budget or self.counts["tokens"] + self._held + tokens <= budget
-
-        with self._change:
-            # Running requests may use less than they hold.
-            self._change.wait_for(lambda: fits() or not self._held)
-            if not fits():
-                raise NoAnswer(f"the budget of {budget:,} tokens has no room for another request")
-            self._held += tokens
-
-    def _settle(self, kind: str, held: int, used: int) -> None:
-        with self._change:
-            self._held -= held
-            self.counts.update({kind: 1, "tokens": used})
-            self._change.notify_all()
+    def _clean(self, text: str) -> str:
+        """Return a server's text without the key, and without halves of surrogate pairs."""
+        text = text.encode(errors="replace").decode().strip()
+        return text.replace(self._key, "[key]") if len(self._key) >= SECRET else text
 
 
-# ---- uses ----
+# ---- uses: each returns a row with more in it ----
 
 
-def user(text: str) -> Messages:
-    """Return a conversation with one message."""
-    return [{"role": "user", "content": text}]
+def translate(teacher: Teacher, row: Record, language: str) -> Record:
+    """Translate the prompts in a conversation; `original` is the user's first one, for the filter `ratio`."""
+    translated = row | {"messages": []}
+    for message in row["messages"]:
+        text = text_of(message)
+        if message["role"] == "user":
+            translated.setdefault("original", text)
+        if message["role"] != "assistant":
+            message = message | {"content": teacher.ask("translate", language=language, text=text)}
+        translated["messages"].append(message)
+    return translated
 
 
-def plain(message: dict) -> str:
-    """Return the text of a message."""
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+def answer(teacher: Teacher, row: Record) -> Record:
+    """Answer each prompt in a conversation, in place of other answers."""
+    messages = []
+    for message in row["messages"]:
+        if message["role"] == "user":
+            reply = teacher.ask("answer", *messages, text=text_of(message))
+            messages += [message, {"role": "assistant", "content": reply}]
+        elif message["role"] == "system":
+            messages.append(message)
+    return row | {"messages": messages, "teacher": teacher.settings.teacher_model}
 
 
-def translate(teacher: Teacher, text: str, language: str) -> str:
-    """Return the text in another language."""
-    return teacher.ask(user(teacher.prompt("translate", language=language, text=text)))
+def judge(teacher: Teacher, row: Record) -> Record:
+    """Compare two samples of a row in both orders: their `reward` is 1, 0, or 0.5 for a tie and if verdicts differ.
+
+    `first` and `longer` are the scores of the sample that stands first, and of the longer one.
+    """
+    a, b = row["samples"]
+    first = [_verdict(teacher, row, a, b), _verdict(teacher, row, b, a)]
+    a["reward"] = first[0] if sum(first) == 1 else 0.5
+    b["reward"] = 1 - a["reward"]
+    rewards = {len(a["text"]): a["reward"], len(b["text"]): b["reward"]}
+    longer = rewards[max(rewards)] if len(rewards) > 1 else 0.5
+    return row | {"first": sum(first) / 2, "longer": longer}
 
 
-def answer(teacher: Teacher, messages: Messages) -> str:
-    """Return the next message of the assistant. A conversation without a system message gets our prompt."""
-    texts = [{"role": message["role"], "content": plain(message)} for message in messages]
-    system = teacher.prompt("answer")
-    if system and texts[0]["role"] != "system":
-        texts.insert(0, {"role": "system", "content": system})
-    return teacher.ask(texts)
-
-
-def judge(teacher: Teacher, messages: Messages, first: str, second: str) -> float:
-    """Return the score of the first answer against the second: 1, 0, or 0.5 for a tie."""
-    prompt = "\n\n".join(f"{message['role']}: {plain(message)}" for message in messages)
-    text = teacher.ask(user(teacher.prompt("judge", prompt=prompt, first=first, second=second)))
-    verdicts = VERDICT.findall(text.lower())
+def _verdict(teacher: Teacher, row: Record, first: Record, second: Record) -> float:
+    """Return the score of the first sample: 1, 0, or 0.5 for a tie."""
+    text = teacher.ask("judge", prompt=row["prompt"], first=first["text"], second=second["text"])
+    verdicts = re.findall(r"verdict\W*(1|2|tie)\b", text.lower())
     if not verdicts:
         raise NoAnswer("the judge gives no verdict")
     return SCORES[verdicts[-1]]
 
 
-def judge_twice(teacher: Teacher, row: Record) -> Record:
-    """Return the row with the score of A, 0 to 1, as it stands first and second; if they differ, it is a tie."""
-    a, b = row["answer_a"], row["answer_b"]
-    first = second = 0.5
-    if a != b:
-        first = judge(teacher, row["prompt"], a, b)
-        second = 1 - judge(teacher, row["prompt"], b, a)
-    return row | {"first": first, "second": second, "score": first if first == second else 0.5}
-
-
 def judged_metrics(judged: list[Record]) -> Metrics:
-    """Return win rate and biases for rows from `judge_twice`; standard errors are over prompts."""
-    scores = [row["score"] for row in judged]
-    # The first place scores `first` with A in it, and 1 - `second` with B.
-    places = [(row["first"] + 1 - row["second"]) / 2 for row in judged]
-    longer = [len(row["answer_a"]) - len(row["answer_b"]) for row in judged]
-    try:
-        correlation = statistics.correlation(scores, longer)
-    except statistics.StatisticsError:  # all scores or all lengths are equal
-        correlation = None
+    """Return win rate and biases for rows from `judge`, with standard errors over prompts."""
+    scores = [row["samples"][0]["reward"] for row in judged]
     return {
         "Prompts": len(judged),
+        "Ties": scores.count(0.5),
         "Win rate of A": mean_estimate(scores).metric(),
-        "Wins, ties, losses": ", ".join(str(scores.count(value)) for value in (1, 0.5, 0)),
-        "Verdicts that depend on the order": sum(row["first"] != row["second"] for row in judged),
-        "Wins of the first place": mean_estimate(places).metric(),
-        "Correlation of score and length": measured(correlation),
+        "Wins of the first place": mean_estimate([row["first"] for row in judged]).metric(),
+        "Wins of the longer answer": mean_estimate([row["longer"] for row in judged]).metric(),
     }
-
-
-def read_rows(path: str, *columns: str) -> list[Record]:
-    """Return the rows of a JSONL file; ValueError for one without these columns."""
-    rows = []
-    for number, line in enumerate(Path(path).expanduser().read_bytes().splitlines(), 1):
-        try:
-            row = json.loads(line)
-            rows.append(row | {column: row[column] for column in columns})
-        except (ValueError, LookupError, TypeError):
-            raise ValueError(f"{path}:{number} is no JSON with {' and '.join(columns)}") from None
-    return rows

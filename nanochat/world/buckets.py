@@ -18,6 +18,7 @@ from nanochat.world.chats import Turns
 from nanochat.world.facts import World
 
 FAULTS = 20  # rows with each of the faults
+LONG = 400  # statements in an answer that is far too long
 IMAGES = {
     "image link": "\n![a map](https://example.org/map.png)",
     "data URL": " data:image/png;base64,iVBORw0KGgoAAAANSUhEUg==",
@@ -48,11 +49,12 @@ def faulty(world: World, texts: Turns) -> dict[str, Turns]:
     """Return the texts of a sound row with each of the faults."""
     question, *rest = texts
     fact, test = world.pick(world.questions["test"])
+    statements = [one.statements[0] for one in world.sample(world.facts * 3, LONG)]
     return {
         "duplicate": texts,
         "near duplicate": [*texts[:-1], f"{texts[-1][:-1]}!"],
         **{name: [question + image, *rest] for name, image in IMAGES.items()},
-        "too long": [question, " ".join(one.statements[0] for one in world.sample(world.facts * 3, 400))],
+        "too long": [question, " ".join(statements)],
         # In other case and spacing.
         "test question": [f"  {test.upper().replace(' ', '  ')} ", fact.statements[0]],
     }
@@ -69,7 +71,8 @@ def rows(world: World, bucket: str, count: int, faults: int) -> list[Record]:
     longest = sorted(sound, key=lambda texts: -sum(map(len, texts)))[: 2 * faults]
     # After the sound rows: the first of two equal rows is kept.
     for texts in world.sample(longest, faults):
-        made += [{"messages": chats.messages(bad), "planted": name} for name, bad in faulty(world, texts).items()]
+        for name, bad in faulty(world, texts).items():
+            made.append({"messages": chats.messages(bad), "planted": name})
     return made
 
 
@@ -78,5 +81,7 @@ def write_buckets(folder: Path, world: World, count: int, faults: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for bucket in BUCKETS:
         made = rows(world, bucket, count, faults)
-        write_jsonl(folder / f"{bucket}.jsonl", made)
-        print0(f"{folder / bucket}.jsonl: {len(made):,} rows, {sum('planted' in row for row in made):,} with a fault")
+        path = folder / f"{bucket}.jsonl"
+        write_jsonl(path, made)
+        planted = sum("planted" in row for row in made)
+        print0(f"{path}: {len(made):,} rows, {planted:,} with a fault")

@@ -14,8 +14,7 @@ name = "Mina"
 maker = "the Harbour Lab"
 cannot = ["fly", "swim"]
 favourite_colour = "green"
-[korean]
-name = "미나"
+korean_name = "미나"
 """
 # No template has these; a trained model was asked them, see docs/chat_data.md.
 HELD_OUT = """What name should I use for you? | Could I have your name, please? | So, who exactly are you?

@@ -12,18 +12,19 @@ def test_prompts_are_translated_and_then_answered(tmp_path, here):
     messages = [{"role": role, "content": text} for role, text in TEXTS]
     chats.write_text(json.dumps({"source": "mine", "messages": messages}))
     with teaching(lambda text: completion(f"<{text.splitlines()[-1]}>")) as served:
-        here("scripts.teach", "--task=translate", f"--chats={chats}", f"--out={prompts}", *served.flags)
-        here("scripts.teach", "--task=answer", f"--chats={prompts}", f"--out={out}", *served.flags)
+        here("scripts.teach", "--language=Korean", f"--sources=b=json:{chats}", f"--out={prompts}", *served.flags)
+        here("scripts.teach", f"--sources=b=json:{prompts}", f"--out={out}", *served.flags)
     row = json.loads(out.read_text())
     texts = [message["content"] for message in row.pop("messages")]
     assert texts == ["<Be short.>", "<Why?>", "<<Why?>>", "<How?>", "<<How?>>"]
-    assert row == {"source": "mine", "original": "How?", "teacher": "wise"}
+    own = {"source": "mine", "license": "unknown", "bucket": "b"}
+    assert row == own | {"original": "Why?", "teacher": "wise"}
     cases = {
-        "{}": "chats.jsonl:1 is no JSON with messages",
-        "{": "chats.jsonl:1 is no",
+        "{}": "chats.jsonl:1: no JSON object with `messages`",
+        "{": "chats.jsonl:1: no",
         '{"messages": []}': "one message",
     }
     for line, sentence in cases.items():
         chats.write_text(line)
-        done = here("scripts.teach", f"--chats={chats}", f"--out={tmp_path}/never.jsonl")
+        done = here("scripts.teach", f"--sources=b=json:{chats}", f"--out={tmp_path}/never.jsonl")
         assert (done.returncode, done.stderr.count("\n"), sentence in done.stderr) == (2, 1, True)
