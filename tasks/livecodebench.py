@@ -9,7 +9,6 @@ import pickletools
 import zlib
 from collections.abc import Callable
 from decimal import Decimal
-from itertools import accumulate
 from pathlib import Path
 
 from nanochat.evals import sandbox
@@ -21,15 +20,39 @@ FILES = "test test2 test3 test4 test5 test6".split()
 # The authors' limit on time, and memory for deep recursion in a thread: processes × memory is as for HumanEval.
 LIMITS = sandbox.Limits(cpu_seconds=6, memory=2**29, processes=2, file_bytes=2**26)
 CLOSING = "Put the whole program between ```python and ```."
-# Before each program: the contests' sites make these imports, and programs rely on them.
-IMPORTS = """
+# Runs an answer with an input; only its stdout shows. It may end by sys.exit too, and what threads and
+# exit handlers print counts. The contests' sites make these imports, and programs rely on them.
+RUN = """
+def run(source, given):
+    import atexit, os, runpy, sys, threading
+
+    for name, text in (("input.txt", given), ("answer.py", IMPORTS + source)):
+        with open(name, "w", encoding="utf-8") as file:
+            file.write(text)
+    os.dup2(os.open("input.txt", os.O_RDONLY), 0)
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+    sys.stdin = open(0, encoding="utf-8")
+    try:
+        runpy.run_path("answer.py", run_name="__main__")
+    except SystemExit:
+        pass
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stdout = sys.__stdout__
+    sys.stdout.flush()
+
+IMPORTS = '''
 import sys
 sys.setrecursionlimit(50_000)
 for _module in (
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
     " builtins typing"
 ).split():
-    exec(f"from {_module} import *\\nimport {_module}")
+    exec(f"from {_module} import *; import {_module}")
+'''
 """
 # Around a function: each line of the input is an argument in JSON. The function's own output does not count.
 BEFORE = "sys.stdout = sys.stderr\n"
@@ -58,6 +81,10 @@ def read_tests(cell: str) -> list[dict]:
     return json.loads(text)
 
 
+def decimals(line: str) -> list[Decimal]:
+    return [Decimal(word) for word in line.split()]
+
+
 def comparable(output: str, read: Callable) -> list:
     """Return the lines of an output as `read` reads them, or as text without blanks at the ends."""
     lines = []
@@ -69,10 +96,6 @@ def comparable(output: str, read: Callable) -> list:
     return lines
 
 
-def decimals(line: str) -> list[Decimal]:
-    return [Decimal(word) for word in line.split()]
-
-
 class LiveCodeBench(HumanEval):
     """A row is the place of a JSON object: its file and its first byte."""
 
@@ -80,39 +103,41 @@ class LiveCodeBench(HumanEval):
         sandbox.require(self.unsafe_exec)
         rows = []
         for path in self.fetch_files():
+            start = 0
             with path.open("rb") as file:
-                starts = list(accumulate(map(len, file), initial=0))
-            rows += [(path, start) for start in starts[:-1]]
+                for line in file:
+                    rows.append((path, start))
+                    start += len(line)
         return rows
 
     def conversation(self, path: Path, start: int) -> dict:
-        row = self._read(path, start)
-        prompt = f"{row['question_content']}\n\n{row['starter_code']}\n\n{CLOSING}"
-        return exchange(prompt, "") | {"place": (path, start)}
+        question, starter_code, *_ = self._cells(path, start)
+        return exchange(f"{question}\n\n{starter_code}\n\n{CLOSING}", "") | {"place": (path, start)}
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
-        return sandbox.side_by_side(lambda answer: self._passes(*answer), answers)
+        return sandbox.side_by_side(self._passes, answers)
 
-    def _read(self, path: Path, start: int) -> dict:
+    def _cells(self, path: Path, start: int) -> list[str]:
+        """Return a row in the order of the data set's columns."""
         with path.open("rb") as file:
             file.seek(start)
             row = json.loads(file.readline())
-        missing = set(self.data.columns.split()) - row.keys()
-        if missing:
-            raise ValueError(f"the column {min(missing)} is missing")
-        return row
+        try:
+            return [row[column] for column in self.data.columns.split()]
+        except KeyError as error:
+            raise ValueError(f"the column {error.args[0]} is missing") from None
 
-    def _passes(self, conversation: dict, completion: str) -> bool:
-        row = self._read(*conversation["place"])
+    def _passes(self, answer: tuple[dict, str]) -> bool:
+        conversation, completion = answer
+        _, _, metadata, public, private = self._cells(*conversation["place"])
         program = (FENCED.findall(completion) or [completion])[-1]
-        read = decimals
-        name = json.loads(row["metadata"]).get("func_name")
+        name = json.loads(metadata).get("func_name")
         if name:
             program = BEFORE + program + AFTER.format(name=name)
-            read = json.loads
-        for test in read_tests(row["public_test_cases"]) + read_tests(row["private_test_cases"]):
+        read = json.loads if name else decimals
+        for test in read_tests(public) + read_tests(private):
             # The program never sees the output that is expected.
-            verdict = sandbox.run(IMPORTS + program, LIMITS, self.unsafe_exec, stdin=test["input"])
+            verdict = sandbox.run(f"{RUN}run({program!r}, {test['input']!r})", LIMITS, self.unsafe_exec)
             own, right = verdict.output, test["output"]
             is_plausible = verdict.passed and len(own) < 20 * len(right) + 1000  # before all of it is read
             if not is_plausible or comparable(own, read) != comparable(right, read):

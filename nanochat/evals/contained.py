@@ -227,9 +227,7 @@ def _main() -> None:
             os.setresgid(number, number, number)
             os.setresuid(number, number, number)
     Path("program.py").write_text(task["program"], encoding="utf-8")
-    if task["input"] is not None:
-        Path("input.txt").write_text(task["input"], encoding="utf-8")
-    # The standard input has only the word, so that the program finds it empty, or the launcher opens its input.
+    # The standard input has only the word, so that the program finds it empty.
     source, sink = os.pipe()
     os.write(sink, task["word"].encode())
     os.close(sink)

@@ -114,20 +114,12 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     return verdict
 
 
-def run(
-    program: str,
-    limits: Limits = LIMITS,
-    unsafe: bool = False,
-    readable: Sequence[str] = (),
-    stdin: str | None = None,
-) -> Verdict:
+def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()) -> Verdict:
     """Run a Python program, contained; with `unsafe` under limits alone where that is impossible.
 
-    readable: files and folders that it may read beside the system's. stdin: its input; then the verdict's output is
-    what it wrote to stdout alone, and it passes if it ends by itself, by sys.exit too.
+    readable: files and folders that it may read beside the system's.
     """
-    launcher = LAUNCHER if stdin is None else INPUT_LAUNCHER
-    with _start(program, launcher, limits, unsafe, readable=readable, stdin=stdin) as started:
+    with _start(program, LAUNCHER, limits, unsafe, readable=readable) as started:
         return started.verdict()
 
 
@@ -161,13 +153,12 @@ def _start(
     unsafe: bool,
     descriptors: Sequence[int] = (),
     readable: Sequence[str] = (),
-    stdin: str | None = None,
 ) -> Iterator[_Started]:
     """Start a program by a launcher; kill it at the end. The program takes over the descriptors."""
     is_contained = not (unsafe and missing())
     task = {"program": program, "launcher": launcher, "word": secrets.token_hex(16)}
     task |= {"limits": asdict(limits), "contained": is_contained, "caller": os.getpid()}
-    task |= {"readable": [os.path.realpath(path) for path in readable], "input": stdin}
+    task["readable"] = [os.path.realpath(path) for path in readable]
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)  # not the environment's
     with (
         contextlib.nullcontext("/") if is_contained else tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
@@ -205,29 +196,6 @@ def run():
     word = input()
     runpy.run_path("program.py", run_name="__main__")
     print(f"\\n{word}", flush=True)
-run()
-"""
-# The same for a program with an input. The word comes last, after what threads and other exit handlers print.
-INPUT_LAUNCHER = """
-def run():
-    import atexit, os, runpy, sys
-    word = input()
-    os.dup2(os.open("input.txt", os.O_RDONLY), 0)
-    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
-    sys.stdin = open(0, encoding="utf-8")
-    ended = []
-
-    def finish():
-        sys.__stdout__.flush()
-        if ended:
-            os.write(1, f"\\n{word}\\n".encode())
-
-    atexit.register(finish)
-    try:
-        runpy.run_path("program.py", run_name="__main__")
-    except SystemExit:
-        pass
-    ended.append(True)
 run()
 """
 # Calls the answer's function for the judge. Subclasses of plain types become plain; an iterator becomes another one.
