@@ -47,10 +47,9 @@ def read_toml(path: Path) -> Record:
 
 def topics_of(facts: Record) -> list[Record]:
     """Return the topics for which the facts have all words, filled in: leads, questions and answers."""
-    words = {key: ", ".join(value) if isinstance(value, list) else value for key, value in facts.items()}
     # A favourite_colour = "blue" fills {key} and {value}.
-    own = [key for key in words if key.removeprefix("korean_") not in KNOWN]
-    fillings = [words] + [{"key": key.replace("_", " "), "value": words[key]} for key in own]
+    own = [key for key in facts if key.removeprefix("korean_") not in KNOWN]
+    fillings = [facts] + [{"key": key.replace("_", " "), "value": facts[key]} for key in own]
     templates = read_toml(TEMPLATES)
     topics = []
     for topic, filling in product(templates["topic"], fillings):
@@ -63,8 +62,7 @@ def topics_of(facts: Record) -> list[Record]:
 def add_wordings(teacher: Teacher, topic: Record) -> Record:
     """Add a teacher's wordings to the questions of a topic."""
     text = teacher.ask("wordings", examples="\n".join(topic["questions"]))
-    lines = [line.lstrip(LIST_MARKS).strip() for line in text.split("\n")]
-    topic["questions"] += filter(None, lines)
+    topic["questions"] += [line.lstrip(LIST_MARKS) for line in text.split("\n") if line.strip()]
     return topic
 
 
@@ -84,8 +82,8 @@ def conversations(topics: list[Record], config: Config) -> list[Record]:
 
 def main(config: Config) -> None:
     facts = read_toml(Path(config.facts))
-    if "name" not in facts:
-        raise ValueError(f'{config.facts} has no name: add a line like name = "Mina"')
+    if "name" not in facts or not all(isinstance(value, str) for value in facts.values()):
+        raise ValueError(f'{config.facts} needs a name, and each fact as a text: add a line like name = "Mina"')
     topics = topics_of(facts)
     if config.teacher:
         Teacher(config).map(add_wordings, topics)

@@ -13,18 +13,15 @@ from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_jsonl
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
 from nanochat.stages import MODELS
-from tasks.common import Task
+from tasks.common import Task, find_task
 
 
 @dataclass(frozen=True)
 class Config(TeacherSettings, AnswerSettings, DeviceSettings, TagSettings):
     """Judge the answers of two models, and make pairs for scripts.chat_dpo."""
 
-    a: Positional[str] = option("", "model, STAGE:TAG like sft:d8", group="models")
-    b: Positional[str] = option("", "model to compare it with", group="models")
-    prompts: str = option(
-        "", "task with prompts, like World-Chat, World-Chat/validation or json:my.jsonl", group="tasks"
-    )
+    models: Positional[tuple[str, str]] = option(("", ""), "A and B, each STAGE:TAG like sft:d8", group="models")
+    prompts: str = option("", "conversations to answer: a task's training split, or json:FILE", group="tasks")
     pairs: str = option("", "file to write for scripts.chat_dpo, with a better and a worse answer", group="pairs")
     max_problems: Count = changed(AnswerSettings, "max_problems", 100)
 
@@ -49,14 +46,17 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.preferences import make_pairs
     from tasks import TASKS
-    from tasks.sources import open_task
+    from tasks.chats import json_lines
 
     outcome = Outcome.begin("judge", config.tag, config)
     teacher = Teacher(config)
-    _, task = open_task(config.prompts, TASKS)
+    name, is_file = config.prompts.removeprefix("json:"), config.prompts.startswith("json:")
+    # Pairs may be learned from, and a test split never is.
+    task = (json_lines(name) if is_file else TASKS[find_task(name, TASKS)])("train")
     rows = []
-    for a, b in zip(answers_of(config.a, task, config), answers_of(config.b, task, config), strict=True):
-        rows.append({"prompt": a["prompt"], "samples": [a["completions"][0], b["completions"][0]]})
+    for records in zip(*(answers_of(model, task, config) for model in config.models), strict=True):
+        samples = [record["completions"][0] for record in records]
+        rows.append({"prompt": records[0]["prompt"], "samples": samples})
     judged = teacher.map(judge, rows)
     write_jsonl(stage_dir("judge", config.tag) / "judged.jsonl", judged)
     outcome.metrics = judged_metrics(judged)

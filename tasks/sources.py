@@ -47,9 +47,7 @@ def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], toke
             paths = text_files(place, (".jsonl", ".parquet")) if place.is_dir() else [Path(json_lines(place).path)]
             found += [_open_file(path, origin) for path in paths]
         else:
-            name, task = open_task(word, known, tokenizer)
-            origin["source"] = name
-            found.append(SourceFile(origin, task.hashes(), len(task), partial(_read_task, task)))
+            found.append(_open_task(word, origin, known, tokenizer))
     if not found or {one.origin["bucket"] for one in found if one.rows} != {*pairs(sources)}:
         raise ValueError(
             f"--sources={sources} has a bucket without rows: write it like facts=World-Chat,web=json:a.jsonl"
@@ -69,16 +67,14 @@ def _open_file(path: Path, origin: Record) -> SourceFile:
         return SourceFile(origin, hashes, sum(not line.isspace() for line in file), partial(_read_lines, path))
 
 
-def open_task(word: str, known: Mapping[str, DataSet], tokenizer: str = "default") -> tuple[str, Task]:
-    """Return the name and the task, in a split to train on, for a word like World-Chat/validation or json:my.jsonl."""
-    if word.startswith("json:"):
-        return word, json_lines(word.removeprefix("json:"))("train")
+def _open_task(word: str, origin: Record, known: Mapping[str, DataSet], tokenizer: str) -> SourceFile:
     name, _, split = word.partition("/")
     name, split = find_task(name, known), split or "train"
     data = known[name]
     if split == "test" or split not in data.split_names:
         raise ValueError(f"{word}: {name} has no split {split} to train on, and a test split is none")
-    return name, data(split, tokenizer)
+    task = data(split, tokenizer)
+    return SourceFile(origin | {"source": name}, task.hashes(), len(task), partial(_read_task, task))
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:

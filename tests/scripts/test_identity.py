@@ -12,7 +12,7 @@ from tasks.mixing import mix
 FACTS = """
 name = "Mina"
 maker = "the Harbour Lab"
-cannot = ["fly", "swim"]
+cannot = "fly or swim"
 favourite_colour = "green"
 korean_name = "미나"
 """
@@ -51,7 +51,7 @@ def test_every_wording_is_answered_with_the_facts(write, tmp_path):
     )
     assert "미나" in found["이름이 뭐예요?"]
     assert "Harbour Lab" in found["Who made you?"]
-    assert found["What are your limits?"].endswith(" fly, swim.")
+    assert found["What are your limits?"].endswith(" fly or swim.")
     assert "green" in found["What is your favourite colour?"]
     # Nothing about a fact that is not given, no open slot, and no held-out wording.
     assert not re.search(r"licence|라이선스|[{]\w+[}]", "".join([*found, *found.values()]))
@@ -66,7 +66,8 @@ def test_a_teacher_adds_wordings(write):
 
 
 def test_facts_without_a_name_are_refused(here, tmp_path):
-    for text, sentence in (("maker = 'me'", 'add a line like name = "Mina"'), ("name = ", "is no TOML: Invalid value")):
+    cases = {"maker = 'me'": "needs a name", "name = ['a']": "each fact as a text", "name = ": "is no TOML: Invalid"}
+    for text, sentence in cases.items():
         (tmp_path / "me.toml").write_text(text)
         done = here("scripts.identity", f"--facts={tmp_path}/me.toml")
         assert (done.returncode, sentence in done.stderr) == (2, True)

@@ -75,7 +75,7 @@ def test_two_checkpoints_answer(here, base, tmp_path):
 def test_what_cannot_be_judged_is_refused(here, tmp_path):
     name = write_lines(tmp_path / "chats.jsonl", chat(1))
     cases = {
-        ("sft:mine", "World-Talk"): "has no split train to train on",
+        ("sft:mine", "World-Talk"): "has no split train, only test",
         ("sft:mine", ""): "is no task, choose from",
         ("d8", name): "d8 is no model like sft:d8; the stage is one of base, ",
     }
