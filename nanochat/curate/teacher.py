@@ -103,10 +103,12 @@ class Teacher:
             except NoAnswer as reason:
                 failures.append(f"the first without an answer: {reason}")
 
-        done, progress = [], Progress("teacher", "rows")
+        done = []
+        progress = Progress("teacher", "rows")
         with ThreadPoolExecutor(self.settings.parallel) as pool:
             for result in pool.map(attempt, rows):
-                done += filter(None, [result])
+                if result:
+                    done.append(result)
                 progress.update(len(done) + len(failures), len(rows))
         print0(f"teacher: {len(done):,} of {len(rows):,} rows, {self.tokens:,} tokens", *failures[:1], sep="; ")
         if not done:
@@ -133,7 +135,7 @@ class Teacher:
         except (openai.BadRequestError, openai.UnprocessableEntityError, openai.APITimeoutError) as error:
             raise NoAnswer(self._clean(error.message)) from None
         except openai.APIError as error:
-            raise ValueError(f"the teacher {self.settings.teacher}: {self._clean(error.message)}") from None
+            raise ValueError(self._clean(f"the teacher {self.settings.teacher}: {error.message}")) from None
         except (AttributeError, TypeError, ValueError):
             raise NoAnswer("a response is no chat completion") from None
         # A date may follow the name: gpt-4o-2024-08-06 answers for gpt-4o.

@@ -66,8 +66,7 @@ def test_two_checkpoints_answer(here, base, tmp_path):
         assert done.returncode == 0, done.stderr
     judged = [json.loads(line) for line in (base / "judge/d12/judged.jsonl").read_text().splitlines()]
     assert len(judged) == len({row["prompt"] for row in judged}) == 16
-    assert {row["prompt"].rpartition("user_start|>")[2].partition("<")[0][-1:] for row in judged} == {"?"}
-    assert any("And?<|user_end|><|assistant_start|>" in row["prompt"] for row in judged)
+    assert all(row["prompt"].endswith("?<|user_end|><|assistant_start|>") for row in judged)
     assert "Win rate of A" in json.loads((base / "judge/d12/outcome.json").read_text())["metrics"]
     assert 0 < len(read_pairs(f"{tmp_path}/pairs.jsonl")) <= 16  # cut answers and ties make none
 
