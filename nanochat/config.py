@@ -8,8 +8,9 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
-from dataclasses import field, fields, make_dataclass
+from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
+from types import FrameType
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import tyro
@@ -51,34 +52,62 @@ def option(
     default: Any,
     text: str,
     *,
-    group: str,
+    group: str | None = None,
     in_card: bool = True,
     may_change: bool = False,
-    least: float | None = None,
+    least: float = 0,
     below: float | None = None,
     short: str | None = None,
 ) -> Any:
     """Return a config field: default, help, and how both are shown.
 
-    group: title of its box in `--help`, one word. in_card: in the report card. may_change: a run may resume with
-    another value. least: the smallest value, besides the default. below: a limit. short: a second name, like -i.
+    group: title of its box in `--help`, if not that of its class. in_card: in the report card. may_change: a run may
+    resume with another value. least: the smallest number, besides the default. below: a limit. short: a second name,
+    like -i.
     """
     metadata = {
         "text": text,
-        "group": group,
         "in_card": in_card,
         "may_change": may_change,
         "least": least,
         "below": below,
         "short": short,
     }
+    if group:
+        metadata["group"] = group
     return field(default=default, metadata=metadata)
 
 
-def changed(config_class: type, name: str, default: Any, **metadata: Any) -> Any:
-    """Return a shared option's field with another default, and perhaps another help `text`."""
-    shared = config_class.__dataclass_fields__[name]
-    return field(default=default, metadata=shared.metadata | metadata)  # group and limits stay
+def changed(default: Any, **metadata: Any) -> Any:
+    """Return an inherited option with another default and, for example, another `text`; see `options`."""
+    return field(default=default, metadata=metadata)
+
+
+def options(group: str = "") -> Callable[[type[Config]], type[Config]]:
+    """Return the decorator for config classes, which makes a frozen dataclass of the class and its options.
+
+    `name = default` in the class gives an inherited option another default; type, help and limits stay. group: title of
+    the box in `--help` for the options that the class adds, one word.
+    """
+
+    def decorate(config_class: type[Config]) -> type[Config]:
+        inherited = {}
+        for base in reversed(config_class.__mro__[1:]):  # as `dataclass` collects them
+            inherited |= getattr(base, "__dataclass_fields__", {})
+        for name, value in list(vars(config_class).items()):
+            own = value if isinstance(value, Field) else field(default=value)
+            if name in inherited:
+                # `dataclass` takes only names with a type for fields.
+                config_class.__annotations__.setdefault(name, inherited[name].type)
+                metadata = inherited[name].metadata | own.metadata
+            elif isinstance(value, Field):
+                metadata = {"group": group} | own.metadata
+            else:  # a method
+                continue
+            setattr(config_class, name, field(default=own.default, metadata=metadata))
+        return dataclass(frozen=True)(config_class)
+
+    return decorate
 
 
 def flag_of(name: str) -> str:
@@ -164,10 +193,10 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
         value = getattr(config, one.name)
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{flag_of(one.name)} has to be a finite number, not {value}")
-        least = one.metadata["least"]
         # The default may lie below: -1 often means "chosen for you".
-        if least is None or value is None or value == one.default:
+        if not isinstance(value, int | float) or value == one.default:
             continue
+        least = one.metadata["least"]
         if value < least:
             raise ValueError(f"{flag_of(one.name)} has to be {least} or more, not {value}")
         if one.metadata["below"] is not None and value >= one.metadata["below"]:
@@ -199,11 +228,20 @@ def stop_signals() -> list[int]:
 
 
 @contextmanager
-def collect_signals(*numbers: int) -> Iterator[list[int]]:
-    """Yield a list that collects these signals until the block ends; they end nothing and raise nothing."""
+def collect_signals(*numbers: int, react: Callable[[int], None] | None = None) -> Iterator[list[int]]:
+    """Yield a list that collects these signals until the block ends; they end nothing and raise nothing.
+
+    react: called with each signal.
+    """
     received = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if react:
+            react(number)
+
     # The handler runs in the main thread between two instructions.
-    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield received
     finally:

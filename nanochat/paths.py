@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,20 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 def read_json(path: Path) -> Any:
     """Return the JSON document in a file."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_jsonl(path: Path, parse: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield `parse` of the JSON document in each line; blank lines are skipped.
+
+    A ValueError names file, line and fault: what a document of another form makes `parse` raise is one too.
+    """
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                if not line.isspace():
+                    yield parse(json.loads(line))  # loads skips a byte order mark, which some editors write
+            except (ValueError, TypeError, LookupError) as error:
+                raise ValueError(f"{path}:{number}: {error}") from None
 
 
 @contextmanager

@@ -7,7 +7,7 @@ columns from `Rollouts`, with the parent in place of the sampler, and compute ea
 
 import json
 import math
-import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -28,7 +28,7 @@ from nanochat.gpt import GPT
 from nanochat.log import Record
 from nanochat.objectives import Loss
 from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
-from nanochat.paths import base_dir, text_sha256, write_bytes
+from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
 from nanochat.rollouts import Columns, PromptSource, answer_logprobs, assemble, before_and_after, columns, row_tokens
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
@@ -51,13 +51,7 @@ def read_pairs(names: str) -> list[Pair]:
     """Return the pairs in JSONL files, whose names are separated by commas; a ValueError names file, line and fault."""
     pairs = []
     for name in filter(None, names.split(",")):
-        lines = Path(name).expanduser().read_text(encoding="utf-8").split("\n")
-        for number, line in enumerate(lines, 1):
-            try:
-                if line:
-                    pairs.append(as_pair(json.loads(line)))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{name}:{number}: {error}") from None
+        pairs += read_jsonl(Path(name).expanduser(), as_pair)
     if not pairs:
         raise ValueError(f"--pairs={names}: there is no line with prompt, chosen and rejected")
     return pairs
@@ -81,39 +75,40 @@ def as_pair(record: Record) -> Pair:
 
 # ---- pairs from sampled answers ----
 
-KINDS = {"": "text", "python": "python", "output": "python_output"}
-# A call or its output, between special tokens as text, or text without special tokens.
-PART = re.compile(r"<\|(python|output)_start\|>((?:(?!<\|\w+\|>).)*)<\|\1_end\|>|((?:(?!<\|\w+\|>).)+)", re.DOTALL)
-MESSAGE = re.compile(r"<\|(user|assistant)_start\|>(.*?)<\|\1_end\|>", re.DOTALL)
+# Type of a part -> its text as the tokenizer decodes it.
+DECODED = {
+    "text": "{}",
+    "python": "<|python_start|>{}<|python_end|>",
+    "python_output": "<|output_start|>{}<|output_end|>",
+}
 
 
-def as_parts(text: str) -> list[dict]:
-    """Return the parts that render to a text with calls."""
-    return [{"type": KINDS[kind], "text": called or plain} for kind, called, plain in PART.findall(text)]
+def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
+    """Return pairs, as `as_pair` reads them, from the records of `Rollouts`, at most `most` for each prompt.
 
-
-def make_pairs(samples: Iterable[tuple[str, Record]], most: int) -> list[Record]:
-    """Return records of pairs from (prompt, sample) as `Rollouts` records them, at most `most` for each prompt.
-
-    The chosen answer has the prompt's best reward, the rejected one a lower reward. Answers without an end, and those
-    with special tokens other than calls, are left out.
+    The chosen answer has the prompt's best reward, the rejected one a lower reward. Answers that are empty or have no
+    end, and those with special tokens other than calls, are left out.
     """
-    groups = {}  # prompt -> answer -> reward
-    for prompt, sample in samples:
-        text = sample["text"]
-        if text and sample["reason"] == "stop" and not PART.sub("", text):
-            groups.setdefault(prompt, {})[text] = sample["reward"]
-    records = []
-    for prompt, rewards in groups.items():
-        best = max(rewards.values())
-        right = [text for text, reward in rewards.items() if reward == best]
-        wrong = [text for text in rewards if text not in right]
-        messages = [{"role": role, "content": as_parts(text)} for role, text in MESSAGE.findall(prompt)]
-        for sides in islice(zip(right, wrong, strict=False), most):
-            records.append({"prompt": messages} | dict(zip(SIDES, map(as_parts, sides), strict=True)))
-    if not records:
+    groups = defaultdict(dict)  # messages as JSON -> text -> sample: each answer once
+    for record in records:
+        if "messages" not in record:
+            raise ValueError("the samples are from an earlier version, which did not save messages: sample again")
+        for sample in record["samples"]:
+            text = sample["text"]
+            # Special tokens that belong to no call are in no part.
+            whole = "".join(DECODED[part["type"]].format(part["text"]) for part in sample["parts"])
+            if text and text == whole and sample["reason"] == "stop":
+                groups[json.dumps(record["messages"])][text] = sample
+    pairs = []
+    for messages, answers in groups.items():
+        best = max(sample["reward"] for sample in answers.values())
+        right = [sample["parts"] for sample in answers.values() if sample["reward"] == best]
+        wrong = [sample["parts"] for sample in answers.values() if sample["reward"] < best]
+        for chosen, rejected in islice(zip(right, wrong, strict=False), most):
+            pairs.append({"prompt": json.loads(messages), "chosen": chosen, "rejected": rejected})
+    if not pairs:
         raise ValueError("no question has a better and a worse answer: sample more answers, or at a higher temperature")
-    return records
+    return pairs
 
 
 # ---- the source ----
@@ -130,20 +125,24 @@ def _as_row(conversation: dict, tokenizer: Tokenizer) -> Columns:
 class Pairs(PromptSource):
     """An endless source of batches with two rows for each pair.
 
-    Pairs longer than the context are left out. The order of the prompts' hashes decides which share is held out: not
-    the order of the files. The config is that of scripts.chat_dpo.
+    Pairs longer than the context are left out. The order of the prompts' hashes decides which share is held out, not
+    the order of the files; pairs with one prompt are on one side. The config is that of scripts.chat_dpo.
     """
 
     together = 2
 
     def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]):
         config, runtime = trainer.config, trainer.runtime
-        pairs = sorted(pairs, key=lambda pair: text_sha256(json.dumps(pair[0]["messages"][:-1])))
+        # Pairs with one prompt have an order too.
+        pairs = sorted(pairs, key=lambda pair: (text_sha256(json.dumps(pair[0]["messages"][:-1])), json.dumps(pair)))
         answers = [[_as_row(conversation, trainer.tokenizer) for conversation in pair] for pair in pairs]
         # Of each pair two rows as in `columns`; zeros stand for advantages.
         self.answers = [rows for rows in answers if max(map(row_tokens, rows)) <= config.max_seq_len]
         self.left_out = len(pairs) - len(self.answers)
+        prompts = [chosen[-1] for chosen, _ in self.answers]
         learned = int(len(self.answers) * (1 - config.held_out))
+        while 0 < learned < len(prompts) and torch.equal(prompts[learned - 1], prompts[learned]):
+            learned -= 1
         # This rank's; pairs to learn from have lower numbers.
         self.held_out = range(learned + runtime.rank, len(self.answers), runtime.world_size)
         manifest = trainer.start.weights.manifest
@@ -218,6 +217,10 @@ class Preference:
     loss: str = "dpo"
     beta: float = 0.1
     sft_weight: float = 0.0
+
+    def __post_init__(self):
+        if self.loss not in PREFERENCE_LOSSES:
+            raise ValueError(f"--loss={self.loss} is no loss, choose from {', '.join(PREFERENCE_LOSSES)}")
 
     def figures(self, model: GPT, batch: Batch) -> dict[str, Tensor]:
         """Return figures for each pair, (pairs,).

@@ -34,10 +34,6 @@ class RecursiveGPT(GPT):
 
     def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
         super().__init__(config, attention, checkpointing)
-        if not 0 <= config.detached < config.supervision:
-            raise ValueError(f"detached={config.detached} must be below the {config.supervision} exits of supervision")
-        if config.loops < 0 or config.passes < 1:
-            raise ValueError(f"loops={config.loops} must be at least 0, and passes={config.passes} at least 1")
         if config.sweeps != 1:
             raise ValueError(f"sweeps={config.sweeps} is for a model without supervision")
         self.set_steps(config.supervision)

@@ -441,7 +441,7 @@ class Trainer:
         self.optimizer.load_state_tensors(self.resumed.optimizer_state)
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
         self.log.resume(self.resumed.step)
-        return State.from_record(manifest["loop"])
+        return State(**manifest["loop"])
 
     @contextmanager
     def _saving(

@@ -9,18 +9,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 import rustbpe
-from nanochat.config import stop_signals
+from nanochat.config import collect_signals, stop_signals
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
@@ -286,30 +285,23 @@ def wait_result(store: "Store", key: str, timeout: float) -> Any:
 ECHO_SECONDS = 3.0  # torchrun passes a terminal's Ctrl-C on to ranks that have had it already
 
 
-@contextmanager
-def stop_requests() -> Iterator[list[str]]:
-    """Yield a list that gets the name of the first signal that asks to stop; a second one ends the process at once."""
-    requests = []
-    first = 0.0
+def stop_requests() -> AbstractContextManager[list[int]]:
+    """Yield a list of the signals that ask to stop, until the block ends; a second one ends the process at once."""
+    first = None  # when it came
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def react(number: int) -> None:
         nonlocal first
-        if requests and time.monotonic() - first > ECHO_SECONDS:
-            os._exit(128 + number)
-        if not requests:
+        if first is None:
             first = time.monotonic()
-            requests.append(signal.Signals(number).name)
             if is_main_rank():
-                sentence = f"{requests[0]}: stopping at the end of this step, a second signal ends at once\n"
+                name = signal.Signals(number).name
+                sentence = f"{name}: stopping at the end of this step, a second signal ends at once\n"
                 with suppress(OSError):  # SIGHUP: the terminal is gone
                     os.write(1, sentence.encode())  # the signal may have interrupted a `print`
+        elif time.monotonic() - first > ECHO_SECONDS:
+            os._exit(128 + number)
 
-    old_handlers = {number: signal.signal(number, handle) for number in stop_signals()}
-    try:
-        yield requests
-    finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
+    return collect_signals(*stop_signals(), react=react)
 
 
 @contextmanager

@@ -1,13 +1,13 @@
 """The option groups that scripts share, each flag defined once.
 
-A script's Config inherits the groups it needs (`--help` shows the last base first) and adds its own flags. `changed`
-gives a shared flag another default in one script.
+A script's Config inherits the groups it needs (`--help` shows the last base first) and adds its own flags. A shared
+flag gets another default by `name = default`. The word in `@options("run")` is the title of a box in `--help`.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import NamedTuple
 
-from nanochat.config import Count, changed, flag_of, option
+from nanochat.config import Count, changed, flag_of, option, options
 from nanochat.stages import Source
 
 Rate = float | None  # None: the value of the parent, see run.inherit
@@ -18,142 +18,127 @@ CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
 # `may_change=True`: a run may resume with another value. `in_card=False`: the report card leaves the flag out.
 
 
-@dataclass(frozen=True)
+@options("run")
 class TagSettings:
     """The name of a run."""
 
-    tag: str = option(
-        "d12", "name of the run, and of its folders", group="run", may_change=True, in_card=False, short="-g"
-    )
+    tag: str = option("d12", "name of the run, and of its folders", may_change=True, in_card=False, short="-g")
 
 
-@dataclass(frozen=True)
+@options("run")
 class LogSettings:
     """The metrics mirror."""
 
-    run: str = option("dummy", "name of the run in W&B (dummy: no W&B)", group="run", may_change=True)
+    run: str = option("dummy", "name of the run in W&B (dummy: no W&B)", may_change=True)
 
 
-@dataclass(frozen=True)
+@options("device")
 class DeviceSettings:
     """The device and the activations' precision."""
 
     # A run may move to another machine, but keeps the precision that it began with.
-    device_type: str = option("auto", "auto, cuda, mps or cpu", group="device", may_change=True)
-    dtype: str = option("auto", "precision: auto, bf16, fp16 or fp32", group="device")
+    device_type: str = option("auto", "auto, cuda, mps or cpu", may_change=True)
+    dtype: str = option("auto", "precision: auto, bf16, fp16 or fp32")
 
 
-@dataclass(frozen=True)
+@options("model")
 class CheckpointChoice(TagSettings):
     """A checkpoint of the run `tag`."""
 
     # For reading a model; training scripts choose by --resume.
-    step: Count = option(
-        -1, "step of the checkpoint (-1: the newest)", group="model", least=-1, in_card=False, short="-s"
-    )
-    exits: Count = option(0, "exits of a recursive model to run (0: as many as trained)", group="model", least=0)
+    step: Count = option(-1, "step of the checkpoint (-1: the newest)", least=-1, in_card=False, short="-s")
+    exits: Count = option(0, "exits of a recursive model to run (0: as many as trained)")
 
 
-@dataclass(frozen=True)
+@options("model")
 class ModelChoice(CheckpointChoice):
     """A trained model: stage, run and checkpoint."""
 
-    source: Source = option("sft", "stage of the model", group="model", short="-i")
+    source: Source = option("sft", "stage of the model", short="-i")
     # nanochat/quant.py has the grammar.
-    quant: str = option("", "recipe or plan that rounds the weights, like int8-row (default: none)", group="model")
+    quant: str = option("", "recipe or plan that rounds the weights, like int8-row (default: none)")
 
 
-@dataclass(frozen=True)
+@options("samples")
 class SamplingSettings:
     """The choice of each next token."""
 
-    temperature: float = option(0.0, "sampling temperature (0: greedy)", group="samples", least=0, short="-t")
-    top_k: Count = option(50, "sample from the k likeliest tokens (0: from all)", group="samples", least=0, short="-k")
-    top_p: float = option(
-        1.0, "sample from the likeliest tokens with this total probability", group="samples", least=0, below=1
-    )
-    max_new_tokens: Count = option(512, "maximum length of an answer", group="samples", least=1)
-    seed: Count = option(0, "seed for sampled answers", group="samples", least=0, in_card=False)
+    temperature: float = option(0.0, "sampling temperature (0: greedy)", short="-t")
+    top_k: Count = option(50, "sample from the k likeliest tokens (0: from all)", short="-k")
+    top_p: float = option(1.0, "sample from the likeliest tokens with this total probability", below=1)
+    max_new_tokens: Count = option(512, "maximum length of an answer", least=1)
+    seed: Count = option(0, "seed for sampled answers", in_card=False)
 
 
-@dataclass(frozen=True)
+@options("samples")
 class AnswerSettings(SamplingSettings):
     """Answers to the problems of a task."""
 
-    num_samples: Count = option(1, "answers per problem, for pass@k", group="samples", least=1)
-    repeats: Count = option(1, "runs over the problems, with seeds that count up, for Avg@k", group="samples", least=1)
-    max_problems: Count = option(0, "problems of each task (0: all)", group="tasks", least=0)
+    num_samples: Count = option(1, "answers per problem, for pass@k", least=1)
+    repeats: Count = option(1, "runs over the problems, with seeds that count up, for Avg@k", least=1)
+    max_problems: Count = option(0, "problems of each task (0: all)", group="tasks")
 
 
-@dataclass(frozen=True)
+@options("data")
 class TextSettings:
     """Text for training a tokenizer or a model, and for evaluation."""
 
     # corpus.open_corpus has the grammar for names and mixes.
-    data: str = option("auto", "folder of text, name of a corpus, or a mix of them", group="data", in_card=False)
+    data: str = option("auto", "folder of text, name of a corpus, or a mix of them", in_card=False)
 
 
-@dataclass(frozen=True)
+@options("data")
 class CorpusSettings(TextSettings):
     """Text for a model."""
 
-    num_shards: Count = option(0, "shards of a named corpus (0: chosen)", group="data", least=0, in_card=False)
+    num_shards: Count = option(0, "shards of a named corpus (0: chosen)", in_card=False)
 
 
-@dataclass(frozen=True)
+@options()
 class TokenizerSettings(TextSettings, TagSettings):
     """A tokenizer and its text."""
 
-    tag: str = changed(TagSettings, "tag", "default")
+    tag = "default"
 
 
 # ---- groups for training ----
 
 
-@dataclass(frozen=True)
+@options("run")
 class RunSettings(TagSettings, LogSettings):
     """A training run: its name, its seed, and how it resumes."""
 
-    seed: Count = option(42, "seed of new weights and of the data order", group="run", least=0)
+    seed: Count = option(42, "seed of new weights and of the data order")
     # Read by run.checkpoint_to_resume.
     resume: str = option(
         "auto",
         "auto: resume from the newest checkpoint; STEP: from that one; never: start again",
-        group="run",
         may_change=True,
         in_card=False,
     )
 
 
-@dataclass(frozen=True)
+@options("device")
 class TrainingDeviceSettings(DeviceSettings):
     """Computation in a training step."""
 
     # The attention paths give the same result but for rounding.
-    attention: str = option(
-        "auto", "attention kernel: auto, or a name in attention.py", group="device", may_change=True, in_card=False
-    )
+    attention: str = option("auto", "attention kernel: auto, or a name in attention.py", may_change=True, in_card=False)
     # On a CPU a short run ends before the compiler would: see run._is_long_enough.
     compile: bool = option(
-        True,
-        "compile the blocks if the run is long enough to gain from it",
-        group="device",
-        may_change=True,
-        in_card=False,
+        True, "compile the blocks if the run is long enough to gain from it", may_change=True, in_card=False
     )
     # About a third more computation; activations for one layer at a time.
-    checkpointing: bool = option(
-        False, "recompute activations in the backward pass to save memory", group="device", may_change=True
-    )
+    checkpointing: bool = option(False, "recompute activations in the backward pass to save memory", may_change=True)
 
 
-@dataclass(frozen=True)
+@options("horizon")
 class HorizonSettings:
     """The length of a run: at most one flag that ends a run is given."""
 
     # -1: not given. Flags in this group end a run; a script may add others.
-    num_iterations: Count = option(-1, "steps to train", group="horizon")
-    target_seconds: float = option(-1.0, "seconds to train", group="horizon")
+    num_iterations: Count = option(-1, "steps to train")
+    target_seconds: float = option(-1.0, "seconds to train")
 
     def __post_init__(self):
         # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
@@ -166,21 +151,21 @@ class HorizonSettings:
                 raise ValueError(f"{flag_of(name)} has to be more than 0, not {value:g}")
 
 
-@dataclass(frozen=True)
+@options("batch")
 class BatchSettings:
     """The size of a step. Gradients are summed over micro-batches and ranks, so only the total changes the training."""
 
     # Also limits prompts with answers, once the model is used.
-    max_seq_len: Count | None = option(2048, "length of a row", group="batch", least=1)
+    max_seq_len: Count | None = option(2048, "length of a row", least=1)
     # Only memory decides: the result differs by rounding only.
     device_batch_size: str = option(
-        "auto", "rows of a micro-batch on one device (auto: as many as fit)", group="batch", may_change=True
+        "auto", "rows of a micro-batch on one device (auto: as many as fit)", may_change=True
     )
     # scaling.plan_run chooses it for -1.
-    total_batch_size: Count | None = option(-1, "tokens of a step (-1: chosen for the horizon)", group="batch", least=1)
+    total_batch_size: Count | None = option(-1, "tokens of a step (-1: chosen for the horizon)", least=1)
 
 
-@dataclass(frozen=True)
+@options("optimizer")
 class OptimizerSettings:
     """Learning rates for a batch of 2^19 tokens (of embeddings and head: for width 768), and their schedule.
 
@@ -188,37 +173,22 @@ class OptimizerSettings:
     """
 
     # param_groups.RULES says which parameters a rate belongs to, and how it is scaled by batch and width.
-    embedding_lr: Rate = option(0.3, "learning rate of embeddings (AdamW)", group="optimizer", least=0)
-    unembedding_lr: Rate = option(0.008, "learning rate of the head (AdamW)", group="optimizer", least=0)
-    matrix_lr: Rate = option(0.02, "learning rate of matrices (Muon)", group="optimizer", least=0)
-    scalar_lr: Rate = option(0.5, "learning rate of scalars (AdamW)", group="optimizer", least=0)
+    embedding_lr: Rate = option(0.3, "learning rate of embeddings (AdamW)")
+    unembedding_lr: Rate = option(0.008, "learning rate of the head (AdamW)")
+    matrix_lr: Rate = option(0.02, "learning rate of matrices (Muon)")
+    scalar_lr: Rate = option(0.5, "learning rate of scalars (AdamW)")
     # Muon alone: param_groups.RULES has a fixed decay for each AdamW group.
-    weight_decay: float = option(
-        0.28, "weight decay of matrices, scaled with batch and horizon", group="optimizer", least=0
-    )
+    weight_decay: float = option(0.28, "weight decay of matrices, scaled with batch and horizon")
     # The schedule, see schedules.py: warmup by steps, then constant, then warmdown by progress.
     warmup_steps: Count = option(
-        40,
-        "steps of learning rate warmup, at most a tenth of a run with a known number of steps",
-        group="optimizer",
-        least=0,
+        40, "steps of learning rate warmup, at most a tenth of a run with a known number of steps"
     )
-    warmdown_ratio: float = option(
-        0.65, "share of the run in which the learning rate falls", group="optimizer", least=0
-    )
-    final_lr_frac: float = option(
-        0.05, "final learning rate, as a fraction of the full one", group="optimizer", least=0
-    )
+    warmdown_ratio: float = option(0.65, "share of the run in which the learning rate falls")
+    final_lr_frac: float = option(0.05, "final learning rate, as a fraction of the full one")
     # Off by default, as in the public reference's recipe; its effect here was not measured.
-    grad_clip: Rate = option(0.0, "largest norm of the gradient (0: no clipping)", group="optimizer", least=0)
+    grad_clip: Rate = option(0.0, "largest norm of the gradient (0: no clipping)")
     # In the first 1 / (1 - decay) steps it is the mean of all weights so far.
-    ema: float = option(
-        0.0,
-        "decay of an average of the weights, saved and validated beside them (0: none)",
-        group="optimizer",
-        least=0,
-        below=1,
-    )
+    ema: float = option(0.0, "decay of an average of the weights, saved and validated beside them (0: none)", below=1)
 
 
 class Preset(NamedTuple):
@@ -241,45 +211,26 @@ PRESETS = {
 }
 
 
-@dataclass(frozen=True)
+@options("recursion")
 class RecursionSettings(OptimizerSettings):
     """Deep-supervised recursion, see nanochat/recursive.py. None: the preset's value, or the usual one."""
 
-    recursion: str = option("off", f"preset of recursion: off, {', '.join(PRESETS)}", group="recursion")
-    supervision: Count | None = option(
-        None, "exits, each with a loss (default: the preset's)", group="recursion", least=1
-    )
-    loops: Count | None = option(
-        None, "updates of the latent state before the answer is updated once (default: 2)", group="recursion", least=0
-    )
+    recursion: str = option("off", f"preset of recursion: off, {', '.join(PRESETS)}")
+    supervision: Count | None = option(None, "exits, each with a loss (default: the preset's)", least=1)
+    loops: Count | None = option(None, "updates of the latent state before the answer is updated once (default: 2)")
     passes: Count | None = option(
-        None, "sweeps over the layers for each exit, the last with a gradient (default: 1)", group="recursion", least=1
+        None, "sweeps over the layers for each exit, the last with a gradient (default: 1)", least=1
     )
-    detached: Count | None = option(
-        None, "exits after which no gradient is passed back (default: 0)", group="recursion", least=0
-    )
-    supervision_base: Rate = option(
-        None, "weight of each exit, relative to the one before (default: the preset's)", group="recursion", least=0
-    )
-    improvement_reward: Rate = option(
-        None, "reward for the relative improvement of each exit (default: the preset's)", group="recursion", least=0
-    )
+    detached: Count | None = option(None, "exits after which no gradient is passed back (default: 0)")
+    supervision_base: Rate = option(None, "weight of each exit, relative to the one before (default: the preset's)")
+    improvement_reward: Rate = option(None, "reward for the relative improvement of each exit (default: the preset's)")
     # As in the original. Base and reward do not matter then. A step counts the tokens of its batch again.
-    carry: bool = option(
-        False, "an update for each exit: every batch comes once for each, and states are carried on", group="recursion"
-    )
+    carry: bool = option(False, "an update for each exit: every batch comes once for each, and states are carried on")
     warmup_steps: Count | None = changed(
-        OptimizerSettings,
-        "warmup_steps",
         None,
         text="steps of learning rate warmup, at most a tenth of a run of known length (default: 40, or the preset's)",
     )
-    grad_clip: Rate = changed(
-        OptimizerSettings,
-        "grad_clip",
-        None,
-        text="largest norm of the gradient (0: no clipping; default: 0, or the preset's 1)",
-    )
+    grad_clip = changed(None, text="largest norm of the gradient (0: no clipping; default: 0, or the preset's 1)")
 
     def __post_init__(self):
         super().__post_init__()  # of HorizonSettings
@@ -308,41 +259,33 @@ class RecursionSettings(OptimizerSettings):
         return {} if self.recursion == "off" else {name: getattr(self, name) for name in names}
 
 
-@dataclass(frozen=True)
+@options("checkpoints")
 class CheckpointSettings:
     """The checkpoints of a run: how often, and how many stay."""
 
     # Besides, a checkpoint is saved at the end and when a signal stops the run.
     save_every: Count = option(
-        1000, "save every N steps (-1: only at the end)", group="checkpoints", least=-1, may_change=True, in_card=False
+        1000, "save every N steps (-1: only at the end)", least=-1, may_change=True, in_card=False
     )
     # One more is on disk while a new one is written.
-    keep_last: Count = option(
-        2, "newest checkpoints to keep (0: all)", group="checkpoints", least=0, may_change=True, in_card=False
-    )
+    keep_last: Count = option(2, "newest checkpoints to keep (0: all)", may_change=True, in_card=False)
 
 
-@dataclass(frozen=True)
+@options("evaluation")
 class EvaluationSettings:
     """Evaluation during training."""
 
     # Fixed for a run: the lowest validation depends on how often one is made.
-    eval_every: Count = option(
-        250, "validate every N steps (0: only before and after training; -1: never)", group="evaluation", least=-1
-    )
+    eval_every: Count = option(250, "validate every N steps (0: only before and after training; -1: never)", least=-1)
 
 
-@dataclass(frozen=True)
+@options("run")
 class PlanSettings:
     """The plan of a run, printed instead of training."""
 
-    dry_run: bool = option(
-        False, "print the plan of the run with its cost, and stop", group="run", may_change=True, in_card=False
-    )
-    on: str = option(
-        "", "hardware of the dry run, like 8xH100 (default: this machine)", group="run", may_change=True, in_card=False
-    )
-    json: bool = option(False, "print the dry run as JSON", group="run", may_change=True, in_card=False)
+    dry_run: bool = option(False, "print the plan of the run with its cost, and stop", may_change=True, in_card=False)
+    on: str = option("", "hardware of the dry run, like 8xH100 (default: this machine)", may_change=True, in_card=False)
+    json: bool = option(False, "print the dry run as JSON", may_change=True, in_card=False)
 
     @property
     def plan_only(self) -> bool:
@@ -352,7 +295,7 @@ class PlanSettings:
         return self.dry_run
 
 
-@dataclass(frozen=True)
+@options()
 class TrainingSettings(
     PlanSettings,
     CheckpointSettings,
@@ -366,28 +309,26 @@ class TrainingSettings(
     """Every training script has these."""
 
 
-@dataclass(frozen=True)
+@options("model")
 class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
     """A new model, the text to train it on, and the length of the run. All that is not given follows from --depth."""
 
-    tag: str = changed(RunSettings, "tag", "", text="name of the run, and of its folders (default: d and the depth)")
+    tag = changed("", text="name of the run, and of its folders (default: d and the depth)")
 
     # Master weights stay fp32; fp8.convert picks the layers.
     fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
 
     # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,backout=false
-    model: str = option(
-        "reference", "architecture: reference, induction, october-2025, golf, golf-seed or portable", group="model"
-    )
+    model: str = option("reference", "architecture: reference, induction, october-2025, golf, golf-seed or portable")
     # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling.plan_run.
-    depth: Count = option(12, "layers; other sizes follow from it", group="model", least=1)
-    aspect_ratio: Count = option(64, "width per layer of depth", group="model", least=1)
-    width: Count = option(0, "width of the model (0: from the depth)", group="model", least=0)
-    head_dim: Count = option(128, "width of a head; the model's is a multiple of it", group="model", least=1)
+    depth: Count = option(12, "layers; other sizes follow from it", least=1)
+    aspect_ratio: Count = option(64, "width per layer of depth", least=1)
+    width: Count = option(0, "width of the model (0: from the depth)")
+    head_dim: Count = option(128, "width of a head; the model's is a multiple of it", least=1)
     # Fewer key heads make the KV cache smaller when the model generates.
-    kv_heads: Count = option(0, "heads of keys and values (0: as many as query heads)", group="model", least=0)
+    kv_heads: Count = option(0, "heads of keys and values (0: as many as query heads)")
     window_pattern: str = option(
-        "", "S and L: layers that see a quarter of the context, or all of it (default: the model's)", group="model"
+        "", "S and L: layers that see a quarter of the context, or all of it (default: the model's)"
     )
     # HorizonSettings allows one flag in this group, --num-iterations and --target-seconds included.
     target_flops: float = option(-1.0, "FLOPs to spend", group="horizon")
@@ -405,42 +346,37 @@ class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
 # ---- fine-tuning ----
 
 
-@dataclass(frozen=True)
+@options("model")
 class FineTuneSettings(TrainingSettings):
     """Training from another stage's checkpoint. A setting that is None is the parent's (see run.inherit)."""
 
     # The parent: its stage and its run.
-    source: Source = changed(ModelChoice, "source", "base", text="stage to start from", short=None)
+    source: Source = option("base", "stage to start from")
     # One tag through all stages needs no flag.
-    model_tag: str = option("", "run to start from (default: the run of the same tag)", group="model")
+    model_tag: str = option("", "run to start from (default: the run of the same tag)")
     # Ends a run by the progress through the data, where neither steps nor seconds do.
     num_epochs: float = option(-1.0, "passes over the data (1 if no horizon is given)", group="horizon")
 
     # None: the parent's value.
-    max_seq_len: Count | None = changed(BatchSettings, "max_seq_len", None)
-    total_batch_size: Count | None = changed(BatchSettings, "total_batch_size", None, text="tokens of a step")
-    embedding_lr: Rate = changed(OptimizerSettings, "embedding_lr", None)
-    unembedding_lr: Rate = changed(OptimizerSettings, "unembedding_lr", None)
-    matrix_lr: Rate = changed(OptimizerSettings, "matrix_lr", None)
-    scalar_lr: Rate = changed(OptimizerSettings, "scalar_lr", None)
-    grad_clip: Rate = changed(OptimizerSettings, "grad_clip", None)
+    max_seq_len = None
+    total_batch_size = changed(None, text="tokens of a step")
+    embedding_lr = None
+    unembedding_lr = None
+    matrix_lr = None
+    scalar_lr = None
+    grad_clip = None
 
     # Pretraining ends without weight decay, and fine-tuning goes on without.
-    weight_decay: float = changed(OptimizerSettings, "weight_decay", 0.0, text="weight decay of matrices")
-    warmup_steps: Count = changed(OptimizerSettings, "warmup_steps", 0)
-    warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 0.5)
-    final_lr_frac: float = changed(OptimizerSettings, "final_lr_frac", 0.0)
+    weight_decay = changed(0.0, text="weight decay of matrices")
+    warmup_steps = 0
+    warmdown_ratio = 0.5
+    final_lr_frac = 0.0
     # Below 1: the parent has learned most already, and large steps would undo that.
-    init_lr_frac: float = option(
-        0.8, "initial learning rate, as a fraction of the parent's", group="optimizer", least=0
-    )
+    init_lr_frac: float = option(0.8, "initial learning rate, as a fraction of the parent's", group="optimizer")
     warm_start: bool = option(True, "start with the optimizer state of the parent", group="optimizer")
     # Recorded in the manifest, for chat_cli and the page. A small model often samples a wrong word at higher ones.
     chat_temperature: float | None = option(
-        None,
-        "default sampling temperature of chat_cli and the page (default: the parent's, or 0.6)",
-        group="model",
-        least=0,
+        None, "default sampling temperature of chat_cli and the page (default: the parent's, or 0.6)"
     )
 
     @property
@@ -448,47 +384,43 @@ class FineTuneSettings(TrainingSettings):
         return 1.0 if self.num_epochs == -1 else self.num_epochs
 
 
-@dataclass(frozen=True)
+@options("samples")
 class AnswerTuneSettings(FineTuneSettings):
     """Fine-tuning on answers to prompts: reinforcement learning and preferences."""
 
-    source: Source = changed(FineTuneSettings, "source", "sft")
-    examples_per_step: Count = option(16, "prompts per step, over all ranks", group="samples", least=1)
-    init_lr_frac: float = changed(FineTuneSettings, "init_lr_frac", 0.015)
-    warmdown_ratio: float = changed(OptimizerSettings, "warmdown_ratio", 1.0)
+    source = "sft"
+    examples_per_step: Count = option(16, "prompts per step, over all ranks", least=1)
+    init_lr_frac = 0.015
+    warmdown_ratio = 1.0
     # The parent's momenta come from another objective; starting with them was not measured.
-    warm_start: bool = changed(FineTuneSettings, "warm_start", False)
+    warm_start = False
     # Answers differ in length at every step: flex, and compiled blocks, would be compiled again and again.
-    attention: str = changed(TrainingDeviceSettings, "attention", "sdpa")
-    compile: bool = changed(TrainingDeviceSettings, "compile", False)
+    attention = "sdpa"
+    compile = False
 
 
-@dataclass(frozen=True)
+@options("evaluation")
 class TaskScoreSettings(FineTuneSettings):
     """Scores of tasks during fine-tuning."""
 
     # Task scores cost more than validation.
     eval_metrics_every: Count = option(
-        200, "score the tasks every N steps (0: only after training; -1: never)", group="evaluation", least=-1
+        200, "score the tasks every N steps (0: only after training; -1: never)", least=-1
     )
-    eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)", group="evaluation", least=0)
+    eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)")
     # A letter takes one forward pass; written answers take many, token by token.
-    eval_metrics_tasks: str = option(
-        "", "tasks to score, separated by | (default: the tasks answered by a letter)", group="evaluation"
-    )
+    eval_metrics_tasks: str = option("", "tasks to score, separated by | (default: the tasks answered by a letter)")
 
 
-@dataclass(frozen=True)
+@options("data")
 class ChatTuneSettings(TaskScoreSettings):
     """Fine-tuning on a mixture of conversations."""
 
     # The grammar stands in tasks.mixing, with samples (NAME@ROWS), shares (NAME%SHARE), augmentations and files.
     mixture: str = option(
-        "",
-        "tasks and their epochs, like smoltalk|multi-turn,gsm8k:2 (default: the stage's, if their files are here)",
-        group="data",
+        "", "tasks and their epochs, like smoltalk|multi-turn,gsm8k:2 (default: the stage's, if their files are here)"
     )
-    eval_every: Count = changed(EvaluationSettings, "eval_every", 200)
+    eval_every = 200
     # Rows from the mixture's validation split, the same for any number of ranks.
     eval_tokens: Count = option(
         -1, "tokens of the validation rows (-1: 5e6, on a CPU 125,000)", group="evaluation", least=1

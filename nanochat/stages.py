@@ -52,6 +52,12 @@ STAGES = (
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", "RL", SHOWN, source="rl"),
 )
 # Titles in the report card of commands that are no part of the main job.
-OTHER_SECTIONS = {"recursion_eval": "Recursion", "golf_eval": "Golf", "chats": "Chat data", "judge": "Judge"}
+OTHER_SECTIONS = {
+    "recursion_eval": "Recursion",
+    "golf_eval": "Golf",
+    "chats": "Chat data",
+    "judge": "Judge",
+    "scaling": "Scaling",
+}
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # --source → stage
 Source = Literal[tuple(MODELS)]  # type of such a flag

@@ -59,11 +59,6 @@ class State:
     notes: Record = field(default_factory=dict)  # evaluation results, for the outcome
     stop: str = ""  # the reason for an early end
 
-    @classmethod
-    def from_record(cls, record: Record) -> "State":
-        """Return the state in a manifest, also from an earlier version."""
-        return cls(**{name: value for name, value in record.items() if name in cls.__dataclass_fields__})
-
 
 Action = Callable[[State], None]  # between two steps
 
@@ -132,7 +127,7 @@ class TrainingLoop:
         self._settled_at = 0.0
         self._under_way = None  # on a GPU, the launched step that the host has not read
 
-    def run(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[str]) -> None:
+    def run(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[int]) -> None:
         """Train. Evaluations run between two steps, then the checkpoint is saved.
 
         requests: gets an entry when this process is asked to stop. A stop postpones evaluations to the resumed run. A
@@ -181,7 +176,7 @@ class TrainingLoop:
 
     # ---- a step ----
 
-    def _launch(self, requests: list[str]) -> _LaunchedStep:
+    def _launch(self, requests: list[int]) -> _LaunchedStep:
         """Hand a step to the device: forward, backward, update. Only fp16 waits for a result.
 
         An idle step leaves the weights alone: with momentum, a zero gradient would still be an update.
@@ -229,7 +224,7 @@ class TrainingLoop:
             wait=wait,
         )
 
-    def _own_figures(self, totals: Tensor, metrics: dict[str, Tensor], requests: list[str]) -> Tensor:
+    def _own_figures(self, totals: Tensor, metrics: dict[str, Tensor], requests: list[int]) -> Tensor:
         """Return this rank's figures, which are summed over ranks: the clock is rank 0's because others add 0."""
         precise = torch.float32 if totals.device.type == "mps" else torch.float64  # MPS lacks fp64
         clock = self._seconds if self.runtime.rank == 0 else 0.0

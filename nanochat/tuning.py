@@ -3,7 +3,6 @@
 A dry run prints the inherited settings, the rows, the steps and the cost; nothing is trained.
 """
 
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -21,8 +20,7 @@ from nanochat.outcome import measured, validation_metrics
 from nanochat.packing import ChatLoader
 from nanochat.param_groups import parameter_counts, state_bytes
 from nanochat.run import inherit
-from nanochat.runtime import planned_hardware
-from nanochat.scaling import RunPlan, estimate
+from nanochat.scaling import RunPlan, dry_run
 from nanochat.settings import FineTuneSettings
 from nanochat.stages import MODELS
 from nanochat.train import Evaluation
@@ -46,53 +44,51 @@ def print_plan(config: FineTuneSettings, open_rows: OpenRows, answers: int = 0, 
     """
     # For programs: nothing else on stdout.
     with redirect_stdout(sys.stderr) if config.json else nullcontext():
-        config, facts, plan = _plan(config, open_rows, answers, longest)
+        config, plan = _plan(config, open_rows, answers, longest)
         # Its speed is that of a finished base training of this depth, if there is one.
         like_base = SimpleNamespace(**asdict(config), depth=plan.model.depth, fp8=False)
-        cost = estimate(plan, like_base, *planned_hardware(config.on))
-    lines = cost.lines()
-    if answers:
-        lines.append("the time is that of training on answers as long as the context, without sampling them")
-    if config.json:
-        print0(json.dumps({"plan": asdict(plan) | {"facts": facts}, "estimate": asdict(cost), "lines": lines}))
-    else:
-        print0(*(f"{name}: {fact}" for name, fact in facts.items()), *lines, sep="\n")
+        lines = dry_run(plan, like_base)
+    if not config.json:
+        print0(*plan.notes, sep="\n")
+    print0(*lines, sep="\n")
 
 
 def _plan(
     config: FineTuneSettings, open_rows: OpenRows, answers: int, longest: int
-) -> tuple[FineTuneSettings, dict[str, str], RunPlan]:
-    """Return the settings with the values of the parent, facts for people, and the plan."""
+) -> tuple[FineTuneSettings, RunPlan]:
+    """Return the settings with the values of the parent, and the plan."""
     parent = MODELS[config.source], config.model_tag or config.tag
     checkpoint = verified(*parent)
     rows = open_rows(checkpoint.manifest["tokenizer"]["tag"])
     config = inherit(config, checkpoint.manifest)
-    facts = {"Parent": f"{' '.join(parent)}, step {checkpoint.step:,}", "Training rows": f"{len(rows):,}"}
+    notes = [f"Parent: {' '.join(parent)}, step {checkpoint.step:,}", f"Training rows: {len(rows):,}"]
     rows_read = config.epochs * len(rows)
     if answers:
         prompts = config.examples_per_step
         config = replace(config, total_batch_size=answers * prompts * config.max_seq_len)
         steps = math.floor(rows_read / prompts)
-        facts["A step"] = (
-            f"{prompts} prompts, {answers * prompts} answers of at most {longest or config.max_seq_len} tokens"
-        )
+        longest = longest or config.max_seq_len
+        notes.append(f"A step: {prompts} prompts, {answers * prompts} answers of at most {longest} tokens")
+        notes.append("The time is that of training on answers as long as the context, without sampling them")
     else:
         tokenizer = tokenizer_of(checkpoint)
         sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
         # A longer conversation is shortened, or left out.
         length = sum(min(count, config.max_seq_len) for count in sample) / len(sample)
         steps = rows_read * length / config.total_batch_size
-        facts["Tokens of a row"] = f"about {length:.0f} ({len(sample)} were counted)"
-        facts["A step"] = f"{config.total_batch_size:,} tokens"
+        notes.append(f"Tokens of a row: about {length:.0f} ({len(sample)} were counted)")
+        notes.append(f"A step: {config.total_batch_size:,} tokens")
     # Steps or seconds end the run before the epochs do.
     steps = config.num_iterations if config.num_iterations != -1 else max(1, math.ceil(steps))
     if config.target_seconds != -1:
         steps = None
-    facts["Steps"] = f"{steps:,}" if steps else f"as many as {config.target_seconds:g} seconds allow"
+    until = f"{steps:,}" if steps else f"as many as {config.target_seconds:g} seconds allow"
+    notes.append(f"Steps: {until}")
     if steps and steps < FEW_STEPS and config.num_iterations == -1:
         flag = "--examples-per-step" if answers else "--total-batch-size"
-        facts["Warning"] = f"only {steps} steps: a smaller {flag} gives more"
-    facts["Learning rates"] = f"x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end"
+        notes.append(f"Warning: only {steps} steps: a smaller {flag} gives more")
+    rates = f"x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end"
+    notes.append(f"Learning rates: {rates}")
     model = new_model(config_of(checkpoint.manifest))
     plan = RunPlan(
         model=model.config,
@@ -103,9 +99,9 @@ def _plan(
         decay_scale=1.0,
         steps=steps,
         seconds=None if steps else config.target_seconds,
-        notes=[],
+        notes=notes,
     )
-    return config, facts, plan
+    return config, plan
 
 
 def tune_on_chats(

@@ -22,4 +22,5 @@ for sweep in "${sweeps[@]}"; do
   done
 done
 
-"$python" -m scripts.scaling --kind=laws --prefix="$tag-" --out="$out"
+"$python" -m scripts.scaling --kind=laws --tag="$tag" --prefix="$tag-"
+"$python" -m nanochat.report --tag="$tag" --out="$out"

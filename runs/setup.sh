@@ -74,7 +74,7 @@ install_locked() {
 # would compile torch's sources again, 3 to 7 seconds on two cores.
 compile_bytecode() {
   env -u PYTHONDONTWRITEBYTECODE "$python" -c '
-import httpx, huggingface_hub, numpy, pyarrow.parquet, safetensors.torch, tyro, uvicorn
+import httpx, huggingface_hub, numpy, pyarrow.parquet, safetensors.torch, scipy.stats, tyro, uvicorn
 import torch._inductor.compile_fx, torch.distributed.run, torch.utils.checkpoint' ||
     stop "the installed packages cannot be imported (Python's message is above): remove .venv, then run this again."
 }

@@ -4,20 +4,18 @@ python -m scripts.base_eval --tag=d12
 torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max-per-task=500
 """
 
-from dataclasses import dataclass
-
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import format_value, print0
 from nanochat.outcome import Outcome, average
 from nanochat.paths import stage_dir
 from nanochat.settings import CheckpointChoice, DeviceSettings, LogSettings
 
 
-@dataclass(frozen=True)
+@options("tasks")
 class Config(DeviceSettings, CheckpointChoice, LogSettings):
     """Evaluate a base model on the CORE metric."""
 
-    max_per_task: Count = option(-1, "items of each task (-1: all)", group="tasks", least=-1)
+    max_per_task: Count = option(-1, "items of each task (-1: all)", least=-1)
 
 
 def main(config: Config) -> None:

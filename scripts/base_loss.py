@@ -3,19 +3,16 @@
 python -m scripts.base_loss --tag=d8
 """
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanochat.config import Count, changed, option, run
+from nanochat.config import Count, changed, option, options, run
 from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.settings import (
-    BatchSettings,
     CheckpointChoice,
     CorpusSettings,
     DeviceSettings,
     LogSettings,
-    TextSettings,
 )
 
 if TYPE_CHECKING:
@@ -24,26 +21,14 @@ if TYPE_CHECKING:
     from nanochat.runtime import Runtime
 
 
-@dataclass(frozen=True)
+@options("data")
 class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
     """Evaluate the loss of a base model on training and validation text, and print samples."""
 
-    data: str = changed(TextSettings, "data", "", text="folder of text, corpus or mix (default: the model's)")
-    eval_bytes: Count = option(4_000_000, "bytes of each kind of text", group="data", least=1)
-    stride: Count = option(
-        0,
-        "also evaluate rows that overlap: tokens from one row to the next (0: do not)",
-        group="data",
-        least=0,
-    )
-    device_batch_size: Count = changed(
-        BatchSettings,
-        "device_batch_size",
-        8,
-        text="rows of a batch on one device",
-        least=1,
-        in_card=False,
-    )
+    data = changed("", text="folder of text, corpus or mix (default: the model's)")
+    eval_bytes: Count = option(4_000_000, "bytes of each kind of text", least=1)
+    stride: Count = option(0, "also evaluate rows that overlap: tokens from one row to the next (0: do not)")
+    device_batch_size: Count = option(8, "rows of a batch on one device", least=1, in_card=False)
 
 
 def exit_table(model: "GPT", text: "EvalText", batch_size: int, runtime: "Runtime") -> list[Record]:

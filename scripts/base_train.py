@@ -4,30 +4,22 @@ python -m scripts.base_train --depth=8
 torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --fp8
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.outcome import pretraining_metrics
 from nanochat.settings import PretrainSettings
 
 
-@dataclass(frozen=True)
+@options("evaluation")
 class Config(PretrainSettings):
     """Pretrain the base model on a corpus. Everything that is not given follows from --depth."""
 
     core_metric_every: Count = option(
-        -1,
-        "estimate the CORE metric every N steps (0: only after training; -1: never)",
-        group="evaluation",
-        least=-1,
-        may_change=True,
+        -1, "estimate the CORE metric every N steps (0: only after training; -1: never)", least=-1, may_change=True
     )
     sample_every: Count = option(
-        2000,
-        "print samples every N steps (0: only after training; -1: never)",
-        group="evaluation",
-        least=-1,
-        may_change=True,
+        2000, "print samples every N steps (0: only after training; -1: never)", least=-1, may_change=True
     )
 
 

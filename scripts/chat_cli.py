@@ -6,10 +6,9 @@ python -m scripts.chat_cli -i sft -g d8 -p "What is 12 + 34?"
 
 import sys
 from contextlib import ExitStack, redirect_stdout
-from dataclasses import dataclass
 from typing import Literal
 
-from nanochat.config import changed, option, run
+from nanochat.config import changed, option, options, run
 from nanochat.log import print0
 from nanochat.paths import base_dir
 from nanochat.settings import DeviceSettings, ModelChoice, SamplingSettings
@@ -18,18 +17,14 @@ from nanochat.stages import MODELS
 HISTORY = "chat_cli/history.txt"  # typed lines, below the base folder
 
 
-@dataclass(frozen=True)
+@options("chat")
 class Config(SamplingSettings, DeviceSettings, ModelChoice):
     """Chat with a model. In a pipe, stdout has answers only and stderr everything else."""
 
-    source: Literal[("", *MODELS)] = changed(
-        ModelChoice, "source", "", text="stage of the model (default: the last with a model)"
-    )
-    tag: str = changed(ModelChoice, "tag", "", text="run of the model (default: the newest)")
-    prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", group="chat", short="-p")
-    temperature: float | None = changed(
-        SamplingSettings, "temperature", None, text="sampling temperature, 0: greedy (default: the model's own)"
-    )
+    source: Literal[("", *MODELS)] = changed("", text="stage of the model (default: the last with a model)")
+    tag = changed("", text="run of the model (default: the newest)")
+    prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", short="-p")
+    temperature: float | None = changed(None, text="sampling temperature, 0: greedy (default: the model's own)")
 
     def __post_init__(self):
         if self.prompt == "":

@@ -4,15 +4,12 @@ python -m scripts.chat_dpo --tag=d8 --pairs=pairs.jsonl
 torchrun --standalone --nproc_per_node=8 -m scripts.chat_dpo -- --tag=d24 --pairs=pairs.jsonl
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
-from nanochat.config import Count, changed, option, run
-from nanochat.settings import AnswerTuneSettings, EvaluationSettings, TaskScoreSettings
+from nanochat.config import changed, option, options, run
+from nanochat.settings import AnswerTuneSettings, TaskScoreSettings
 from tasks import open_tasks
 
 
-@dataclass(frozen=True)
+@options("objective")
 class Config(AnswerTuneSettings, TaskScoreSettings):
     """Prefer the chosen answers of pairs to the rejected ones. Settings that are None are the parent's."""
 
@@ -24,19 +21,14 @@ class Config(AnswerTuneSettings, TaskScoreSettings):
         may_change=True,
         in_card=False,
     )
-    held_out: float = option(
-        0.05, "share of the pairs that is held out for validation", group="data", least=0.0, below=1
-    )
-    loss: Literal["dpo", "dpo-norm"] = option(
-        "dpo", "dpo, or dpo-norm: log-probabilities per token, so that length does not count", group="objective"
-    )
-    # A small one lets the model move far from the parent.
-    beta: float = option(0.1, "factor of the margin, in nats", group="objective", least=0)
-    sft_weight: float = option(0.0, "weight of the loss on the chosen answers", group="objective", least=0)
-    eval_every: Count = changed(EvaluationSettings, "eval_every", 20)
-    eval_metrics_every: Count = changed(
-        TaskScoreSettings, "eval_metrics_every", 0, text="score the tasks every N steps (0: at both ends; -1: never)"
-    )
+    held_out: float = option(0.05, "share of the pairs that is held out for validation", group="data", below=1)
+    # A key of PREFERENCE_LOSSES.
+    loss: str = option("dpo", "dpo, or dpo-norm: log-probabilities per token, so that length does not count")
+    # A small one lets the model move far from the parent; with 0 nothing is learned.
+    beta: float = option(0.1, "factor of the margin, in nats", least=1e-4)
+    sft_weight: float = option(0.0, "weight of the loss on the chosen answers")
+    eval_every = 20
+    eval_metrics_every = changed(0, text="score the tasks every N steps (0: at both ends; -1: never)")
 
 
 def main(config: Config) -> None:
@@ -48,12 +40,12 @@ def main(config: Config) -> None:
 
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to pairs: use --examples-per-step")
+    objective = Preference(config.loss, config.beta, config.sft_weight)
     pairs = read_pairs(config.pairs)
     if config.plan_only:
         print_plan(config, lambda tokenizer: pairs[int(len(pairs) * config.held_out) :], answers=2)
         return
     with training("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
-        objective = Preference(config.loss, config.beta, config.sft_weight)
         source = open_pairs(trainer, pairs, objective)
         tasks = {}
         if config.eval_metrics_every >= 0:

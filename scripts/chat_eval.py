@@ -6,34 +6,33 @@ python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 
 import json
 import re
-from dataclasses import dataclass
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import ANSWERS, Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
 from nanochat.stages import STAGES
-from tasks import JUDGED, open_tasks, pick
+from tasks import JUDGED, TASKS, open_tasks, pick
 
 # Stages that leave a model to chat with, by their short names.
 SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 SAMPLING = re.compile(r"\d(\.\d+)?,[01](\.\d+)?,[1-9]\d*")
 
 
-@dataclass(frozen=True)
+@options("tasks")
 class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     """Evaluate a model on tasks."""
 
     tasks: str = option(
-        "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", group="tasks", short="-a"
+        "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", short="-a"
     )
     # As the settings of a published evaluation are often given.
     sampling: str = option(
         "", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768", group="samples"
     )
-    unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them", group="tasks")
-    slots: Count = option(0, "rows generated at once (0: chosen)", group="device", least=0, in_card=False)
+    unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them")
+    slots: Count = option(0, "rows generated at once (0: chosen)", group="device", in_card=False)
 
     def __post_init__(self):
         if self.sampling:
@@ -44,7 +43,9 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
                 object.__setattr__(self, name, value)  # the dataclass is frozen
         if self.num_samples * self.repeats > 1 and not self.temperature:
             raise ValueError("all answers to a problem would be the same, add --temperature=1")
-        pick(self.tasks, JUDGED)  # an unknown task is an error before the model is loaded
+        # An unknown task or augmentation is an error before the model is loaded.
+        for name in pick(self.tasks, JUDGED):
+            TASKS[name]
 
 
 def main(config: Config) -> None:

@@ -4,22 +4,19 @@ python -m scripts.chat_rl --tag=d8 --task=GSM8K
 torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=GSM8K
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
-from nanochat.config import Count, changed, option, run
+from nanochat.config import Count, changed, option, options, run
 from nanochat.settings import (
     AnswerSettings,
     AnswerTuneSettings,
-    CheckpointSettings,
-    EvaluationSettings,
     SamplingSettings,
 )
 from tasks import JUDGED, task_to_learn
 from tasks.common import find_task
 
 
-@dataclass(frozen=True)
+@options("objective")
 class Config(AnswerTuneSettings, SamplingSettings):
     """Improve a model at a task with rewards for sampled answers. Settings that are None are the parent's."""
 
@@ -34,29 +31,25 @@ class Config(AnswerTuneSettings, SamplingSettings):
     # A step has examples_per_step * num_samples answers, each a training row.
     num_samples: Count = option(4, "answers sampled for each prompt", group="samples", least=2)
     # A longer answer is cut off, and then has no end token to learn; 99 % of GSM8K's solutions are shorter.
-    max_new_tokens: Count = changed(SamplingSettings, "max_new_tokens", 256)
+    max_new_tokens = 256
     # Above 0: without randomness all answers to a prompt would be equal, and teach nothing.
-    temperature: float = changed(SamplingSettings, "temperature", 0.7)
+    temperature = 0.7
 
     advantage: Literal["mean", "std"] = option(
-        "mean",
-        "mean: reward minus the mean of the group; std: also divided by the group's standard deviation",
-        group="objective",
+        "mean", "mean: reward minus the mean of the group; std: also divided by the group's standard deviation"
     )
     # Clip compares with the probabilities at sampling, which the engine returns for every token.
     policy_loss: Literal["plain", "clip"] = option(
-        "plain",
-        "plain, or clip: limit the ratio to the sampler's probability",
-        group="objective",
+        "plain", "plain, or clip: limit the ratio to the sampler's probability"
     )
     # Above 0, the frozen parent takes memory beside the model in training.
-    kl: float = option(0.0, "coefficient of the KL penalty to the parent", group="objective", least=0)
+    kl: float = option(0.0, "coefficient of the KL penalty to the parent")
 
-    eval_every: Count = changed(EvaluationSettings, "eval_every", 60)
-    eval_examples: Count = option(400, "test prompts per evaluation (0: all)", group="evaluation", least=0)
+    eval_every = 60
+    eval_examples: Count = option(400, "test prompts per evaluation (0: all)", group="evaluation")
     # One answer is the likeliest; several are sampled, for pass@k.
     eval_samples: Count = option(1, "answers per test prompt (above 1: also pass@k)", group="evaluation", least=1)
-    save_every: Count = changed(CheckpointSettings, "save_every", 60, in_card=True)
+    save_every = changed(60, in_card=True)
 
     def __post_init__(self):
         super().__post_init__()

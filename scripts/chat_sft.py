@@ -5,12 +5,10 @@ python -m scripts.chat_sft --tag=d8 --mixture=json:my_chats.jsonl --num-epochs=3
 """
 
 import re
-from dataclasses import dataclass
 
-from nanochat.config import changed, run
+from nanochat.config import options, run
 from nanochat.log import Record
-from nanochat.settings import ChatTuneSettings, FineTuneSettings
-from nanochat.stages import Source
+from nanochat.settings import ChatTuneSettings
 from tasks import train_on_chats
 from tasks.mixing import Mixture
 
@@ -20,12 +18,12 @@ MIXTURE = (
 )
 
 
-@dataclass(frozen=True)
+@options()
 class Config(ChatTuneSettings):
     """Fine-tune on the assistant's part of conversations. Settings that are None are the parent's."""
 
-    source: Source = changed(FineTuneSettings, "source", "mid")
-    warmdown_ratio: float = changed(FineTuneSettings, "warmdown_ratio", 1.0)
+    source = "mid"
+    warmdown_ratio = 1.0
 
 
 def count_aqua(chats: Mixture, new_chats: Mixture) -> Record:

@@ -5,23 +5,22 @@ NANOCHAT_API_KEY=... python -m scripts.chat_web -i rl -g d20 --host=0.0.0.0
 """
 
 import os
-from dataclasses import dataclass
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import print0
 from nanochat.settings import DeviceSettings, ModelChoice
 
 
-@dataclass(frozen=True)
+@options("network")
 class Config(DeviceSettings, ModelChoice):
     """Serve a model over HTTP. Only this machine can reach the server, unless --host says otherwise."""
 
-    host: str = option("127.0.0.1", "address to listen on; all but loopback need NANOCHAT_API_KEY", group="network")
-    port: int = option(8000, "port to listen on (0: any free port)", group="network", least=0)
-    allow_host: str = option("", "more host names that clients use, separated by spaces", group="network")
-    allow_origin: str = option("", "origins of web pages that may call it, separated by spaces", group="network")
-    slots: Count = option(0, "samples in one batch of an engine (0: chosen)", group="engine", least=0)
-    queue: Count = option(256, "samples waiting for a slot; more get status 429", group="engine", least=0)
+    host: str = option("127.0.0.1", "address to listen on; all but loopback need NANOCHAT_API_KEY")
+    port: int = option(8000, "port to listen on (0: any free port)")
+    allow_host: str = option("", "more host names that clients use, separated by spaces")
+    allow_origin: str = option("", "origins of web pages that may call it, separated by spaces")
+    slots: Count = option(0, "samples in one batch of an engine (0: chosen)", group="engine")
+    queue: Count = option(256, "samples waiting for a slot; more get status 429", group="engine")
 
 
 def main(config: Config) -> None:

@@ -6,30 +6,26 @@ python -m scripts.chats --sources=facts=World-Chat,web=json:my.jsonl --against=W
 import re
 import shutil
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
-from nanochat.config import changed, flag_of, option, run
+from nanochat.config import flag_of, option, options, run
 from nanochat.curate.filters import Context, FilterSettings, chosen_filters
 from nanochat.log import print0, terminal_table
 from nanochat.paths import hold_folder, read_json, read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 
 
-@dataclass(frozen=True)
+@options("data")
 class Config(FilterSettings, TagSettings):
     """Make chats to train on from tasks, files and folders."""
 
-    tag: str = changed(TagSettings, "tag", "default")
-    sources: str = option(
-        "", "source of each bucket, like facts=World-Chat,web=json:my.jsonl,code=folder", group="data"
-    )
-    licenses: str = option("", "license of each bucket, like web=CC-BY-4.0 (default: unknown)", group="data")
-    against: str = option("", "tasks whose test questions are kept out, like CLIcK,MMLU", group="data")
-    tokenizer_tag: str = option(
-        "default", "run that trained the tokenizer, for --min-tokens and --max-tokens", group="data"
-    )
-    out: str = option("", "folder for the chats (default: chats/TAG)", group="data", in_card=False, may_change=True)
+    tag = "default"
+    sources: str = option("", "source of each bucket, like facts=World-Chat,web=json:my.jsonl,code=folder")
+    licenses: str = option("", "license of each bucket, like web=CC-BY-4.0 (default: unknown)")
+    against: str = option("", "tasks whose test questions are kept out, like CLIcK,MMLU")
+    tokenizer_tag: str = option("default", "run that trained the tokenizer, for --min-tokens and --max-tokens")
+    out: str = option("", "folder for the chats (default: chats/TAG)", in_card=False, may_change=True)
     part: str = option(
         "",
         "filter part i/n of the files, and stop; later, a run without it does the rest",

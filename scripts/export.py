@@ -4,25 +4,24 @@ python -m scripts.export --source=sft --tag=d8 --format=hf --out=my-model
 python -m scripts.export -i base --tag=d8 --format=gguf
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nanochat.config import option, run
+from nanochat.config import option, options, run
 from nanochat.log import print0
 from nanochat.paths import base_dir
 from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
 
 
-@dataclass(frozen=True)
+@options("files")
 class Config(ModelChoice):
     """Export a model, load it with the other program, and keep the files if both compute the same."""
 
     format: Literal["hf", "gguf", "tokenizer"] = option(
-        "hf", "hf (transformers), gguf (llama.cpp), or tokenizer (of hf, alone)", group="files"
+        "hf", "hf (transformers), gguf (llama.cpp), or tokenizer (of hf, alone)"
     )
-    out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)", group="files")
+    out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)")
 
 
 def main(config: Config) -> None:

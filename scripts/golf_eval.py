@@ -10,11 +10,11 @@ import shutil
 import site
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanochat.config import Count, changed, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.lab.golf import PHASES, SCALES, Result, check_comparable, check_size, means, results_table, scale_of
 from nanochat.log import Record, format_value, metric_curve, print0, read_metrics, table_of, terminal_table
 from nanochat.outcome import Outcome, measured, read_outcomes
@@ -34,23 +34,21 @@ OF_PACKING += ("Tokenizer",)  # metrics that the card repeats
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 
 
-@dataclass(frozen=True)
+@options("score")
 class Config(TagSettings):
     """Score an artifact, or compare a series of entries."""
 
-    tag: str = changed(TagSettings, "tag", "golf")
+    tag = "golf"
     stride: str = option(
-        "auto",
-        "tokens from row to row (0: rows do not overlap; auto: the scale's, or more if it does not fit)",
-        group="score",
+        "auto", "tokens from row to row (0: rows do not overlap; auto: the scale's, or more if it does not fit)"
     )
-    rows: Count = option(8, "rows at once", group="score", least=1)
-    banded: bool = option(True, "also score with one pass over long rows, as another score", group="score")
-    eval_bytes: Count = option(0, "bytes of validation text (0: the scale's)", group="score", least=0)
-    scoring_seconds: float = option(0.0, "limit for the scoring process (0: the scale's)", group="score", least=0)
-    budget: Count = option(0, "bytes of model and code (0: the scale's)", group="score", least=0)
-    count_tokenizer: bool = option(False, "count the vocabulary's bytes too", group="score")
-    unsafe_exec: bool = option(False, "score without a sandbox where there can be none", group="score")
+    rows: Count = option(8, "rows at once", least=1)
+    banded: bool = option(True, "also score with one pass over long rows, as another score")
+    eval_bytes: Count = option(0, "bytes of validation text (0: the scale's)")
+    scoring_seconds: float = option(0.0, "limit for the scoring process (0: the scale's)")
+    budget: Count = option(0, "bytes of model and code (0: the scale's)")
+    count_tokenizer: bool = option(False, "count the vocabulary's bytes too")
+    unsafe_exec: bool = option(False, "score without a sandbox where there can be none")
     entries: str = option(
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
     )

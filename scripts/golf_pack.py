@@ -5,12 +5,12 @@ python -m scripts.golf_pack --tag=golf-1
 
 import re
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from nanochat.config import Count, changed, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.lab.golf import SCALES, Packed, code_bytes, scale_of
 from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome, measured
@@ -34,24 +34,22 @@ ROOM_LEFT = 0.002  # share of the room that may stay empty
 FINEST, COARSEST = 0.25, 4.0  # factors for the clips
 
 
-@dataclass(frozen=True)
+@options("golf")
 class Config(CheckpointChoice):
     """Quantize and pack a trained entry."""
 
-    tag: str = changed(CheckpointChoice, "tag", "golf")
-    scale: str = option("embedded", f"budget: {', '.join(SCALES)}", group="golf")
-    plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…", group="golf")
-    corrected: Count = option(0, "tensors that get lqer, those with the largest errors (0: all)", group="golf", least=0)
-    calibration: Count = option(65536, "tokens of training text for gptq and lqer", group="golf", least=1)
+    tag = "golf"
+    scale: str = option("embedded", f"budget: {', '.join(SCALES)}")
+    plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
+    corrected: Count = option(0, "tensors that get lqer, those with the largest errors (0: all)")
+    calibration: Count = option(65536, "tokens of training text for gptq and lqer", least=1)
     # The finest steps of the codes that fit; recipes without a clip have no steps to choose.
     model_bytes: Count = option(
-        -1,
-        "bytes to fill by scaling clips (-1: the budget without the code; 0: leave the clips as they are)",
-        group="golf",
+        -1, "bytes to fill by scaling clips (-1: the budget without the code; 0: leave the clips as they are)"
     )
-    count_tokenizer: bool = option(False, "leave room for the vocabulary's bytes too", group="golf")
-    eval_bytes: Count = option(0, "bytes of validation text (0: the scale's)", group="golf", least=0)
-    seconds: float = option(0.0, "limit for training and packing together (0: the scale's)", group="golf", least=0)
+    count_tokenizer: bool = option(False, "leave room for the vocabulary's bytes too")
+    eval_bytes: Count = option(0, "bytes of validation text (0: the scale's)")
+    seconds: float = option(0.0, "limit for training and packing together (0: the scale's)")
 
 
 def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> "list[Tensor]":

@@ -3,29 +3,21 @@
 python -m scripts.golf_train --model=golf --depth=2 --width=96 --head-dim=32 --target-seconds=50 --data=world
 """
 
-from dataclasses import dataclass
-
-from nanochat.config import Count, changed, option, run
+from nanochat.config import Count, changed, option, options, run
 from nanochat.outcome import pretraining_metrics
 from nanochat.settings import PretrainSettings
 
 
-@dataclass(frozen=True)
+@options("golf")
 class Config(PretrainSettings):
     """Train a golf entry. The checkpoint is a base model, which scripts.golf_pack packs."""
 
-    tag: str = changed(PretrainSettings, "tag", "golf", text="name of the run, and of its folders")
-    model: str = changed(PretrainSettings, "model", "golf")
+    tag = changed("golf", text="name of the run, and of its folders")
+    model = "golf"
     # nanochat/quant.py has the grammar.
-    qat: str = option(
-        "", "plan of quantization-aware training, like blocks=int6-row,embed=int8-row (default: none)", group="golf"
-    )
-    qat_share: float = option(
-        0.15, "share of the run, at its end, that trains quantization-aware", group="golf", least=0, below=1
-    )
-    warm_up: Count = option(
-        3, "steps on dummy tokens before the clock starts, to compile", group="golf", least=0, may_change=True
-    )
+    qat: str = option("", "plan of quantization-aware training, like blocks=int6-row,embed=int8-row (default: none)")
+    qat_share: float = option(0.15, "share of the run, at its end, that trains quantization-aware", below=1)
+    warm_up: Count = option(3, "steps on dummy tokens before the clock starts, to compile", may_change=True)
 
 
 def main(config: Config) -> None:
@@ -60,7 +52,7 @@ def main(config: Config) -> None:
         # Before layers are replaced, because it counts the model's FLOPs.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
-        before = State.from_record(trainer.resumed.manifest["loop"]) if trainer.resumed else State()
+        before = State(**trainer.resumed.manifest["loop"]) if trainer.resumed else State()
         if model.compiled and before.progress < 1:
             for rounds in (True, False) if config.qat else (False,):  # both kinds of layers are compiled
                 rounding.switch(rounds)

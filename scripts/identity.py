@@ -6,12 +6,11 @@ python -m scripts.chat_sft --tag=d8 --mixture=json:identity.jsonl:3,smoltalk@100
 
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from random import Random
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.curate.teacher import Teacher, TeacherSettings
 from nanochat.log import Record, print0
 from nanochat.outcome import ROOT
@@ -23,14 +22,14 @@ KNOWN = "name maker purpose licence languages cannot".split()  # keys with templ
 LIST_MARKS = "-*0123456789.) "  # before a line
 
 
-@dataclass(frozen=True)
+@options("rows")
 class Config(TeacherSettings):
     """Write conversations about the model, from facts and templates; a teacher adds wordings."""
 
-    facts: str = option("me.toml", "file with name, maker, purpose and other facts, TOML", group="rows")
-    out: str = option("identity.jsonl", "file to write, JSONL", group="rows")
-    count: Count = option(1000, "conversations", group="rows", least=1)
-    seed: Count = option(1, "seed of the conversations", group="rows", least=0)
+    facts: str = option("me.toml", "file with name, maker, purpose and other facts, TOML")
+    out: str = option("identity.jsonl", "file to write, JSONL")
+    count: Count = option(1000, "conversations", least=1)
+    seed: Count = option(1, "seed of the conversations")
 
 
 def read_toml(path: Path) -> Record:

@@ -3,24 +3,24 @@
 python -m scripts.import_nanochat --checkpoint=model_021400.pt --tokenizer=tokenizer.tiktoken --tag=d20
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from nanochat.config import changed, option, run
+from nanochat.config import changed, option, options, run
 from nanochat.log import print0
 from nanochat.paths import stage_dir
-from nanochat.settings import ModelChoice, TagSettings
+from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source
 
 
-@dataclass(frozen=True)
+@options("files")
 class Config(TagSettings):
     """Read model_*.pt, meta_*.json and a tokenizer; write a checkpoint of a stage."""
 
-    checkpoint: str = option("", "a model_*.pt, with meta_*.json beside it", group="files")
-    tokenizer: str = option("", "our tokenizer.json or tiktoken's ranks; a pickle is not read", group="files")
-    source: Source = changed(ModelChoice, "source", "base")
-    tag: str = changed(TagSettings, "tag", "", text="tag of the new run")
+    checkpoint: str = option("", "a model_*.pt, with meta_*.json beside it")
+    tokenizer: str = option("", "our tokenizer.json or tiktoken's ranks; a pickle is not read")
+    source: Source = option("base", "stage of the model", short="-i")
+    tag = changed("", text="tag of the new run")
 
     def __post_init__(self):
         for name in ("checkpoint", "tokenizer", "tag"):

@@ -3,10 +3,9 @@
 python -m scripts.judge sft:d8 dpo:d8 --prompts=World-Chat --teacher=http://host:8000/v1 --teacher-model=...
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
-from nanochat.config import Count, Positional, changed, option, run
+from nanochat.config import Positional, option, options, run
 from nanochat.curate.teacher import Teacher, TeacherSettings, judge, judged_metrics
 from nanochat.log import Record, format_value, print0
 from nanochat.outcome import Outcome
@@ -16,14 +15,14 @@ from nanochat.stages import MODELS
 from tasks.common import Task, find_task
 
 
-@dataclass(frozen=True)
+@options("models")
 class Config(TeacherSettings, AnswerSettings, DeviceSettings, TagSettings):
     """Judge the answers of two models, and make pairs for scripts.chat_dpo."""
 
-    models: Positional[tuple[str, str]] = option(("", ""), "A and B, each STAGE:TAG like sft:d8", group="models")
+    models: Positional[tuple[str, str]] = option(("", ""), "A and B, each STAGE:TAG like sft:d8")
     prompts: str = option("", "conversations to answer: a task's training split, or json:FILE", group="tasks")
     pairs: str = option("", "file to write for scripts.chat_dpo, with a better and a worse answer", group="pairs")
-    max_problems: Count = changed(AnswerSettings, "max_problems", 100)
+    max_problems = 100
 
 
 def answers_of(name: str, task: Task, config: Config) -> list[Record]:

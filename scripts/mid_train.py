@@ -4,9 +4,7 @@ python -m scripts.mid_train --tag=d8
 torchrun --standalone --nproc_per_node=8 -m scripts.mid_train -- --tag=d24
 """
 
-from dataclasses import dataclass
-
-from nanochat.config import run
+from nanochat.config import options, run
 from nanochat.settings import ChatTuneSettings
 from tasks import train_on_chats
 
@@ -14,7 +12,7 @@ from tasks import train_on_chats
 MIXTURE = "SmolTalk|Multi-Turn,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee"
 
 
-@dataclass(frozen=True)
+@options()
 class Config(ChatTuneSettings):
     """Train on all tokens of conversations and tasks. Settings that are None are the parent's."""
 

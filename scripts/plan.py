@@ -5,13 +5,11 @@ python -m scripts.plan --on=8xH100
 """
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanochat.config import Count, changed, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import print0
 from nanochat.paths import hold_folder, stage_dir
-from nanochat.settings import TextSettings
 from nanochat.stages import CHAT_CORE
 from tasks import TASKS
 
@@ -23,26 +21,22 @@ READ = (*CHAT_CORE, "SmolTalk", "Multi-Turn", "Identity", "SimpleSpelling")
 NEEDS = {"mid_train": "SmolTalk|Multi-Turn", "chat_rl": "GSM8K"}
 
 
-@dataclass(frozen=True)
+@options("run")
 class Config:
     """Print the plan of the main job: steps, time, disk, dollars."""
 
-    scale: str = option("auto", "auto, embedded, cpu, 1gpu or 8xh100", group="run")
-    depth: Count = option(0, "layers of the model (0: the scale's)", group="run", least=1)
-    data: str = changed(TextSettings, "data", "auto", group="run")
-    tag: str = option("default", "name of the run's folders", group="run")
-    seed: Count = option(1, "seed of the embedded world, the weights and the data order", group="run", least=0)
-    wandb: str = option("", "name of the run in W&B (default: no W&B)", group="run")
-    until: str = option("", "last step to run", group="run")
-    seconds: float = option(
-        0.0, "time for base training, other stages in proportion (0: the scale's)", group="run", least=0
-    )
-    fresh: bool = option(False, "start again; earlier results are archived", group="run")
+    scale: str = option("auto", "auto, embedded, cpu, 1gpu or 8xh100")
+    depth: Count = option(0, "layers of the model (0: the scale's)", least=1)
+    data: str = option("auto", "folder of text, name of a corpus, or a mix of them", in_card=False)
+    tag: str = option("default", "name of the run's folders")
+    seed: Count = option(1, "seed of the embedded world, the weights and the data order")
+    wandb: str = option("", "name of the run in W&B (default: no W&B)")
+    until: str = option("", "last step to run")
+    seconds: float = option(0.0, "time for base training, other stages in proportion (0: the scale's)")
+    fresh: bool = option(False, "start again; earlier results are archived")
     on: str = option("", "hardware to plan for, like 8xH100 (default: this machine)", group="plan")
     cwd: str = option("", "folder that a relative --data starts from", group="plan")
-    save: Count = option(
-        -1, "for speedrun.sh: save the plan, write its folder to this descriptor", group="plan", least=-1
-    )
+    save: Count = option(-1, "for speedrun.sh: save the plan, write its folder to this descriptor", group="plan")
 
 
 def main(config: Config) -> None:

@@ -4,32 +4,25 @@ python -m scripts.prepare --data=climbmix --num-shards=170 --tasks=core,gsm8k
 python -m scripts.prepare --data=my-text
 """
 
-from dataclasses import dataclass
-
-from nanochat.config import Count, changed, option, run
+from nanochat.config import Count, changed, option, options, run
 from nanochat.data.hub import fetch
 from nanochat.evals.core_tasks import read_bundle
 from nanochat.log import print0
-from nanochat.settings import CorpusSettings, TextSettings
+from nanochat.settings import CorpusSettings
 from tasks import TASKS
 from tasks.common import pick
 
 CORE = "core"  # the bundle of base evaluations, beside the tasks of the table
 
 
-@dataclass(frozen=True)
+@options("data")
 class Config(CorpusSettings):
     """Download and convert everything a run needs."""
 
-    data: str = changed(
-        TextSettings,
-        "data",
-        "climbmix",
-        text="corpus, folder, or mix like climbmix:0.7,my-text:0.3 (empty: none)",
-    )
-    tasks: str = option("", f"download the files of these tasks, by comma: {', '.join([CORE, *TASKS])}", group="data")
-    tokens: Count = option(0, "training tokens of the run: take enough shards (0: --num-shards)", group="data", least=0)
-    offline: bool = option(False, "download nothing: a missing file is an error", group="data")
+    data = changed("climbmix", text="corpus, folder, or mix like climbmix:0.7,my-text:0.3 (empty: none)")
+    tasks: str = option("", f"download the files of these tasks, by comma: {', '.join([CORE, *TASKS])}")
+    tokens: Count = option(0, "training tokens of the run: take enough shards (0: --num-shards)")
+    offline: bool = option(False, "download nothing: a missing file is an error")
 
 
 def main(config: Config) -> None:

@@ -5,10 +5,9 @@ python -m scripts.recursion_eval --tag=recursion --seeds=3
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nanochat.config import Count, changed, option, run
+from nanochat.config import Count, changed, option, options, run
 from nanochat.lab.intervals import interval
 from nanochat.log import (
     MetricLog,
@@ -28,15 +27,13 @@ if TYPE_CHECKING:
     from nanochat.lab.recursion import SeedResult
 
 
-@dataclass(frozen=True)
+@options("run")
 class Config(DeviceSettings, TagSettings):
     """Compare the runs TAG-R-1, TAG-P-1 and so on: exits, refinements, differences, and a verdict over seeds."""
 
-    tag: str = changed(TagSettings, "tag", "recursion", text="prefix of the runs' tags")
-    seeds: Count = option(1, "compare the seeds 1 to N", group="run", least=1)
-    check: bool = option(
-        False, "only check if the run --tag meets the criteria for a longer one", group="run", in_card=False
-    )
+    tag = changed("recursion", text="prefix of the runs' tags")
+    seeds: Count = option(1, "compare the seeds 1 to N", least=1)
+    check: bool = option(False, "only check if the run --tag meets the criteria for a longer one", in_card=False)
 
 
 def exits_table(results: Sequence["SeedResult"]) -> Record:

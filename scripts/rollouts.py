@@ -4,21 +4,20 @@ python -m scripts.rollouts --tag=d8 --show 5
 python -m scripts.rollouts --tag=d8 --pairs=pairs.jsonl
 """
 
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import print_line, read_metrics
 from nanochat.paths import stage_dir, write_jsonl
 from nanochat.settings import TagSettings
 
 
-@dataclass(frozen=True)
+@options("samples")
 class Config(TagSettings):
     """Show the samples of scripts.chat_rl: questions with their answers, the best first."""
 
-    show: Count = option(5, "number of questions to show", group="samples", least=1)
+    show: Count = option(5, "number of questions to show", least=1)
     pairs: str = option(
         "", "write pairs of a better and a worse answer to this file, for scripts.chat_dpo", group="pairs"
     )
@@ -33,10 +32,10 @@ def main(config: Config) -> None:
     if config.pairs:
         from nanochat.preferences import make_pairs  # slow
 
-        samples = [(record["prompt"], sample) for record in records for sample in record["samples"]]
-        pairs = make_pairs(samples, config.pairs_per_prompt)
+        pairs = make_pairs(records, config.pairs_per_prompt)
         write_jsonl(Path(config.pairs), pairs)
-        print_line(f"{config.pairs}: {len(pairs):,} pairs from {len(samples):,} answers")
+        answers = sum(len(record["samples"]) for record in records)
+        print_line(f"{config.pairs}: {len(pairs):,} pairs from {answers:,} answers")
         return
     step = records[-1]["step"]
     last = [record for record in records if record["step"] == step]

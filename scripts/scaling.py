@@ -1,135 +1,87 @@
-"""Compare base models at several sizes: a table, a plot, power laws; for sweeps at fixed FLOPs the best size.
+"""Compare base models at several sizes: tables, a plot, power laws; for sweeps at fixed FLOPs the best size.
 
-python -m scripts.scaling --kind=miniseries --prefix=miniseries-d
-python -m scripts.scaling --kind=laws --prefix=scaling-
+python -m scripts.scaling --kind=miniseries --tag=miniseries --prefix=miniseries-d
+python -m scripts.scaling --kind=laws --tag=scaling --prefix=scaling-
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from nanochat.config import option, run
+from nanochat.config import changed, option, options, run
 from nanochat.lab.scaling_fit import Optimum, ScalingRun, by_budget, optimum, power_law, read_runs
-from nanochat.log import print0
-from nanochat.paths import base_dir, write_text
-from nanochat.report.card import markdown_table
-from nanochat.report.plots import Plot, draw_plot, picture_file
+from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.outcome import Outcome
+from nanochat.paths import base_dir
+from nanochat.settings import TagSettings
 
 
-@dataclass(frozen=True)
-class Config:
+@options("runs")
+class Config(TagSettings):
     """Compare finished base models, as runs/miniseries.sh and runs/scaling_laws.sh train them."""
 
+    tag = changed("scaling", text="name of the comparison, and of its folder")
     kind: Literal["miniseries", "laws"] = option(
-        "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs", group="runs"
+        "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs"
     )
-    prefix: str = option("", "prefix of the runs' tags (default: all of base_train)", group="runs")
-    out: str = option("", "file to write, with the plot beside it (default: KIND.md)", group="place")
+    prefix: str = option("", "prefix of the runs' tags (default: all of base_train)")
 
 
-# Cells of a table, for a run and for the best size of a budget.
-RUN = "{0.tag}|{0.depth}|{0.n:,}|{0.tokens:,}|{ratio:.2f}|{0.flops:.3e}|{0.bpb:.4f} ± {0.stderr:.4f}"
-BEST = "{0.n:,.0f}|{0.tokens:,.0f}|{ratio:.2f}|{0.bpb:.4f}"
-GROWTH = """\
-- N grows as FLOPs^{sizes.exponent:.3f}, exponent ± {sizes.stderr:.3f}; at {flops:.3g} FLOPs {best_n:,.0f}
-- tokens grow as FLOPs^{tokens.exponent:.3f}, exponent ± {tokens.stderr:.3f}; at {flops:.3g} FLOPs {best_tokens:,.0f}
-- at {flops:.3g} FLOPs this suggests {ratio:.1f} tokens for each parameter: `--target-param-data-ratio={ratio:.1f}`"""
-NO_BEST = "not among these sizes: train more depths|-|-|-"
+def runs_table(runs: Sequence[ScalingRun]) -> Record:
+    """Return the table with a row for each run."""
+    columns = {"Run": "", "Depth": "", "N": ",d", "Tokens": ",d", "Tokens : N": ".2f"}
+    columns |= {"FLOPs": ".3e", "--target-flops": "g", "Bits per byte": ".4f", "±": ".4f"}
+    return table_of("Runs", columns, runs)
 
 
-def table(lines: Sequence[str]) -> str:
-    """Return a table in Markdown; | separates the cells of a line."""
-    return markdown_table([line.split("|") for line in lines])
+def best_table(found: Mapping[float, Optimum | None]) -> Record:
+    """Return the table with the best size of each budget."""
+    title = "The best size of each budget (-: not among these sizes, train more depths)"
+    columns = {"FLOPs": ".3g", "N": ",.0f", "Tokens": ",.0f", "Tokens : N": ".2f", "Bits per byte": ".4f"}
+    return table_of(title, columns, [best or (budget, None, None, None, None) for budget, best in found.items()])
 
 
-def runs_table(runs: Sequence[ScalingRun]) -> str:
-    header = "Run|Depth|N|Tokens|Tokens : N|FLOPs|Bits per byte"
-    return table([header, *(RUN.format(one, ratio=one.tokens / one.n) for one in runs)])
-
-
-def miniseries(runs: Sequence[ScalingRun]) -> tuple[list[str], Plot]:
-    """Return parts of the page, and the plot: bits per byte against compute, with their power law."""
-    flops = [one.flops for one in runs]
-    losses = [one.bpb for one in runs]
-    # FLOPs span several powers of ten: the axis is logarithmic.
-    log_flops = [math.log10(count) for count in flops]
-    series = {"runs": (log_flops, losses)}
-    parts = [runs_table(runs)]
+def laws_table(points: Sequence[ScalingRun | Optimum], quantities: Mapping[str, str]) -> Record:
+    """Return the table of power laws over FLOPs, empty for a single number of FLOPs. quantities: title -> field."""
+    columns = {"Quantity": "", "Exponent": ".4f", "±": ".4f", "FLOPs": ".3g", "Value there": ".4g"}
+    rows = []
+    flops = [point.flops for point in points]
     if len(set(flops)) > 1:
-        law = power_law(flops, losses)
-        parts.append(
-            f"With ten times the FLOPs, bits per byte are {10**law.exponent:.3f} times as many: they scale as "
-            f"FLOPs^{law.exponent:.4f}, exponent ± {law.stderr:.4f}."
-        )
-        series["power law"] = (log_flops, list(map(law, flops)))
-    return parts, {
-        "title": "Bits per byte against compute",
-        "x": "log10 FLOPs",
-        "y": "bits per byte",
-        "series": series,
-    }
+        most = max(flops)
+        for title, name in quantities.items():
+            law = power_law(flops, [getattr(point, name) for point in points])
+            # Read from the fitted line: the noise in a single budget averages out.
+            rows.append([title, law.exponent, law.stderr, most, law(most)])
+    return table_of("Power laws of the FLOPs", columns, rows)
 
 
-def laws(runs: Sequence[ScalingRun]) -> tuple[list[str], Plot]:
-    """Return parts of the page, and the plot: each budget's best size, the growth, and tokens per parameter."""
-    found = []  # best sizes, for budgets that have one
-    lines = ["FLOPs|N|Tokens|Tokens : N|Bits per byte"]
+def plot(title: str, x: str, groups: Mapping[str, Sequence[ScalingRun]]) -> Record:
+    """Return the plot of bits per byte, with a line for each group. x: a field that spans several powers of ten."""
     series = {}
-    for budget, group in by_budget(runs).items():
-        series[f"{budget:.3g} FLOPs"] = ([math.log10(one.n) for one in group], [one.bpb for one in group])
-        best = optimum(group)
-        cells = NO_BEST
-        if best:
-            found.append(best)
-            cells = BEST.format(best, ratio=best.tokens / best.n)
-        lines.append(f"{budget:.3g}|{cells}")
-    parts = [runs_table(runs), "## The best size of each budget", table(lines)]
-    # With a single budget there is no growth.
-    if len(found) > 1:
-        parts += ["## Growth", growth(found)]
-    return parts, {
-        "title": "Bits per byte at fixed compute",
-        "x": "log10 N",
-        "y": "bits per byte",
-        "series": series,
-    }
-
-
-def growth(found: Sequence[Optimum]) -> str:
-    """Return the growth laws for N and tokens as a list, and the tokens per parameter at the largest budget."""
-    flops = [best.flops for best in found]
-    sizes = power_law(flops, [best.n for best in found])
-    tokens = power_law(flops, [best.tokens for best in found])
-    # Read from the fitted lines: the noise in a single budget averages out.
-    most = max(flops)
-    return GROWTH.format(
-        flops=most,
-        sizes=sizes,
-        best_n=sizes(most),
-        tokens=tokens,
-        best_tokens=tokens(most),
-        ratio=tokens(most) / sizes(most),
-    )
-
-
-KINDS = {"miniseries": miniseries, "laws": laws}  # --kind -> function
+    for name, runs in groups.items():
+        series[name] = [[math.log10(getattr(one, x)) for one in runs], [one.bpb for one in runs]]
+    return {"title": title, "x": f"log10 {x}", "y": "bits per byte", "series": series}
 
 
 def main(config: Config) -> None:
-    out = Path(config.out or f"{config.kind}.md").expanduser()
+    outcome = Outcome.begin("scaling", config.tag, config)
     runs = read_runs(base_dir(), config.prefix)
     if not runs:
         raise ValueError(f"--prefix={config.prefix}: no such run has finished with a validation loss in {base_dir()}")
-    parts, plot = KINDS[config.kind](runs)
-    picture = out.with_suffix(".svg")
-    write_text(picture, picture_file(draw_plot(plot)))
-    # The link is relative, so that both files can move together.
-    title = plot["title"]
-    page = [f"# {title}", *parts, f"![{title}]({picture.name})"]
-    write_text(out, "\n\n".join(page) + "\n")
-    print0(*parts, f"{config.kind}: {out.resolve()}", sep="\n\n")
+    outcome.tables = [runs_table(runs)]
+    if config.kind == "miniseries":
+        outcome.tables.append(laws_table(runs, {"Bits per byte": "bpb"}))
+        outcome.curves = [plot("Bits per byte against compute", "flops", {"runs": runs})]
+    else:
+        sweeps = by_budget(runs)
+        found = {budget: optimum(group) for budget, group in sweeps.items()}
+        outcome.tables.append(best_table(found))
+        growth = {"N": "n", "Tokens": "tokens", "Tokens : N, for --target-param-data-ratio": "ratio"}
+        outcome.tables.append(laws_table(list(filter(None, found.values())), growth))
+        lines = {f"{budget:.3g} FLOPs": group for budget, group in sweeps.items()}
+        outcome.curves = [plot("Bits per byte at fixed compute", "n", lines)]
+    print0(*map(terminal_table, outcome.tables), sep="\n\n")
+    outcome.write()
 
 
 if __name__ == "__main__":

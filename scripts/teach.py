@@ -4,23 +4,22 @@ python -m scripts.teach --language=Korean --sources=web=json:chats.jsonl --out=p
 python -m scripts.teach --sources=web=json:prompts.jsonl --teacher=http://localhost:8000/v1 --teacher-model=...
 """
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from nanochat.chat import check_conversation
-from nanochat.config import option, run
+from nanochat.config import option, options, run
 from nanochat.curate.teacher import Teacher, TeacherSettings, answer, translate
 from nanochat.paths import write_jsonl
 
 
-@dataclass(frozen=True)
+@options("data")
 class Config(TeacherSettings):
     """Translate or answer conversations. Run the same command again to resume: answers are kept."""
 
-    sources: str = option("", "source of each bucket, like facts=World-Chat,web=json:my.jsonl", group="data")
-    out: str = option("taught.jsonl", "file to write, JSONL", group="data")
-    language: str = option("", "translate the prompts into it (default: write the answers)", group="data")
+    sources: str = option("", "source of each bucket, like facts=World-Chat,web=json:my.jsonl")
+    out: str = option("taught.jsonl", "file to write, JSONL")
+    language: str = option("", "translate the prompts into it (default: write the answers)")
 
 
 def main(config: Config) -> None:

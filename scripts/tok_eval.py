@@ -6,12 +6,11 @@ python -m scripts.tok_eval --data=FOLDER
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanochat.config import run
+from nanochat.config import options, run
 from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
@@ -26,7 +25,7 @@ SPLIT_BYTES = 4_000_000  # of each split of the corpus
 PATIENCE = 30  # seconds to wait for the download of a vocabulary
 
 
-@dataclass(frozen=True)
+@options()
 class Config(TokenizerSettings):
     """Compare the tokenizer with those of GPT-2 and GPT-4."""
 

@@ -4,28 +4,22 @@ python -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --data=FOLDER
 """
 
 import time
-from dataclasses import dataclass
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import duration, print0
 from nanochat.outcome import Outcome, text_label
 from nanochat.paths import stage_dir
 from nanochat.settings import TokenizerSettings
 
 
-@dataclass(frozen=True)
+@options("data")
 class Config(TokenizerSettings):
     """Train the tokenizer on your own text or on a named corpus."""
 
-    max_chars: Count = option(2_000_000_000, "characters to read in total", group="data", least=1)
-    doc_cap: Count = option(10_000, "characters to read of each document", group="data", least=1)
-    vocab_size: Count = option(
-        65_536,
-        "bytes, merges and special tokens together",
-        group="tokenizer",
-        least=265,
-    )
-    threads: Count = option(0, "threads (0: all cores)", group="run", least=0, in_card=False)
+    max_chars: Count = option(2_000_000_000, "characters to read in total", least=1)
+    doc_cap: Count = option(10_000, "characters to read of each document", least=1)
+    vocab_size: Count = option(65_536, "bytes, merges and special tokens together", group="tokenizer", least=265)
+    threads: Count = option(0, "threads (0: all cores)", group="run", in_card=False)
 
 
 def main(config: Config) -> None:

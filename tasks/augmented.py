@@ -3,6 +3,7 @@
 A new augmentation is a class and a row in AUGMENTATIONS.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, answers_in, list_choices, remix
 from nanochat.curate.bm25 import BM25
-from tasks.common import DataSet, exchange, find_task
+from tasks.common import DataSet, exchange
 from tasks.multiple_choice import MultipleChoice, Rationale
 
 
@@ -48,10 +49,16 @@ class MoreChoices(MultipleChoice):
 
     @cached_property
     def _pool(self) -> tuple[list[tuple], BM25]:
-        questions = [self.data.convert(*self.rows[row]) for row in range(len(self.rows))]
+        questions = [("", (), 0)] * len(self.rows)  # a faulty row stays empty: no search finds it
+        for row in range(len(self.rows)):
+            with suppress(ValueError):
+                question = self.data.convert(*self.rows[row])
+                self.conversation(*question)  # finds a right answer that is no choice
+                questions[row] = question
         return questions, BM25(question for question, *_ in questions)
 
     def build(self, row: int, copy: int) -> dict:
+        super().build(row, copy)  # finds faults of the row
         questions, index = self._pool
         remixed = remix(row, questions, index, self.number, self.seed)
         return self.conversation(*remixed)
@@ -64,12 +71,14 @@ class TaskTable(dict[str, DataSet]):
     """Data sets by name. CLIcK~styles and MMLU~options:8 are names too."""
 
     def __missing__(self, key: str) -> DataSet:
-        name, _, augmentation = key.partition("~")
-        word, _, number = augmentation.partition(":")
-        if not word:
+        name, mark, augmentation = key.partition("~")
+        if not mark:
             raise KeyError(key)
+        word, _, number = augmentation.partition(":")
+        if word not in AUGMENTATIONS:
+            raise ValueError(f"{word or key} is no augmentation, choose from {', '.join(AUGMENTATIONS)}")
         data = self[name]
-        task = AUGMENTATIONS[find_task(word, AUGMENTATIONS, "augmentation")]
+        task = AUGMENTATIONS[word]
         # The letters in a rationale are those of the choices as they were.
         if not issubclass(data.task, MultipleChoice) or issubclass(data.task, Rationale):
             raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")

@@ -196,10 +196,10 @@ def pick(names: str, known: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(find_task(word, known) for word in words))
 
 
-def find_task(word: str, known: Iterable[str], kind: str = "task") -> str:
-    """Return the known name that a user's word means, with its augmentation; kind: of names, for the error."""
+def find_task(word: str, known: Iterable[str]) -> str:
+    """Return the known name that a user's word means, with its augmentation."""
     names = {name.lower(): name for name in known}
     plain, mark, augmentation = word.partition("~")
     if plain.lower() not in names:
-        raise ValueError(f"{word} is no {kind}, choose from {', '.join(names.values())}")
+        raise ValueError(f"{word} is no task, choose from {', '.join(names.values())}")
     return names[plain.lower()] + mark + augmentation.lower()

@@ -12,8 +12,9 @@ from tasks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
 MAX_ANSWER = 300  # characters
 # Rewritten in this order, so that spellings of one answer become equal. Three times: fractions and roots in each other.
+# Blanks go after thousands separators: "120, 240" and "120 and 240", with a tab for now, are two numbers.
 SPELLINGS = r"""
-\\(?:text|mathrm)\{\s*(?:and|or|또는|그리고)\s*\}|\s(?:and|or|또는|그리고)\s => ,
+\\(?:text|mathrm)\{\s*(?:and|or|또는|그리고)\s*\}|\s(?:and|or|또는|그리고)\s => ,\t
 \s(?:because|since|which|so)\s.*|\.\s.* =>
 (\\\\)|\\left|\\right|\\displaystyle|\\q?quad|\\[!,;:()\[\] ]|\\?[$%]|\^?\{?(?:\\circ|°|\\degree)\}? => \1
 \{,\} => ,
@@ -24,8 +25,8 @@ SPELLINGS = r"""
 (?<=\d)\s*(?:degree|dollar|cent|second|minute|hour|day|week|month|year|people|person|way|point)s?(?![A-Za-z]) =>
 (?<=\S)\s*[가-힣].* =>
 (?<![\d/.])(\d+)\s+(\d+/\d+) => ❨\1+\2❩
-\s+|\.$ =>
 (?<=\d),(?=\d{3}(?!\d))(?!.*(?:[)\]]|\\\})) =>
+\s+|\.$ =>
 \\frac(\d) => \\frac{\1}
 (\\frac\{[^{}]*\})(\d) => \1{\2}
 \\sqrt(\d) => \\sqrt{\1}

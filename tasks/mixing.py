@@ -5,9 +5,10 @@ A specification names tasks, separated by commas: `smoltalk,mmlu~options:8@5000,
     NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]
 
 AUGMENTATION is a key of `tasks.augmented.AUGMENTATIONS`; the first `:` after it is for its own number N. ROWS is a
-sample size. EPOCHS are 1 by default, and may be a fraction. SHARE is the part of the mixture's supervised tokens, which
-the assistant writes, in percent; all tasks have one, or none has. With shares the mixture is as large as it can be
-while no task is read for more than its EPOCHS.
+sample size, in conversations; where a question makes several, as in `mmlu~styles:2@5000`, they are sampled together.
+EPOCHS are 1 by default, and may be a fraction. SHARE is the part of the mixture's supervised tokens, which the
+assistant writes, in percent; all tasks have one, or none has. With shares the mixture is as large as it can be while no
+task is read for more than its EPOCHS.
 
 `smoltalk|multi-turn` is the first of the two whose files are here or can be downloaded; the rest stands at its end.
 """
@@ -113,8 +114,8 @@ def mix(
             count = len(rows) if member.rows is None else member.rows
             if available_only:
                 count = min(count, len(rows))
-            # The number keeps samples of several tasks independent.
-            rows = _sample(member, rows, count, (seed, number))
+            # Copies of a question are sampled together. The number keeps samples of several tasks independent.
+            rows = _sample(member, rows.reshape(-1, task.copies), count, (seed, number))
         parts[member.name] = task, rows
         shares[member.name] = member.share
     if not parts:
@@ -186,13 +187,16 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.nd
 
 
 def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int]) -> np.ndarray:
-    """Return `count` random rows, repeated for the epochs; a part epoch takes the first rows in the sample."""
+    """Return `count` random rows, repeated for the epochs; a part epoch takes the first rows in the sample.
+
+    rows: (questions, copies); the copies of a question stay together.
+    """
     total = round(count * member.epochs)
-    if not 0 < count <= len(rows) or not total:
-        few = f"{member.name} has {len(rows):,} rows to train on"
+    if not 0 < count <= rows.size or not total:
+        few = f"{member.name} has {rows.size:,} rows to train on"
         raise ValueError(f"{few}: {member.epochs:g} epochs of {count:,} rows cannot be taken from them")
     # resize repeats the sample until it has as many rows as asked for.
-    return np.resize(np.random.default_rng(seed).permutation(rows)[:count], total)
+    return np.resize(np.random.default_rng(seed).permutation(rows).ravel()[:count], total)
 
 
 def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> None:

@@ -47,6 +47,7 @@ class MultipleChoice(Task):
 
     kind = "categorical"
     closing = "Reply with nothing but the letter of the right choice."
+    form = "{letter}"  # of the answer; {text} is the right choice
 
     def conversation(self, question: str, choices: Sequence[str], right: int | None, rationale: str = "") -> dict:
         """right: the right choice's index, from 0; None if the data set's answer is no choice."""
@@ -54,11 +55,11 @@ class MultipleChoice(Task):
             raise ValueError(f"the right answer is none of its {len(choices)} choices")
         # The letter follows its choice: small models bind the two better this way.
         prompt = list_choices(question, choices, "- {text}={letter}", self.closing)
-        answer = self.answer(LETTERS[right], choices[right], rationale)
+        answer = self.form.format(letter=LETTERS[right], text=choices[right])
+        if rationale:
+            # It may already end with the answer.
+            answer = f"{rationale.strip().removesuffix(answer).strip()}\n{answer}"
         return exchange(prompt, answer) | {"letters": LETTERS[: len(choices)]}
-
-    def answer(self, letter: str, choice: str, rationale: str) -> str:
-        return letter
 
 
 class Rationale(MultipleChoice):
@@ -66,10 +67,7 @@ class Rationale(MultipleChoice):
 
     kind = "generative"
     closing = "Think it through, then end with the letter of the right choice, like this: The answer is X."
-
-    def answer(self, letter: str, choice: str, rationale: str) -> str:
-        end = f"The answer is {letter}."
-        return f"{rationale.strip().removesuffix(end).strip()}\n{end}"
+    form = "The answer is {letter}."
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         right = conversation["messages"][-1]["content"][-2]  # "X."
@@ -81,27 +79,20 @@ class NamedChoice(MultipleChoice):
 
     kind = "generative"
     closing = "Name the right choice, then its letter, like this: It is choice=X."
-
-    def answer(self, letter: str, choice: str, rationale: str) -> str:
-        # After a space the choice has the same tokens as in the question.
-        return f"It is {choice}={letter}."
+    form = "It is {text}={letter}."  # after a space the choice has the same tokens as in the question
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         """Compare only the letter, as the other tasks do."""
         return completion.strip()[-3:] == conversation["messages"][-1]["content"][-3:]  # "=X."
 
 
-# ---- column layouts: a row's cells -> (question, choices, index of the right choice or None, [rationale]) ----
+# ---- column layouts: cells -> (question, choices, index of the right choice or None, [rationale]) ----
+# Columns that are these already need no function.
 
 
 def _index(answer: str, labels: Sequence[str]) -> int | None:
     # None for an answer that is no label.
     return {label: number for number, label in enumerate(labels)}.get(answer)
-
-
-def answer_number(question: str, choices: list[str], answer: int) -> tuple:
-    """The answer is the right choice's index, from 0: ["salt", "tea"], 1."""
-    return question, choices, answer
 
 
 def answer_label(question: str, choices: dict, answer: str) -> tuple:
@@ -194,7 +185,7 @@ _AQUA = replace(
     convert=answer_letter,
     baseline=0.2,
 )
-# Data sets for evaluation alone, converted by the hub.
+# For data sets that the hub converts, most of them for evaluation alone.
 _TEST = DataSet(task=MultipleChoice, path=CONVERTED, splits="test", baseline=0.2)
 # Gated, as KMMLU-Redux and GPQA are: the hub gives the files to accounts that accepted the conditions.
 _KMMLU_PRO = replace(
@@ -210,12 +201,12 @@ SETS = {
     "ARC-Challenge": replace(_ARC, path="ARC-Challenge/" + FILE),
     # Exams in 57 subjects; the train split comes from other data sets.
     "MMLU": replace(
-        _ARC,
+        _TEST,
         repo="cais/mmlu",
         path="all/" + FILE,
         splits="train=auxiliary_train dev validation test",
         columns="question choices answer",
-        convert=answer_number,
+        baseline=0.25,
     ),
     "AQUA": _AQUA,
     "AQUA-Rationale": replace(_AQUA, task=Rationale, columns=_AQUA.columns + " rationale"),

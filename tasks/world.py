@@ -9,7 +9,7 @@ from nanochat.data.corpus import learned_world, world_folder
 from tasks.chats import Chat
 from tasks.common import DataSet, Task
 from tasks.gsm8k import GSM8K, with_calls
-from tasks.multiple_choice import NamedChoice, answer_number
+from tasks.multiple_choice import NamedChoice
 
 # Tasks and their epochs for a model that trains for a few minutes.
 MIXTURE = "World-Chat:0.55,World-Sums:0.33,World-Choices:0.4,SimpleSpelling:0.2,SpellingBee:0.2"
@@ -89,7 +89,6 @@ SETS = {
         table="choices",
         splits="train validation test",
         columns="question choices answer",
-        convert=answer_number,
         baseline=0.25,
     ),
     # Word problems, solved with the calculator.

@@ -1,27 +1,27 @@
 import json
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from nanochat.config import Count, option, parse, run
+from nanochat.config import Count, changed, option, options, parse, run
 from scripts import base_train
 
 
-@dataclass(frozen=True)
+@options("oven")
 class Config:
     """Bake a cake."""
 
     max_chars: Count = option(2_000_000_000, "how much to read", group="data")
     data: str = option("auto", "where from", group="data")
-    heat: float = option(0.5, "how hot", group="oven")
-    fan: bool = option(False, "with air", group="oven")
-    size: Count | None = option(None, "None: as the parent", group="oven")
-    racks: Count = option(-1, "-1: as many as there are", group="oven", least=1)
-    shape: Literal["round", "square"] = option("round", "of the tin", group="oven")
+    heat: float = option(0.5, "how hot")
+    fan: bool = option(False, "with air")
+    size: Count | None = option(None, "None: as the parent")
+    racks: Count = option(-1, "-1: as many as there are", least=1)
+    shape: Literal["round", "square"] = option("round", "of the tin")
 
     def __post_init__(self):
         if self.heat > 1:
@@ -51,11 +51,11 @@ def test_what_is_no_count(number):
     assert "is not a whole number" in message
 
 
-@dataclass(frozen=True)
+@options("model")
 class Short:
     """Has a short flag."""
 
-    source: str = option("sft", "of the model", group="model", short="-i")
+    source: str = option("sft", "of the model", short="-i")
 
 
 @pytest.mark.parametrize("words", [["-i", "base"], ["-i=base"], ["--source=base"], ["--source", "base"]])
@@ -104,6 +104,35 @@ def test_less_than_the_least_is_refused_but_for_the_default():
     assert [parse(Config, [f"--racks={number}"]).racks for number in (-1, 1, 7)] == [-1, 1, 7]
     for number in (0, -2):
         assert refusal(f"--racks={number}") == f"--racks has to be 1 or more, not {number}"
+
+
+@options("tray")
+class Small(Config):
+    """Bake a small cake."""
+
+    heat = 0.4
+    fan = changed(True, text="with less air")
+    racks: Count | None = None
+    trays: Count = option(2, "how many")
+    time: float = option(1.0, "how long", group="oven")
+
+
+def test_a_subclass_changes_defaults_and_keeps_the_rest():
+    found = {one.name: one for one in fields(Small)}
+    before = {one.name: one for one in fields(Config)}
+    assert list(found) == [*before, "trays", "time"]  # in the same order
+    assert (parse(Small, []).heat, parse(Config, []).heat) == (0.4, 0.5)
+    assert parse(Small, ["--heat=0.3"]).heat == 0.3
+    assert found["heat"].metadata == before["heat"].metadata
+    assert found["heat"].type is float
+    assert found["fan"].metadata == before["fan"].metadata | {"text": "with less air"}
+    assert (parse(Small, []).racks, found["racks"].metadata["least"]) == (None, 1)
+    boxes = {name: one.metadata["group"] for name, one in found.items()}
+    assert (boxes["max_chars"], boxes["heat"], boxes["trays"], boxes["time"]) == ("data", "oven", "tray", "oven")
+    with pytest.raises(ValueError, match="--trays has to be 0 or more, not -1"):
+        parse(Small, ["--trays=-1"])
+    with pytest.raises(FrozenInstanceError):
+        Small().heat = 1.0
 
 
 def test_help_is_grouped_with_defaults_and_units(capsys):

@@ -74,7 +74,7 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
         [choice] = server.http.post("/v1/chat/completions", json=body).json()["choices"]
         assert choice["finish_reason"] in ("stop", "length")
     assert "reward 0" in python("-m", "scripts.rollouts", "--tag=default", "--show=1").stdout
-    done = here("scripts.scaling", f"--out={tmp_path / 'runs.md'}")
+    done = here("scripts.scaling")
     assert done.returncode == 0, done.stderr
     refused = here("scripts.import_nanochat", "--tag=a", "--checkpoint=b")
     assert (refused.returncode, refused.stderr[:28]) == (2, "error: --tokenizer is needed")

@@ -1,6 +1,6 @@
 import hashlib
 import subprocess
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import nan
 from types import SimpleNamespace
 
@@ -8,17 +8,17 @@ import pytest
 import torch
 from loop_parts import ALONE
 
-from nanochat.config import option
+from nanochat.config import option, options
 from nanochat.hardware import find_accelerator
 from nanochat.log import format_value
 from nanochat.outcome import Estimate, Outcome, bloat, environment, pretraining_metrics, run_metrics
 from nanochat.train import State
 
 
-@dataclass(frozen=True)
+@options("cake")
 class Config:
-    depth: int = option(2, "layers", group="model")
-    data: str = option("/home/somebody/text", "where from", group="data", in_card=False)
+    depth: int = option(2, "layers")
+    data: str = option("/home/somebody/text", "where from", in_card=False)
 
 
 @pytest.fixture

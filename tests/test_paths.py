@@ -33,6 +33,19 @@ def test_text_and_json_are_written_whole(tmp_path):
     assert os.listdir(path.parent) == ["card.json"]
 
 
+def test_lines_of_json(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    paths.write_jsonl(path, [{"n": 1}, {"n": "둘"}])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes() + b' \r\n{"n": 3}')
+    assert list(paths.read_jsonl(path, lambda row: row["n"])) == [1, "둘", 3]
+    for line, fault in {b"{": "Expecting", b'{"m": 1}': "'n'", b"5": "'int' object", b"\xff": "'utf-8' codec"}.items():
+        path.write_bytes(b'{"n": 1}\n\n' + line)
+        rows = paths.read_jsonl(path, lambda row: row["n"])
+        assert next(rows) == 1
+        with pytest.raises(ValueError, match=f"{path}:3: {fault}"):
+            next(rows)
+
+
 def test_a_failed_write_leaves_the_old_file(monkeypatch, tmp_path):
     path = tmp_path / "card.json"
     paths.write_text(path, "old")

@@ -12,12 +12,30 @@ import torch
 from loop_parts import ALONE
 from models import CONFIGS, lively
 from test_objectives import TwoWords, in_parts
-from test_rollouts import TOKENIZER, trainer_of
+from test_rollouts import TOKENIZER, MadeUp, Words, rollouts, trainer_of
 
 from nanochat.chat import render_conversation, render_prompt
+from nanochat.engine import Completion
 from nanochat.preferences import PREFERENCE_LOSSES, Pairs, Preference, as_pair, make_pairs, read_pairs
 
 CALLS = [{"type": "python", "text": "12+34"}, {"type": "python_output", "text": "46"}, {"type": "text", "text": " 46"}]
+
+
+class Scripted(MadeUp):
+    """Stands where the engine does: gives these (text, reason) as answers; special tokens are spelled in the text."""
+
+    def __init__(self, answers: list[tuple[str, str]]):
+        super().__init__()
+        self.answers = answers
+
+    def generate(self, requests, logprobs):
+        return [[self.completion(*answer) for answer in self.answers] for _ in requests]
+
+    def completion(self, text: str, reason: str) -> Completion:
+        special, tokens = TOKENIZER.special_tokens, []
+        for piece in re.split(r"(<\|\w+\|>)", text):
+            tokens += [special[piece]] if piece in special else TOKENIZER.encode(piece)
+        return Completion(tokens, [1] * len(tokens), reason, [0.0] * (len(tokens) + (reason == "stop")))
 
 
 def a_pair(number: int, chosen="The letter is e.") -> dict:
@@ -55,30 +73,46 @@ def test_a_faulty_pair_is_named(line, fault, tmp_path):
 
 def test_samples_become_pairs_that_render_to_their_tokens():
     chat = [{"role": "user", "content": "the number"}, {"role": "assistant", "content": [*CALLS, *CALLS]}]
-    asked = {"messages": [*chat, {"role": "user", "content": "letters?\n"}]}
-    prompt, call = TOKENIZER.decode(render_prompt(asked, TOKENIZER)), "<|python_start|>12+34<|python_end|>"
+    asked = {"messages": [*chat, {"role": "user", "content": "letters?\n"}, {"role": "assistant", "content": "46"}]}
+    call = "<|python_start|>12+34<|python_end|>"
     right = call + "<|output_start|>46<|output_end|> 46"
-    rewards = {right: 1.0, "46": 0.0, call[:-3]: 0.0, "<|bos|>": 0.0, "": 0.0, "12": 0.5, "7": 1.0}
-    samples = [(prompt, {"text": text, "reward": reward, "reason": "stop"}) for text, reward in rewards.items()]
-    samples += [samples[1], (prompt, {"text": "4", "reward": 0.0, "reason": "length"})]
-    records = make_pairs(samples, 5)
-    assert [record["chosen"] for record in records] == [CALLS, [{"type": "text", "text": "7"}]]
-    assert [record["rejected"][0]["text"] for record in records] == ["46", "12"]
-    assert make_pairs(samples, 1) == records[:1]
-    chosen, rejected = as_pair(records[0])
+    rewards = {right: 1.0, "46": 0.0, call[:-3]: 0.0, "46<|bos|>": 0.0, "": 0.0, "12": 0.5, "7": 1.0, "4": 0.0}
+    answers = [(text, "length" if text == "4" else "stop") for text in (*rewards, "46")]
+    records = []
+
+    class Asked(Words):
+        def __getitem__(self, number: int) -> dict:
+            return asked
+
+    options = {"examples_per_step": 1, "num_samples": len(answers), "record": lambda *_, **one: records.append(one)}
+    next(rollouts(Scripted(answers), Asked(1, rewards.get), **options))
+    pairs = make_pairs(records, 5)
+    assert [pair["chosen"] for pair in pairs] == [CALLS, [{"type": "text", "text": "7"}]]
+    assert [pair["rejected"][0]["text"] for pair in pairs] == ["46", "12"]
+    assert make_pairs(records, 1) == pairs[:1]
+    chosen, rejected = as_pair(pairs[0])
     assert render_prompt(chosen, TOKENIZER) == render_prompt(rejected, TOKENIZER) == render_prompt(asked, TOKENIZER)
-    assert TOKENIZER.decode(render_conversation(chosen, TOKENIZER)[0]) == f"{prompt}{right}<|assistant_end|>"
+    decoded = TOKENIZER.decode(render_conversation(chosen, TOKENIZER)[0])
+    assert decoded == f"{records[0]['prompt']}{right}<|assistant_end|>"
+    few = [records[0] | {"samples": records[0]["samples"][:1]}]
     with pytest.raises(ValueError, match="no question has a better and a worse answer"):
-        make_pairs(samples[:1], 1)
+        make_pairs(few, 1)
+    del few[0]["messages"]
+    with pytest.raises(ValueError, match="the samples are from an earlier version"):
+        make_pairs(few, 1)
 
 
 def test_the_source_on_any_ranks():
     records = [a_pair(number) for number in range(30)]
     source, other = source_of(records), source_of(random.Random(1).sample(records, 30))
-    assert source.answers[0][0][0].tolist() == other.answers[0][0][0].tolist()  # the order in the file does not matter
-    assert (source.count, len(source.held_out), source.steps) == (27, 3, 12)
+    columns = [[column.tolist() for pair in one.answers for row in pair for column in row] for one in (source, other)]
+    assert columns[0] == columns[1]  # the order in the file does not matter
+    # A tenth would be three; the pair beside the border has the prompt of the first of them.
+    assert (source.count, len(source.held_out), source.steps) == (26, 4, 12)
+    prompts = [pair[0][-1].tolist() for pair in source.answers]
+    assert not any(prompt in prompts[:26] for prompt in prompts[26:])
     numbers = [next(source)[-1][:, 2].tolist() for _ in range(2)]
-    assert all(row[::2] == row[1::2] and max(row) < 27 for row in numbers)  # two rows a pair, none held out
+    assert all(row[::2] == row[1::2] and max(row) < 26 for row in numbers)  # two rows a pair, none held out
     ranks = [source_of(records, replace(ALONE, rank=rank, world_size=2)) for rank in (0, 1)]
     for rank in ranks:
         rank.load_state_dict({"step": 1})

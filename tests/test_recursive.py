@@ -204,12 +204,10 @@ def test_other_numbers_of_exits_are_told(capsys, monkeypatch):
             decoder.make_room(1, 128)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"loops": -1}, {"passes": 0}, {"sweeps": 2}, {"supervision": -1}, {"detached": -1}, {"detached": 3}]
-)
-def test_a_model_that_cannot_run_is_refused(changes):
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        lively({**CONFIGS["recursive"], **changes})
+@pytest.mark.parametrize(("name", "sweeps"), [("recursive", 2), ("looped", 0)])
+def test_a_number_of_sweeps_that_cannot_be_is_refused(name, sweeps):
+    with pytest.raises(ValueError, match=f"sweeps={sweeps} "):
+        lively({**CONFIGS[name], "sweeps": sweeps})
 
 
 @pytest.mark.parametrize("base", [1e200, 1.0, 0.0])

@@ -214,6 +214,7 @@ def test_a_prompt_without_room_loses_its_beginning():
     assert re.fullmatch(
         r"<\|bos\|><\|user_start\|>(?!begin).*end<\|user_end\|><\|assistant_start\|>", records[0]["prompt"]
     )
+    assert records[0]["messages"] == Long()[0]["messages"][:1]  # in full
     assert max(sample["tokens"] for record in records for sample in record["samples"]) == 50
 
 

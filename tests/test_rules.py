@@ -66,7 +66,7 @@ MIN_COMMENTS = 0.12  # useful comment lines per code line
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
     "fromkeys _uniform _matrix _line "
-    "dataclass field option changed arg compile frozenset set dict tuple list range len sorted sum min max zip "
+    "dataclass field option options changed arg compile frozenset set dict tuple list range len sorted sum min max zip "
     "enumerate chr ord int float str bytes split join format strip replace lru_cache wraps no_grad inference_mode "
     "contextmanager".split()
 )
@@ -141,8 +141,8 @@ def rule_1_a_script_is_a_recipe(root: Path) -> Iterator[str]:
         if not mains or [argument.arg for argument in mains[0].args.args] != ["config"]:
             yield f"{path}:1: a script has one main(config)"
         first, *others = [node for node in tree.body if isinstance(node, ast.ClassDef)] or [None]
-        if not first or "dataclass(frozen=True)" not in map(ast.unparse, first.decorator_list):
-            yield f"{path}:1: a script has one @dataclass(frozen=True), its config"
+        if not first or not ast.unparse(first).startswith("@options("):
+            yield f"{path}:1: a script has one class with @options, its config"
         for extra in others:
             yield f"{path}:{extra.lineno}: class {extra.name}: a script has no class but its config"
         for name, line in imports(path, tree):
@@ -377,7 +377,7 @@ def rule_shell_scripts_parse(root: Path) -> Iterator[str]:
 
 # ---- every rule on the repository and on planted breaches ----
 
-CONFIG = "@dataclass(frozen=True)\nclass C: ...\n"
+CONFIG = "@options()\nclass C: ...\n"
 PYPROJECT = '[project]\ndependencies = [\n    "numpy>=2",\n]\n'
 HASHED = " \\\n    --hash=sha256:" + "0" * 64 + "\n"
 # rule → (file, text, line at which the breach must be seen); around it stands an empty repository.
@@ -385,7 +385,7 @@ PLANTED = {
     rule_1_a_script_is_a_recipe: [
         ("scripts/a.py", "def run(config): ...\n", 1),
         ("scripts/a.py", CONFIG + "def main(config): ...\nclass Helper: ...\n", 4),
-        ("scripts/a.py", "@dataclass\nclass C: ...\n", 1),
+        ("scripts/a.py", "@dataclass(frozen=True)\nclass C: ...\n", 1),
         ("scripts/a.py", CONFIG + "import argparse\n", 3),
     ],
     rule_2_imports_go_down: [

@@ -3,13 +3,13 @@
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from base_runs import Base
 from fake_hub import write_hub
 from forks import Forked, run_module
 
+from nanochat.config import options
 from nanochat.settings import ChatTuneSettings
 from nanochat.world.writer import write_world
 
@@ -20,7 +20,7 @@ FLAGS += ["--eval-tokens=400", "--eval-metrics-every=6", "--save-every=-1", "--k
 WORDS = "the quick brown fox of letter and".split()
 
 
-@dataclass(frozen=True)
+@options()
 class Config(ChatTuneSettings):
     """Fine-tune for a test."""
 

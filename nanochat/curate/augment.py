@@ -50,7 +50,7 @@ class Style(NamedTuple):
         words = self.answer.partition("{")[0]
         rest = [answer.removeprefix(words).removesuffix(".") for answer in answers_in(self.answer, choices)]
         marks = "|".join(map(re.escape, rest))
-        # Words may begin a sentence or not, but a letter is a capital.
+        # The words may be in any case, since some begin a sentence; a letter has to be a capital.
         found = re.findall(f"{before}(?i:{re.escape(words)})({marks})(?={after})", text)
         return rest.index(found[-1]) if found else None
 
@@ -133,13 +133,14 @@ def remix(
     """Return a question with up to `most` choices in random order, and the index of the right one.
 
     Choices of similar questions are spliced in if they are wrong there, if both questions ask for a right choice or
-    both for a wrong one, and if no other choice says the same. A question whose choices speak of each other stays, and
-    gives none: if all of them are right, so is each.
+    both for a wrong one, and if no other choice says the same. Nothing checks that they are wrong here too: a dolphin,
+    wrong in "Which is a fish?", would be right in "Which is a mammal?". A question whose choices speak of each other is
+    returned as it is, and gives no choices: where the right one is "all of the above", the others are right too.
     questions: (question, choices, index of the right choice); the index has their texts. same: a teacher's word on
     whether two choices say the same, beside the normal form.
     """
     question, choices, right = questions[number]
-    if right not in range(len(choices)) or any(map(REFERRING.search, choices)):
+    if any(map(REFERRING.search, choices)):
         return question, choices, right
     found = list(choices)
     is_negated = bool(NEGATED.search(question))

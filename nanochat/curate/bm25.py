@@ -23,7 +23,7 @@ def words(text: str) -> list[str]:
 
 
 class BM25:
-    """An index of texts. k1: how much repeated words count; b: how much long texts are held back, from 0 to 1."""
+    """An index of texts. k1: weight of repeated words; b: penalty for long texts, from 0 (none) to 1."""
 
     def __init__(self, texts: Iterable[str], k1: float = 1.5, b: float = 0.75):
         counted = [Counter(words(text)) for text in texts]

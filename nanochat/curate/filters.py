@@ -8,12 +8,11 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
 from nanochat.chat import render_conversation
-from nanochat.config import Count, option
+from nanochat.config import Count, option, options
 from nanochat.curate.contamination import Benchmarks
 from nanochat.log import Record
 from nanochat.tokenizer import Tokenizer
@@ -41,17 +40,17 @@ FEW_LETTERS = 20  # too few to judge the script of an answer
 LEAST_SHARE = 0.2  # of an answer's letters in the expected script
 
 
-@dataclass(frozen=True)
+@options("filters")
 class FilterSettings:
     """The filters of chats."""
 
-    filters: str = option("", "filters in order, by comma (default: all in docs/chat_data.md)", group="filters")
-    min_tokens: Count = option(8, "shortest row, in tokens of the rendered conversation", group="filters", least=0)
-    max_tokens: Count = option(2048, "longest row, in tokens of the rendered conversation", group="filters", least=1)
+    filters: str = option("", "filters in order, by comma (default: all in docs/chat_data.md)")
+    min_tokens: Count = option(8, "shortest row, in tokens of the rendered conversation")
+    max_tokens: Count = option(2048, "longest row, in tokens of the rendered conversation", least=1)
     # Relative to the usual ratio of the two languages, see LENGTHS.
-    max_ratio: str = option("all=2", "longer or shorter than an original, like all=2,en-ko=2.5", group="filters")
-    languages: str = option("", "languages of answers, like BUCKET=ko (default: the prompts')", group="filters")
-    near: float = option(0.8, "similarity to an earlier row that drops a row", group="filters", least=0.5, below=1)
+    max_ratio: str = option("all=2", "longer or shorter than an original, like all=2,en-ko=2.5")
+    languages: str = option("", "languages of answers, like BUCKET=ko (default: the prompts')")
+    near: float = option(0.8, "similarity to an earlier row that drops a row", least=0.5, below=1)
 
 
 @lru_cache

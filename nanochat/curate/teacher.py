@@ -12,11 +12,10 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from nanochat.chat import text_of
-from nanochat.config import Count, option
+from nanochat.config import Count, option, options
 from nanochat.log import Progress, Record, print0
 from nanochat.outcome import Metrics, mean_estimate
 from nanochat.paths import base_dir, read_json, text_sha256, write_json
@@ -32,17 +31,17 @@ class NoAnswer(ValueError):
     """The teacher has no usable answer for a row; the run continues with other rows."""
 
 
-@dataclass(frozen=True)
+@options("teacher")
 class TeacherSettings:
     """A teacher, and the limits of its use."""
 
-    teacher: str = option("", "address of an OpenAI-compatible endpoint, like http://host:port/v1", group="teacher")
-    teacher_model: str = option("", "name of the teacher's model", group="teacher")
-    teacher_tokens: Count = option(1024, "most tokens of an answer", group="teacher", least=1)
-    teacher_temperature: float = option(0.0, "sampling temperature of the teacher", group="teacher", least=0)
-    budget: Count = option(0, "tokens to spend, prompts included (0: no limit)", group="teacher", least=0)
-    parallel: Count = option(8, "requests at once", group="teacher", least=1)
-    timeout: float = option(120.0, "seconds to wait for an answer", group="teacher", least=0.1)
+    teacher: str = option("", "address of an OpenAI-compatible endpoint, like http://host:port/v1")
+    teacher_model: str = option("", "name of the teacher's model")
+    teacher_tokens: Count = option(1024, "most tokens of an answer", least=1)
+    teacher_temperature: float = option(0.0, "sampling temperature of the teacher")
+    budget: Count = option(0, "tokens to spend, prompts included (0: no limit)")
+    parallel: Count = option(8, "requests at once", least=1)
+    timeout: float = option(120.0, "seconds to wait for an answer", least=0.1)
 
 
 class Teacher:

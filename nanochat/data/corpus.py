@@ -353,6 +353,4 @@ def learned_world(tokenizer: str) -> int | None:
     path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
     if not path.is_file():
         return None
-    data = read_json(path).get("training", {}).get("data", {})
-    # Tokenizers of earlier versions have the name alone.
-    return data.get("world seed", world_seed(data.get("name", "")))
+    return read_json(path).get("training", {}).get("data", {}).get("world seed")

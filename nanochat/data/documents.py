@@ -6,12 +6,11 @@ Damage is an error with file and line.
 
 import contextlib
 import hashlib
-import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import AnyStr
+from typing import Any, AnyStr
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nanochat.log import Progress, print0
-from nanochat.paths import base_dir, one_at_a_time, publish_folder, read_sha256, text_sha256
+from nanochat.paths import base_dir, one_at_a_time, publish_folder, read_jsonl, read_sha256, text_sha256
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
@@ -54,32 +53,31 @@ def by_size(texts: Iterable[AnyStr], least: int) -> Iterator[list[AnyStr]]:
         yield batch
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number, line with line end)."""
+def _lines(file: Path) -> Iterator[str]:
+    """Yield the lines with their ends."""
     with open(file, "rb") as stream:
         for number, line in enumerate(stream, 1):
             try:
                 text = line.decode("utf-8-sig")  # some editors put a byte order mark at the start
             except UnicodeDecodeError as error:
                 raise ValueError(f"{file}:{number}: {error}") from error
-            yield number, text
+            yield text
 
 
 def _read_text(file: Path) -> Iterator[str]:
-    return map("".join, by_size((line for _, line in _lines(file)), DOCUMENT_CHARS))
+    return map("".join, by_size(_lines(file), DOCUMENT_CHARS))
 
 
 def _read_jsonl(file: Path) -> Iterator[str]:
-    for number, line in _lines(file):
-        # An empty last line is common.
-        if not line.strip():
-            continue
-        try:
-            text = json.loads(line)[TEXT]
-            text.encode()  # fails for anything but a string, and for half a surrogate pair
-        except (ValueError, LookupError, TypeError, AttributeError):
-            raise ValueError(f'{file}:{number}: not a JSON object like {{"{TEXT}": "…"}}') from None
-        yield text
+    return read_jsonl(file, _text_of)
+
+
+def _text_of(record: Any) -> str:
+    try:
+        record[TEXT].encode()  # fails for anything but a string, and for half a surrogate pair
+    except (ValueError, LookupError, TypeError, AttributeError):
+        raise ValueError(f'not a JSON object like {{"{TEXT}": "…"}}') from None
+    return record[TEXT]
 
 
 def _read_parquet(file: Path) -> Iterator[str]:

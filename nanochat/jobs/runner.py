@@ -8,7 +8,6 @@ different folders run side by side.
 """
 
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -19,13 +18,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from nanochat.config import Count, collect_signals, option, run, stop_signals
+from nanochat.config import Count, collect_signals, option, options, run, stop_signals
 from nanochat.data import hub
 from nanochat.log import Record, duration, print0, write
 from nanochat.outcome import ROOT, Outcome
 from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, take_lock, text_sha256, write_json
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
+TAIL = 10  # lines of the log to show when a quiet step fails
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Step:
     launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
     options: Sequence[str] = ()  # flags without influence on the result
     skip: str = ""  # reason to leave the step out; empty: the step runs
-    quiet: bool = False  # output goes to the log alone
+    quiet: bool = False  # output goes to the log alone, unless the step fails
 
     @property
     def words(self) -> list[str]:
@@ -207,7 +207,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     # A stop request may have come just before a normal end: training has saved, and exits with 0.
     if status or stop or (step.output and not step.outcome.exists()):
         write_json(path, entry)
-        reason = f"failed with exit status {status}: {failure_line(log)}"
+        reason = f"failed with exit status {status}"
         if stop:
             reason = f"was stopped by {signal.Signals(stop[0]).name}"
             status = status or 128 + stop[0]  # as a shell reports a signal
@@ -222,22 +222,11 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     print0(f"== {step.name}: done in {duration(entry['seconds'])}")
 
 
-def failure_line(log: Path) -> str:
-    """Return the log line that names the error, for the message alone; torchrun prints a frame below the error."""
-    # Each attempt begins with a line from `execute`: its date and its command.
-    attempts = re.split(r"(?m)^== \d{4}-", log.read_text(encoding="utf-8", errors="replace"))
-    lines = attempts[-1].splitlines()
-    # Messages for users come before tracebacks, and any line before none.
-    messages = [line for line in lines if line.startswith("error:")]
-    errors = [line for line in lines if "Error" in line]
-    return (messages or errors or lines)[-1]
-
-
 def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> int:
     """Run a step's command and return the exit status (128 + signal if one killed it).
 
-    The command writes to the log, which is also shown unless the step is quiet. A signal is passed on as SIGTERM;
-    Ctrl-C reaches the command by itself.
+    The command writes to the log, which is also shown; from a quiet step only the last lines, if it fails. A signal is
+    passed on as SIGTERM; Ctrl-C reaches the command by itself.
     """
     with open(log, "ab") as file, open(log, encoding="utf-8", errors="replace") as shown:
         file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(step.words)}\n".encode())
@@ -263,6 +252,9 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
             if set(stop) - {signal.SIGINT} and not is_asked:
                 child.terminate()
                 is_asked = True
+        if status:
+            # Only a quiet step has lines that were not shown.
+            write("".join(shown.readlines()[-TAIL:]), sys.stdout)
     # Popen has the negative number of a signal, a shell 128 + the number.
     return 128 - status if status < 0 else status
 
@@ -270,13 +262,13 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
 # ---- the command of speedrun.sh ----
 
 
-@dataclass(frozen=True)
+@options("step")
 class Config:
     """Run one step of a planned job, unless it is finished."""
 
-    job: str = option("", "folder of the job", group="step")
-    step: str = option("", "name of the step", group="step")
-    lock: Count = option(9, "descriptor that holds the job's lock", group="step", least=0)
+    job: str = option("", "folder of the job")
+    step: str = option("", "name of the step")
+    lock: Count = option(9, "descriptor that holds the job's lock")
 
 
 def main(config: Config) -> None:

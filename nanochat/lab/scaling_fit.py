@@ -26,6 +26,7 @@ class ScalingRun(NamedTuple):
     depth: int
     n: int  # parameters in matrices and head
     tokens: int
+    ratio: float  # tokens : n
     flops: float  # counted during training
     budget: float  # FLOPs by --target-flops; -1 for another horizon
     bpb: float  # bits per byte on validation text
@@ -38,6 +39,7 @@ class Optimum(NamedTuple):
     flops: float  # the budget
     n: float
     tokens: float
+    ratio: float  # tokens : n
     bpb: float  # bits per byte at that size
 
 
@@ -63,11 +65,13 @@ def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
         bpb = metrics.get("Final validation bpb")
         # A text if it was not measured; other stages have none.
         if isinstance(bpb, dict) and outcome.stage == "base_train" and outcome.tag.startswith(prefix):
+            n = metrics["Number of parameters, matrices"] + metrics["Number of parameters, head"]
             run = ScalingRun(
                 tag=outcome.tag,
                 depth=outcome.config["depth"],
-                n=metrics["Number of parameters, matrices"] + metrics["Number of parameters, head"],
+                n=n,
                 tokens=metrics["Tokens seen"],
+                ratio=metrics["Tokens seen"] / n,
                 flops=metrics["Total training flops"]["value"],
                 budget=outcome.config["target_flops"],
                 bpb=bpb["value"],
@@ -99,12 +103,8 @@ def optimum(runs: Sequence[ScalingRun]) -> Optimum | None:
         return None
     # At one budget, log tokens are nearly a line in log N.
     line = np.polyfit(x, np.log([run.tokens for run in runs]), 1)
-    return Optimum(
-        flops=runs[0].budget,
-        n=math.exp(best),
-        tokens=math.exp(np.polyval(line, best)),
-        bpb=np.polyval(curve, best),
-    )
+    n, tokens = math.exp(best), math.exp(np.polyval(line, best))
+    return Optimum(runs[0].budget, n, tokens, tokens / n, bpb=np.polyval(curve, best))
 
 
 def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:

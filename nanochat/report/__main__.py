@@ -4,10 +4,10 @@
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
-from nanochat.config import option, run
+from nanochat.config import option, options, run
 from nanochat.log import Record, print0
 from nanochat.paths import base_dir, read_json, write_json, write_text
 from nanochat.report.card import Card, markdown, read_card, summary
@@ -18,14 +18,14 @@ from nanochat.report.plots import picture_file
 FORMAT = 1  # version number in report.json, raised when a key changes meaning
 
 
-@dataclass(frozen=True)
+@options("place")
 class Config:
     """Write the report card for all finished stages, or compare two runs."""
 
-    out: str = option("report.md", "the card; .html, .json and pictures lie beside it", group="place")
-    base_dir: str = option("", "folder of the run; empty: NANOCHAT_BASE_DIR", group="place")
-    tag: str = option("", "tag of the run; empty: all tags", group="place")
-    compare: tuple[str, ...] = option((), "two runs: folders or report.json files", group="place")
+    out: str = option("report.md", "the card; .html, .json and pictures lie beside it")
+    base_dir: str = option("", "folder of the run; empty: NANOCHAT_BASE_DIR")
+    tag: str = option("", "tag of the run; empty: all tags")
+    compare: tuple[str, ...] = option((), "two runs: folders or report.json files")
 
     def __post_init__(self):
         if len(self.compare) not in (0, 2):

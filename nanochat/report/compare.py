@@ -77,10 +77,10 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
 
 def mcnemar(only_one: int, only_other: int) -> float:
     """Return the two-sided probability that a fair coin falls so, or more unevenly."""
+    from scipy import stats  # a slow import, which must not delay --help
+
     tosses = only_one + only_other
-    ways = sum(math.comb(tosses, heads) for heads in range(min(only_one, only_other) + 1))
-    # Twice one tail counts an even split double, so the limit is 1. Integers of any size divide exactly.
-    return min(1.0, 2 * ways / 2**tosses)
+    return float(stats.binomtest(only_one, tosses).pvalue) if tosses else 1.0
 
 
 # ---- side by side ----

@@ -1,10 +1,9 @@
 """Write an embedded world: `python -m nanochat.world --seed=2 --size=tiny`."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nanochat.config import Count, option, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import print0
 from nanochat.paths import one_at_a_time, read_json, world_dir
 from nanochat.world.buckets import FAULTS, write_buckets
@@ -12,14 +11,14 @@ from nanochat.world.facts import World
 from nanochat.world.writer import SIZES, write_world
 
 
-@dataclass(frozen=True)
+@options("world")
 class Config:
     """Write an embedded world: text, tasks, and a bundle of CORE tasks."""
 
     out: str = option("", "folder to write (default: below NANOCHAT_BASE_DIR, where --data=world reads)", group="place")
-    seed: Count = option(1, "seed of all names and facts", group="world", least=0)
+    seed: Count = option(1, "seed of all names and facts")
     size: Literal[("", *SIZES)] = option(
-        "", f"number of texts: {', '.join(SIZES)} (default: small, or that of the world that is there)", group="world"
+        "", f"number of texts: {', '.join(SIZES)} (default: small, or that of the world that is there)"
     )
     buckets: str = option("", "also write buckets of conversations into this folder", group="buckets")
     rows: Count = option(4000, "rows in a bucket, without those with planted faults", group="buckets", least=20)

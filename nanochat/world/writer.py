@@ -8,6 +8,7 @@ core/                 a bundle of CORE tasks, laid out as an eval_bundle
 
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanochat.log import print0
 from nanochat.paths import WORLD_VERSION, read_json, write_jsonl
 from nanochat.world.chats import Rows, core_bundle, tables
 from nanochat.world.facts import World
@@ -65,8 +65,8 @@ def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) ->
 def write_world(folder: Path, seed: int, size: str = "") -> None:
     """Write a world completely or not at all; a finished world of this seed and size stays as it is.
 
-    size: empty for that of the world that is there, else small. A world of an older version is replaced, because this
-    code cannot read it.
+    size: empty for that of the world that is there, else small. A world of another version is replaced, because
+    this code cannot read it.
     """
     path = folder / "world.json"
     there = read_json(path) if path.exists() else {}
@@ -74,9 +74,8 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     if there == record:
         return
     size = record["size"]
-    older = there.get("version", WORLD_VERSION) < WORLD_VERSION and there | {"version": WORLD_VERSION} == record
-    if older:
-        print0(f"{folder} is a world of an older version, it is written again")
+    if there | {"version": WORLD_VERSION} == record:
+        shutil.rmtree(folder)
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")
     people, documents, problems, chats = SIZES[size]
@@ -97,7 +96,5 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
             write_parquet(part / f"tasks/{name}.parquet", rows, row_group=1024)
         write_bundle(part / "core", world.rows("core tasks"), core_bundle(world))
         (part / "world.json").write_text(json.dumps(record))
-        if older:
-            folder.rename(Path(temporary, "older"))
         # A rename is atomic: readers see the whole folder or none.
         os.rename(part, folder)

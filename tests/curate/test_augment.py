@@ -1,4 +1,4 @@
-"""Augmented multiple choice: every style is read back and nothing else; no spliced choice is right."""
+"""Augmented multiple choice: every style is read back and nothing else; no spliced choice says the same as another."""
 
 from collections import Counter
 from itertools import product
@@ -21,7 +21,7 @@ Type ({l}) blood|{l}+|\\text{{{l}}}|Answer: {l} or none|The answer is {l}-shaped
 The answer is {l} x.|정답: {l}형|\\boxed{{}}|{low}|The answer is {low}.|{l}{l}|[{l}]|#{n}|{n}/2|-{n}
 {n}%|No answer|The answer is a number.|(1{n})|정답은 {l}번|정답은 {n}번 문제의 답이다|Answer key {n}
 {n}번 국도|Room {l}{n}|Question {n}.|We answered {n}.|{n} 정답|boxed {l}|section {n}.|(see {l})
-Answer {n}: no
+Answer {n}: no|{l}. redder|{low}. red|{l}) red|{n}. red|{l}. red or not|{l}: x < 5|red {l}.
 """.strip()
     .replace("\n", "|")
     .split("|")
@@ -48,7 +48,7 @@ def test_look_alikes_are_not_read():
     marks = list(enumerate(LETTERS[:10], 1))
     texts = {form.format(n=n, l=letter, low=letter.lower()) for form, (n, letter) in product(LOOK_ALIKES, marks)}
     assert len(texts) >= 500
-    assert [text for text in texts for style in STYLES.values() if style.read(text, "?" * 10) is not None] == []
+    assert [text for text in texts for style in STYLES.values() if style.read(text, CHOICES) is not None] == []
 
 
 def test_normal_form():

@@ -71,11 +71,12 @@ def test_files_of_a_folder_in_one_order(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", [b"{not json", b'{"content": "no text"}', b'{"text": 5}', b'["a list"]', b'{"text": "half \\ud83d"}']
+    "line", [b'{"content": "no text"}', b'{"text": 5}', b'["a list"]', b'{"text": "half \\ud83d"}', b"3"]
 )
 def test_a_bad_line_is_named(tmp_path, line):
     path = write(tmp_path / "a.jsonl", b'{"text": "good"}\n\n' + line + b"\n")
     assert refusal(path) == f'{path}:3: not a JSON object like {{"text": "…"}}'
+    assert refusal(write(path, b"{not json")).startswith(f"{path}:1: Expecting property name")
 
 
 def test_text_that_is_not_utf8_is_named(tmp_path):

@@ -24,6 +24,7 @@ def test_llama_cpp_finds_the_keys_and_tensors_it_expects(tmp_path):
         "attention.head_count": 4,
         "attention.head_count_kv": 1,
         "attention.key_length": 16,
+        "attention.value_length": 16,
         "attention.layer_norm_rms_epsilon": 2**-23,
         "rope.freq_base": 100_000.0,
         "vocab_size": 701,

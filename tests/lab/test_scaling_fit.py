@@ -1,7 +1,6 @@
 """The fits, on data of known laws with noise, and on what does not decide."""
 
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from outcomes import leave
 
 from nanochat.lab.scaling_fit import ScalingRun, by_budget, optimum, power_law, read_runs
-from scripts.scaling import laws
+from scripts.scaling import best_table, laws_table
 
 ALPHA, BETA = 0.34, 0.28  # of L = 1.69 + 406 / N^ALPHA + 411 / D^BETA, with which N grows as C^(BETA / (ALPHA + BETA))
 SHARE = BETA / (ALPHA + BETA)
@@ -21,7 +20,9 @@ def sweep(budget: float, sizes: list[float], noise: float = 0.0, seed: int = 0) 
     for depth, n in enumerate(sizes):
         tokens = budget / (6 * n)
         loss = 1.69 + 406 / n**ALPHA + 411 / tokens**BETA + noise * draws.standard_normal()
-        runs.append(ScalingRun(f"{budget:g}-d{depth}", depth, round(n), round(tokens), budget, budget, loss, 0.01))
+        runs.append(
+            ScalingRun(f"{budget:g}-d{depth}", depth, round(n), round(tokens), tokens / n, budget, budget, loss, 0.01)
+        )
     return runs
 
 
@@ -48,10 +49,13 @@ def test_the_exponents_of_a_known_law_are_found(seed):
 
 def test_the_ratio_that_is_suggested_is_that_of_the_law():
     sizes = [2**x for x in (-1.0, -0.5, 0, 0.5, 1.0)]
-    parts, curve = laws([run for c in (1e18, 3e18, 1e19) for run in sweep(c, [best_size(c) * x for x in sizes])])
-    ratio = float(re.search(r"at 1e\+19 FLOPs this suggests (\S+) tokens for each parameter", parts[-1])[1])
+    runs = [run for c in (1e18, 3e18, 1e19) for run in sweep(c, [best_size(c) * x for x in sizes])]
+    found = [optimum(group) for group in by_budget(runs).values()]
+    [[_, exponent, _, most, ratio]] = laws_table(found, {"Tokens : N": "ratio"})["rows"]
+    assert (exponent, most) == (pytest.approx(1 - 2 * SHARE, abs=0.05), 1e19)
     assert ratio == pytest.approx(1e19 / 6 / best_size(1e19) ** 2, rel=0.1)
-    assert list(curve["series"]) == ["1e+18 FLOPs", "3e+18 FLOPs", "1e+19 FLOPs"]
+    assert laws_table(found[:1], {"N": "n"})["rows"] == []
+    assert best_table({1e18: None})["rows"] == [(1e18, None, None, None, None)]
 
 
 def test_without_noise_a_power_law_is_exact():
@@ -86,6 +90,6 @@ def test_finished_runs_are_read(tmp_path):
     write_run(tmp_path, "other-d2")
     leave(tmp_path, "tok_train", "mine-d2")
     runs = read_runs(tmp_path, "mine-d")
-    assert runs[0] == ("mine-d2", 2, 70, 840, 4e5, -1.0, 1.5, 0.1)
+    assert runs[0] == ("mine-d2", 2, 70, 840, 12.0, 4e5, -1.0, 1.5, 0.1)
     assert [run.tag for run in runs] == ["mine-d2", "mine-d4"]
     assert by_budget(runs) == {}

@@ -107,7 +107,8 @@ def test_what_cannot_be_is_one_sentence(runs, whole, monkeypatch):
     for flags, sentence in [
         (["--total-batch-size=512"], "--total-batch-size does not apply to pairs: use --examples-per-step"),
         (["--pairs="], "--pairs=: there is no line with prompt, chosen and rejected"),
-        (["--loss=ppo"], "invalid choice 'ppo' for argument '--loss'"),
+        (["--loss=ppo"], "--loss=ppo is no loss, choose from dpo, dpo-norm"),
+        (["--beta=0"], "--beta has to be 0.0001 or more, not 0.0"),
     ]:
         with pytest.raises(ValueError, match=re.escape(sentence)):
             chat_dpo.main(parse(chat_dpo.Config, [*SMALL, f"--pairs={runs.pairs}", *flags]))
@@ -125,11 +126,15 @@ def test_a_plan_and_pairs_from_reinforcement_learning(runs, monkeypatch, capsys)
     folder, out = runs.folder / "chat_rl/samples", runs.folder / "from_rl.jsonl"
     folder.mkdir(parents=True)
     prompt = "<|bos|><|user_start|>Letter 3?<|user_end|><|assistant_start|>"
-    samples = [{"text": text, "reward": reward, "reason": "stop"} for text, reward in (("fox", 1.0), ("brown", 0.0))]
-    record = {"kind": "example 3", "step": 1, "example": 3, "prompt": prompt, "samples": samples}
+    samples = [
+        {"text": text, "parts": [{"type": "text", "text": text}], "reward": reward, "reason": "stop"}
+        for text, reward in (("fox", 1.0), ("brown", 0.0))
+    ]
+    messages = [{"role": "user", "content": "Letter 3?"}]
+    record = {"kind": "example 3", "step": 1, "example": 3, "prompt": prompt, "messages": messages, "samples": samples}
     (folder / "samples.jsonl").write_text(json.dumps(record))
     rollouts.main(parse(rollouts.Config, ["--tag=samples", f"--pairs={out}"]))
     assert capsys.readouterr().out == f"{out}: 1 pairs from 2 answers\n"
     [chosen, _] = read_pairs(str(out))[0]
-    contents = [message["content"][0]["text"] for message in chosen["messages"]]
-    assert contents == ["Letter 3?", "fox"]
+    contents = [message["content"] for message in chosen["messages"]]
+    assert contents == ["Letter 3?", [{"type": "text", "text": "fox"}]]

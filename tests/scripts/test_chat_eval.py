@@ -156,6 +156,21 @@ def test_world_talk_is_told_by_category(base, tiny_world):
     assert {row[3] for row in table["rows"]} == {0.0}
 
 
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--tasks=MMLU~", "MMLU~ is no augmentation, choose from styles, options"),
+        ("--tasks=GSM8K|MMLU~jokes", "jokes is no augmentation, choose from styles, options"),
+        ("--tasks=MMLU~styles~jokes", "styles~jokes is no augmentation"),
+        ("--sampling=1,1.9,100", "--top-p has to be below 1, not 1.9"),
+        ("--sampling=1,0.9", "--sampling=1,0.9 has to be three numbers like 0.7,0.9,32768"),
+    ],
+)
+def test_mistakes_are_found_before_the_model_is_loaded(flag, sentence):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        parse(Config, [flag])
+
+
 def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
     assert list(open_tasks("")) == HERE
     assert f"({', '.join(CHAT_CORE)})" in (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")

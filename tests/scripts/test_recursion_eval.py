@@ -6,6 +6,7 @@ import shutil
 import pytest
 from base_runs import STEPS, Base
 
+from nanochat.data.corpus import open_corpus
 from nanochat.lab.recursion import ArmRun, common_hash, open_text
 from nanochat.log import MetricLog
 from scripts import recursion_eval
@@ -77,9 +78,11 @@ def test_arms_that_cannot_be_compared_are_refused(base):
     for arm in DEPTH.keys() | {"W"}:
         base.copy(f"small-{arm}-1", f"changed-{arm}-1")
     recursion = ArmRun.read("small-R-1")
+    corpus = open_text(recursion)
+    different = "new and small-R-1 differ in their batches, or in the number of steps: train one of them again"
     for flags, said in (
         (["--seed=2"], "new has --seed=2, and small-R-1 1: train one of them again"),
-        (["--seed=1", "--num-iterations=8"], "the arms R, P, F and L have different numbers of steps"),
+        (["--seed=1", "--num-iterations=8"], different),
         (["--seed=1", "--eval-every=-1"], "new has --eval-every=-1, and small-R-1 "),
         (["--seed=1", "--recursion=moderate"], "new is not the model of arm P: train it again"),
     ):
@@ -87,9 +90,19 @@ def test_arms_that_cannot_be_compared_are_refused(base):
         shutil.rmtree(base.of("changed-P-1"))
         base.copy("new", "changed-P-1")
         assert said in refusal("changed")
+        new = ArmRun.read("new")
         if "--seed=2" in flags:
-            with pytest.raises(ValueError, match="the arms were trained on different batches"):
-                common_hash({"R": recursion, "P": ArmRun.read("new")}, open_text(recursion))
+            for arm in ("P", "W"):
+                with pytest.raises(ValueError, match=different):
+                    common_hash({"R": recursion, arm: new}, corpus)
+        if "--num-iterations=8" in flags:  # as many as the seconds allow
+            assert common_hash({"R": recursion, "W": new}, corpus) == common_hash({"R": recursion}, corpus)
+    changed = base.folder / "changed"
+    changed.mkdir()
+    for path in base.text.iterdir():
+        (changed / path.name).write_text(path.read_text(encoding="utf-8").replace("fox", "dog"), encoding="utf-8")
+    with pytest.raises(ValueError, match="the text has changed since small-R-1 was trained: put it back"):
+        common_hash({"R": recursion}, open_corpus(str(changed)))
     # One seed under two names.
     for arm in DEPTH.keys() | {"W"}:
         base.copy(f"small-{arm}-1", f"small-{arm}-2")

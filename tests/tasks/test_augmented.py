@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from nanochat.curate.augment import STYLES
+from nanochat.curate.augment import STYLES, answers_in
 from tasks import TASKS, open_tasks
 from tasks.augmented import TaskTable
 from tasks.mixing import mix
@@ -22,7 +22,9 @@ def test_every_row_in_three_styles(name, small_hub):
         for one in copies:
             right, style = one["messages"][1]["content"], STYLES[one["style"]]
             assert row["letters"][style.read(right, one["choices"])] == row["messages"][1]["content"].strip(".")[-1]
-            assert task.evaluate(one, right)
+            answers = answers_in(style.answer, one["choices"])
+            verdicts = [task.evaluate(one, answer) for answer in answers]
+            assert verdicts == [answer == right for answer in answers]  # the other listed choices are wrong
             assert not task.evaluate(one, style.answer.format(letter="E", number=5, text="?"))
     # No instruction is in Korean, and all others are there.
     assert {one["style"] for one in found} == {name for name in STYLES if "Korean" not in name}
@@ -45,6 +47,24 @@ def test_more_choices_keep_the_form_of_the_task(small_hub):
         assert f"\n- {answer.removeprefix('It is ').removesuffix('.')}\n" in question
         assert task.evaluate(row, answer)
     assert Counter(len(row["letters"]) for row in task).most_common(1)[0][0] == 8
+
+
+def test_a_faulty_row_is_named_alone_and_gives_no_choices(write_rows):
+    faulty = [("Which is metal 8?", "A"), ("Which is metal 9?\nA: gold\nB: tea", "C")]
+    whole = [(f"Which is metal {n}?\nA: iron {n}\nB: salt {n}", "A") for n in range(4)]
+    write_rows("KoBALT", [{"Question": question, "Answer": answer} for question, answer in [*faulty, *whole]])
+    task = TASKS["KoBALT~options"]()
+    letters, faults = [], []
+    for number in range(len(task)):
+        try:
+            letters.append(task[number]["letters"])
+        except ValueError as error:
+            faults.append(str(error))
+    assert letters == ["ABCDE"] * 4  # its own two, and the wrong one of each other question
+    assert sorted(faults) == [
+        "snunlp/KoBALT-700, split test, row 0: no line begins with A, the first choice",
+        "snunlp/KoBALT-700, split test, row 1: the right answer is none of its 2 choices",
+    ]
 
 
 @pytest.mark.parametrize(("name", "split", "least"), [("ARC-Easy", "train", 0.9), ("MMLU", "validation", 0.7)])

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from itertools import chain
 
+import numpy as np
 import pytest
 from chat_files import chat, key, write_lines
 from conftest import ROOT
@@ -139,6 +140,16 @@ def test_augmented_tasks_in_a_mixture(small_hub):
     assert found.rows == {"MMLU~options:8": 25, "ARC-Easy~styles:2": 30, "MMLU": 9}
     assert found.examples["ARC-Easy~styles:2"] == 10
     assert found.origin()["MMLU~options:8"]["files"] == found.origin()["MMLU"]["files"]
+
+
+def test_copies_of_a_question_are_sampled_together(small_hub):
+    found = mix(TASKS, "arc-easy~styles:2@10:1.5", seed=5)
+    questions = Counter(row["messages"][0]["content"].partition("\n\n")[0] for row in found)
+    assert sorted(questions.values()) == [2, 2, 3, 4, 4]  # half of the sample is there twice
+    # A task with one conversation for each row is sampled as it always was, so that runs can be resumed.
+    task = TASKS["AQUA"]("train")
+    sample = np.random.default_rng((3, 0)).permutation(len(task))[:50].tolist()
+    assert sorted(map(key, mix(TASKS, "aqua@50", seed=3))) == sorted(key(task[number]) for number in sample)
 
 
 def test_every_mixture_of_the_study_of_options_is_one():

@@ -13,7 +13,7 @@ from tasks.mixing import mix
 def learned(base) -> None:
     """A tokenizer that learned from the world of seed 2, and one that learned from other text."""
     write_world(base / "world-2", 2, "tiny")
-    learned = {"two": {"name": "world-2", "world seed": 2}, "old": {"name": "world-2"}, "real": {"name": "climbmix"}}
+    learned = {"two": {"name": "world-2", "world seed": 2}, "real": {"name": "climbmix"}}
     learned["folder"] = {"name": "world-2", "world seed": None}  # a user's folder of this name
     for tag, data in learned.items():
         write_json(base / f"tok_train/{tag}/tokenizer.json", {"training": {"data": data}})
@@ -31,7 +31,7 @@ def test_an_answer_has_to_contain_the_word(learned):
 
 
 def test_the_world_is_the_one_that_the_tokenizer_learned_from(learned):
-    folders = {"two": "world-2", "old": "world-2", "real": "world", "folder": "world", "none": "world"}
+    folders = {"two": "world-2", "real": "world", "folder": "world", "none": "world"}
     for tag, folder in folders.items():
         for name, data in world.SETS.items():
             for split in data.split_names:
