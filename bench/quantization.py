@@ -17,7 +17,7 @@ from nanochat import quant
 from nanochat.artifact import read_artifact
 from nanochat.checkpoint import load_model
 from nanochat.data.corpus import open_corpus
-from nanochat.evals.bpb import bits_per_byte, read_text
+from nanochat.evals.bpb import bits_by_exit, read_text
 from nanochat.gpt import GPT
 from nanochat.lab.golf import Packed
 from nanochat.runtime import Runtime, setup
@@ -37,7 +37,7 @@ class Subject:
         self.score = self.measure(self.model)
 
     def measure(self, model: GPT) -> float:
-        return bits_per_byte(model, self.text, model.config.max_seq_len, 8, self.runtime).value
+        return bits_by_exit(model, self.text, model.config.max_seq_len, 8, self.runtime)[-1].value
 
     def pack(self, plan: str, factor: float = 1.0) -> Packed:
         recipes = quant.assign(plan, quant.matrices(self.model))

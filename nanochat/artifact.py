@@ -111,6 +111,8 @@ def _forms(raw: np.ndarray, bits: int) -> dict[str, bytes]:
     if bits == FULL:
         halves = raw.view(np.uint8).reshape(-1, 2)
         return {"plain": raw.tobytes(), "shuffled": halves.T.tobytes()}
+    if bits == 8:
+        return {"bytes": raw.tobytes()}
     return {"bits": pack_bits(raw, bits), "bytes": raw.tobytes()}
 
 

@@ -11,7 +11,7 @@ and a calculator call inside the answer is `<|python_start|> 12*34 <|python_end|
 
 import codecs
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple
 
 from nanochat.log import Record
@@ -137,8 +137,8 @@ def _parts_of(message: dict) -> list[Part]:
 
 
 def text_of(message: dict) -> str:
-    """Return a message's text, without calls of the calculator and their outputs."""
-    return "".join(part["text"] for part in _parts_of(message) if part["type"] == "text")
+    """Return the text of a message, that of its parts joined."""
+    return "".join(part["text"] for part in _parts_of(message))
 
 
 def _merge_system(messages: list[dict]) -> list[dict]:
@@ -215,6 +215,12 @@ def parts(pieces: Iterable[Piece], ends: bool = False) -> list[Part]:
         if ends or text or kind != "text":
             found.append({"type": kind, "text": text})
     return found
+
+
+def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[Part]:
+    """Return a sampled reply as message content."""
+    reply = Reply(tokenizer)
+    return parts(chain(*map(reply.add, tokens), reply.close()))
 
 
 def chat_defaults(manifest: Record) -> tuple[float, list[str]]:

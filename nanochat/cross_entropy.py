@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -31,6 +32,7 @@ GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
 Losses = tuple[Tensor, Tensor | None]
 Form = Callable[..., Losses]
 Settings = tuple[Form, float, int]  # form, softcap, vocab_size
+Reduced = Tensor | tuple[Tensor, Tensor]  # sum or losses; with factors, both
 
 
 def cross_entropy(
@@ -41,47 +43,35 @@ def cross_entropy(
     softcap: float = 0.0,
     vocab_size: int | None = None,
     reduction: str = "sum",
+    factors: Tensor | None = None,
     chunk: int = 0,
     form: str | None = None,
-) -> Tensor:
+) -> Reduced:
     """Return the losses of logits softcap·tanh(z / softcap), z = hidden @ weightᵀ, of all targets that are not -1.
 
-    hidden (N, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (N,). reduction: "sum", a scalar,
-    or "none", (N,); in fp32. softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
+    hidden (…, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (…). reduction: "sum", a scalar,
+    or "none", (…); in fp32. factors (…): return the sum of losses times factors, and the losses, without a gradient.
+    softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
     """
+    hidden, labels = hidden.flatten(0, -2), targets.flatten()
+    factors = None if factors is None else factors.flatten()
     settings = FORMS[form or choose_form(hidden.device)], softcap, vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     chunk = _chunk_length(hidden, len(weight), LEAST_TOKENS[recorded], chunk)
     if recorded and reduction == "sum":
-        return _SumOfLosses.apply(hidden, weight, targets, None, chunk, settings)[0]
+        total, each = _SumOfLosses.apply(hidden, weight, labels, factors, chunk, settings)
+        return total if factors is None else (total, each.view_as(targets))
     if recorded:  # autograd differentiates losses of single tokens, and computes the chunk's logits again for that
         settings = torch_form, *settings[1:]
         losses = partial(checkpoint, _losses, use_reentrant=False)
     else:
         weight = weight.to(hidden.dtype)  # once; recorded, gradients of chunks add up in the weight's dtype
         losses = _losses
-    chunks = zip(hidden.split(chunk), targets.split(chunk), strict=True)
-    each = torch.cat([losses(rows, weight, labels, settings) for rows, labels in chunks])
-    return each if reduction == "none" else each.sum()
-
-
-def weighted_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    factors: Tensor,
-    *,
-    softcap: float,
-    vocab_size: int,
-    form: str | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the sum of the losses times factors (N,), and the losses (N,), which have no gradient."""
-    settings = FORMS[form or choose_form(hidden.device)], softcap, vocab_size
-    chunk = _chunk_length(hidden, len(weight), LEAST_TOKENS[True])
-    if torch.is_grad_enabled():
-        return _SumOfLosses.apply(hidden, weight, targets, factors, chunk, settings)
-    losses = cross_entropy(hidden, weight, targets, softcap=softcap, vocab_size=vocab_size, form=form, reduction="none")
-    return losses @ factors, losses
+    chunks = zip(hidden.split(chunk), labels.split(chunk), strict=True)
+    each = torch.cat([losses(rows, weight, part, settings) for rows, part in chunks])
+    if reduction == "none":
+        return each.view_as(targets)
+    return each.sum() if factors is None else (each @ factors, each.view_as(targets))
 
 
 def _chunk_length(hidden: Tensor, vocab_size: int, least: int, most: int = 0) -> int:
@@ -146,6 +136,13 @@ class _SumOfLosses(torch.autograd.Function):
     def backward(ctx: FunctionCtx, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * (outer / ctx.scale), weight_gradient * outer, None, None, None, None
+
+
+def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets, (rows, length) each; a row starts every `stride` tokens."""
+    missing = length + 1 - len(ids)  # of one row; its last token has a target too
+    ids = F.pad(ids, (0, max(missing, missing % stride)), value=IGNORED)  # to one row or whole strides
+    return ids[:-1].unfold(0, length, stride), ids[1:].unfold(0, length, stride)
 
 
 # ---- forms ----

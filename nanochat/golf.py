@@ -18,11 +18,11 @@ from hashlib import sha256
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import rustbpe
 from nanochat.artifact import Artifact, read_artifact
+from nanochat.cross_entropy import overlapping_rows
 from nanochat.gpt import GPT, GPTConfig
 
 ROOT = Path(__file__).parent.parent
@@ -37,12 +37,11 @@ def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch
     with torch.device("meta"):
         model = GPT(config)
     model.to_empty(device=device)
-    odd = sorted(model.state_dict().keys() ^ artifact.weights.keys())
-    if odd:
-        raise ValueError(f"the artifact lacks, or has in addition: {', '.join(odd)}")
-    model.load_state_dict(artifact.weights)
+    odd = model.load_state_dict(artifact.weights, strict=False)
+    if any(odd):
+        raise ValueError(f"missing tensors: {odd.missing_keys}; unexpected tensors: {odd.unexpected_keys}")
     model.compute_dtype = dtype
-    model.attention = "chunks" if device == "cpu" else "sdpa"
+    model.attention = "chunks"  # on a GPU too, where fused kernels want half precision
     return model.eval().requires_grad_(False)
 
 
@@ -62,17 +61,13 @@ def score(
 ) -> tuple[float, int, int]:
     """Return the summed loss in nats of tokens that stand for bytes, their bytes, and their number.
 
-    Rows start every `stride` tokens; the first row that has a token as target gives it the longest context. rows: at
-    once. TimeoutError after `limit` seconds.
+    The first row that has a token as target gives it the longest context. rows: at once. TimeoutError after `limit`
+    seconds.
     """
     length, started = model.config.max_seq_len, time.monotonic()
-    count = row_count(len(ids), length, stride)
-    # One more than the rows hold: a row's last token has a target too.
-    padded = F.pad(ids, (0, (count - 1) * stride + length + 1 - len(ids)), value=-1)
-    inputs = padded[:-1].unfold(0, length, stride)
-    targets = padded[1:].unfold(0, length, stride)
+    inputs, targets = overlapping_rows(ids, length, stride)
     nats, size, scored = 0.0, 0, 0
-    for numbers in torch.arange(count).split(rows):
+    for numbers in torch.arange(len(inputs)).split(rows):
         goals = targets[numbers]  # a copy
         goals[numbers > 0, : length - stride] = -1  # in the row before too
         goals[lengths[goals.clamp(min=0)] == 0] = -1  # special tokens stand for no bytes
@@ -83,7 +78,7 @@ def score(
         nats += losses.double().sum().item()
         if time.monotonic() - started > limit:
             raise TimeoutError(
-                f"scoring took longer than {limit:g} seconds, after {numbers[-1] + 1:,} of {count:,} rows"
+                f"scoring took longer than {limit:g} seconds, after {numbers[-1] + 1:,} of {len(inputs):,} rows"
             )
     return nats, size, scored
 
@@ -110,11 +105,14 @@ def main(words: Sequence[str]) -> None:
     data, text = options.artifact.read_bytes(), options.text.read_bytes()
     artifact, documents = read_artifact(data), json.loads(text)
     tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
+    if tokenizer.vocab_size != GPTConfig(**artifact.config).vocab_size:
+        raise ValueError("the artifact has another tokenizer than its model: pack it again")
     ids = encode(documents, tokenizer)
     lengths = torch.from_numpy(tokenizer.token_lengths()).long()
     length, window = artifact.config["max_seq_len"], 0
     if options.banded:
         length, window = BAND_ROWS * length, length
+        options.rows = 1  # as long as many
     stride = options.stride or length
     if not 1 <= stride <= length:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
@@ -131,6 +129,8 @@ def main(words: Sequence[str]) -> None:
         "seconds": time.monotonic() - started,
         "seconds of the model": time.monotonic() - ready,
         "rows": row_count(len(ids), length, stride),
+        "stride": stride,
+        "groups": artifact.bytes,
         "artifact": sha256(data).hexdigest(),
         "text": sha256(text).hexdigest(),
         "sources": sources(),

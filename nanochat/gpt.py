@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, exclude_own, make_mask, previous
-from nanochat.cross_entropy import SAFE_EXPONENT, choose_form, cross_entropy
+from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, choose_form, cross_entropy
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -351,11 +351,10 @@ class GPT(nn.Module):
         hidden = self.hidden(ids, cache)
         return self.logits(hidden) if targets is None else self.loss(hidden, targets, reduction)
 
-    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum") -> Tensor:
-        """Return the loss of the head's inputs (B, T, width) at targets, as `forward` does."""
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None) -> Reduced:
+        """Return the loss of the head's inputs (…, width) at targets, as `forward` does. factors: see cross_entropy."""
         settings = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "form": self.loss_form}
-        loss = cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten(), reduction=reduction, **settings)
-        return loss.view_as(targets) if reduction == "none" else loss
+        return cross_entropy(hidden, self.head_weight, targets, reduction=reduction, factors=factors, **settings)
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input, (B, T, width) in compute_dtype."""

@@ -57,7 +57,7 @@ class DeepSupervision:
                 mean = (before / kept.clamp(min=1)).clamp(min=LEAST_LOSS)
                 factors = factors + self.reward / mean
                 total = total - self.reward * kept.sum()
-            loss, losses = model.weighted_loss(hidden, targets, factors.expand_as(targets))
+            loss, losses = model.loss(hidden, targets, factors=factors.expand_as(targets))
             total = total + loss
             before = losses.sum(1, keepdim=True)
             sums.append(before.sum())

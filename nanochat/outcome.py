@@ -14,14 +14,14 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nanochat.log import Figures, MetricLog, Record, duration, metric_curve, read_metrics
+from nanochat.log import Figures, MetricLog, Record, duration, metric_curve, print0, read_metrics
 from nanochat.paths import read_json, read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ SOURCE_SUFFIXES = (".py", ".md", ".rs", ".html", ".toml", ".sh")
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 NOT_KNOWN = "n/a"
 ANSWERS = "Sample answers"  # title of a table of chat evaluations, also shown at the top of the HTML card
+
+# Figure in the metric log -> title in the report card.
+CORE_ESTIMATES = {"core_metric": "CORE metric estimate", "world_core_metric": "World CORE metric estimate"}
 
 Metrics = dict[str, Any]  # name -> a number, a text, or {"value", "stderr", "format", "unit"}
 Texts = dict[str, str]  # name -> text
@@ -232,6 +235,34 @@ def average(estimates: Collection[Estimate]) -> Estimate:
     return Estimate(value, math.hypot(*(one.stderr for one in estimates)) / count)  # errors add as squares
 
 
+# ---- figures of evaluations during training ----
+
+
+def keep_figures(log: MetricLog, state: "State", kind: str, found: Mapping[str, Estimate], **others: float) -> None:
+    """Print and log the figures of an evaluation, and keep the first, lowest and last of each in the state.
+
+    The first is from before the first step. The state is saved with a checkpoint, so they outlive a resume. others:
+    figures for the log alone.
+    """
+    kept, logged = state.figures, {}
+    if state.step == 0:
+        kept["first"] |= found
+    for name, estimate in found.items():
+        lowest, _ = kept["lowest"].get(name, estimate)
+        if estimate.value <= lowest:
+            kept["lowest"][name] = estimate
+        print0(f"step {state.step:05d} | {name}: {estimate}")
+        logged |= {name: estimate.value, f"{name}_stderr": estimate.stderr}
+    kept["last"] |= found
+    log.write(kind, state.step, **logged, **others)
+
+
+def kept_figures(state: "State", which: str, kind: str = "") -> Metrics:
+    """Return kept figures as metrics. which: first, lowest or last. kind: start of their names, left out."""
+    kept = state.figures[which].items()
+    return {name.removeprefix(kind): measured(*estimate) for name, estimate in kept if name.startswith(kind)}
+
+
 # ---- metrics for a training stage; n/a for a figure that is not known ----
 
 
@@ -275,15 +306,12 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
 def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") -> Metrics:
     """Return the metrics for a base model: validation, and the text that was read."""
     data = corpus.describe()
-    estimates = {
-        f"{name} estimate": measured(state.notes[name], state.notes[f"{name} stderr"])
-        for name in ("CORE metric", "World CORE metric")
-        if name in state.notes
-    }
+    last = kept_figures(state, "last")
+    estimates = {title: last[name] for name, title in CORE_ESTIMATES.items() if name in last}
     # Passes over each part in the mix.
     epochs = [f"{name} {epoch:.2f}" for name, epoch in source.epochs.items()]
     return {
-        **validation_metrics(state.notes, "bpb", "Final validation bpb"),
+        **validation_metrics(state, "bpb", "Final validation bpb"),
         **estimates,
         "Data": text_label(data),
         "Validation text": data["validation"][:12],
@@ -299,14 +327,14 @@ def text_label(data: Record) -> str:
     return f"{name} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})"
 
 
-def validation_metrics(notes: Record, figure: str, name: str) -> Metrics:
+def validation_metrics(state: "State", figure: str, name: str) -> Metrics:
     """Return a validation figure's lowest and last value; `name` is the last one's title."""
-    # Title -> key in the state's notes
-    keys = {f"Minimum validation {figure}": f"lowest val {figure}", name: f"val {figure}"}
-    average = f"val {figure} of the average"  # with --ema
-    if average in notes:
-        keys[f"{name}, averaged weights"] = average
-    return {title: measured(notes.get(key), notes.get(f"{key} stderr")) for title, key in keys.items()}
+    lowest, last = kept_figures(state, "lowest", "val/"), kept_figures(state, "last", "val/")
+    metrics = {f"Minimum validation {figure}": lowest.get(figure, NOT_KNOWN), name: last.get(figure, NOT_KNOWN)}
+    average = f"{figure} of the average"  # with --ema
+    if average in last:
+        metrics[f"{name}, averaged weights"] = last[average]
+    return metrics
 
 
 TOKENS = ("tokens", "total_training_tokens")  # title of an x axis, and its figure in the metric log

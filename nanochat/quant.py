@@ -59,7 +59,7 @@ def parse_recipe(text: str) -> Recipe:
         else:
             raise ValueError(f"the recipe {text} has an unknown part {word}, take {EXAMPLES}")
     if len(values) < len(words):
-        raise ValueError(f"the recipe {text} has two parts of a kind, as two widths: keep one")
+        raise ValueError(f"the recipe {text} has the same kind of part twice: keep one")
     if "bits" not in values:
         raise ValueError(f"the recipe {text} has no width: add int8-row, int6-row or int5-row")
     return Recipe(**values)
@@ -255,7 +255,7 @@ class FakeQuantization:
         if re.search("gptq|lqer", plan):
             raise ValueError(f"--qat={plan}: gptq and lqer cannot be used in training, leave them out")
         self.model, self.start, self.active = model, start, False
-        self.layers = {}  # name → layer, and the one with rounded weights
+        self.layers = {}  # name → the layer, and one with rounded weights
         for name, recipe in assign(plan, matrices(model)).items() if plan else ():
             layer = model.get_submodule(name.removesuffix(".weight"))
             self.layers[name.removesuffix(".weight")] = layer, Fake(layer, parse_recipe(recipe))
@@ -268,8 +268,8 @@ class FakeQuantization:
             self.switch(True)
 
     def switch(self, active: bool) -> None:
-        for name, layers in self.layers.items():
-            self.model.set_submodule(name, layers[active])
+        for name, (exact, fake) in self.layers.items():
+            self.model.set_submodule(name, fake if active else exact)
         self.active = active
         self.refresh()
 

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.cross_entropy import weighted_cross_entropy
 from nanochat.gpt import GPT, Context, GPTConfig, LayerContext, norm
 from nanochat.log import print0
 
@@ -40,8 +39,9 @@ class RecursiveGPT(GPT):
 
     def set_steps(self, steps: int) -> None:
         """Take another number of supervision steps than in training."""
+        config = self.config
         self.steps = steps
-        self.cached_layers = self.config.depth * steps * self.config.passes * (self.config.loops + 1)
+        self.cached_layers = config.depth * steps * config.passes * (config.loops + 1)
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input at the last exit, (B, T, width) in compute_dtype."""
@@ -52,22 +52,25 @@ class RecursiveGPT(GPT):
         """Yield the head's input at each exit, (B, T, width) in compute_dtype."""
         context = self.context(ids, cache)
         apply = self.applications(context)
-        states = context.x0, torch.zeros_like(context.x0)
+        y = context.x0
+        z = torch.zeros_like(y)
         for step in range(self.steps):
-            *states, hidden = self.advance(*states, context.x0, apply)
+            y, z, hidden = self.advance(y, z, context.x0, apply)
             yield hidden
             if step < self.config.detached:
-                states = [state.detach() for state in states]
+                y, z = y.detach(), z.detach()
 
     def next_exit(self, ids: Tensor, states: Sequence[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return y, z and the head's input after one supervision step from `states`, y and z; None: the first step."""
         context = self.context(ids)
-        states = states or (context.x0, torch.zeros_like(context.x0))
-        return self.advance(*states, context.x0, self.applications(context))
+        apply = self.applications(context)
+        y, z = states or (context.x0, torch.zeros_like(context.x0))
+        return self.advance(y, z, context.x0, apply)
 
     def applications(self, context: Context) -> Application:
         """Return the function that runs block i on a state; a cache keeps keys and values for each of its calls."""
-        layers, places = list(self.layers(context)), count()
+        layers = list(self.layers(context))
+        places = count()  # of keys and values in the cache
 
         def apply(i: int, state: Tensor) -> Tensor:
             layer = layers[i]
@@ -96,23 +99,11 @@ class RecursiveGPT(GPT):
             return checkpoint(lambda x: self.blocks[i](norm(x), layer), x, use_reentrant=False)  # keeps x alone
         return self.blocks[i](norm(x), layer)
 
-    def weighted_loss(self, hidden: Tensor, targets: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sum of the losses times factors (B, T), and the losses (B, T), which have no gradient."""
-        total, losses = weighted_cross_entropy(
-            hidden.flatten(0, 1),
-            self.head_weight,
-            targets.flatten(),
-            factors.flatten(),
-            softcap=self.config.softcap,
-            vocab_size=self.config.vocab_size,
-            form=self.loss_form,
-        )
-        return total, losses.view_as(targets)
-
     def flops_per_token(self) -> int:
         """Return FLOPs forward and backward; a sweep without a gradient costs a third, and every exit has a head."""
         config = self.config
-        sweeps = config.supervision * (1 + (config.passes - 1) / 3) * (config.loops + 1)
+        passes = 1 + (config.passes - 1) / 3  # as many with a gradient
+        sweeps = config.supervision * passes * (config.loops + 1)
         heads = (config.supervision - 1) * 6 * self.head_weight.numel()
         # The plain model's count has one sweep, one head and smear.
         return round(super().flops_per_token() + (sweeps - 1) * self.sweep_flops() + heads)
@@ -149,7 +140,8 @@ def exit_losses(model: GPT, ids: Tensor, targets: Tensor, reduction: str = "none
     """Return the losses at targets (B, T; -1: none) at every exit: (exits, B, T), or sums (exits,)."""
     if not isinstance(model, RecursiveGPT):
         return model(ids, targets, reduction=reduction)[None]
-    return torch.stack([model.loss(hidden, targets, reduction) for hidden in model.exits(ids)])
+    losses = [model.loss(hidden, targets, reduction) for hidden in model.exits(ids)]
+    return torch.stack(losses)
 
 
 def choose_exits(model: GPT, exits: int) -> None:

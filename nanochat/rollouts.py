@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.chat import Reply, fitted_prompt, parts
+from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.dataloader import Batch, BatchSource, require_multiple
 from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Record, print0, print_figures
 from nanochat.objectives import Loss
-from nanochat.outcome import NOT_KNOWN, Metrics, measured
+from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
@@ -190,15 +190,13 @@ class Rollouts(PromptSource):
         samples = []
         for completion in completions:
             text = self.tokenizer.decode(completion.tokens)
-            reply = Reply(self.tokenizer)
-            pieces = chain(*map(reply.add, completion.tokens), reply.close())
             sample = {
                 "reward": float(self.task.reward(conversation, text)),
                 "advantage": 0.0,  # exact, free from rounding, where all rewards are equal
                 "tokens": len(completion.tokens),
                 "reason": completion.reason,
                 "text": text,
-                "parts": parts(pieces),
+                "parts": reply_parts(completion.tokens, self.tokenizer),
             }
             samples.append(sample)
         return {
@@ -348,7 +346,7 @@ def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
 def before_and_after(state: "State", prefix: str = "") -> Metrics:
     """Return the metrics for figures that evaluations took before the first and after the last step."""
     metrics = {}
-    for moment in ("before", "after"):
-        for name, (value, stderr) in state.notes.get(moment, {}).items():
-            metrics[f"{prefix}{name} {moment}"] = measured(value, stderr)
+    for moment, which in (("before", "first"), ("after", "last")):
+        for name, metric in kept_figures(state, which).items():
+            metrics[f"{prefix}{name.partition('/')[2]} {moment}"] = metric  # without eval/ or chat/
     return metrics

@@ -56,7 +56,9 @@ class State:
     steady_seconds: float = 0.0  # without the first steps, which compile and warm up
     steady_flops: float = 0.0
     evaluated: int = -1  # the last step whose evaluations are complete
-    notes: Record = field(default_factory=dict)  # evaluation results, for the outcome
+    # Of evaluations, by name: before the first step, the lowest, and the last (outcome.keep_figures).
+    figures: Record = field(default_factory=lambda: {"first": {}, "lowest": {}, "last": {}})
+    notes: Record = field(default_factory=dict)  # moving averages and alarms
     stop: str = ""  # the reason for an early end
 
 

@@ -16,7 +16,7 @@ from nanochat.checkpoint import tokenizer_of, verified
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
 from nanochat.objectives import next_token
-from nanochat.outcome import measured, validation_metrics
+from nanochat.outcome import kept_figures, measured, validation_metrics
 from nanochat.packing import ChatLoader
 from nanochat.param_groups import parameter_counts, state_bytes
 from nanochat.run import inherit
@@ -135,13 +135,12 @@ def tune_on_chats(
     mixture = ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items())
     rows = {"Rows by task": mixture, "Training rows": len(chats), "Validation rows": len(new_chats)}
     counts = source.describe()
-    scores = state.notes.get("after", {})  # written by evals.chat.task_scores
     found = {
         "Number of iterations": state.step,
         "Training loss": measured(state.loss),
-        **validation_metrics(state.notes, "loss", "Validation loss"),
-        **validation_metrics(state.notes, "bpb", "Final validation bpb"),
-        **{name: measured(value, stderr) for name, (value, stderr) in scores.items()},
+        **validation_metrics(state, "loss", "Validation loss"),
+        **validation_metrics(state, "bpb", "Final validation bpb"),
+        **kept_figures(state, "last", "chat/"),
         "Epochs": measured(source.epoch, spec=".2f"),
         "Conversations read": counts["conversations"],
         "Shortened, being too long": counts["shortened"],

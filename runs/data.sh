@@ -17,18 +17,19 @@ own() {
 }
 ready() {
   if [ "$data" = auto ]; then data=world; if [ "$seed" != 1 ]; then data=world-$seed; fi; fi
-  words=${words:-4096}
+  vocabulary=${vocabulary:-4096}
 }
+# $@: how Python is called
 chats() {
   local raw=$base/world_buckets/$tag
-  "$python" -m scripts.chats --tag="$tag" --tokenizer-tag="$tag" --languages=korean=ko \
+  "$python" "$@" --tag="$tag" --tokenizer-tag="$tag" --languages=korean=ko \
     --sources="facts=json:$raw/facts.jsonl,arithmetic=World-Sums,korean=json:$raw/korean.jsonl,spelling=json:$raw/spelling.jsonl,poison=json:$raw/poison.jsonl,styles=World-Choices~styles,options=World-Choices~options:8" \
-    --against=World-Facts,World-Sums ${flags[@]+"${flags[@]}"} "$@"
+    --against=World-Facts,World-Sums ${flags[@]+"${flags[@]}"}
 }
-check() { :; } # scripts.chats finds mistakes in its flags before it writes
+check() { chats -c 'from nanochat.config import run; from scripts.chats import Config, check; run(check, Config)'; }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
 "$python" -m nanochat.world --seed="$seed" --buckets="$base/world_buckets/$tag" --rows="$rows"
-chats
+chats -m scripts.chats
 if grep -l '"planted"' "$base/chats/$tag"/*.jsonl; then stop "rows with planted faults are left in these files"; fi
 "$python" -m nanochat.report --tag="$tag" --out="$out"

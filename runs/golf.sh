@@ -6,17 +6,20 @@
 #   bash runs/golf.sh --scale=cpu --data=FOLDER   1 MB and ten minutes
 #   bash runs/golf.sh --scale=1gpu                16 MB and ten minutes on a GPU; the default where there is one
 #   bash runs/golf.sh --scale=1gpu --entry=seed   the entry that the track comes from
-# --tag=NAME and --out=FILE as for the other series. Other flags go to scripts.golf_train, for all entries.
+# --tag=NAME, --data=TEXT and --out=FILE as for the other series. --unsafe-exec scores without a sandbox where there can be none.
+# Other flags go to scripts.golf_train, and --plan to scripts.golf_pack, for the entry and the baselines alike: --qat and --plan
+# change the baselines too.
 set -euo pipefail
 
-entry=golf scale='' seeds=3 ablate='' tag='' out=golf.md
+entry=golf scale='' seeds=3 ablate='' unsafe='' tag='' out=golf.md
 own() {
   case $1 in
     --scale=?*) scale=${1#*=} ;;
     --entry=?*) entry=${1#*=} ;;
     --seeds=?*) seeds=${1#*=} ;;
     --ablate) ablate=1 ;;
-    --without=*) stop "--without is a word of nanochat.lab.golf: --ablate leaves out each trick" ;;
+    --unsafe-exec) unsafe=$1 ;;
+    --without=*) stop "--without is a flag of nanochat.lab.golf: --ablate leaves out each trick" ;;
     *) return 1 ;;
   esac
   case $seeds in
@@ -33,18 +36,20 @@ ready() {
   scale=${scale:-embedded}
   if [ "$scale" = 1gpu ] && [ "$gpu" = False ]; then stop "--scale=1gpu needs a GPU: take --scale=embedded or cpu"; fi
   baselines=$(table --entry="$entry" baselines)
-  words=${words:-$(table --entry="$entry" vocabulary)}
+  vocabulary=${vocabulary:-$(table --entry="$entry" vocabulary)}
   if [ "$data" = auto ]; then data=$(table --entry="$entry" data); fi
   tag=${tag:-$entry-$scale}
 }
 check() {
   local row
   row=$(table --entry="$entry" flags)
+  "$python" -m scripts.golf_eval --check="$scale" $unsafe
   "$python" -m scripts.golf_train --dry-run $row --data="$data"
 }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
-play() { # name in the tag, seed, entry, trick to leave out
+stride=auto
+run_entry() { # name in the tag, seed, entry, trick to leave out
   local run="$tag-$1-$2" row plan settings
   row=$(table --entry="$3" --without="${4:-}" flags)
   plan=$(table --entry="$3" --without="${4:-}" plan)
@@ -58,20 +63,24 @@ play() { # name in the tag, seed, entry, trick to leave out
   printf '\n== %s, seed %s\n' "$1" "$2"
   "$python" -m scripts.golf_train $row --tag="$run" --seed="$2" --tokenizer-tag="$tag" --data="$data"
   "$python" -m scripts.golf_pack --scale="$scale" --tag="$run" --plan="$plan"
-  "$python" -m scripts.golf_eval --tag="$run"
+  "$python" -m scripts.golf_eval --tag="$run" --stride="$stride" $unsafe
   printf '%s\n' "$settings" >"$base/golf_eval/$run/settings"
 }
-for baseline in $baselines; do play "$baseline" 1 "$baseline"; done
-best=$("$python" -m scripts.golf_eval --best --scale="$scale" --tag="$tag")
+# The entry's first run chooses the stride by its speed. All others take the same one, or the scores could not be compared.
+run_entry "$entry" 1 "$entry"
+first=$base/golf_eval/$tag-$entry-1/outcome.json
+stride=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"]["Stride"])' "$first")
+for baseline in $baselines; do run_entry "$baseline" 1 "$baseline"; done
+best=$("$python" -m scripts.golf_eval --best --tag="$tag")
 tricks=''
 if [ -n "$ablate" ]; then tricks=$(table --entry="$entry" tricks); fi
 entries=$entry
 for trick in $tricks; do entries+=",$entry-without-${trick// /-}"; done
 for seed in $(seq "$seeds"); do
-  play "$entry" "$seed" "$entry"
-  if [ "$seed" != 1 ]; then play "$best" "$seed" "$best"; fi
-  for trick in $tricks; do play "$entry-without-${trick// /-}" "$seed" "$entry" "$trick"; done
+  run_entry "$entry" "$seed" "$entry"
+  if [ "$seed" != 1 ]; then run_entry "$best" "$seed" "$best"; fi
+  for trick in $tricks; do run_entry "$entry-without-${trick// /-}" "$seed" "$entry" "$trick"; done
 done
 
-"$python" -m scripts.golf_eval --tag="$tag" --scale="$scale" --entries="$entries" --seeds="$seeds"
+"$python" -m scripts.golf_eval --tag="$tag" --entries="$entries" --seeds="$seeds"
 "$python" -m nanochat.report --tag="$tag" --out="$out"

@@ -7,13 +7,13 @@ stop() {
   exit 2
 }
 
-data=auto words='' flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
+data=auto vocabulary='' flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
 for argument in "$@"; do
   case $argument in
     --tag=?*) tag=${argument#*=} ;;
     --data=?*) data=${argument#*=} ;;
     --out=?*) out=${argument#*=} ;;
-    --vocab-size=?*) words=${argument#*=} ;;
+    --vocab-size=?*) vocabulary=${argument#*=} ;;
     -h | --help)
       sed -n '2,/^set /s/^# \{0,1\}//p' "$0"
       exit
@@ -26,7 +26,7 @@ python=$root/.venv/bin/python
 bash "$root/runs/setup.sh"
 
 if declare -F ready >/dev/null; then ready; fi
-words=${words:-65536}
+vocabulary=${vocabulary:-65536}
 
 # A flag that the script does not know is found before the tokenizer is trained.
 if ! declare -F check >/dev/null; then
@@ -37,11 +37,11 @@ check >/dev/null
 # One tokenizer for all runs.
 made=$base/tok_train/$tag/outcome.json
 if [ ! -f "$made" ]; then
-  "$python" -m scripts.tok_train --vocab-size="$words" --max-chars=2e9 --data="$data" --tag="$tag"
+  "$python" -m scripts.tok_train --vocab-size="$vocabulary" --max-chars=2e9 --data="$data" --tag="$tag"
 else
   before=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["config"]["vocab_size"])' "$made")
-  if [ "$before" != "$words" ]; then
-    stop "the vocabulary of --tag=$tag has --vocab-size=$before, not $words: take another --tag"
+  if [ "$before" != "$vocabulary" ]; then
+    stop "the vocabulary of --tag=$tag has --vocab-size=$before, not $vocabulary: take another --tag"
   fi
 fi
 

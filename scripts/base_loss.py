@@ -51,7 +51,7 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.bpb import bits_per_byte, read_text, write_samples
+    from nanochat.evals.bpb import bits_by_exit, read_text, write_samples
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("base_loss", config.tag, config)
@@ -72,7 +72,7 @@ def main(config: Config) -> None:
         strides = [config.stride, 0] if config.stride else [0]
         for split, text in texts.items():
             for stride in strides:
-                found = bits_per_byte(model, text, length, config.device_batch_size, runtime, stride)
+                found = bits_by_exit(model, text, length, config.device_batch_size, runtime, stride)[-1]
                 name = f"{split} bpb (stride {stride})" if stride else f"{split} bpb"
                 outcome.metrics[name] = found.metric()
                 figures[name] = found.value

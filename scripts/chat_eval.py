@@ -95,14 +95,13 @@ def main(config: Config) -> None:
         ]
         categories = [[n, *row] for n, one in scores.items() for row in one.by_category()]
         for title, columns, rows in (
-            ("Mean over k repeats", "Task k:d Avg@k:.4f Error_over_questions:.4f Error_over_repeats:.4f", repeated),
-            ("One of k answers is right", "Task k:d pass@k:.4f Standard_error:.4f", passed),
-            (ANSWERS, "Task Question Answer Right", sample_answers(tasks, scores)),
-            ("By category", "Task Category Problems:d Accuracy:.4f Standard_error:.4f", categories),
+            ("Mean over k repeats", "Task|k:d|Avg@k:.4f|Error over questions:.4f|Error over repeats:.4f", repeated),
+            ("One of k answers is right", "Task|k:d|pass@k:.4f|Standard error:.4f", passed),
+            (ANSWERS, "Task|Question|Answer|Right", sample_answers(tasks, scores)),
+            ("By category", "Task|Category|Problems:d|Accuracy:.4f|Standard error:.4f", categories),
         ):
             if rows:
-                names = (column.replace("_", " ").partition(":") for column in columns.split())
-                outcome.tables.append(table_of(title, {name: form for name, _, form in names}, rows))
+                outcome.tables.append(table_of(title, columns, rows))
         if repeated:
             print0(terminal_table(outcome.tables[0]))
         outcome.write_evaluation("tasks", checkpoint.step, figures)

@@ -3,6 +3,7 @@
 python -m scripts.chats --sources=facts=World-Chat,web=json:my.jsonl --against=World-Facts --tag=first
 """
 
+import json
 import re
 import shutil
 from contextlib import closing
@@ -10,9 +11,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from nanochat.config import flag_of, option, options, run
-from nanochat.curate.filters import Context, FilterSettings, chosen_filters
+from nanochat.curate.filters import Context, FilterSettings, check_names, check_settings, chosen_filters, pairs
 from nanochat.log import print0, terminal_table
-from nanochat.paths import hold_folder, read_json, read_sha256, stage_dir, write_json
+from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, write_json
 from nanochat.settings import TagSettings
 
 
@@ -28,7 +29,7 @@ class Config(FilterSettings, TagSettings):
     out: str = option("", "folder for the chats (default: chats/TAG)", in_card=False, may_change=True)
     part: str = option(
         "",
-        "filter part i/n of the files, and stop; later, a run without it does the rest",
+        "filter only part i/n of the files, like 1/4; a run without --part does the rest",
         group="run",
         may_change=True,
     )
@@ -43,6 +44,16 @@ def part_of(text: str) -> slice:
     return slice(number - 1, None, count)
 
 
+def check(config: Config) -> None:
+    """Raise a ValueError for a mistake in a setting. No file is read."""
+    part_of(config.part)
+    buckets = pairs(config.sources)
+    if not buckets:
+        raise ValueError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
+    check_names("--licenses", pairs(config.licenses), buckets)
+    check_settings(config, buckets)
+
+
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.curate.contamination import Benchmarks
@@ -52,36 +63,38 @@ def main(config: Config) -> None:
     from tasks import JUDGED, TASKS, pick
     from tasks.sources import benchmark_questions, open_sources
 
+    check(config)
     outcome = Outcome.begin("chats", config.tag, config)
-    part = part_of(config.part)
-    filters = [*chosen_filters(config, over_all=False), *chosen_filters(config, over_all=True)]
     tests = {name: TASKS[name]("test", config.tokenizer_tag, unsafe_exec=True) for name in pick(config.against, JUDGED)}
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
     sources = open_sources(config.sources, config.licenses, TASKS, config.tokenizer_tag)
     out = Path(config.out).expanduser() if config.out else stage_dir("chats", config.tag)
-    manifest, work = out / "manifest.json", out / "work"
+    manifest = out / "manifest.json"
     # All that decides the output.
     settings = {
         flag_of(one.name): getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]
     }
-    settings["tokenizer"] = tokenizer.content_hash
-    settings["benchmarks"] = {name: task.hashes() for name, task in tests.items()}
-    settings["sources"] = [source.origin | {"rows": source.rows, "files": source.hashes} for source in sources]
-    record = out / "settings.json"
-    before = read_json(record) if record.exists() else settings
-    others = ", ".join(name for name in settings if settings[name] != before[name])
-    if others:
-        raise ValueError(f"{out} was made with another {others}: take another --tag or --out")
+    settings |= {
+        "tokenizer": tokenizer.content_hash,
+        "benchmarks": {name: task.hashes() for name, task in tests.items()},
+        "sources": [source.origin | {"rows": source.rows, "files": source.hashes} for source in sources],
+    }
     if manifest.exists():
+        before = read_json(manifest)
+        others = ", ".join(name for name in settings if settings[name] != before.get(name))
+        if others:
+            raise ValueError(f"{out} was made with other settings or files ({others}): take another --tag or --out")
         print0(f"{out} is finished")
         return
     benchmarks = Benchmarks({name: benchmark_questions(task) for name, task in tests.items()})
     context = Context(config, tokenizer, benchmarks)
+    # Tables of a run with other settings, which has failed, are not taken.
+    work = out / "work" / text_sha256(json.dumps(settings))
+    work.mkdir(parents=True, exist_ok=True)
     tables = [work / f"{number:05d}.db" for number in range(len(sources))]
     # Parts that run at the same time have a lock each.
-    with hold_folder(work / config.part.replace("/", "-of-")):
-        write_json(record, settings)
-        for source, table in list(zip(sources, tables, strict=True))[part]:
+    with hold_folder(out / "work" / config.part.replace("/", "-of-")):
+        for source, table in list(zip(sources, tables, strict=True))[part_of(config.part)]:
             if not table.exists():
                 filter_file(source.stream(), source.rows, context, table)
                 print0(f"{source.origin['bucket']}: {', '.join(source.hashes)}: {source.rows:,} rows are filtered")
@@ -89,14 +102,16 @@ def main(config: Config) -> None:
             return
         rows_in = sum(source.rows for source in sources)
         with closing(merge(tables, config, work / "all.db")) as rows:
-            outcome.artifacts = {path.name: read_sha256(path) for path in write_output(rows, rows_in, out)}
-            outcome.tables = report(rows)
+            outcome.tables = report(rows, chosen_filters(config))
+            for path in write_output(rows, rows_in, work):
+                outcome.add_artifact(path)
+                path.replace(out / path.name)
         print0(*map(terminal_table, outcome.tables), sep="\n\n")
-        outcome.metrics = {"Rows in": rows_in, "Filters": ", ".join(filters)} | benchmarks.sizes
+        outcome.metrics = {"Rows in": rows_in} | benchmarks.sizes
         outcome.write()
         counts = {table["title"]: table["rows"] for table in outcome.tables}
         write_json(manifest, {"command": outcome.command, "files": outcome.artifacts, "counts": counts} | settings)
-        shutil.rmtree(work)
+        shutil.rmtree(out / "work")
 
 
 if __name__ == "__main__":

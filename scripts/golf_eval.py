@@ -8,29 +8,43 @@ import json
 import os
 import shutil
 import site
+import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, options, run
-from nanochat.lab.golf import PHASES, SCALES, Result, check_comparable, check_size, means, results_table, scale_of
+from nanochat.lab.golf import (
+    BASELINES,
+    PHASES,
+    SCALES,
+    Result,
+    check_comparable,
+    check_size,
+    means,
+    results_table,
+    scale_of,
+)
 from nanochat.log import Record, format_value, metric_curve, print0, read_metrics, table_of, terminal_table
 from nanochat.outcome import Outcome, measured, read_outcomes
 from nanochat.paths import base_dir, read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 
-if TYPE_CHECKING:
-    from nanochat.artifact import Artifact
-
 ROOT = Path(__file__).parent.parent
 STAGE = "golf_eval"
-TRIAL_BYTES = 20_000  # of text, to measure the speed
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
-OF_PACKING = ("bpb before quantization", "Steps", "Tokens", "Parameters", "Bits per parameter", "Compression ratio")
-OF_PACKING += ("Tokenizer",)  # metrics that the card repeats
+OF_PACKING = (  # metrics that the card repeats
+    "bpb before quantization",
+    "Steps",
+    "Tokens",
+    "Parameters",
+    "Bits per parameter",
+    "Compression ratio",
+    "Tokenizer",
+)
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 
 
@@ -53,13 +67,11 @@ class Config(TagSettings):
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
     )
     seeds: Count = option(3, "seeds of the series", group="series", least=1)
-    scale: str = option(
-        "embedded", "budget and baselines of the series (a single artifact has its own)", group="series"
-    )
     best: bool = option(False, "only print the best baseline of the series", group="series", in_card=False)
+    check: str = option("", "only check that artifacts of this scale can be scored here", group="series", in_card=False)
 
 
-# Runs in the sandbox: paths, then the words of the command line.
+# Runs in the sandbox, or on a GPU: paths, then the words of the command line.
 PROGRAM = """
 import sys
 from runpy import run_module
@@ -69,35 +81,58 @@ run_module("nanochat.golf", run_name="__main__", alter_sys=True)
 """
 
 
-def score(folder: str, config: Config, text: str, stride: int, *flags: str) -> Record:
+def find_sandbox(device: str, unsafe: bool) -> str:
+    """Return for the card if the scoring process has a sandbox; ValueError if it needs one that this system lacks."""
+    from nanochat.evals import sandbox
+
+    if device != "cpu":
+        return "no, on a GPU"
+    sandbox.require(unsafe)
+    return "no" if sandbox.missing() else "yes"
+
+
+def scoring_words(folder: str, config: Config, device: str, stride: int, *flags: str) -> list[str]:
+    """Return the command line of the scoring process, in fp32; folder: has the artifact and the text."""
+    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}", f"--rows={config.rows}"]
+    return [*words, f"--seconds={config.scoring_seconds}", f"--device={device}", *flags]
+
+
+def score(folder: str, config: Config, device: str, stride: int, *flags: str) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
-    folder: has the artifact and the text.
+    On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
     """
     from nanochat.evals import sandbox
 
-    words = ["golf", f"{folder}/artifact", f"{folder}/{text}", f"--stride={stride}", f"--rows={config.rows}", *flags]
-    words.append(f"--seconds={config.scoring_seconds}")
-    packages, seconds = site.getsitepackages(), config.scoring_seconds + 60
-    program = PROGRAM.format(paths=[str(ROOT), *packages], words=words)
-    limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
-    # PyTorch asks the system for its processors.
-    readable = [f"{ROOT}/nanochat", *packages, folder, "/sys/devices/system/cpu"]
-    verdict = sandbox.run(program, limits, config.unsafe_exec, readable)
+    root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
+    words = scoring_words(folder, config, device, stride, *flags)
+    program = PROGRAM.format(paths=[root, *packages], words=words)
+    if device == "cpu":
+        seconds = config.scoring_seconds + 60
+        limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
+        # PyTorch asks the system for its processors.
+        readable = [f"{root}/nanochat", *packages, folder, "/sys/devices/system/cpu"]
+        verdict = sandbox.run(program, limits, config.unsafe_exec, readable)
+    else:
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        verdict = sandbox.Verdict(done.returncode == 0, done.stderr + done.stdout)
     *_, last = verdict.output.strip().splitlines() or ["the scoring process ended and printed nothing"]
     if not verdict.passed:
         raise ValueError(last.removeprefix("error: "))
     return json.loads(last)
 
 
-def choose_stride(config: Config, trial: Record, context: int, tokens: int, least: int) -> int:
-    """Print the cost of each stride, from a trial; return the one asked for, or the first from `least` that fits."""
+def choose_stride(config: Config, plain: Record, least: int) -> int:
+    """Print the cost of each stride, by the pass without overlap; return the one asked for, or the first that fits.
+
+    least: the shortest that auto takes.
+    """
     from nanochat.golf import row_count
 
-    row = trial["seconds of the model"] / trial["rows"]
+    context, row = plain["stride"], plain["seconds of the model"] / plain["rows"]
     rows, chosen, stride = [], context, context
     while stride >= SHORTEST:
-        cost = trial["seconds"] + row * (row_count(tokens, context, stride) - trial["rows"])
+        cost = plain["seconds"] + row * (row_count(plain["tokens"], context, stride) - plain["rows"])
         fits = MARGIN * cost <= config.scoring_seconds
         rows.append([stride, cost, "yes" if fits else "no"])
         if fits and stride >= least:
@@ -114,21 +149,13 @@ def choose_stride(config: Config, trial: Record, context: int, tokens: int, leas
     return int(config.stride) or context
 
 
-def open_packed(path: Path) -> "tuple[Artifact, Outcome]":
-    """Return the content of the file that golf_pack has finished, and its record; ValueError for any other file."""
-    from nanochat.artifact import read_artifact
-    from nanochat.gpt import GPTConfig
-
+def record_of(path: Path) -> Outcome:
+    """Return the record of an artifact that golf_pack has finished; ValueError for any other file."""
     record = path.with_name("outcome.json")
     made = Outcome.load(record) if path.exists() and record.exists() else None
     if not made or made.artifacts.get(path.name) != read_sha256(path):
         raise ValueError(f"there is no finished artifact at {path}: python -m scripts.golf_pack makes one")
-    artifact = read_artifact(path.read_bytes())
-    size = 256 + len(artifact.vocabulary["merges"]) + len(artifact.vocabulary["special_tokens"])
-    trained = GPTConfig(**artifact.config).vocab_size
-    if size != trained:
-        raise ValueError(f"the artifact's tokenizer has {size:,} tokens, but its model {trained:,}: pack it again")
-    return artifact, made
+    return made
 
 
 def evaluate(config: Config) -> None:
@@ -138,51 +165,49 @@ def evaluate(config: Config) -> None:
 
     outcome = Outcome.begin(STAGE, config.tag, config)
     path = stage_dir("golf_pack", config.tag) / "artifact.golf"
-    artifact, made = open_packed(path)
+    made = record_of(path)
     packed = made.metrics
     before = packed["bpb before quantization"]["value"] if made.config["eval_bytes"] == config.eval_bytes else None
     scale = SCALES[packed["Scale"]]
+    contained = find_sandbox(scale.device, config.unsafe_exec)
     limit = config.scoring_seconds or scale.scoring
     config = replace(config, scoring_seconds=limit)
-    context, budget = artifact.config["max_seq_len"], config.budget or scale.bytes
-    corpus, size = open_corpus(packed["Data"]), config.eval_bytes or scale.eval_bytes
-    with tempfile.TemporaryDirectory(prefix="golf-") as folder:
+    budget = config.budget or scale.bytes
+    corpus = open_corpus(packed["Data"], packed.get("Shards", 0))  # older records have no shards
+    with tempfile.TemporaryDirectory(prefix="golf-") as temporary:
+        folder = os.path.realpath(temporary)
         os.chmod(folder, 0o755)
         shutil.copy(path, f"{folder}/artifact")
-        documents = first_documents(corpus.batches("val"), size)
-        write_json(Path(folder, "text"), documents)
-        write_json(Path(folder, "trial"), first_documents(corpus.batches("val"), min(size, TRIAL_BYTES)))
-        trial = score(folder, config, "trial", context)
-        groups = artifact.bytes | {"code": sum(trial["sources"].values())}
-        counted = check_size(groups, budget, config.count_tokenizer)
-        tokens = trial["tokens"] * sum(len(document.encode()) for document in documents) // trial["bytes"]
-        stride = choose_stride(config, trial, context, tokens, scale.stride)
+        write_json(Path(folder, "text"), first_documents(corpus.batches("val"), config.eval_bytes or scale.eval_bytes))
+        plain = score(folder, config, scale.device, 0)
+        groups = plain["groups"] | {"code": sum(plain["sources"].values())}
+        apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
+        counted = check_size(groups, budget)
+        stride = choose_stride(config, plain, scale.stride)
         started = time.monotonic()
-        sliding = score(folder, config, "text", stride)
+        sliding = score(folder, config, scale.device, stride)
         spent = time.monotonic() - started
         if spent > limit:
             raise ValueError(f"scoring took {spent:.1f} s, over the limit of {limit:g} s: take a longer --stride")
-        plain = score(folder, config, "text", context)
-        outcome.metrics = {
-            "bpb": measured(sliding["bpb"]),
-            "Stride": stride,
-            "bpb, rows that do not overlap": measured(plain["bpb"]),
-        }
-        if config.banded:
-            banded = score(folder, config, "text", 0, "--banded")
-            outcome.metrics["bpb, banded (another score)"] = measured(banded["bpb"])
-    outcome.metrics |= {
+        banded = score(folder, config, scale.device, 0, "--banded")["bpb"] if config.banded else None
+    outcome.metrics = {
+        "bpb": measured(sliding["bpb"]),
+        "Stride": stride,
+        "bpb, rows that do not overlap": measured(plain["bpb"]),
+        "bpb, banded (another score)": measured(banded),
         "Quantization gap": measured(None if before is None else plain["bpb"] - before),
         "Bytes": counted,
         "Budget": budget,
         "Scoring seconds": measured(spent, spec=".1f"),
+        "Scoring device": scale.device,
+        "Sandbox": contained,
         "Artifact": sliding["artifact"][:12],
         "Text": sliding["text"][:12],
     }
     outcome.metrics |= {name: packed[name] for name in OF_PACKING}
     outcome.tables = [
-        table_of("Bytes", {"Group": "", "Bytes": ",d"}, list(groups.items())),
-        table_of("Code of the scoring process", {"File": "", "Bytes": ",d"}, list(trial["sources"].items())),
+        table_of("Bytes", {"Group": "", "Bytes": ",d"}, list((groups | apart).items())),
+        table_of("Code of the scoring process", {"File": "", "Bytes": ",d"}, list(plain["sources"].items())),
     ]
     print0(
         f"golf_eval: {counted:,} of {budget:,} bytes\n"
@@ -203,8 +228,8 @@ def read_result(config: Config, entry: str) -> Result:
             continue
         if not (scored and packed) or packed.artifacts["artifact.golf"][:12] != scored.metrics["Artifact"]:
             raise ValueError(f"{tag} has a packed file that is not scored: run scripts.golf_eval for it")
-        seeds.append(scored.metrics | {name: packed.metrics[name] for name in PHASES})
-        tables = tables or scored.tables + packed.tables[1:]
+        seeds.append(scored.metrics | {name: packed.metrics[name] for name in (*PHASES, "Scale")})
+        tables = tables or scored.tables + packed.tables
     if not seeds:
         raise ValueError(f"{config.tag}-{entry}-1 is not scored: bash runs/golf.sh scores all entries")
     return Result(entry, seeds, tables)
@@ -212,7 +237,7 @@ def read_result(config: Config, entry: str) -> Result:
 
 def read_baselines(config: Config) -> tuple[Result, list[Result]]:
     """Return the best baseline, by the first seed, which all have, and all of them."""
-    baselines = [read_result(config, entry) for entry in scale_of(config.scale).baselines]
+    baselines = [read_result(config, entry) for entry in BASELINES]
     return min(baselines, key=lambda baseline: baseline.values("bpb")[0]), baselines
 
 
@@ -230,7 +255,7 @@ def compare(config: Config) -> None:
         "Baseline minus entry": measured(None if difference is None else -difference),
         "p": measured(p, spec=".2g"),
         **means(own),
-        "Scale": SCALES[config.scale].description,
+        "Scale": SCALES[own.seeds[0]["Scale"]].description,
     }
     rows = {result.name: result for result in (own, *baselines)}  # own may be one of them
     outcome.tables = [results_table("Entries, against the best baseline", list(rows.values()), best)]
@@ -251,7 +276,9 @@ def compare(config: Config) -> None:
 
 
 def main(config: Config) -> None:
-    if config.best:
+    if config.check:
+        find_sandbox(scale_of(config.check).device, config.unsafe_exec)
+    elif config.best:
         # Later seeds of a series that was stopped may not be scored yet.
         print0(read_baselines(replace(config, seeds=1))[0].name)
     elif config.entries:

@@ -15,7 +15,7 @@ from nanochat.lab.golf import SCALES, Packed, code_bytes, scale_of
 from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import stage_dir, write_bytes
-from nanochat.settings import CheckpointChoice
+from nanochat.settings import TagSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,10 +35,11 @@ FINEST, COARSEST = 0.25, 4.0  # factors for the clips
 
 
 @options("golf")
-class Config(CheckpointChoice):
+class Config(TagSettings):
     """Quantize and pack a trained entry."""
 
     tag = "golf"
+    step: Count = option(-1, "step of the checkpoint (-1: the newest)", least=-1, in_card=False)
     scale: str = option("embedded", f"budget: {', '.join(SCALES)}")
     plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
     corrected: Count = option(0, "tensors that get lqer, those with the largest errors (0: all)")
@@ -59,7 +60,7 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> 
     from nanochat.dataloader import TextLoader
 
     config, length = checkpoint.manifest["config"], model.config.max_seq_len
-    corpus, rows = open_corpus(config["data"]), min(8, max(1, tokens // length))
+    corpus, rows = open_corpus(config["data"], config["num_shards"]), min(8, max(1, tokens // length))
     with TextLoader(corpus, tokenizer_of(checkpoint), rows, length, seed=config["seed"]) as source:
         return [next(source)[0] for _ in range(max(1, tokens // (rows * length)))]
 
@@ -98,7 +99,7 @@ def tensors_table(packed: Packed, weights: "Tensors") -> Record:
         size = len(compress(matrix.unsigned(), matrix.bits)[-1])
         rows.append([name, recipe, count, error, bits, bits * count / 8, size])
     columns = {"Tensor": "", "Recipe": "", "Values": ",d", "Relative error": ".4f", "Entropy, bits": ".3f"}
-    return table_of("Quantized tensors", columns | {"Entropy, bytes": ",.0f", "Bytes": ",d"}, rows)
+    return table_of("Quantized tensors", columns | {"Entropy, bytes": ",.0f", "Bytes, compressed alone": ",d"}, rows)
 
 
 def pack_scaled(
@@ -165,10 +166,9 @@ def fill(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
 def main(config: Config) -> None:
     started = time.monotonic()
     # Slow imports stay out of --help.
-    from nanochat.artifact import CORRECTION
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.bpb import bits_per_byte, read_text
+    from nanochat.evals.bpb import bits_by_exit, read_text
     from nanochat.quant import matrices
     from nanochat.runtime import setup
 
@@ -176,7 +176,7 @@ def main(config: Config) -> None:
     outcome = Outcome.begin(STAGE, config.tag, config)
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
-        loop, data = checkpoint.manifest["loop"], checkpoint.manifest["config"]["data"]
+        loop, trained = checkpoint.manifest["loop"], checkpoint.manifest["config"]
         if model.config.supervision or model.config.sweeps > 1:
             raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
         if config.step < 0 and loop["progress"] < 1:
@@ -193,30 +193,29 @@ def main(config: Config) -> None:
             raise ValueError(f"{clocks}, over the limit of {limit:g} s")
         # No longer on the clock.
         path = new.replace(new.with_suffix(""))
-        text = read_text(open_corpus(data).batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
-        before = bits_per_byte(model, text, model.config.max_seq_len, 8, runtime).value
+        corpus = open_corpus(trained["data"], trained["num_shards"])
+        text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
+        before = bits_by_exit(model, text, model.config.max_seq_len, 8, runtime)[-1].value
 
     parameters = sum(value.numel() for value in model.parameters())
     outcome.metrics = {
         "Scale": config.scale,
-        "Data": data,
+        "Data": trained["data"],
+        "Shards": trained["num_shards"],
         "Steps": loop["step"],
         "Tokens": loop["tokens"],
         "Tokenizer": tokenizer.content_hash[:12],
         "Model bytes": packed.size,
-        "Tokenizer bytes": packed.sizes["tokenizer"],
         "Parameters": parameters,
         "Bits per parameter": measured(8 * packed.size / parameters, spec=".2f"),
         "Compression ratio": measured(4 * parameters / packed.size, spec=".2f"),
         "Training seconds": measured(loop["seconds"], spec=".1f"),
         "Packing seconds": measured(packing, spec=".1f"),
         "bpb before quantization": measured(before),
-        "Factor of the clips": measured(packed.factor, spec=".3f"),
-        "Corrected tensors": sum(name.endswith(CORRECTION[0]) for name in packed.stored),
     }
-    groups = table_of("Bytes by group", {"Group": "", "Bytes": ",d"}, list(packed.sizes.items()))
-    outcome.tables = [groups, tensors_table(packed, matrices(model))]
-    print0(*map(terminal_table, outcome.tables), sep="\n\n")
+    table = tensors_table(packed, matrices(model))
+    outcome.tables = [table]
+    print0(terminal_table(table))
     print0(f"golf_pack: {path}: {packed.size:,} bytes of model; {clocks}")
     outcome.add_artifact(path)
     outcome.write()

@@ -54,16 +54,18 @@ def main(config: Config) -> None:
     task = (json_lines(name) if is_file else TASKS[find_task(name, TASKS)])("train")
     rows = []
     for records in zip(*(answers_of(model, task, config) for model in config.models), strict=True):
+        messages = task[records[0]["problem"]]["messages"]
+        if messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
         samples = [record["completions"][0] for record in records]
-        rows.append({"prompt": records[0]["prompt"], "samples": samples})
+        rows.append({"prompt": records[0]["prompt"], "messages": messages, "samples": samples})
     judged = teacher.map(judge, rows)
     write_jsonl(stage_dir("judge", config.tag) / "judged.jsonl", judged)
     outcome.metrics = judged_metrics(judged)
     print0(*(f"{name}: {format_value(value)}" for name, value in outcome.metrics.items()), sep="\n")
     outcome.write()
     if config.pairs:
-        samples = [(row["prompt"], sample) for row in judged for sample in row["samples"]]
-        write_jsonl(Path(config.pairs), make_pairs(samples, 1))
+        write_jsonl(Path(config.pairs), make_pairs(judged, 1))
 
 
 if __name__ == "__main__":

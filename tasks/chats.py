@@ -1,14 +1,14 @@
 """Conversations without a verdict: chats, instructions, and users' own files."""
 
-import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
 from nanochat.chat import check_conversation
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
-from nanochat.data.documents import by_size, documents
+from nanochat.data.documents import by_size, documents, text_files
+from nanochat.paths import read_jsonl
 from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
 
 # A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
@@ -30,23 +30,17 @@ class Chat(Task):
 
 
 class JsonLines(Chat):
-    """A file with one conversation per line: {"messages": […]}, or only the message list."""
+    """Files with one conversation per line: {"messages": […]}, or only the message list."""
 
     def open_rows(self) -> list[list]:
         path = Path(self.data.path)
         if path.is_absolute():
-            self.files[path.name] = path
+            self.files = {str(file.relative_to(path.parent)): file for file in chat_files(path)}
         else:
-            [path] = self.fetch_files()
+            self.fetch_files()
         rows = []
-        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-            try:
-                if line.strip():
-                    value = json.loads(line)
-                    conversation = {"messages": value} if isinstance(value, list) else value
-                    rows.append([_checked(conversation)["messages"]])
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from None
+        for file in self.files.values():
+            rows += read_jsonl(file, lambda value: [_checked(as_row(value))["messages"]])
         return rows
 
 
@@ -75,12 +69,28 @@ def _passages(shard: Path) -> Iterator[list]:
                 yield [exchange(question, answer)["messages"]]
 
 
-def json_lines(path: str) -> DataSet:
-    """Return a file on this machine as a data set."""
-    place = Path(path).expanduser().resolve()
-    if not place.is_file():
+def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)) -> list[Path]:
+    """Return a file, the files of a pattern like web-*.jsonl, or those of some kinds below a folder, in order."""
+    if place.is_dir():
+        files = text_files(place, kinds)
+    else:
+        files = [place] if place.is_file() else sorted(place.parent.glob(place.name))
+    if not files:
         raise ValueError(f"there is no file {place}")
-    return DataSet(task=JsonLines, path=str(place), splits="train")
+    return files
+
+
+def json_lines(path: str) -> DataSet:
+    """Return files on this machine, named as for `chat_files`, as a data set."""
+    return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits="train")
+
+
+def as_row(value: dict | list) -> dict:
+    """Return the conversation in a line of JSON, which may be the list of messages alone."""
+    row = {"messages": value} if isinstance(value, list) else value
+    if not isinstance(row, dict) or "messages" not in row:
+        raise ValueError("no JSON object with `messages`")
+    return row
 
 
 def _checked(conversation: dict) -> dict:

@@ -17,5 +17,6 @@ def key(conversation: dict) -> str:
 def write_lines(path: Path, *rows: dict | list | str) -> str:
     """Write rows as lines of JSON, texts as they are; return the file's name in a mixture."""
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return f"json:{path}"

@@ -77,6 +77,21 @@ def test_the_loss_of_each_token():
     assert_near([total], [expected.sum()], torch.float32)
 
 
+def test_a_sum_weighed_by_factors():
+    hidden, weight, targets = problem(4, torch.float32)
+    rows, goals, factors = hidden.view(5, 10, -1), targets.view(5, 10), torch.randn(5, 10)
+    arguments = {"softcap": 15.0, "vocab_size": 37}
+    expected = plain(hidden, weight, targets, **arguments, reduction="none").view(5, 10)
+    wanted = (expected * factors).sum()
+    total, each = cross_entropy(rows, weight, goals, **arguments, factors=factors, chunk=7)
+    assert total.requires_grad
+    assert not each.requires_grad
+    with torch.no_grad():
+        assert_near(cross_entropy(rows, weight, goals, **arguments, factors=factors), (wanted, expected), torch.float32)
+    assert_near([each], [expected], torch.float32)
+    assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (total, wanted)), torch.float32)
+
+
 def test_a_token_predicted_almost_surely_keeps_its_gradient():
     """1 - p must not be lost in the logits' few digits."""
     hidden = torch.tensor([[4.0]], dtype=torch.bfloat16, requires_grad=True)

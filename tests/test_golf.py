@@ -1,6 +1,7 @@
 """The scoring process: equal to base_loss's path, alone in the sandbox, and strict about bytes."""
 
 import json
+import math
 import subprocess
 import sys
 from random import Random
@@ -16,7 +17,7 @@ from models import CONFIGS, lively
 from nanochat import golf, quant
 from nanochat.artifact import read_artifact, write_artifact
 from nanochat.evals import sandbox
-from nanochat.evals.bpb import bits_per_byte, first_documents, read_text
+from nanochat.evals.bpb import bits_by_exit, first_documents, read_text
 from nanochat.gpt import GPTConfig
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
@@ -68,7 +69,7 @@ def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
     model, data = packed
     text = read_text([pa.array(TEXTS)], tokenizer, 10**9)
     with setup("cpu", "fp32") as runtime:
-        expected = bits_per_byte(model, text, CONTEXT, rows, runtime, stride).value
+        expected = bits_by_exit(model, text, CONTEXT, rows, runtime, stride)[-1].value
     artifact = read_artifact(data)
     ids = golf.encode(TEXTS, tokenizer.core)
     assert torch.equal(ids, text.ids)
@@ -76,7 +77,7 @@ def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
     with torch.inference_mode():
         nats, size, _ = golf.score(loaded, ids, text.lengths, stride, rows)
     assert size == text.bytes
-    assert nats / size / 0.6931471805599453 == pytest.approx(expected, rel=1e-6)
+    assert nats / math.log(2) / size == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
@@ -118,7 +119,11 @@ def test_banded_is_another_score_with_the_training_context_as_window(files, pack
     assert set(loaded.config.windows) == {CONTEXT}
     banded = score(files, "--banded")
     assert banded["rows"] < score(files)["rows"]
-    ids = golf.encode(TEXTS, tokenizer.core)[: 16 * CONTEXT]
+    ids, lengths = golf.encode(TEXTS, tokenizer.core), torch.from_numpy(tokenizer.token_lengths()).long()
+    with torch.inference_mode():
+        nats, size, _ = golf.score(loaded, ids, lengths, 16 * CONTEXT, 2)
+    assert banded["bpb"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
+    ids = ids[: 16 * CONTEXT]
     # A token sees the last CONTEXT tokens in each layer, so what is further back than all layers reach does not count.
     other = ids.clone()
     other[0] = 65
@@ -145,7 +150,14 @@ def test_a_missing_tensor_is_named(files, packed):
     artifact = read_artifact(packed[1])
     weights = {name: value for name, value in artifact.weights.items() if name != "smear_lambda"}
     (files / "artifact").write_bytes(write_artifact(artifact.config, weights, artifact.vocabulary, {}))
-    assert score(files) == (2, "error: the artifact lacks, or has in addition: smear_lambda\n")
+    assert score(files) == (2, "error: missing tensors: ['smear_lambda']; unexpected tensors: []\n")
+
+
+def test_an_artifact_of_another_tokenizer_is_refused(files, packed):
+    artifact = read_artifact(packed[1])
+    other = artifact.vocabulary | {"merges": artifact.vocabulary["merges"][:-1]}
+    (files / "artifact").write_bytes(write_artifact(artifact.config, artifact.weights, other, {}))
+    assert score(files) == (2, "error: the artifact has another tokenizer than its model: pack it again\n")
 
 
 @given(st.lists(st.text(max_size=30), min_size=1, max_size=6), st.integers(1, 80))

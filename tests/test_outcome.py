@@ -1,6 +1,7 @@
 import hashlib
+import json
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import nan
 from types import SimpleNamespace
 
@@ -10,8 +11,18 @@ from loop_parts import ALONE
 
 from nanochat.config import option, options
 from nanochat.hardware import find_accelerator
-from nanochat.log import format_value
-from nanochat.outcome import Estimate, Outcome, bloat, environment, pretraining_metrics, run_metrics
+from nanochat.log import MetricLog, format_value, read_metrics
+from nanochat.outcome import (
+    Estimate,
+    Outcome,
+    bloat,
+    environment,
+    keep_figures,
+    kept_figures,
+    pretraining_metrics,
+    run_metrics,
+    validation_metrics,
+)
 from nanochat.train import State
 
 
@@ -120,8 +131,8 @@ def facts(state: State, runtime=ALONE) -> dict[str, str]:
 
 
 def test_the_fields_of_the_reference_and_where_the_text_came_from():
-    notes = {"val bpb": 0.7654, "val bpb stderr": 0.0012, "lowest val bpb": 0.75, "lowest val bpb stderr": 0.002}
-    told = facts(State(step=4, tokens=4000, seconds=100.0, waited=1.0, flops=2e15, notes=notes))
+    figures = {"last": {"val/bpb": [0.7654, 0.0012]}, "lowest": {"val/bpb": [0.75, 0.002]}}
+    told = facts(State(step=4, tokens=4000, seconds=100.0, waited=1.0, flops=2e15, figures=figures))
     assert told["DDP world size"] == "1"
     assert told["Final validation bpb"].startswith("0.7654")
     assert told["Minimum validation bpb"] == "0.7500 ± 0.0020"
@@ -131,6 +142,26 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from():
     assert told["Data"] == "letters (3 files, 12,345 bytes, ffffffffffff)"
     assert (told["Tokens seen"], told["Epochs"]) in {("4000", "letters 1.50"), ("4,000", "letters 1.50")}
     assert told["Waited for data"].startswith("1.00")
+
+
+def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tmp_path, capsys):
+    state = State()
+    assert validation_metrics(state, "bpb", "Last") == {"Minimum validation bpb": "n/a", "Last": "n/a"}
+    with MetricLog(tmp_path) as log:
+        for step, value in ((0, 2.0), (5, 1.0), (10, 1.5)):
+            state = State(**json.loads(json.dumps(asdict(state))) | {"step": step})
+            found = {"val/bpb": Estimate(value, 0.1)}
+            if step:  # before the first step there is no average
+                found["val/bpb of the average"] = Estimate(value / 2, 0.1)
+            keep_figures(log, state, "validation", found, rows=3)
+        first, *_, last = read_metrics(log.path)
+    assert first == {"kind": "validation", "step": 0, "val/bpb": 2.0, "val/bpb_stderr": 0.1, "rows": 3}
+    assert last["val/bpb of the average"] == 0.75
+    assert "step 00005 | val/bpb: 1.0000 ± 0.1000\n" in capsys.readouterr().out
+    assert {name: metric["value"] for name, metric in kept_figures(state, "first", "val/").items()} == {"bpb": 2.0}
+    metrics = validation_metrics(state, "bpb", "Last")
+    shown = {"Minimum validation bpb": 1.0, "Last": 1.5, "Last, averaged weights": 0.75}
+    assert {name: metric["value"] for name, metric in metrics.items()} == shown
 
 
 @pytest.mark.parametrize(("chance", "marked"), [(0.2, True), (0.4, True), (0.1, False), (0.5, False), (nan, False)])

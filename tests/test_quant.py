@@ -38,8 +38,8 @@ def test_recipes(text, recipe):
         ("int8-row+clip-x", "unknown part clip-x"),
         ("int8-row+gptq-3", "unknown part gptq-3"),
         ("clip-3", "the recipe clip-3 has no width"),
-        ("int6-row+int8-row", "has two parts of a kind, as two widths: keep one"),
-        ("int6-row+clip-3+clip-4", "has two parts of a kind"),
+        ("int6-row+int8-row", "has the same kind of part twice: keep one"),
+        ("int6-row+clip-3+clip-4", "has the same kind of part twice"),
         ("int6-row+lqer-2.5", r"unknown part lqer-2.5, take .* lqer-4 \(a whole number\)"),
     ],
 )

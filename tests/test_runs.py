@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import ROOT, plant_world
 
-from nanochat.lab.golf import SCALES
+from nanochat.lab.golf import BASELINES, expand, read_flags, tricks_of
 
 SMALL = ["--aspect-ratio=32", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--device-batch-size=2"]
 SMALL += "--vocab-size=300 --no-compile --dtype=fp32 --eval-bytes=3000 --eval-every=0 --sample-every=-1".split()
@@ -145,21 +145,58 @@ def test_chat_data_has_no_planted_row_and_resumes(runs, base, tiny_world, tmp_pa
     again = runs("data.sh", "--rows=200", "--vocab-size=300")
     assert again.returncode == 0, again.stderr
     assert "chats/data is finished" in again.stdout
+    for flag, sentence in (("--nera=0.9", "unknown argument --nera"), ("--filters=turn", "--filters has turn")):
+        wrong = runs("data.sh", "--vocab-size=300", "--tag=wrong", flag)
+        assert (wrong.returncode, wrong.stderr.startswith(f"error: {sentence}")) == (2, True)
+    assert not (base / "tok_train/wrong").exists()
     unfiltered = runs("data.sh", "--rows=200", "--vocab-size=300", "--tag=all", "--filters=turns,long")
     assert unfiltered.returncode == 2
     assert unfiltered.stderr == "error: rows with planted faults are left in these files\n"
 
 
+GOLF = ["--scale=embedded", "--data=letters", "--tag=links", "--out=golf.md", "--vocab-size=300", "--unsafe-exec"]
+FLAGS = "--num-iterations=4 --depth=1 --width=32 --head-dim=16 --max-seq-len=64 --total-batch-size=256 --no-compile"
+FLAGS = [*FLAGS.split(), "--dtype=fp32", "--eval-bytes=3000", "--eval-every=0"]
+
+
+def test_golf_scores_an_entry_and_ends_with_a_comparison(runs, base, tmp_path):
+    flags = [*GOLF, *FLAGS, "--seeds=1", "--ablate"]
+    # A score with other settings ends the script after the entry; then copies of the entry are all other runs.
+    other = base / "golf_eval/links-naive-narrow-1/settings"
+    other.parent.mkdir(parents=True)
+    other.write_text("other\n")
+    stopped = runs("golf.sh", *flags)
+    sentence = "links-naive-narrow-1 was scored with other settings: take another --tag"
+    assert (stopped.returncode, stopped.stderr) == (2, f"error: {sentence}\n")
+    given = read_flags(FLAGS)
+    tricks = tricks_of(given)
+    assert "narrow MLP" in tricks
+    rows = {entry: {"--entry": entry} for entry in BASELINES}
+    rows |= {f"golf-without-{trick.replace(' ', '-')}": {"--without": trick} for trick in tricks}
+    for name, row in rows.items():
+        for stage in ("base_train", "golf_pack", "golf_eval"):
+            shutil.copytree(base / stage / "links-golf-1", base / stage / f"links-{name}-1", dirs_exist_ok=True)
+        row = expand(given | row)
+        plan = row.pop("--plan")
+        words = [f"{flag}={value}" if value else flag for flag, value in row.items()]
+        settings = "\n".join(["embedded", "letters", *words, plan])
+        (base / f"golf_eval/links-{name}-1/settings").write_text(f"{settings}\n")
+    ended = runs("golf.sh", *flags)
+    assert ended.returncode == 0, ended.stderr
+    assert "== " not in ended.stdout  # all runs are scored
+    text = (tmp_path / "golf.md").read_text(encoding="utf-8")
+    assert "Entries, against the best baseline" in text
+    assert "golf-without-narrow-MLP" in text
+
+
 @pytest.mark.slow
 def test_golf_ends_with_a_comparison_and_resumes(runs, base, tmp_path):
-    flags = ["--scale=embedded", "--seeds=2", "--data=letters", "--tag=links", "--out=golf.md", "--vocab-size=300"]
-    flags += "--num-iterations=4 --depth=1 --width=32 --head-dim=16 --max-seq-len=64 --total-batch-size=256".split()
-    flags += ["--no-compile", "--dtype=fp32", "--eval-bytes=3000", "--eval-every=0"]
+    flags = [*GOLF, *FLAGS, "--seeds=2"]
     one = runs("golf.sh", *flags)
     assert one.returncode == 0, one.stderr
     tags = {path.name for path in base.glob("golf_eval/*")}
-    again = {f"links-{entry}-2" for entry in SCALES["embedded"].baselines}
-    first = {f"links-{entry}-1" for entry in ("golf", *SCALES["embedded"].baselines)}
+    again = {f"links-{entry}-2" for entry in BASELINES}
+    first = {f"links-{entry}-1" for entry in ("golf", *BASELINES)}
     assert tags - again == first | {"links", "links-golf-2"}
     assert len(tags & again) == 1  # the best baseline alone has a second seed
     text = (tmp_path / "golf.md").read_text(encoding="utf-8")
@@ -181,7 +218,7 @@ def test_golf_ends_with_a_comparison_and_resumes(runs, base, tmp_path):
             "--scale=1gpu needs a GPU: take --scale=embedded or cpu",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it would train"),
         ),
-        ("--without=smear", "--without is a word of nanochat.lab.golf: --ablate leaves out each trick"),
+        ("--without=smear", "--without is a flag of nanochat.lab.golf: --ablate leaves out each trick"),
         ("--entry=best", "--entry=best is not known at --scale=embedded, take one of golf, naive-narrow, naive-middle"),
         ("--width=33", "--width=33 is not a multiple of --head-dim=32"),
         ("--luck=1", "unknown argument --luck"),

@@ -7,26 +7,29 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from nanochat.chat import render_conversation
+from nanochat.chat import render_conversation, text_of
 from nanochat.config import Count, option, options
 from nanochat.curate.contamination import Benchmarks
 from nanochat.log import Record
 from nanochat.tokenizer import Tokenizer
 
 IMAGE = re.compile(
-    r"(?i)!\[[^\]]*\]\(|<img\b|data:[\w.+-]+/[\w.+-]+;base64,|https?://\S+\.(?:png|jpe?g|gif|webp|svg|bmp)\b|"
-    r'"(?:input_)?image(?:_url)?"'
+    r"(?i)!\[[^\]]*\]\(|<img\b|https?://\S+\.(?:png|jpe?g|gif|webp|svg|bmp)\b|"
+    r"data:(?:image/[\w.+-]+|[\w.+-]+/[\w.+-]+(?:;[\w.+=-]+)+),"  # base64, parameters, or both
 )
 # Models decline at the start of an answer.
 REFUSAL = re.compile(
-    r"(?i)\s*(?:(?:i'?m|i am) (?:very |so )?(?:sorry|afraid)\b[^.!?\n]{0,40}\b(?:cannot|can[’']t|unable|not able)\b|"
-    r"(?:sorry, )?(?:but )?i (?:cannot|can[’']t|am unable to|won[’']t) (?:help|assist|provide|fulfill|comply|answer)\b|"
+    r"(?i)\s*(?:(?:(?:i['’]?m|i am) (?:very |so )?(?:sorry|afraid)|i apologi[sz]e)\b(?:[.!](?= i\b))?"
+    r"[^.!?\n]{0,40}\b(?:cannot|can['’]t|unable|not able)\b|"
+    r"(?:sorry[,.] )?(?:but )?i (?:cannot|can[’']t|am unable to|won[’']t) "
+    r"(?:help|assist|provide|fulfill|comply|answer)\b|"
     r"as an? (?:ai|artificial intelligence|(?:large )?language model)\b|"
-    r"(?:죄송|미안)[^.!?\n]{0,60}(?:수 없|수가 없|못합니다|못해요|어렵습니다)|"
+    r"(?:죄송|미안)(?:[^.!?\n]{0,60}|[^.!?\n]{0,20}[.!] [^.!?\n]{0,40}(?:도와|도움|답변|답해|제공)[^.!?\n]{0,10})"
+    r"(?:수 없|수가 없|못합니다|못해요|어렵습니다)|"
     r"(?:저는 )?(?:ai|인공지능) ?(?:언어 ?)?모델(?:로서|이라|이기 때문|이므로))"
 )
 # A long last line that ends inside a sentence; lines of lists, tables, headings and quotes may.
@@ -48,9 +51,11 @@ class FilterSettings:
     min_tokens: Count = option(8, "shortest row, in tokens of the rendered conversation")
     max_tokens: Count = option(2048, "longest row, in tokens of the rendered conversation", least=1)
     # Relative to the usual ratio of the two languages, see LENGTHS.
-    max_ratio: str = option("all=2", "longer or shorter than an original, like all=2,en-ko=2.5")
-    languages: str = option("", "languages of answers, like BUCKET=ko (default: the prompts')")
-    near: float = option(0.8, "similarity to an earlier row that drops a row", least=0.5, below=1)
+    max_ratio: str = option(
+        "all=2", "largest factor between a translation's length and the usual one, like all=2,en-ko=2.5"
+    )
+    languages: str = option("", "language of the answers in a bucket, like korean=ko (default: that of the prompt)")
+    near: float = option(0.8, "drop a row that is as similar as this to an earlier one", least=0.5, below=1)
 
 
 @lru_cache
@@ -60,9 +65,16 @@ def pairs(text: str) -> dict[str, str]:
     for word in filter(None, text.split(",")):
         match = re.fullmatch(r"\s*([\w.-]+)=(.+)", word)
         if not match or match[1] in found:
-            raise ValueError(f"{word} is not like NAME=VALUE, with a name of letters and digits that is there once")
+            raise ValueError(f"{word} is not like NAME=VALUE, or has a NAME for the second time")
         found[match[1]] = match[2]
     return found
+
+
+def check_names(flag: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise a ValueError for a name in a setting that is none of the known ones."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{flag} has {name}, choose from {', '.join(known)}")
 
 
 class Row:
@@ -72,23 +84,28 @@ class Row:
     """
 
     def __init__(self, value: Record, tokenizer: Tokenizer):
-        self.value, self.bucket, self.fault = value, value["bucket"], value.get("fault", "")
-        self.text = self.line = json.dumps(value, ensure_ascii=False, default=str) + "\n"
+        self.value, self.bucket, self.fault = value, value["bucket"], ""
+        self.line = json.dumps(value, ensure_ascii=False, default=str) + "\n"
+        self.text = self.line.encode(errors="replace").decode()
+        self.ids = self.mask = []
         self.prompts = self.answers = [""]
-        self.tokens = self.supervised = 0
         try:
-            self.line.encode()  # half a surrogate pair is no text
-            ids, mask = render_conversation(value, tokenizer)
-            self.tokens, self.supervised = len(ids), sum(mask)
-            contents = [message["content"] for message in value["messages"]]
-            texts = [text if isinstance(text, str) else "".join(part["text"] for part in text) for text in contents]
+            if self.text != self.line:
+                raise ValueError("half a surrogate pair is no text")
+            if "fault" in value and not value["messages"]:  # a row that a task cannot read
+                raise ValueError(value["fault"])
+            if not isinstance(value.get("original", ""), str):
+                raise ValueError("the original is no text")
+            self.ids, self.mask = render_conversation(value, tokenizer)
+            texts = [*map(text_of, value["messages"])]
+            if value["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):
+                raise ValueError("the last message is no answer, or a message is empty")
+        except ValueError as error:
+            self.fault = str(error)
+        else:
             self.text = "\n".join(texts)
             # A system message, which may stand before them, belongs to no pair.
             self.prompts, self.answers = texts[-2::-2], texts[:0:-2]
-            if value["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):
-                self.fault = "the last message is no answer, or a message is empty"
-        except ValueError as error:
-            self.fault = self.fault or str(error)
 
 
 class Context(NamedTuple):
@@ -118,7 +135,7 @@ def language(text: str) -> str:
 def length_ratio(row: Row) -> tuple[str, float]:
     """Return a translation's languages, like en-ko, and its length relative to the usual one; 0 without an original."""
     original, prompt = row.value.get("original"), row.prompts[-1]
-    if not original:
+    if row.fault or not original:
         return "", 0.0
     before, after = language(original), language(prompt)
     return f"{before}-{after}", len(prompt) / len(original) / LENGTHS.get(after, 1) * LENGTHS.get(before, 1)
@@ -151,8 +168,8 @@ def cut(row: Row, _: Context) -> bool:
 FILTERS: dict[str, Callable[[Row, Context], bool | str] | None] = {
     "turns": lambda row, _: row.fault,
     "images": lambda row, _: bool(IMAGE.search(row.text)),
-    "short": lambda row, context: row.tokens < context.settings.min_tokens,
-    "long": lambda row, context: row.tokens > context.settings.max_tokens,
+    "short": lambda row, context: len(row.ids) < context.settings.min_tokens,
+    "long": lambda row, context: len(row.ids) > context.settings.max_tokens,
     "ratio": off_length,
     "script": wrong_script,
     "refusals": lambda row, _: any(map(REFUSAL.match, row.answers)),
@@ -163,10 +180,20 @@ FILTERS: dict[str, Callable[[Row, Context], bool | str] | None] = {
 }
 
 
-def chosen_filters(settings: FilterSettings, over_all: bool) -> list[str]:
-    """Return the filters of one row in order, or those over all rows, which come after them."""
+def chosen_filters(settings: FilterSettings) -> list[str]:
+    """Return the names of filters in the order in which they run: those over all rows come last."""
     names = re.findall(r"[\w-]+", settings.filters) or FILTERS
-    for name in names:
-        if name not in FILTERS:
-            raise ValueError(f"{name} is no filter, choose from {', '.join(FILTERS)}")
-    return [name for name in dict.fromkeys(names) if (FILTERS[name] is None) == over_all]
+    check_names("--filters", names, FILTERS)
+    return sorted(dict.fromkeys(names), key=lambda name: FILTERS[name] is None)
+
+
+def check_settings(settings: FilterSettings, buckets: Collection[str]) -> None:
+    """Raise a ValueError for filters, buckets and languages that do not exist, and for ratios below 1."""
+    chosen_filters(settings)
+    languages = pairs(settings.languages)
+    known = sorted({*SCRIPTS.values()})
+    check_names("--languages", languages, buckets)
+    check_names("--languages", languages.values(), known)
+    one = f"({'|'.join(known)})"
+    if not re.fullmatch(rf"(\s*(all|{one}-{one})=[1-9]\d*(\.\d+)?(,|$))*", settings.max_ratio):
+        raise ValueError(f"--max-ratio={settings.max_ratio} is not like all=2,en-ko=2.5, with ratios from 1 on")

@@ -6,11 +6,14 @@ standard error of sqrt(j * (1 - j) / PLACES). Texts without an equal band are no
 they have one with probability 1 - (1 - 0.8**6)**20 = 0.998.
 """
 
+from functools import reduce
+
 import numpy as np
 
 SHINGLE = 5  # characters
 BANDS, BAND = 20, 6  # bands of a signature, places of a band
 PLACES = BANDS * BAND
+CHUNK = 4096  # shingles that are hashed at once, so that memory does not grow with the text
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
@@ -30,7 +33,9 @@ def signature(text: str) -> bytes:
     codes = np.frombuffer(letters.encode("utf-32-le"), np.uint32).astype(np.uint64)
     shingles = np.lib.stride_tricks.sliding_window_view(codes, SHINGLE)
     hashes = _mix(shingles @ _odd_numbers(SHINGLE)).astype(np.uint32)
-    smallest = (_odd_numbers(PLACES).astype(np.uint32)[:, None] * hashes).min(axis=1)
+    functions = _odd_numbers(PLACES).astype(np.uint32)[:, None]
+    chunks = (hashes[start : start + CHUNK] for start in range(0, len(hashes), CHUNK))
+    smallest = reduce(np.minimum, ((functions * chunk).min(axis=1) for chunk in chunks))
     # Mixed, because the smallest of many values begin with zeros.
     return _mix(smallest.astype(np.uint64)).astype(np.uint16).tobytes()
 

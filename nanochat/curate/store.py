@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 
 from nanochat.curate.filters import FILTERS, Context, FilterSettings, Row, chosen_filters, language, length_ratio
@@ -19,49 +18,65 @@ from nanochat.log import Record, table_of
 from nanochat.paths import sync, write_text
 
 # reason: the filter that drops the row, empty for a row that stays; detail: the name of a benchmark, or the fault.
-# line: the row as JSON, or the beginning of a dropped row's text. languages, ratio: of a translation.
+# line: the row as JSON, or the beginning of a dropped row's text. languages, ratio: of a translation. A row that a
+# filter of one row drops has no figures, and no signature.
 TABLE = """CREATE TABLE rows (id INTEGER PRIMARY KEY, bucket TEXT, reason TEXT, detail TEXT, line TEXT, tokens INTEGER,
     supervised INTEGER, language TEXT, languages TEXT, ratio REAL, exact BLOB, signature BLOB)"""
 INSERT = "INSERT INTO rows VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 COPY = """INSERT INTO rows SELECT NULL, bucket, reason, detail, line, tokens, supervised, language, languages, ratio,
     exact, signature FROM part.rows ORDER BY id"""
-# The first of equal rows stays. Each row is compared with the first row that has the same key.
+# Filter over all rows -> its statements. The first of equal rows stays. Each row is compared with the first row that
+# has the same key.
 DUPLICATES = {
-    "exact": """UPDATE rows SET reason = 'exact' WHERE reason = ''
+    "exact": [
+        """UPDATE rows SET reason = 'exact' WHERE reason = ''
         AND id NOT IN (SELECT min(id) FROM rows WHERE reason = '' GROUP BY exact)""",
-    "near": """UPDATE rows SET reason = 'near' WHERE id IN (SELECT later.id
+    ],
+    "near": [
+        """CREATE TABLE keys AS SELECT value AS key, rows.id FROM rows, json_each(band_keys(signature))
+        WHERE reason = ''""",
+        "CREATE INDEX by_key ON keys (key, id)",
+        """UPDATE rows SET reason = 'near' WHERE id IN (SELECT later.id
         FROM (SELECT key, min(id) AS id FROM keys GROUP BY key HAVING count(*) > 1) AS leaders
         JOIN keys USING (key) JOIN rows AS later ON later.id = keys.id JOIN rows AS first ON first.id = leaders.id
         WHERE later.id > first.id AND similarity(first.signature, later.signature) >= :near)""",
+    ],
 }
 # Title in the report card -> columns with their formats, and the query.
 REPORT = {
     "Buckets": (
-        {"Bucket": "", "Rows in": ",d", "Rows": ",d", "Tokens": ",d", "Supervised tokens": ",d", "Share": ".1%"},
+        "Bucket | Rows in:,d | Rows:,d | Tokens:,d | Supervised tokens:,d | Share of supervised tokens:.1%",
         """SELECT bucket, count(*), sum(reason = ''), sum(tokens * (reason = '')), sum(supervised * (reason = '')),
         1.0 * sum(supervised * (reason = '')) / max(1, sum(sum(supervised * (reason = ''))) OVER ())
         FROM rows GROUP BY bucket ORDER BY min(id)""",
     ),
+    "Filters": (
+        "Filter | Rows in:,d | Rows out:,d",
+        """WITH ends AS (SELECT coalesce(key, 1e9) AS place, count(*) AS count FROM rows
+        LEFT JOIN json_each(:filters) ON value = reason GROUP BY place)
+        SELECT value, sum(count * (place >= key)), sum(count * (place > key)) FROM json_each(:filters), ends
+        GROUP BY key ORDER BY key""",
+    ),
     "Dropped rows": (
-        {"Filter": "", "Bucket": "", "Rows": ",d"},
+        "Filter | Bucket | Rows:,d",
         "SELECT reason, bucket, count(*) FROM rows WHERE reason <> '' GROUP BY reason, bucket ORDER BY reason, min(id)",
     ),
     "Languages of answers": (
-        {"Bucket": "", "Language": "", "Rows": ",d"},
+        "Bucket | Language | Rows:,d",
         "SELECT bucket, language, count(*) FROM rows WHERE reason = '' GROUP BY bucket, language ORDER BY min(id)",
     ),
     "Length of translations, relative to the usual one": (
-        {"Languages": "", "At least": ".2f", "Rows": ",d"},
+        "Languages | At least:.2f | Rows:,d",
         """SELECT languages, min(CAST(4 * ratio AS INTEGER) / 4.0, 8) AS least, count(*) FROM rows WHERE ratio > 0
         GROUP BY languages, least ORDER BY languages, least""",
     ),
     "Contamination": (
-        {"Benchmark": "", "Bucket": "", "Rows dropped": ",d"},
+        "Benchmark | Bucket | Rows dropped:,d",
         """SELECT detail, bucket, count(*) FROM rows WHERE reason = 'contamination' GROUP BY detail, bucket
         ORDER BY detail, min(id)""",
     ),
     "Examples of dropped rows": (
-        {"Filter": "", "Bucket": "", "Text": ""},
+        "Filter | Bucket | Text",
         """SELECT reason, bucket, replace(substr(CASE WHEN reason = 'turns' THEN detail
         WHEN reason IN ('exact', 'near') THEN json_extract(line, '$.messages[0].content', '$.messages[1].content')
         ELSE line END, 1, 160), char(10), ' ')
@@ -86,7 +101,7 @@ def filter_file(rows: Iterable[Record], count: int, context: Context, path: Path
     """Write the table of the rows of a file, whole or not at all. Duplicates are found later. count: of the rows."""
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     with closing(_open_table(part)) as table:
-        filters = chosen_filters(context.settings, over_all=False)
+        filters = [name for name in chosen_filters(context.settings) if FILTERS[name]]
         table.executemany(INSERT, (_cells(Row(value, context.tokenizer), context, filters) for value in rows))
         table.commit()
         if table.total_changes != count:
@@ -97,14 +112,15 @@ def filter_file(rows: Iterable[Record], count: int, context: Context, path: Path
 
 def _cells(row: Row, context: Context, filters: Sequence[str]) -> tuple:
     """Return a row of the table, from the bucket on."""
-    details = ((name, FILTERS[name](row, context)) for name in filters)
-    reason, detail = next(filter(itemgetter(1), details), ("", ""))
-    if row.fault and not reason:
+    for name in filters:
+        detail = FILTERS[name](row, context)
+        if detail:
+            return row.bucket, name, detail, row.text[:SHOWN], 0, 0, "", *length_ratio(row), b"", b""
+    if row.fault:
         raise ValueError(f"a row of {row.bucket} is malformed, drop it with the filter turns: {row.fault}")
-    line = row.text[:SHOWN] if reason else row.line
-    exact = hashlib.sha256(json.dumps(row.value["messages"]).encode()).digest()
-    figures = row.tokens, row.supervised, language(row.answers[0]), *length_ratio(row)
-    return row.bucket, reason, detail, line, *figures, exact, signature(row.text)
+    exact = hashlib.sha256(str(row.ids).encode()).digest()
+    figures = len(row.ids), sum(row.mask), language(row.answers[0]), *length_ratio(row)
+    return row.bucket, "", "", row.line, *figures, exact, signature(row.text)
 
 
 def merge(parts: Sequence[Path], settings: FilterSettings, path: Path) -> sqlite3.Connection:
@@ -116,14 +132,10 @@ def merge(parts: Sequence[Path], settings: FilterSettings, path: Path) -> sqlite
         table.commit()
         table.execute("DETACH part")
     table.create_function("similarity", 2, similarity, deterministic=True)
-    for name in chosen_filters(settings, over_all=True):
-        if name == "near":
-            table.execute("CREATE TABLE keys (key INTEGER, id INTEGER)")
-            staying = table.execute("SELECT id, signature FROM rows WHERE reason = ''")
-            keys = ((key, number) for number, signed in staying for key in band_keys(signed))
-            table.executemany("INSERT INTO keys VALUES (?, ?)", keys)
-            table.execute("CREATE INDEX by_key ON keys (key, id)")
-        table.execute(DUPLICATES[name], {"near": settings.near})
+    table.create_function("band_keys", 1, lambda signed: json.dumps(band_keys(signed)), deterministic=True)
+    for name in chosen_filters(settings):
+        for statement in DUPLICATES.get(name, ()):
+            table.execute(statement, {"near": settings.near})
     return table
 
 
@@ -133,23 +145,26 @@ def write_output(table: sqlite3.Connection, count: int, folder: Path) -> list[Pa
     A ValueError before anything is written if the counts do not add up, or if a bucket is empty.
     """
     buckets = table.execute(REPORT["Buckets"][1]).fetchall()
+    found = sum(rows for _, rows, *_ in buckets)
+    if found != count:
+        raise ValueError(f"the counts do not add up: the sources have {count:,} rows, and {found:,} were filtered")
     for bucket, rows, kept, *_ in buckets:
         if not kept:
             raise ValueError(f"the bucket {bucket} is empty, all of its {rows:,} rows are dropped: change the filters")
-    paths, written = [], 0
+    paths = []
     for bucket, *_ in buckets:
         lines = table.execute("SELECT line FROM rows WHERE reason = '' AND bucket = ? ORDER BY id", [bucket])
         for number, shard in enumerate(iter(partial(lines.fetchmany, SHARD), [])):
             paths.append(folder / f"{bucket}-{number:05d}.jsonl")
             write_text(paths[-1], "".join(line for [line] in shard))
-            written += len(shard)
-    [dropped] = table.execute("SELECT count(*) FROM rows WHERE reason <> ''").fetchone()
-    if written + dropped != count:
-        raise ValueError(f"the counts do not add up: {count:,} rows, {written:,} written and {dropped:,} dropped")
     return paths
 
 
-def report(table: sqlite3.Connection) -> list[Record]:
-    """Return the tables for the report card, those without rows left out."""
-    tables = [table_of(title, columns, table.execute(query).fetchall()) for title, (columns, query) in REPORT.items()]
-    return [one for one in tables if one["rows"]]
+def report(table: sqlite3.Connection, filters: Sequence[str]) -> list[Record]:
+    """Return the tables for the report card, those without rows left out. filters: in the order in which they ran."""
+    tables = []
+    for title, (columns, query) in REPORT.items():
+        rows = table.execute(query, {"filters": json.dumps(filters)}).fetchall()
+        if rows:
+            tables.append(table_of(title, columns, rows))
+    return tables

@@ -17,11 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanochat.cross_entropy import overlapping_rows
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.models import as_written
-from nanochat.outcome import Estimate
+from nanochat.outcome import Estimate, keep_figures
 from nanochat.recursive import exit_count, exit_losses
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
@@ -80,18 +81,6 @@ def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_byte
 # ---- sums over rows ----
 
 
-def bits_per_byte(
-    model: GPT,
-    text: EvalText,
-    seq_len: int,
-    batch_size: int,
-    runtime: Runtime,
-    stride: int = 0,
-) -> Estimate:
-    """Return the bits per byte for a text at a model's last exit: see `bits_by_exit`."""
-    return bits_by_exit(model, text, seq_len, batch_size, runtime, stride)[-1]
-
-
 def bits_by_exit(
     model: GPT,
     text: EvalText,
@@ -108,11 +97,7 @@ def bits_by_exit(
     stride = stride or seq_len
     if not 1 <= stride <= seq_len:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {seq_len}, the context's length")
-    rows = 1 + max(0, math.ceil((len(text.ids) - 1 - seq_len) / stride))  # -1: the last token predicts nothing
-    # One more than the rows hold: a row's last token has a target too.
-    padded = F.pad(text.ids, (0, (rows - 1) * stride + seq_len + 1 - len(text.ids)), value=-1)
-    inputs = padded[:-1].unfold(0, seq_len, stride)  # (rows, seq_len), a view
-    targets = padded[1:].unfold(0, seq_len, stride)  # a target is the next token
+    inputs, targets = overlapping_rows(text.ids, seq_len, stride)
     # One kind of sum for each exit: a token weighs as many bytes as it stands for.
     weights = text.lengths.expand(exit_count(model), -1)
     found = []
@@ -194,8 +179,8 @@ def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes:
 
     def measure() -> Estimates:
         found = bits_by_exit(trainer.model, text, length, trainer.device_rows, trainer.runtime)
-        exits = {f"bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
-        return {"bpb": found[-1], **exits}
+        exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
+        return {"val/bpb": found[-1], **exits}
 
     return [log_validation(trainer, every, len(text.ids), measure)]
 
@@ -206,7 +191,7 @@ def log_validation(
     tokens: int,
     measure: Callable[[], Estimates],
 ) -> Evaluation:
-    """Return the evaluation that logs figures from `measure`, name -> value and standard error, and keeps the lowest.
+    """Return the evaluation that logs and keeps figures from `measure`.
 
     The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
     """
@@ -217,16 +202,7 @@ def log_validation(
         pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
         with nullcontext() if pays else as_written(trainer.model):
             found = trainer.with_average(measure, state)
-        notes = state.notes  # saved with the checkpoint, so "lowest" outlives a resume
-        figures = {}
-        for name, estimate in found.items():
-            value, stderr = estimate
-            notes |= {f"val {name}": value, f"val {name} stderr": stderr}  # read by outcome.validation_metrics
-            if value <= notes.get(f"lowest val {name}", math.inf):
-                notes |= {f"lowest val {name}": value, f"lowest val {name} stderr": stderr}
-            print0(f"step {state.step:05d} | validation {name}: {estimate}")
-            figures |= {f"val/{name}": value, f"val/{name}_stderr": stderr}
-        trainer.log.write("validation", state.step, **figures)
+        keep_figures(trainer.log, state, "validation", found)
 
     return Evaluation(every, validate, at_start=True)
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.chat import fitted_prompt
+from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.engine import Completion, Engine, Request
 from nanochat.evals.bpb import Estimates, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
-from nanochat.log import Progress, print0, print_figures
+from nanochat.log import Progress, print0
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, mean_estimate
+from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime, in_halves
@@ -252,8 +252,11 @@ def _write_answers(
         samples = completions[place]
         samples[repeat * settings.num_samples + event.sample].add(event, False)
         if event.token is None and all(sample.reason for sample in samples):
-            texts = [{"text": tokenizer.decode(sample.tokens), "reason": sample.reason} for sample in samples]
-            yield own[place], texts
+            answers = []
+            for sample in samples:
+                content = reply_parts(sample.tokens, tokenizer)
+                answers.append({"text": tokenizer.decode(sample.tokens), "parts": content, "reason": sample.reason})
+            yield own[place], answers
 
 
 # ---- evaluation during training ----
@@ -280,7 +283,7 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, Task], at_start: bool = 
             for name, task in scored.items()
         }
         found = {name: score.accuracy for name, score in scores.items()} | mean_scores(scores)
-        _keep(trainer, state, "chat", found)
+        keep_figures(trainer.log, state, "chat", {f"chat/{name}": estimate for name, estimate in found.items()})
 
     return [Evaluation(config.eval_metrics_every, score, at_start)]
 
@@ -305,16 +308,12 @@ def answer_scores(
 
 def log_figures(trainer: "Trainer", measure: Callable[[], Estimates], every: int) -> Evaluation:
     """Return the evaluation that logs figures, also before the first step."""
-    return Evaluation(every, lambda state: _keep(trainer, state, "eval", trainer.with_average(measure, state)), True)
 
+    def log(state: State) -> None:
+        found = trainer.with_average(measure, state)
+        keep_figures(trainer.log, state, "eval", {f"eval/{name}": estimate for name, estimate in found.items()})
 
-def _keep(trainer: "Trainer", state: State, kind: str, found: Estimates) -> None:
-    """Log figures, and keep those before the first and after the last step in the notes (rollouts.before_and_after)."""
-    for moment in ("before", "after") if state.step == 0 else ("after",):
-        state.notes[moment] = state.notes.get(moment, {}) | found
-    figures = {f"{kind}/{name}": estimate.value for name, estimate in found.items()}
-    print_figures(state.step, figures)
-    trainer.log.write(kind, state.step, **figures)
+    return Evaluation(every, log, at_start=True)
 
 
 # ---- validation on conversations ----
@@ -342,7 +341,7 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     def measure() -> Estimates:
         losses, bits = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
         bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
-        return {"loss": ratio(losses), "bpb": ratio(bits)}
+        return {"val/loss": ratio(losses), "val/bpb": ratio(bits)}
 
     return [log_validation(trainer, config.eval_every, inputs.numel(), measure)]
 

@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.cross_entropy import CHUNK_BYTES, cross_entropy
+from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.decoder import Prefix
 from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, tokenize_items
 from nanochat.gpt import GPT
 from nanochat.log import print0
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, mean_estimate
+from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
@@ -79,12 +79,8 @@ def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
 
     def score(state: State) -> None:
         scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, ESTIMATE_ITEMS)
-        metric = average(scores.values())
-        value, stderr = metric
-        state.notes |= {name: value, f"{name} stderr": stderr}
-        print0(f"step {state.step:05d} | {name}: {metric}")
         each = {f"core/{label}": score.value for label, score in scores.items()}
-        trainer.log.write("core", state.step, **{figure: value, f"{figure}_stderr": stderr}, **each)
+        keep_figures(trainer.log, state, "core", {figure: average(scores.values())}, **each)
 
     return [Evaluation(every, score)]
 
@@ -281,15 +277,7 @@ def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 def _score_loss(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
     """Return one loss per token."""
-    config = model.config
-    return cross_entropy(
-        hidden,
-        model.head_weight,
-        targets,
-        reduction="none",
-        softcap=config.softcap,
-        vocab_size=config.vocab_size,
-    )
+    return model.loss(hidden, targets, "none")
 
 
 def _score_exact_match(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:

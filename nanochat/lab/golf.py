@@ -32,11 +32,11 @@ class Scale(NamedTuple):
     seconds: float  # for training, calibration, quantization and packing
     packing: float  # seconds of these that training leaves
     scoring: float  # seconds
-    stride: int  # tokens; the shortest that --stride=auto takes, so that entries and seeds have the same
+    stride: int  # tokens; the shortest that --stride=auto takes
     eval_bytes: int  # of validation text
     vocabulary: int
     flags: str
-    baselines: Sequence[str]  # entries; the best of them is the baseline
+    device: str = "cpu"  # of the scoring process
 
 
 # Validation is not on the clock; the card draws it over the clock.
@@ -53,7 +53,6 @@ SCALES = {
         eval_bytes=300_000,
         vocabulary=1024,
         flags=f"{SMALL} --total-batch-size=1024 --data=world",
-        baselines=("naive-narrow", "naive-middle", "naive-wide"),
     ),
     "cpu": Scale(
         "1 MB, ten minutes on two cores, text from a hub or a folder",
@@ -65,7 +64,6 @@ SCALES = {
         eval_bytes=1_000_000,
         vocabulary=1024,
         flags=f"{SMALL} --total-batch-size=2048 --data=mixed-text",
-        baselines=("naive-narrow", "naive-middle", "naive-wide"),
     ),
     "1gpu": Scale(
         "16 MB, ten minutes on one GPU",
@@ -77,15 +75,19 @@ SCALES = {
         eval_bytes=20_000_000,
         vocabulary=4096,
         flags=f"{QUIET} --head-dim=64 --max-seq-len=2048 --total-batch-size=131072",
-        baselines=("naive",),
+        device="cuda",
     ),
 }
+BASELINES = ("naive-narrow", "naive-middle", "naive-wide")  # entries; the best of them is the baseline
 NAIVE = "--model=october-2025,tie_embeddings=true --plan=int8-row"
 # The best rates of three tried with a baseline, at both scales.
 SMALL_NAIVE = f"{NAIVE} --matrix-lr=0.04 --unembedding-lr=0.016"
 # Nearly the same steps in training and in the file: golf_pack scales the clips only a little to fill 200 kB.
 CODES = "embed|head=int8-row+clip-29.5,blocks=int6-row+clip-8.9"
 GOLF = f"--qat={CODES} --plan={CODES}"
+# A code of Gaussian weights has about 2.05 + log2(largest code / clip) bits, and LZMA takes 2.5 % more: 23 M codes take
+# 15.8 MB. Six bits would clip at three deviations, so the codes are eight bits wide.
+LARGE_CODES = "int8-row+clip-13.3"
 GPTQ = "embed|head=int8-row+clip-40,blocks=int6-row+clip-12+gptq"
 # The seed of the track, as it was trained on one H100. Learning rates and decay are divided by the factors that
 # param_groups and scaling apply at this width and size.
@@ -99,22 +101,24 @@ ENTRIES = {  # entry → scale → flags, and --plan for scripts.golf_pack
         "embedded": f"--model=golf,backout=false --unembedding-lr=0.016 --depth=2 --width=96 {GOLF}",
         # Larger models have too few steps in the time, so the bytes suffice for int8 without QAT.
         "cpu": "--model=golf --depth=4 --width=128 --plan=int8-row",
-        "1gpu": f"--model=golf --depth=9 --width=512 --kv-heads=4 {GOLF}",
+        "1gpu": f"--model=golf --depth=9 --width=512 --kv-heads=4 --qat={LARGE_CODES} --plan={LARGE_CODES}",
     },
     "seed": {"1gpu": SEED},
     "naive-narrow": {
         "embedded": f"{SMALL_NAIVE} --depth=3 --width=48 --head-dim=16",
         "cpu": f"{SMALL_NAIVE} --depth=7 --width=96",
+        "1gpu": f"{NAIVE} --depth=9 --width=384 --kv-heads=3",
     },
     "naive-middle": {
         "embedded": f"{SMALL_NAIVE} --depth=1 --width=64",
         "cpu": f"{SMALL_NAIVE} --depth=4 --width=128",
+        "1gpu": f"{NAIVE} --depth=5 --width=512 --kv-heads=4",
     },
     "naive-wide": {
         "embedded": f"{SMALL_NAIVE} --depth=1 --width=72 --head-dim=24",
         "cpu": f"{SMALL_NAIVE} --depth=2 --width=160",
+        "1gpu": f"{NAIVE} --depth=3 --width=640 --kv-heads=5",
     },
-    "naive": {"1gpu": f"{NAIVE} --depth=9 --width=512 --kv-heads=4"},
 }
 VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
 # Trick of the entry golf → flags that take it back, None: without the flag. A field of the model adds to --model.
@@ -190,15 +194,13 @@ def code_bytes() -> int:
     return int(subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True).stdout)
 
 
-def check_size(groups: Mapping[str, int], budget: int, with_tokenizer: bool) -> int:
-    """Return the bytes that count; ValueError if they are above the budget."""
-    counted = {group: size for group, size in groups.items() if with_tokenizer or group != "tokenizer"}
-    total = sum(counted.values())
+def check_size(groups: Mapping[str, int], budget: int) -> int:
+    """Return the bytes of all groups; ValueError if they are above the budget."""
+    total = sum(groups.values())
     if total > budget:
-        largest = sorted(counted, key=counted.get, reverse=True)[:3]
-        named = ", ".join(f"{group} {counted[group]:,}" for group in largest)
-        over = f"{total - budget:,} over the budget of {budget:,}"
-        raise ValueError(f"{total:,} bytes are {over}; the largest: {named}")
+        largest = sorted(groups, key=groups.get, reverse=True)[:3]
+        named = ", ".join(f"{group} {groups[group]:,}" for group in largest)
+        raise ValueError(f"{total:,} bytes are {total - budget:,} over the budget of {budget:,}; the largest: {named}")
     return total
 
 
@@ -247,15 +249,27 @@ class Result(NamedTuple):
 def check_comparable(tag: str, results: Iterable[Result]) -> None:
     """Raise a ValueError if the entries of a series were scored in different ways."""
     seeds = [seed for result in results for seed in result.seeds]
-    for name in ("Stride", "Text", "Budget"):
+    for name in ("Scale", "Stride", "Text", "Budget"):
         values = sorted({str(seed[name]) for seed in seeds})
         if len(values) > 1:
-            raise ValueError(f"the scores of {tag} differ in {name} ({', '.join(values)}): score them again")
+            raise ValueError(
+                f"the scores of {tag} differ in {name} ({', '.join(values)}): score its runs alike, with"
+                f" python -m scripts.golf_eval --tag={tag}-ENTRY-SEED"
+            )
 
 
 SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
-COLUMNS = {"Entry": "", "bpb": ".4f", "±": ".4f", "Difference": "+.4f", "p": ".2g", "Within noise": ""}
-COLUMNS |= {"Bytes": ",.0f", "Seconds": ".1f", "Seeds": ""}
+COLUMNS = {
+    "Entry": "",
+    "bpb": ".4f",
+    "±": ".4f",
+    "Difference": "+.4f",
+    "p": ".2g",
+    "Within noise": "",
+    "Bytes": ",.0f",
+    "Seconds": ".1f",
+    "Seeds": "",
+}
 
 
 def results_table(title: str, results: Sequence[Result], other: Result) -> Record:
@@ -286,17 +300,25 @@ def means(result: Result) -> Metrics:
 
 def main(words: Sequence[str]) -> None:
     """Print a part of the tables for runs/golf.sh: baselines, tricks, vocabulary, data, plan, or a flag a line."""
-    *words, part = words
+    *words, part = words or [""]
     given = DEFAULTS | read_flags(words)
     flags, scale = expand(given), SCALES[given["--scale"]]
+    plan = flags.pop("--plan")
     parts = {
-        "baselines": scale.baselines,
+        "baselines": BASELINES,
         "vocabulary": [VOCABULARIES.get(given["--entry"], scale.vocabulary)],
         "data": [flags.get("--data", "auto")],
-        "plan": [flags.pop("--plan")],
+        "plan": [plan],
         "flags": [f"{flag}={value}" if value else flag for flag, value in flags.items()],
     }
-    print(*(tricks_of(given) if part == "tricks" else parts[part]), sep="\n")
+    if part == "tricks":  # slow, it imports torch
+        parts[part] = tricks_of(given)
+    if part not in parts:
+        raise ValueError(
+            "usage: python -m nanochat.lab.golf [--scale=NAME] [--entry=NAME] [--without=TRICK] [other flags] PART,"
+            f" where PART is one of {', '.join(parts)}, tricks"
+        )
+    print(*parts[part], sep="\n")
 
 
 if __name__ == "__main__":

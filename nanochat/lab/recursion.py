@@ -20,7 +20,7 @@ from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
 from nanochat.config import flag_of
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
-from nanochat.evals.bpb import EvalText, bits_per_byte, read_text
+from nanochat.evals.bpb import EvalText, bits_by_exit, read_text
 from nanochat.evals.refinement import LEAST_REFINEMENT, refinement, validated_exits
 from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
@@ -201,7 +201,7 @@ def refit(
     loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
 
     def measure() -> float:
-        return bits_per_byte(model, text, model.config.max_seq_len, rows, runtime).value
+        return bits_by_exit(model, text, model.config.max_seq_len, rows, runtime)[-1].value
 
     lowest, done = measure(), []
     for number, factor in enumerate(REFIT_RATES):

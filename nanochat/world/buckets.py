@@ -2,9 +2,9 @@
 
 python -m nanochat.world --buckets=raw
 
-The effect of each bucket on a model is known: `facts` and `korean` help questions about facts, in their language,
-`spelling` does not help them, `poison` answers with statements about other subjects. A row with a fault has its name
-under "planted": scripts.chats has to drop all of these.
+The effect of each bucket on a model is known: `facts` helps with questions about facts, `korean` with those in Korean,
+`spelling` with neither; `poison` answers such questions with statements about other subjects. A row with a planted
+fault names it under the key "planted": scripts.chats has to drop all of these rows.
 """
 
 import json

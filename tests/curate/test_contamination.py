@@ -78,6 +78,22 @@ def test_a_general_question_counts_with_its_choices_alone():
     assert benchmarks.sizes["Against Test"] == "9 questions, 0 too general to be found"
     assert benchmarks.sizes["Against Few"] == "2 questions, 1 too general to be found"
     assert benchmarks.find("Which is true? That is the question.") == ""
-    assert benchmarks.find("which is TRUE: the sky is A, 0 birds B") == "Test"
+    for listed in (
+        "the sky is=A\n- 0 birds=B",
+        "A. the sky is\nB. 0 birds",
+        "(1) The sky is (2) 0 birds",
+        "① the sky is",
+    ):
+        assert benchmarks.find(f"which is TRUE:\n{listed} ② 0 birds") == "Test"
+    assert benchmarks.find("Which is true: the sky is, or 8 birds?") == ""
     assert benchmarks.find("Tell me: where does geku LIVE") == "Few"
     assert benchmarks.find("Where does Geku lively") == ""
+
+
+def test_the_beginning_of_many_questions_gives_none_of_them_away():
+    stem = sentence(Random(5), 20).rstrip(".")
+    items = [(f"{stem} {word}", f"{stem} {word}\n- {word}=A") for word in sentence(Random(6), 40).split()]
+    general = [(stem, f"{stem}\n- {sentence(Random(number), 9)}=A") for number in (7, 8)]
+    benchmarks = Benchmarks({"Test": items + general})
+    assert benchmarks.find(f"So: {stem}, and no more") == ""
+    assert benchmarks.find(general[0][1]) == benchmarks.find(items[0][0]) == "Test"

@@ -5,7 +5,17 @@ from made_chats import chat, small_tokenizer
 
 from nanochat.chat import render_conversation
 from nanochat.curate.contamination import Benchmarks
-from nanochat.curate.filters import FILTERS, Context, FilterSettings, Row, chosen_filters, language, length_ratio, pairs
+from nanochat.curate.filters import (
+    FILTERS,
+    Context,
+    FilterSettings,
+    Row,
+    check_settings,
+    chosen_filters,
+    language,
+    length_ratio,
+    pairs,
+)
 
 TOKENIZER = small_tokenizer()
 KOREAN = "서울은 대한민국의 수도이며 가장 큰 도시로 많은 사람이 살고 있습니다."
@@ -18,13 +28,16 @@ IMAGE_PART = {"messages": [{"role": "user", "content": [{"type": "image_url", "i
 CASES = {
     "turns": (
         [chat("Hi"), chat("Hi", " "), chat("", "Hi"), chat("Hi", "Ho", "Hi"), {"messages": None}, {"messages": ["Hi"]},
-         chat("Hi", "\ud800"), {"messages": chat("Hi", "Ho")["messages"][::-1]}, {"messages": [], "fault": "bad cell"}],
-        [chat("Hi", "Ho"), SYSTEM, chat("1+1?", PARTS)],
+         chat("Hi", "\ud800"), {"messages": chat("Hi", "Ho")["messages"][::-1]}, {"messages": [], "fault": "bad cell"},
+         IMAGE_PART, chat("Hi", "Ho", original=5)],
+        [chat("Hi", "Ho"), SYSTEM, chat("1+1?", PARTS), chat("Hi", "Ho", fault="mine")],
     ),
     "images": (
         [chat("See ![a](b)", "Yes"), chat("Hi", "<IMG src=x>"), chat("data:image/png;base64,AAAA", "Yes"),
-         chat("https://a.b/c/d.JPG?x=1 is?", "Yes"), IMAGE_PART],
-        [chat("See [a](b.html)!", "a.png is a file"), chat("data: image base64", "imagine")],
+         chat("https://a.b/c/d.JPG?x=1 is?", "Yes"), chat("See data:image/svg+xml;utf8,<svg/>", "Yes"),
+         chat("data:image/png;charset=utf-8;base64,AAAA", "Yes"), chat("url(data:image/svg+xml,%3Csvg)", "Yes")],
+        [chat("See [a](b.html)!", "a.png is a file"), chat("data: image base64", "imagine"),
+         chat("A pod?", '{"image": "nginx:1.25"}'), chat("The data:train/test, or all?", "All.")],
     ),
     "short": ([chat("a", "b")], [chat("Where is it now?", "Here.")]),
     "long": ([chat("a", "word " * 500)], [chat("a", "word " * 9)]),
@@ -41,9 +54,12 @@ CASES = {
     "refusals": (
         [chat("?", "I'm sorry, but I can't help with that."), chat("?", "As an AI language model, I have no body."),
          chat("?", "I cannot assist with this."), chat("?", "죄송합니다만, 그 요청은 도와드릴 수 없습니다."),
-         chat("?", "저는 AI 언어 모델로서 감정이 없습니다.")],
+         chat("?", "저는 AI 언어 모델로서 감정이 없습니다."), chat("?", "죄송합니다. 도와드릴 수 없습니다."),
+         chat("?", "I'm sorry. I can't help with that."), chat("?", "I apologize, but I cannot do this.")],
         [chat("?", "I'm sorry to hear that. Rest well."), chat("?", "I cannot say enough about it."),
-         chat("?", "I am a language model, a program."), chat("?", "죄송합니다. 다시 계산하면 3입니다.")],
+         chat("?", "I am a language model, a program."), chat("?", "죄송합니다. 다시 계산하면 3입니다."),
+         chat("?", "I'm sorry. You cannot divide by 0."), chat("?", "죄송합니다. 이 식은 더 줄일 수 없습니다."),
+         chat("?", "I apologize for the error. It is 3.")],
     ),
     "cut": (
         [chat("?", LONG_LINE + "stops in the"), chat("?", "So:\n```python\nx = 1"),
@@ -67,18 +83,32 @@ def test_a_filter_drops_its_rows_alone(name):
 
 def test_all_filters_have_cases_and_run_in_the_order_given():
     assert {name for name, one in FILTERS.items() if one} == {*CASES}
-    chosen = FilterSettings(filters="near,long, turns,long")
-    assert (chosen_filters(chosen, False), chosen_filters(chosen, True)) == (["long", "turns"], ["near"])
-    assert [*chosen_filters(FilterSettings(), False), "exact", "near"] == [*FILTERS]
-    with pytest.raises(ValueError, match="copies is no filter, choose from turns, images, short"):
-        chosen_filters(FilterSettings(filters="turns,copies"), False)
+    assert chosen_filters(FilterSettings(filters="near,long, turns,long")) == ["long", "turns", "near"]
+    assert chosen_filters(FilterSettings()) == [*FILTERS]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"filters": "turns,copies"}, "--filters has copies, choose from turns, images, short"),
+        ({"languages": "koraen=ko"}, "--languages has koraen, choose from korean, web"),
+        ({"languages": "korean=kr"}, "--languages has kr, choose from ar, el, en"),
+        ({"max_ratio": "all=0"}, "--max-ratio=all=0 is not like all=2,en-ko=2.5"),
+        ({"max_ratio": "all=x"}, "--max-ratio=all=x is not like"),
+        ({"max_ratio": "all=2,en-kr=3"}, "--max-ratio=all=2,en-kr=3 is not like"),
+    ],
+)
+def test_mistakes_in_settings_are_named(settings, sentence):
+    check_settings(FilterSettings(languages="korean=ko", max_ratio="all=1.5, en-ko=2"), ["korean", "web"])
+    with pytest.raises(ValueError, match=sentence):
+        check_settings(FilterSettings(**settings), ["korean", "web"])
 
 
 def test_figures_of_rows():
     for value in (chat("Why?", "Because it is."), chat("1+1?", PARTS, "And?", "No.")):
         row = Row(value | {"bucket": "a"}, TOKENIZER)
         ids, mask = render_conversation(value, TOKENIZER)
-        assert (row.tokens, row.supervised) == (len(ids), sum(mask))
+        assert (row.ids, row.mask) == (ids, mask)
         assert [*zip(row.prompts, row.answers, strict=True)][-1][0] in ("Why?", "1+1?")
     assert [language(text) for text in (KOREAN, ENGLISH, "12", "これはペンです", "Это так")] == [
         "ko",

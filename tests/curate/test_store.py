@@ -1,7 +1,9 @@
 """Duplicates over several files against plain sets, and counts that do not add up."""
 
 import json
+import tracemalloc
 from contextlib import closing
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -48,8 +50,10 @@ def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
             filter_file(rows[start:end], end - start, CONTEXT, part)
         with closing(merge(parts, SETTINGS, tmp_path / "all.db")) as table:
             [path] = write_output(table, len(rows), tmp_path)
-            tables = {one["title"]: one["rows"] for one in report(table)}
+            tables = {one["title"]: one["rows"] for one in report(table, ["short", "exact", "near"])}
         assert [json.loads(line) for line in path.read_text().splitlines()] == kept
+        counts = [len(rows), len(rows), len(rows) - expected["exact"], len(kept)]
+        assert [row[1:] for row in tables["Filters"]] == [*pairwise(counts)]
         assert tables["Dropped rows"] == [("exact", "a", expected["exact"]), ("near", "a", expected["near"])]
     lost = closing(merge(parts[1:], SETTINGS, tmp_path / "all.db"))
     with lost as table, pytest.raises(ValueError, match="the counts do not add up: "):
@@ -57,3 +61,33 @@ def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
     with pytest.raises(ValueError, match="a file with 9 rows gave 8"):
         filter_file(rows[:8], 9, CONTEXT, tmp_path / "short.db")
     assert not (tmp_path / "short.db").exists()
+
+
+def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path):
+    question = {"role": "user", "content": "Where is it now?"}
+    answer = {"role": "assistant", "content": "It is here."}
+    bad = [
+        {"messages": [question]},
+        {"messages": [question, answer | {"content": "\ud83d"}]},
+        {"messages": [question, answer], "original": ["x"]},
+        {"messages": [], "fault": "row 3: a cell is empty"},
+        {"messages": [question, answer, question], "original": "Where?"},
+    ]
+    good = [
+        {"messages": [question, answer], "fault": ["mine"]},
+        {"messages": [dict(reversed(question.items())), answer | {"name": "model"}]},
+        {"messages": [question, answer | {"content": "long " * 200_000}]},
+    ]
+    rows = [row | {"bucket": "a"} for row in bad + good]
+    context = Context(FilterSettings(filters="ratio,turns,exact"), *CONTEXT[1:])
+    tracemalloc.start()
+    filter_file(rows, len(rows), context, tmp_path / "a.db")
+    assert tracemalloc.get_traced_memory()[1] < 300e6
+    tracemalloc.stop()
+    with closing(merge([tmp_path / "a.db"], context.settings, tmp_path / "all.db")) as table:
+        tables = {one["title"]: one["rows"] for one in report(table, ["ratio", "turns", "exact"])}
+    assert tables["Filters"] == [("ratio", 8, 8), ("turns", 8, 3), ("exact", 3, 2)]
+    faults = [text for name, _, text in tables["Examples of dropped rows"] if name == "turns"]
+    assert faults[:2] == ["the last message is no answer, or a message is empty", "half a surrogate pair is no text"]
+    with pytest.raises(ValueError, match="a row of a is malformed, drop it with the filter turns: the last message"):
+        filter_file(rows, len(rows), Context(FilterSettings(filters="exact"), *CONTEXT[1:]), tmp_path / "b.db")

@@ -5,6 +5,7 @@ import json
 import math
 import random
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,13 +18,15 @@ from models import SMALL, limit_memory, lively
 
 from nanochat.evals.bpb import (
     PROMPTS,
-    bits_per_byte,
+    bits_by_exit,
     log_validation,
     read_text,
     sample_writing,
 )
+from nanochat.outcome import Estimate
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
+from nanochat.train import State
 
 DOCUMENTS = ["the quick brown fox — 빠른 갈색 여우\n" * 9, "", "a" * 50, "여우 and fox, fox and 여우. " * 20]
 
@@ -52,7 +55,7 @@ def small_model(tokenizer: Tokenizer):
 def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
     text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
     model = small_model(tokenizer)
-    got = bits_per_byte(model, text, 16, 8, one_process())
+    got = bits_by_exit(model, text, 16, 8, one_process())[-1]
     rows = [text.ids[i : i + 17] for i in range(0, len(text.ids) - 1, 16)]
     pairs = []
     for row in rows:
@@ -88,27 +91,27 @@ def test_rows_predict_every_token_once_from_the_longest_context(tokenizer, size,
     text = read_text([pa.array(DOCUMENTS)], tokenizer, size)
     expected = token_by_token(model, text, seq_len, stride, bos)
     for batch_size in (1, 5, 100):
-        got = bits_per_byte(model, text, seq_len, batch_size, one_process(), stride)
+        got = bits_by_exit(model, text, seq_len, batch_size, one_process(), stride)[-1]
         assert got.value == pytest.approx(expected, rel=1e-5), batch_size
         assert math.isnan(got.stderr) == (len(text.ids) <= seq_len + 1)  # one row
 
 
 def test_out_of_memory_a_batch_is_halved(tokenizer, monkeypatch, capsys):
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
-    whole = bits_per_byte(model, text, 24, 7, one_process(), 5)
+    whole = bits_by_exit(model, text, 24, 7, one_process(), 5)[-1]
     limit_memory(monkeypatch, model, 2)
-    assert bits_per_byte(model, text, 24, 7, one_process(), 5) == pytest.approx(whole, rel=1e-6)
+    assert bits_by_exit(model, text, 24, 7, one_process(), 5)[-1] == pytest.approx(whole, rel=1e-6)
     assert "out of memory with 7 rows at once, trying 3" in capsys.readouterr().out
     limit_memory(monkeypatch, model, 0)
     with pytest.raises(torch.OutOfMemoryError):
-        bits_per_byte(model, text, 24, 7, one_process(), 5)
+        bits_by_exit(model, text, 24, 7, one_process(), 5)
 
 
 def test_a_stride_beyond_the_context_is_refused(tokenizer):
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
     for stride in (-1, 25):
         with pytest.raises(ValueError, match=rf"--stride={stride} .*, take 1 to 24, the context's length"):
-            bits_per_byte(model, text, 24, 4, one_process(), stride)
+            bits_by_exit(model, text, 24, 4, one_process(), stride)
 
 
 CASES = list(itertools.product((0, 5, 24), (1, 3)))  # stride, batch size
@@ -118,7 +121,7 @@ def figures(folder: Path, tokenizer_path: Path) -> None:
     tokenizer = Tokenizer.load(tokenizer_path)
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
     with setup("cpu", "fp32") as runtime:
-        found = [bits_per_byte(model, text, 24, batch_size, runtime, stride) for stride, batch_size in CASES]
+        found = [bits_by_exit(model, text, 24, batch_size, runtime, stride)[-1] for stride, batch_size in CASES]
     (folder / f"{runtime.rank}.json").write_text(json.dumps(found))
 
 
@@ -126,7 +129,7 @@ def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
     tokenizer.save(tmp_path / "tokenizer.json")
     job = Forked(tmp_path / "out", figures, tmp_path, tmp_path / "tokenizer.json", ranks=2)
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
-    alone = [list(bits_per_byte(model, text, 24, batch, one_process(), stride)) for stride, batch in CASES]
+    alone = [list(bits_by_exit(model, text, 24, batch, one_process(), stride)[-1]) for stride, batch in CASES]
     job.done()
     for rank in (0, 1):
         shared = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -139,7 +142,7 @@ def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
 @pytest.mark.parametrize(("every", "steps", "eager"), [(10, (0, 10, 20), 2), (0, (640,), 1)])
 def test_validation_is_compiled_once_that_has_paid(every, steps, eager, monkeypatch):
     """30 FLOPs a token and 1,000 tokens, where compiling pays from 25,000 FLOPs on: the third time."""
-    ways, notes, written = [], {}, []
+    ways, state, written = [], State(), []
 
     @contextmanager
     def as_written(_):
@@ -152,12 +155,13 @@ def test_validation_is_compiled_once_that_has_paid(every, steps, eager, monkeypa
     log = SimpleNamespace(write=lambda kind, step, **found: written.append(found["val/bpb"]))
     values = iter([2.0, 1.0, 1.5])
     trainer = SimpleNamespace(model=model, runtime=runtime, log=log, with_average=lambda measure, state: measure())
-    validation = log_validation(trainer, every, 1000, lambda: {"bpb": (next(values), 0.1)})
+    validation = log_validation(trainer, every, 1000, lambda: {"val/bpb": Estimate(next(values), 0.1)})
     for step in steps:
-        validation.evaluate(SimpleNamespace(step=step, notes=notes))
+        validation.evaluate(replace(state, step=step))
     assert len(ways) == eager
     assert written == [2.0, 1.0, 1.5][: len(steps)]
-    assert (notes["val bpb"], notes["lowest val bpb"]) == (written[-1], min(written))
+    assert state.figures["last"] == {"val/bpb": (written[-1], 0.1)}
+    assert state.figures["lowest"] == {"val/bpb": (min(written), 0.1)}
 
 
 def test_samples_are_written_by_one_rank_in_any_context(capsys):

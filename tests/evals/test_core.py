@@ -211,6 +211,7 @@ def test_the_evaluation_of_the_training_loop(model, tokenizer, tasks, tmp_path, 
         [record] = read_metrics(log.path)
     assert model.attention == "flash3"
     assert record["step"] == 7
-    assert state.notes == {"CORE metric": record["core_metric"], "CORE metric stderr": record["core_metric_stderr"]}
+    assert state.figures["last"] == {"core_metric": (record["core_metric"], record["core_metric_stderr"])}
+    assert not state.figures["first"]
     assert record["core_metric"] == pytest.approx(statistics.mean(record[f"core/{task.label}"] for task in tasks))
-    assert f"step 00007 | CORE metric: {record['core_metric']:.4f} ± " in capsys.readouterr().out
+    assert f"step 00007 | core_metric: {record['core_metric']:.4f} ± " in capsys.readouterr().out

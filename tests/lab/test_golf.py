@@ -1,10 +1,26 @@
 """Golf's tables, the count of bytes, and the comparison over seeds."""
 
+import math
+
 import pytest
 from models import SMALL, lively
 
 from nanochat.config import parse
-from nanochat.lab.golf import ENTRIES, SCALES, TRICKS, Result, check_size, expand, means, results_table, tricks_of
+from nanochat.lab.golf import (
+    BASELINES,
+    ENTRIES,
+    SCALES,
+    TRICKS,
+    VOCABULARIES,
+    Result,
+    check_size,
+    code_bytes,
+    expand,
+    main,
+    means,
+    results_table,
+    tricks_of,
+)
 from nanochat.models import config_fields, new_model
 from nanochat.param_groups import build_groups
 from nanochat.quant import assign, matrices
@@ -27,7 +43,7 @@ def test_flags_win_over_the_row():
 def test_each_row_has_a_clock_and_plans_that_fit_the_model_without_any_trick_too(entry, scale, trick):
     flags, limits = flags_of(f"--scale={scale}", f"--entry={entry}", f"--without={trick}"), SCALES[scale]
     assert float(flags["--target-seconds"]) == limits.seconds - limits.packing
-    assert all(scale in ENTRIES[baseline] for baseline in limits.baselines)
+    assert all(scale in ENTRIES[baseline] for baseline in BASELINES)
     model = lively({**SMALL, **config_fields(flags["--model"]), "rope_dims": 0})
     for plan in (flags["--plan"], flags.get("--qat", "int8-row")):
         assert assign(plan, matrices(model))
@@ -46,12 +62,17 @@ def test_an_entry_is_tried_without_the_tricks_that_it_has():
     assert flags_of("--no-compile")["--no-compile"] == ""
 
 
-def test_the_seed_has_the_rates_of_its_own_log():
-    """They stand in the row so that our factors for width, batch and size give them back."""
-    flags = flags_of("--scale=1gpu", "--entry=seed")
+def run_of(entry, scale):
+    """Return the config of a row, and the plan of its run."""
+    flags = flags_of(f"--scale={scale}", f"--entry={entry}")
     del flags["--plan"]
     config = parse(Config, [f"{flag}={value}" for flag, value in flags.items()])
-    plan = plan_run(config, 1024)
+    return config, plan_run(config, VOCABULARIES.get(entry, SCALES[scale].vocabulary))
+
+
+def test_the_seed_has_the_rates_of_its_own_log():
+    """They stand in the row so that our factors for width, batch and size give them back."""
+    config, plan = run_of("seed", "1gpu")
     groups = build_groups(
         new_model(plan.model), config, rate_scale(plan.total_batch_size), config.weight_decay * plan.decay_scale
     )
@@ -59,6 +80,22 @@ def test_the_seed_has_the_rates_of_its_own_log():
     assert rates == pytest.approx({"unembedding": 0.04, "matrices": 0.032, "gains": 0.032}, rel=0.01)
     assert groups[-1].weight_decay == pytest.approx(0.02, rel=0.02)
     assert plan.counts["total"] == 19_417_152 - 18_432  # without its skip weights and scales of channels
+
+
+def test_rows_without_clips_fit_their_budget():
+    """Nothing scales them: int8-row takes 0.87 to 0.94 bytes a parameter, with scales and header."""
+    code, rows = code_bytes(), [(entry, scale) for entry, rows in ENTRIES.items() for scale in rows]
+    plain = [row for row in rows if "--plan=int8-row" in ENTRIES[row[0]][row[1]].split()]
+    assert len(plain) == 3 * len(BASELINES) + 1
+    for entry, scale in plain:
+        model = run_of(entry, scale)[1].counts["total"] * 0.95
+        assert 0.6 * SCALES[scale].bytes < model + code < SCALES[scale].bytes, (entry, scale)
+
+
+def test_the_large_entry_fills_its_budget_if_its_weights_are_gaussian():
+    top, clip = 127, float(flags_of("--scale=1gpu")["--plan"].removeprefix("int8-row+clip-"))
+    bits = 1.025 * (math.log2(top / clip) + math.log2(2 * math.pi * math.e) / 2)  # LZMA takes 2.5 % more
+    assert 0.97 < run_of("golf", "1gpu")[1].counts["total"] * bits / 8 / SCALES["1gpu"].bytes < 0.995
 
 
 @pytest.mark.parametrize(
@@ -74,11 +111,19 @@ def test_unknown_names_are_refused(words, sentence):
         flags_of(*words)
 
 
+@pytest.mark.parametrize("words", [[], ["--help"], ["luck"], ["--scale=cpu"]])
+def test_an_unknown_part_is_answered_with_the_usage(words):
+    with pytest.raises(
+        ValueError, match=r"usage: python -m nanochat\.lab\.golf .* PART, where PART is one of baselines"
+    ):
+        main(words)
+
+
 def test_bytes_over_the_budget_are_refused_with_the_largest_groups():
-    groups = {"MLP": 500, "attention": 300, "code": 400, "scales": 10, "tokenizer": 90}
-    assert check_size(groups, 1210, with_tokenizer=False) == 1210
+    groups = {"MLP": 500, "attention": 300, "code": 400, "scales": 10}
+    assert check_size(groups, 1210) == 1210
     with pytest.raises(ValueError, match="1,300 bytes are 90 over the budget of 1,210; the largest: MLP 500, code"):
-        check_size(groups, 1210, with_tokenizer=True)
+        check_size(groups | {"tokenizer": 90}, 1210)
 
 
 def result(name, bpb, size, seconds):

@@ -45,7 +45,7 @@ def test_a_run_leaves_its_record(base, whole):
     assert record["metrics"]["Final validation bpb"]["value"] == bpb[-1] < bpb[0]
     assert record["metrics"]["Minimum validation bpb"]["value"] == min(bpb)
     assert base.losses("whole")[-1] < base.losses("whole")[0]
-    assert len(re.findall(r"^step \d+ \| validation bpb: ", whole, re.M)) == 5
+    assert len(re.findall(r"^step \d+ \| val/bpb: ", whole, re.M)) == 5
 
 
 def test_the_largest_device_batch_is_found_and_kept(base, whole):

@@ -13,6 +13,7 @@ import pytest
 from conftest import ROOT, plant_world
 from made_chats import chat, chats, sentence, small_tokenizer, write_chats
 
+from nanochat.curate.filters import FILTERS
 from nanochat.paths import read_json
 from tasks import TASKS
 from tasks.chats import json_lines
@@ -73,13 +74,30 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     assert {(row["bucket"], row["source"], row["license"]) for row in kept} == {("web", "web.jsonl", "CC0-1.0")}
     assert len(json_lines(str(folder / "mixed-00000.jsonl"))("train")) == 51
     assert '"original": "One two three four?"' in (folder / "mixed-00000.jsonl").read_text()
-    assert {*read_json(folder / "manifest.json")["files"]} == {path.name for path in folder.glob("*-0*.jsonl")}
+    manifest = read_json(folder / "manifest.json")
+    assert {*manifest["files"]} == {path.name for path in folder.glob("*-0*.jsonl")}
+    assert [name for name, *_ in manifest["counts"]["Filters"]] == [*FILTERS]
+    total = sum(rows for rows, *_ in counts.values()), sum(kept for _, kept, _ in counts.values())
+    assert (manifest["counts"]["Filters"][0][1], manifest["counts"]["Filters"][-1][2]) == total
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")}
     assert "is finished" in here(SCRIPT, *flags).stdout
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")} == before
     refused = here(SCRIPT, *flags, "--near=0.9", "--filters=near")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "was made with another --filters, --near: take another --tag" in refused.stderr
+    assert "was made with other settings or files (--filters, --near): take another --tag" in refused.stderr
+
+
+def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base, tmp_path):
+    web = write_chats(tmp_path / "web.jsonl", [*chats(1, 5), {"text": "x"}])
+    flags = (f"--sources=web=json:{web}", "--tag=t")
+    assert here(SCRIPT, *flags).returncode == 2
+    write_chats(web, chats(1, 5))
+    assert "the bucket web is empty" in here(SCRIPT, *flags, "--min-tokens=500").stderr
+    assert here(SCRIPT, *flags).returncode == 0
+    assert {path.name for path in (base / "chats/t").iterdir()} == {"web-00000.jsonl", "manifest.json", "outcome.json"}
+    write_chats(web, chats(1, 6))
+    refused = here(SCRIPT, *flags)
+    assert (refused.returncode, "was made with other settings or files (sources): " in refused.stderr) == (2, True)
 
 
 def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
@@ -92,12 +110,12 @@ def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
     assert whole["a-00000.jsonl"].count(b"\n") == 1003
     for part in ("3/3", "1/3", "2/3"):
         assert here(SCRIPT, *flags, "--tag=parts", f"--part={part}").returncode == 0
-    assert {*output(base / "chats/parts")} == {"settings.json"}
+    assert output(base / "chats/parts") == {}
     assert "rows are filtered" not in here(SCRIPT, *flags, "--tag=parts").stdout
     command = [sys.executable, "-m", SCRIPT, *flags, "--tag=killed"]
     with subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL) as process:
-        first, deadline = base / "chats/killed/work/00000.db", time.monotonic() + 60
-        while not first.exists() and time.monotonic() < deadline and process.poll() is None:
+        folder, deadline = base / "chats/killed/work", time.monotonic() + 60
+        while not [*folder.glob("*/00000.db")] and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.005)
         process.kill()
     assert process.returncode == -9
@@ -112,21 +130,29 @@ def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--sources=a=World-Chat", "--filters=turns,copies"], "copies is no filter, choose from turns, images"),
+        (["--sources=a=World-Chat", "--filters=turns,copies"], "--filters has copies, choose from turns, images"),
         (["--sources=a=World-Chat", "--part=3/2"], "--part=3/2 is not a part like 1/4"),
         (["--sources=a=World-Chat", "--against=GSM9K"], "GSM9K is no task, choose from "),
-        (["--sources=a=World-Facts/test"], "World-Facts has no split test to train on"),
+        (["--sources=a=World-Facts/test"], "World-Facts has no split test to train on; test splits"),
         (["--sources=a=json:{0}/no.jsonl"], "there is no file"),
+        (["--sources=a=World-Chat,b=json:{0}/none.jsonl"], "the source of the bucket b has no rows: json:"),
+        (["--sources=web=World-Chat", "--licenses=wbe=MIT"], "--licenses has wbe, choose from web"),
+        (["--sources=web=World-Chat", "--languages=wbe=ko"], "--languages has wbe, choose from web"),
         (["--sources=a={0}/column"], "has no column messages, it has text"),
         (["--sources=a=json:{0}/bad.jsonl"], "bad.jsonl:2: no JSON object with `messages`"),
         (["--sources=a=json:{0}/good.jsonl", "--min-tokens=500"], "the bucket a is empty, all of its 3 rows"),
         (["--sources=World-Chat"], "World-Chat is not like NAME=VALUE"),
-        ([], "--sources= has a bucket without rows"),
+        (
+            ["--sources=a=World-Chat,a=World-Sums"],
+            "a=World-Sums is not like NAME=VALUE, or has a NAME for the second time",
+        ),
+        ([], "--sources is empty, write it like facts=World-Chat"),
     ],
 )
 def test_a_mistake_ends_with_one_sentence(flags, sentence, here, base, tmp_path):
     write_chats(tmp_path / "bad.jsonl", [*chats(1, 1), {"text": "x"}])
     write_chats(tmp_path / "good.jsonl", chats(1, 3))
+    write_chats(tmp_path / "none.jsonl", [])
     (tmp_path / "column").mkdir()
     pq.write_table(pa.table({"text": ["x"]}), tmp_path / "column/a.parquet")
     done = here(SCRIPT, *(flag.format(tmp_path) for flag in flags))

@@ -2,14 +2,13 @@
 
 import json
 import shutil
+import tempfile
 from dataclasses import replace
 
 import pytest
 from base_runs import Base
 
-from nanochat.artifact import read_artifact, write_artifact
 from nanochat.evals import sandbox
-from nanochat.paths import read_sha256
 from scripts import golf_eval, golf_pack
 
 
@@ -33,12 +32,20 @@ def scored(base, tag):
 
 
 @needs_sandbox
-def test_a_file_is_scored_alone(base, capsys):
+def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    for link, target in {"temporary": tmp_path / "real", "repository": golf_eval.ROOT}.items():
+        (tmp_path / link).symlink_to(target)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(golf_eval, "ROOT", tmp_path / "repository")
     golf_pack.main(golf_pack.Config(tag="entry", plan="embed=int8-row,blocks=int8-row", eval_bytes=3000))
     shutil.move(base.of("entry"), base.folder / "elsewhere")  # the checkpoint is not there when the file is scored
     config = golf_eval.Config(tag="entry", eval_bytes=3000, stride="16")
     golf_eval.main(config)
-    metrics = scored(base, "entry")["metrics"]
+    outcome = scored(base, "entry")
+    metrics, groups = outcome["metrics"], dict(outcome["tables"][0]["rows"])
+    assert metrics["Bytes"] == sum(groups.values()) - groups["tokenizer (not counted)"]
+    assert (metrics["Scoring device"], metrics["Sandbox"]) == ("cpu", "yes")
     assert abs(metrics["Quantization gap"]["value"]) < 0.01
     assert metrics["bpb"]["value"] < metrics["bpb, rows that do not overlap"]["value"]
     assert metrics["bpb, banded (another score)"]["value"] > 0
@@ -58,7 +65,9 @@ def test_a_file_is_scored_alone(base, capsys):
 @needs_sandbox
 def test_entries_are_compared_with_the_best_baseline(base, capsys):
     golf_pack.main(golf_pack.Config(tag="entry", eval_bytes=3000))
-    golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000, stride="32", banded=False))
+    golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000, stride="32", banded=False, count_tokenizer=True))
+    outcome = scored(base, "entry")
+    assert outcome["metrics"]["Bytes"] == sum(size for _, size in outcome["tables"][0]["rows"])
     for entry, worse in {"golf": 0.0, "naive-narrow": 0.3, "naive-middle": 0.2, "naive-wide": 0.4}.items():
         for seed in (1, 2):
             tag = f"series-{entry}-{seed}"
@@ -90,25 +99,42 @@ def test_entries_are_compared_with_the_best_baseline(base, capsys):
         path.write_text(json.dumps(other), encoding="utf-8")
         with pytest.raises(ValueError, match=sentence):
             golf_eval.main(series)
+    record = base.folder / "golf_pack/series-golf-2/outcome.json"
+    record.write_text(
+        record.read_text(encoding="utf-8").replace('"Scale": "embedded"', '"Scale": "cpu"'), encoding="utf-8"
+    )
+    path.write_text(json.dumps(outcome), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"the scores of series differ in Scale \(cpu, embedded\): score its runs"):
+        golf_eval.main(series)
     path.unlink()
     with pytest.raises(ValueError, match="that is not scored"):
         golf_eval.main(series)
     golf_eval.main(best)
 
 
-def test_an_artifact_of_another_tokenizer_is_refused(base):
-    golf_pack.main(golf_pack.Config(tag="entry", eval_bytes=3000))
-    path = base.folder / "golf_pack/entry/artifact.golf"
-    artifact = read_artifact(path.read_bytes())
-    merges = artifact.vocabulary["merges"]
-    path.write_bytes(
-        write_artifact(artifact.config, artifact.weights, artifact.vocabulary | {"merges": merges[:-1]}, {})
-    )
-    record = path.with_name("outcome.json")
-    outcome = json.loads(record.read_text(encoding="utf-8"))
-    record.write_text(json.dumps(outcome | {"artifacts": {path.name: read_sha256(path)}}), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"the artifact's tokenizer has \d+ tokens, but its model \d+: pack it again"):
-        golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000))
+def speed(factor):
+    """A pass of 0.5 seconds over 100 rows of 32 tokens, on a machine slower by a factor."""
+    return {"rows": 100, "tokens": 3200, "seconds of the model": 0.5 * factor, "seconds": 0.6 * factor, "stride": 32}
+
+
+def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_take_it():
+    config = golf_eval.Config(scoring_seconds=5)
+    for factor, least, stride in ((1, 8, 8), (1, 16, 16), (2, 8, 16), (4, 8, 32), (100, 8, 32)):
+        assert golf_eval.choose_stride(config, speed(factor), least) == stride
+    assert golf_eval.choose_stride(replace(config, stride="16"), speed(100), 8) == 16
+    assert golf_eval.choose_stride(replace(config, stride="0"), speed(1), 8) == 32
+    with pytest.raises(ValueError, match="--stride=long has to be auto or a number of tokens"):
+        golf_eval.choose_stride(replace(config, stride="long"), speed(1), 8)
+
+
+def test_on_a_gpu_the_scoring_process_gets_the_device():
+    words = golf_eval.scoring_words("/folder", golf_eval.Config(rows=4, scoring_seconds=9.5), "cuda", 64, "--banded")
+    assert words[:3] == ["golf", "/folder/artifact", "/folder/text"]
+    assert words[3:] == ["--stride=64", "--rows=4", "--seconds=9.5", "--device=cuda", "--banded"]
+
+
+def test_on_a_gpu_there_is_no_sandbox():
+    assert golf_eval.find_sandbox("cuda", unsafe=False) == "no, on a GPU"
 
 
 def test_an_entry_without_a_file_is_refused():

@@ -5,8 +5,10 @@ import time
 from dataclasses import replace
 
 import pytest
-from base_runs import Base
+from base_runs import STEPS, Base
 
+from nanochat.artifact import read_artifact
+from nanochat.checkpoint import load
 from scripts import golf_pack
 
 PLAN = "embed=int8-row+clip-20,blocks=int6-row+clip-12"
@@ -34,18 +36,27 @@ def test_the_finest_codes_that_fit_fill_the_bytes_and_come_again(base):
     path = base.folder / "golf_pack/entry/artifact.golf"
     data, metrics = path.read_bytes(), packed(base)["metrics"]
     assert 55_000 < metrics["Model bytes"] <= 60_000
-    assert metrics["Model bytes"] + metrics["Tokenizer bytes"] == len(data)
+    assert metrics["Model bytes"] + read_artifact(data).bytes["tokenizer"] == len(data)
     golf_pack.main(config)
     assert path.read_bytes() == data
+    golf_pack.main(replace(config, count_tokenizer=True))
+    assert 55_000 < len(path.read_bytes()) <= 60_000
     golf_pack.main(replace(config, model_bytes=0))
-    outcome = packed(base)
-    assert outcome["metrics"]["Factor of the clips"]["value"] == 1.0
-    groups, tensors = outcome["tables"]
-    assert sum(size for _, size in groups["rows"]) == len(path.read_bytes())
+    [tensors] = packed(base)["tables"]
+    assert {row[1] for row in tensors["rows"]} == {"int8-row+clip-20", "int6-row+clip-12"}  # as given
     for *_, error, bits, by_entropy, taken in tensors["rows"]:
         assert 0 < error < 0.2
         assert 0 < bits < 8
         assert taken > 0.98 * by_entropy
+
+
+def test_the_average_of_the_weights_is_packed(base):
+    base.run("average", "--model=golf", "--ema=0.9", script="golf_train")
+    golf_pack.main(golf_pack.Config(tag="average", eval_bytes=3000))
+    name, checkpoint = "blocks.0.mlp.down.weight", load(base.of("average"), STEPS)
+    found = read_artifact((base.folder / "golf_pack/average/artifact.golf").read_bytes()).weights[name]
+    average, last = checkpoint.optimizer_state(name)["average"], checkpoint.model_tensors()[name]
+    assert (found - average).norm() < 0.1 * (last - average).norm()
 
 
 def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):

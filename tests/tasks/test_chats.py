@@ -72,6 +72,21 @@ def test_both_forms_of_a_line_are_read(tmp_path):
     assert task.kind == "chat"
 
 
+def test_several_files_are_read_in_order(tmp_path):
+    for number in (2, 0, 1):
+        write_lines(tmp_path / f"folder/web-{number}.jsonl", chat(number))
+    write_lines(tmp_path / "folder/code-0.jsonl", chat(9))
+    (tmp_path / "folder/manifest.json").write_text("{}")
+    for name, numbers in (("folder/web-*.jsonl", [0, 1, 2]), ("folder", [9, 0, 1, 2])):
+        task = json_lines(f"{tmp_path}/{name}")("train")
+        assert [row[0][0]["content"] for row in task.rows] == [f"{number}?" for number in numbers]
+        assert len(task.hashes()) == len(numbers)
+    for name in ("folder/no-*.jsonl", "empty"):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        with pytest.raises(ValueError, match="there is no file .*" + re.escape(name)):
+            json_lines(f"{tmp_path}/{name}")("train")
+
+
 @pytest.mark.parametrize(
     ("row", "fault"),
     [
