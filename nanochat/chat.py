@@ -11,7 +11,7 @@ and a calculator call inside the answer is `<|python_start|> 12*34 <|python_end|
 
 import codecs
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple
 
 from nanochat.log import Record
@@ -146,10 +146,9 @@ def _merge_system(messages: list[dict]) -> list[dict]:
     if not _has_system(messages):
         return messages
     system, user, *rest = messages
-    instructions = text_of(system)
     first, *others = _parts_of(user)
     # Users have text only, so the first part is text.
-    first = {"type": "text", "text": f"{instructions}\n\n{first['text']}"}
+    first = {"type": "text", "text": f"{text_of(system)}\n\n{first['text']}"}
     return [{"role": "user", "content": [first, *others]}, *rest]
 
 
@@ -216,6 +215,12 @@ def parts(pieces: Iterable[Piece], ends: bool = False) -> list[Part]:
         if ends or text or kind != "text":
             found.append({"type": kind, "text": text})
     return found
+
+
+def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[Part]:
+    """Return a sampled reply as message content."""
+    reply = Reply(tokenizer)
+    return parts(chain(*map(reply.add, tokens), reply.close()))
 
 
 def chat_defaults(manifest: Record) -> tuple[float, list[str]]:

@@ -45,6 +45,7 @@ _COUNT = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda value: [f"{value:_}"],  # as --help shows defaults
 )
 Count = Annotated[int, _COUNT]
+Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 
 
 def option(

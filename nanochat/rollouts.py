@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.chat import Reply, fitted_prompt, parts
+from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.dataloader import Batch, BatchSource, require_multiple
 from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
@@ -190,15 +190,13 @@ class Rollouts(PromptSource):
         samples = []
         for completion in completions:
             text = self.tokenizer.decode(completion.tokens)
-            reply = Reply(self.tokenizer)
-            pieces = chain(*map(reply.add, completion.tokens), reply.close())
             sample = {
                 "reward": float(self.task.reward(conversation, text)),
                 "advantage": 0.0,  # exact, free from rounding, where all rewards are equal
                 "tokens": len(completion.tokens),
                 "reason": completion.reason,
                 "text": text,
-                "parts": parts(pieces),
+                "parts": reply_parts(completion.tokens, self.tokenizer),
             }
             samples.append(sample)
         return {

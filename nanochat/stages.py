@@ -64,6 +64,12 @@ STAGES = parse_table(
     """,
 )
 # Titles in the report card of commands that are no part of the main job.
-OTHER_SECTIONS = {"recursion_eval": "Recursion", "golf_eval": "Golf", "chats": "Chat data", "scaling": "Scaling"}
+OTHER_SECTIONS = {
+    "recursion_eval": "Recursion",
+    "golf_eval": "Golf",
+    "chats": "Chat data",
+    "judge": "Judge",
+    "scaling": "Scaling",
+}
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # --source → stage
 Source = Literal[tuple(MODELS)]  # type of such a flag

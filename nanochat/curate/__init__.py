@@ -8,4 +8,5 @@ Other packages import from here:
   bm25           BM25: search for similar texts
   augment        STYLES, list_choices, answers_in, remix, MOST_CHOICES, HANGUL: other styles of questions and answers,
                  and more choices
+  teacher        Teacher, TeacherSettings, translate, answer, judge, judged_metrics: another model and its uses
 """

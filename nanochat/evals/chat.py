@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.chat import fitted_prompt
+from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.engine import Completion, Engine, Request
 from nanochat.evals.bpb import Estimates, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
@@ -252,8 +252,11 @@ def _write_answers(
         samples = completions[place]
         samples[repeat * settings.num_samples + event.sample].add(event, False)
         if event.token is None and all(sample.reason for sample in samples):
-            texts = [{"text": tokenizer.decode(sample.tokens), "reason": sample.reason} for sample in samples]
-            yield own[place], texts
+            answers = []
+            for sample in samples:
+                content = reply_parts(sample.tokens, tokenizer)
+                answers.append({"text": tokenizer.decode(sample.tokens), "parts": content, "reason": sample.reason})
+            yield own[place], answers
 
 
 # ---- evaluation during training ----

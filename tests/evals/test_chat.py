@@ -167,9 +167,9 @@ def test_what_is_written_is_judged_and_kept(hub):
     assert score.accuracy.value == pytest.approx(sum(right) / 27)
     for record, wanted, count in zip(score.records, texts, right, strict=True):
         verdicts = [True] * count + [False] * (3 - count)
-        assert record["completions"] == [
-            {"text": text, "reason": "stop", "right": verdict} for text, verdict in zip(wanted, verdicts, strict=True)
-        ]
+        for completion, text, verdict in zip(record["completions"], wanted, verdicts, strict=True):
+            content = [{"type": "text", "text": text}]
+            assert completion == {"text": text, "parts": content, "reason": "stop", "right": verdict}
     for request in engine.requests:
         assert (request.max_new_tokens, request.temperature, request.top_k, request.n) == (50, 0.7, 9, 3)
         assert request.top_p == 0.8

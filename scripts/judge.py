@@ -1,0 +1,72 @@
+"""Compare two models' free answers side by side: a judge at an endpoint reads each pair in both orders.
+
+python -m scripts.judge sft:d8 dpo:d8 --prompts=World-Chat --teacher=http://host:8000/v1 --teacher-model=...
+"""
+
+from pathlib import Path
+
+from nanochat.config import Positional, option, options, run
+from nanochat.curate.teacher import Teacher, TeacherSettings, judge, judged_metrics
+from nanochat.log import Record, format_value, print0
+from nanochat.outcome import Outcome
+from nanochat.paths import stage_dir, write_jsonl
+from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
+from nanochat.stages import MODELS
+from tasks.common import Task, find_task
+
+
+@options("models")
+class Config(TeacherSettings, AnswerSettings, DeviceSettings, TagSettings):
+    """Judge the answers of two models, and make pairs for scripts.chat_dpo."""
+
+    models: Positional[tuple[str, str]] = option(("", ""), "A and B, each STAGE:TAG like sft:d8")
+    prompts: str = option("", "conversations to answer: a task's training split, or json:FILE", group="tasks")
+    pairs: str = option("", "file to write for scripts.chat_dpo, with a better and a worse answer", group="pairs")
+    max_problems = 100
+
+
+def answers_of(name: str, task: Task, config: Config) -> list[Record]:
+    """Return a model's answers to the problems in a task, as an evaluation records them."""
+    # Slow imports stay out of --help.
+    from nanochat.checkpoint import load_model
+    from nanochat.engine import Engine
+    from nanochat.evals.chat import evaluate_task
+    from nanochat.runtime import setup
+
+    source, _, tag = name.partition(":")
+    if source not in MODELS:
+        raise ValueError(f"{name} is no model like sft:d8; the stage is one of {', '.join(MODELS)}")
+    with setup(config.device_type, config.dtype) as runtime:
+        model, tokenizer, _ = load_model(MODELS[source], tag, -1, runtime)
+        return evaluate_task(task, model, Engine(model, tokenizer), tokenizer, runtime, config, name).records
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.preferences import make_pairs
+    from tasks import TASKS
+    from tasks.chats import json_lines
+
+    outcome = Outcome.begin("judge", config.tag, config)
+    teacher = Teacher(config)
+    name, is_file = config.prompts.removeprefix("json:"), config.prompts.startswith("json:")
+    # Pairs may be learned from, and a test split never is.
+    task = (json_lines(name) if is_file else TASKS[find_task(name, TASKS)])("train")
+    rows = []
+    for records in zip(*(answers_of(model, task, config) for model in config.models), strict=True):
+        messages = task[records[0]["problem"]]["messages"]
+        if messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        samples = [record["completions"][0] for record in records]
+        rows.append({"prompt": records[0]["prompt"], "messages": messages, "samples": samples})
+    judged = teacher.map(judge, rows)
+    write_jsonl(stage_dir("judge", config.tag) / "judged.jsonl", judged)
+    outcome.metrics = judged_metrics(judged)
+    print0(*(f"{name}: {format_value(value)}" for name, value in outcome.metrics.items()), sep="\n")
+    outcome.write()
+    if config.pairs:
+        write_jsonl(Path(config.pairs), make_pairs(judged, 1))
+
+
+if __name__ == "__main__":
+    run(main, Config)

@@ -1,0 +1,40 @@
+"""Let a teacher translate the prompts of conversations, or write the answers.
+
+python -m scripts.teach --language=Korean --sources=web=json:chats.jsonl --out=prompts.jsonl --teacher=...
+python -m scripts.teach --sources=web=json:prompts.jsonl --teacher=http://localhost:8000/v1 --teacher-model=...
+"""
+
+from functools import partial
+from pathlib import Path
+
+from nanochat.chat import check_conversation
+from nanochat.config import option, options, run
+from nanochat.curate.teacher import Teacher, TeacherSettings, answer, translate
+from nanochat.paths import write_jsonl
+
+
+@options("data")
+class Config(TeacherSettings):
+    """Translate or answer conversations. Run the same command again to resume: answers are kept."""
+
+    sources: str = option("", "source of each bucket, like facts=World-Chat,web=json:my.jsonl")
+    out: str = option("taught.jsonl", "file to write, JSONL")
+    language: str = option("", "translate the prompts into it (default: write the answers)")
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from tasks import TASKS
+    from tasks.sources import open_sources
+
+    rows = []
+    for source in open_sources(config.sources, "", TASKS, "default"):
+        rows += source.stream()
+    for row in rows:
+        check_conversation(row)
+    work = partial(translate, language=config.language) if config.language else answer
+    write_jsonl(Path(config.out), Teacher(config).map(work, rows))
+
+
+if __name__ == "__main__":
+    run(main, Config)
