@@ -109,11 +109,11 @@ def format_cell(value: float | str | None, spec: str = "") -> str:
     return format(value, spec) if spec else format_value(value)
 
 
-def table_of(title: str, columns: Mapping[str, str] | str, rows: Sequence[Sequence[Any]]) -> Record:
-    """Return a table as an outcome holds it. columns: name -> number format, empty for text; or `Task | Score:.4f`."""
-    if isinstance(columns, str):
-        columns = dict(column.strip().partition(":")[::2] for column in columns.split("|"))
-    return {"title": title, "columns": list(columns.items()), "rows": rows}
+def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> Record:
+    """Return a table as an outcome holds it. columns: names, some with a number format: Task | Score:.4f."""
+    # A colon within a name has a space after it.
+    names = [re.fullmatch(r"\s*(.*?)(?::(\S*))?\s*", column).groups("") for column in columns.split("|")]
+    return {"title": title, "columns": names, "rows": rows}
 
 
 def format_rows(table: Record) -> list[list[str]]:

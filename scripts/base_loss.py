@@ -44,7 +44,7 @@ def exit_table(model: "GPT", text: "EvalText", batch_size: int, runtime: "Runtim
     model.set_steps(chosen)
     rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
     print0(*(f"base_loss: val bpb at exit {i} (trained: {known}) {bpb:.4f}" for i, known, bpb, _ in rows), sep="\n")
-    return [table_of("Bits per byte at each exit", {"Exit": "", "Trained": "", "bpb": ".4f", "±": ".4f"}, rows)]
+    return [table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)]
 
 
 def main(config: Config) -> None:
@@ -79,7 +79,7 @@ def main(config: Config) -> None:
                 print0(f"base_loss: {name} {found}")
         outcome.tables += exit_table(model, texts["val"], config.device_batch_size, runtime)
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
-        outcome.tables.append(table_of("Samples", {"Prompt": "", "Continuation": ""}, samples))
+        outcome.tables.append(table_of("Samples", "Prompt | Continuation", samples))
         if runtime.rank == 0:
             outcome.write_evaluation("loss", checkpoint.step, figures)
 

@@ -27,7 +27,7 @@ from nanochat.lab.golf import (
     results_table,
     scale_of,
 )
-from nanochat.log import Record, format_value, metric_curve, print0, read_metrics, table_of, terminal_table
+from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
 from nanochat.outcome import Outcome, measured, read_outcomes
 from nanochat.paths import base_dir, read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
@@ -141,7 +141,7 @@ def choose_stride(config: Config, plain: Record, least: int) -> int:
     title = (
         f"Cost of each stride, from measured speed; it fits if twice that is within {config.scoring_seconds:g} seconds"
     )
-    print0(terminal_table(table_of(title, {"Stride": "", "Seconds": ",.1f", "Fits": ""}, rows)))
+    print0(terminal_table(table_of(title, "Stride | Seconds:,.1f | Fits", rows)))
     if config.stride == "auto":
         return chosen
     if not config.stride.isdecimal():
@@ -206,8 +206,8 @@ def evaluate(config: Config) -> None:
     }
     outcome.metrics |= {name: packed[name] for name in OF_PACKING}
     outcome.tables = [
-        table_of("Bytes", {"Group": "", "Bytes": ",d"}, list((groups | apart).items())),
-        table_of("Code of the scoring process", {"File": "", "Bytes": ",d"}, list(plain["sources"].items())),
+        table_of("Bytes", "Group | Bytes:,d", list((groups | apart).items())),
+        table_of("Code of the scoring process", "File | Bytes:,d", list(plain["sources"].items())),
     ]
     print0(
         f"golf_eval: {counted:,} of {budget:,} bytes\n"
@@ -261,8 +261,7 @@ def compare(config: Config) -> None:
     outcome.tables = [results_table("Entries, against the best baseline", list(rows.values()), best)]
     if others:
         outcome.tables.append(results_table(f"{own.name} without a trick each, against it", [own, *others], own))
-    print0(*map(terminal_table, outcome.tables), sep="\n\n")
-    print0(*(f"{name}: {format_value(value)}" for name, value in outcome.metrics.items()), sep="\n")
+    outcome.show()
     outcome.tables += own.tables
     # Bytes by group, as shares of the budget, and validation over the clock, both of the first seed.
     budget = own.seeds[0]["Budget"]

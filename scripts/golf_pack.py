@@ -98,8 +98,11 @@ def tensors_table(packed: Packed, weights: "Tensors") -> Record:
         error = float((matrix.dequantize() - weight).norm() / weight.norm())
         size = len(compress(matrix.unsigned(), matrix.bits)[-1])
         rows.append([name, recipe, count, error, bits, bits * count / 8, size])
-    columns = {"Tensor": "", "Recipe": "", "Values": ",d", "Relative error": ".4f", "Entropy, bits": ".3f"}
-    return table_of("Quantized tensors", columns | {"Entropy, bytes": ",.0f", "Bytes, compressed alone": ",d"}, rows)
+    columns = (
+        "Tensor | Recipe | Values:,d | Relative error:.4f | Entropy, bits:.3f | Entropy, bytes:,.0f"
+        " | Bytes, compressed alone:,d"
+    )
+    return table_of("Quantized tensors", columns, rows)
 
 
 def pack_scaled(

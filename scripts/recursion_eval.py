@@ -40,7 +40,7 @@ def exits_table(results: Sequence["SeedResult"]) -> Record:
     for i, bits in enumerate(zip(*(result.arms["R"].exits for result in results), strict=True)):
         nats = [result.nats * some for result, some in zip(results, bits, strict=True)]
         rows.append([i, *interval(bits), *interval(nats)])
-    columns = {"Exit": "", "Bits per byte": ".4f", "±": ".4f", "Nats per token": ".4f", "± nats": ".4f"}
+    columns = "Exit | Bits per byte:.4f | ±:.4f | Nats per token:.4f | ± nats:.4f"
     return table_of("Exits of R on validation text, ± 95 % over seeds", columns, rows)
 
 
@@ -48,9 +48,10 @@ def arms_table(results: Sequence["SeedResult"]) -> Record:
     """Return the table with the cost and the loss of each arm, and its difference to R."""
     from nanochat.lab.recursion import ARMS, BPB, FLOPS, PARAMETERS, SECONDS
 
-    columns = {"Arm": "", "Bits per byte": ".4f", "Minus R": "+.4f", "±": ".4f", "Seconds": ",.0f", "Layers": ""}
-    columns |= dict.fromkeys(("Parameters", "FLOPs per token", "Tokens", "Tokens/s"), ",.0f")
-    columns |= {"FLOPs": ".2e", "Model": ""}
+    columns = (
+        "Arm | Bits per byte:.4f | Minus R:+.4f | ±:.4f | Seconds:,.0f | Layers | Parameters:,.0f"
+        " | FLOPs per token:,.0f | Tokens:,.0f | Tokens/s:,.0f | FLOPs:.2e | Model"
+    )
     names = (BPB, SECONDS, PARAMETERS, FLOPS, "Tokens seen", "Tokens per second", "Total training flops")
     rows = []
     for arm, description in ARMS.items():

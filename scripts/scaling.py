@@ -29,21 +29,22 @@ class Config(TagSettings):
 
 def runs_table(runs: Sequence[ScalingRun]) -> Record:
     """Return the table with a row for each run."""
-    columns = {"Run": "", "Depth": "", "N": ",d", "Tokens": ",d", "Tokens : N": ".2f"}
-    columns |= {"FLOPs": ".3e", "--target-flops": "g", "Bits per byte": ".4f", "±": ".4f"}
+    columns = (
+        "Run | Depth | N:,d | Tokens:,d | Tokens : N:.2f | FLOPs:.3e | --target-flops:g | Bits per byte:.4f | ±:.4f"
+    )
     return table_of("Runs", columns, runs)
 
 
 def best_table(found: Mapping[float, Optimum | None]) -> Record:
     """Return the table with the best size of each budget."""
     title = "The best size of each budget (-: not among these sizes, train more depths)"
-    columns = {"FLOPs": ".3g", "N": ",.0f", "Tokens": ",.0f", "Tokens : N": ".2f", "Bits per byte": ".4f"}
+    columns = "FLOPs:.3g | N:,.0f | Tokens:,.0f | Tokens : N:.2f | Bits per byte:.4f"
     return table_of(title, columns, [best or (budget, None, None, None, None) for budget, best in found.items()])
 
 
 def laws_table(points: Sequence[ScalingRun | Optimum], quantities: Mapping[str, str]) -> Record:
     """Return the table of power laws over FLOPs, empty for a single number of FLOPs. quantities: title -> field."""
-    columns = {"Quantity": "", "Exponent": ".4f", "±": ".4f", "FLOPs": ".3g", "Value there": ".4g"}
+    columns = "Quantity | Exponent:.4f | ±:.4f | FLOPs:.3g | Value there:.4g"
     rows = []
     flops = [point.flops for point in points]
     if len(set(flops)) > 1:

@@ -51,15 +51,8 @@ def load_reference(name: str) -> Encoding | str:
 
 def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]], ours: dict[str, int]) -> dict:
     """Return the table of one reference for the card; dashes, and the reason in the title, if it is missing."""
-    columns = {
-        "Text Type": "",
-        "Bytes": "d",
-        f"{label} Tokens": "d",
-        f"{label} Ratio": ".2f",
-        "Ours Tokens": "d",
-        "Ours Ratio": ".2f",
-        "Relative Diff %": "+.1%",
-    }
+    columns = f"Text Type | Bytes:d | {label} Tokens:d | {label} Ratio:.2f"
+    columns += " | Ours Tokens:d | Ours Ratio:.2f | Relative Diff %:+.1%"
     rows = []
     for name, documents in texts.items():
         # Bytes, because characters need one byte in English and three in Korean.

@@ -194,7 +194,6 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         rows.append([step.name, tokens, time, dollars(estimate.seconds, setting), basis])
         if estimate.basis != FINISHED:
             coming.append(estimate.seconds)
-    columns = dict.fromkeys(("Step", "Tokens", "Time", "Dollars", "Estimate"), "")
     whole = f"about {duration(sum(coming))}" if all(coming) else "not known"
     gpus = f"{setting.gpus} x {setting.accelerator.name}" if setting.accelerator else "no GPU"
     idle = f", {setting.idle} more are idle (rows of a batch are a power of two)" if setting.idle else ""
@@ -203,7 +202,7 @@ def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         f"scale: {setting.name}, {setting.scale.description}: {setting.reason}",
         f"machine: {os.cpu_count()} cores, {gpus}{idle}; depth {setting.depth}",
         f"text: {text}",
-        terminal_table(table_of("", columns, rows)),
+        terminal_table(table_of("", "Step | Tokens | Time | Dollars | Estimate", rows)),
         *skipped_lines(job.steps),
         *([f"speed: {base.basis}"] if base.rate else []),
         *(f"base_train: {line}" for line in base.notes),

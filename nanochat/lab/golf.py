@@ -259,17 +259,7 @@ def check_comparable(tag: str, results: Iterable[Result]) -> None:
 
 
 SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
-COLUMNS = {
-    "Entry": "",
-    "bpb": ".4f",
-    "±": ".4f",
-    "Difference": "+.4f",
-    "p": ".2g",
-    "Within noise": "",
-    "Bytes": ",.0f",
-    "Seconds": ".1f",
-    "Seeds": "",
-}
+COLUMNS = "Entry | bpb:.4f | ±:.4f | Difference:+.4f | p:.2g | Within noise | Bytes:,.0f | Seconds:.1f | Seeds"
 
 
 def results_table(title: str, results: Sequence[Result], other: Result) -> Record:

@@ -19,19 +19,9 @@ from nanochat.report.card import TITLES
 
 WIDEST = 48  # longest text in a column, in characters
 # Columns with number formats; in the first two tables all is text.
-FACTS = {"": "", "A": "", "B": ""}
-FIGURES = {**FACTS, "B - A": "", "±": ""}
-ANSWERS = {
-    "Question by question": "",
-    "Questions": "d",
-    "A": ".4f",
-    "B": ".4f",
-    "B - A": "+.4f",
-    "±": ".4f",
-    "only A": "d",
-    "only B": "d",
-    "p": ".3g",
-}
+FACTS = " | A | B"  # the first column has no title
+FIGURES = f"{FACTS} | B - A | ±"
+ANSWERS = "Question by question | Questions:d | A:.4f | B:.4f | B - A:+.4f | ±:.4f | only A:d | only B:d | p:.3g"
 NONE = ["-", "-"]  # difference and error where there is no number
 
 Metric = float | str | Record | None  # a record has a value, and perhaps a standard error
@@ -114,7 +104,7 @@ def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
     return dict.fromkeys(key for record in records for key in record)
 
 
-def _table_lines(title: str, columns: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> list[str]:
+def _table_lines(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> list[str]:
     """Return a table after an empty line; nothing without rows."""
     if not rows:
         return []
