@@ -55,19 +55,6 @@ def test_the_host_waits_in_the_first_step_alone():
     assert all("self._order = order.tolist()" in wait for wait in first)
 
 
-def test_planted_waits_are_found():
-    def reading(model, batch):
-        loss, count, metrics = next_token(model, batch)
-        assert loss.item() != 0.5
-        assert loss.detach().cpu() is not None
-        return loss, count, metrics
-
-    waits = rehearsed(steps=2, objective=reading).waits
-    assert len(waits) == 2
-    assert all("test_bench.py" in wait for wait in waits)
-    assert "assert loss.item() != 0.5" in waits[0]
-
-
 def test_a_graph_for_each_kind_of_block_and_of_matrix():
     found = rehearsed(2, torch.bfloat16, steps=4, compiled=True, in_fp8=True)
     # Blocks with value embeddings and without; attention's matrices, both of the MLP, and the gate of values.

@@ -18,13 +18,9 @@ def test_every_stage_has_a_script_and_a_section_of_its_own():
         assert not stage.headline or stage.column
 
 
-def test_the_card_sums_up_every_task():
+def test_the_card_sums_up_every_task_and_a_mean_over_other_tasks_has_another_name():
     for mean, tasks in MEANS.items():
         assert {mean, *tasks} <= set(SHOWN)
-
-
-def test_a_mean_over_other_tasks_has_another_name():
-    for mean, tasks in MEANS.items():
         count = len(tasks)
         assert mean_name(mean, tasks) == mean_name(mean, reversed(tasks)) == mean_name(mean, [*tasks, "KMMLU"]) == mean
         assert mean_name(mean, tasks[1:]) == f"{mean} ({count - 1} of {count} tasks)"
