@@ -135,12 +135,10 @@ def test_progress_is_reported_in_order_and_to_the_end():
 
 def test_a_million_equal_characters_take_little_time():
     dice = random.Random(SEED)
-    strings = ["a" * 10**6, " " * 10**6, "-" * 10**6, "".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=10**6))]
-    for text in strings:
+    letters = "".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=10**6))
+    for text in ("a" * 10**6, " " * 10**6, "-" * 10**6, letters):
         tokenizer = rustbpe.Tokenizer(rustbpe.train([text], 300))
         assert tokenizer.decode(tokenizer.encode(text)) == text
-    # 2 MB of one word: naive training of its first part sees the same first merges.
-    assert rustbpe.train([strings[0]], 260).tolist() == [[97, 97], [256, 256], [257, 257], [258, 258]]
 
 
 # --- encoding

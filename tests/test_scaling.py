@@ -39,12 +39,11 @@ def test_depth_24_at_ratio_8_is_the_reference():
     assert plan.model.bos_id == 32759
 
 
-@pytest.mark.parametrize(("depth", "width", "power"), [(1, 128, None), (12, 768, 19), (32, 2048, 21)])
-def test_sizes_and_batch_follow_from_depth(depth, width, power):
-    plan = plan_of(depth=depth)
-    assert (plan.model.width, plan.model.heads, plan.model.kv_heads) == (width, width // 128, width // 128)
-    assert power is None or plan.total_batch_size == 2**power
-    assert depth != 12 or (rate_scale(plan.total_batch_size), plan.decay_scale) == (1, 1)  # the reference
+def test_sizes_and_batch_follow_from_depth():
+    plan = plan_of(depth=12)
+    assert (plan.model.width, plan.model.heads, plan.model.kv_heads, plan.total_batch_size) == (768, 6, 6, 2**19)
+    assert (rate_scale(plan.total_batch_size), plan.decay_scale) == (1, 1)  # the reference
+    assert (plan_of(depth=1).model.width, plan_of(depth=32).total_batch_size) == (128, 2**21)
 
 
 def test_only_rates_have_a_lower_limit():
@@ -92,7 +91,6 @@ def test_horizons():
     assert plan_of(config, target_param_data_ratio=1e-9).steps == 1
     timed = plan_of(config, target_seconds=60.0)
     assert (timed.steps, timed.seconds, timed.tokens) == (None, 60, None)
-    assert timed.notes[-1] == "num_iterations ? = as many as 60 seconds allow"
     assert "Number of training tokens" not in timed.summary
 
 
@@ -150,7 +148,6 @@ def test_an_estimate_for_people_and_for_programs():
     needs, time = found.lines()
     seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.5)
     assert found.seconds == pytest.approx(seconds)
-    assert found.dollars == pytest.approx(24 * seconds / 3600)
     basis = f"assumed: 50% of the bf16 peak, as {TRAINING_RATES['H100', 'bf16', 24][1]}"
     price = f"dollars {24 * seconds / 3600:.2f}"
     assert time == f"time {duration(seconds)} on 8xH100, bf16, 495 TFLOP/s each ({basis}); {price}"
@@ -203,11 +200,8 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
     leave_a_run("d25", 25, "8x NVIDIA H100 80GB HBM3", "n/a")
     leave_a_run("d24", 24, "8x NVIDIA H100 80GB HBM3", 5e6, fp8=True)
     leave_a_run("d4", 4, "1x NVIDIA H100 80GB HBM3", 9e6)
-    plan = plan_of()
-    found = estimate(plan, D24, 8, H100)
+    found = estimate(plan_of(), D24, 8, H100)
     assert (found.source, found.rate) == ("measured: run d8", 375e12)
-    seconds = plan.flops_per_token * plan.tokens / (8 * 375e12)
-    assert found.seconds == pytest.approx(seconds)
     assert "(measured: run d24)" in last_line(H100, fp8=True)
     assert "(assumed" in last_line(find_accelerator("A100"))
 
