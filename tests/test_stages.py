@@ -3,19 +3,14 @@ from pathlib import Path
 from nanochat.stages import MEANS, SHOWN, STAGES, mean_name
 
 
-def test_a_stage_comes_after_its_parent():
+def test_a_stage_comes_after_its_parent_and_has_a_script_and_a_section_of_its_own():
     seen = set()
     for stage in STAGES:
         assert stage.parent is None or stage.parent in seen
         seen.add(stage.name)
-    assert len(seen) == len(STAGES)
-
-
-def test_every_stage_has_a_script_and_a_section_of_its_own():
-    assert len({stage.section for stage in STAGES}) == len(STAGES)
-    for stage in STAGES:
         assert (Path(__file__).parent.parent / f"scripts/{stage.script}.py").exists()
         assert not stage.headline or stage.column
+    assert len(seen) == len({stage.section for stage in STAGES}) == len(STAGES)
 
 
 def test_the_card_sums_up_every_task_and_a_mean_over_other_tasks_has_another_name():
