@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -79,6 +80,22 @@ def plant_world(base: Path, world: Path) -> Path:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU")
+
+
+@pytest.fixture
+def seed() -> int:
+    """A new seed in each run; pytest shows it where a test fails."""
+    number = random.randrange(2**32)
+    print(f"seed {number}")
+    return number
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from bench.rehearse import new_step, real_peak
 from bench.serve import FASTER, goals
 from nanochat import gpt
 from nanochat.gpt import GPTConfig
-from nanochat.objectives import next_token, pretraining
+from nanochat.objectives import pretraining
 from nanochat.runtime import Runtime
 from nanochat.scaling import memory, plan_run
 from scripts.base_train import Config
@@ -55,19 +55,6 @@ def test_the_host_waits_in_the_first_step_alone():
     assert all("self._order = order.tolist()" in wait for wait in first)
 
 
-def test_planted_waits_are_found():
-    def reading(model, batch):
-        loss, count, metrics = next_token(model, batch)
-        assert loss.item() != 0.5
-        assert loss.detach().cpu() is not None
-        return loss, count, metrics
-
-    waits = rehearsed(steps=2, objective=reading).waits
-    assert len(waits) == 2
-    assert all("test_bench.py" in wait for wait in waits)
-    assert "assert loss.item() != 0.5" in waits[0]
-
-
 def test_a_graph_for_each_kind_of_block_and_of_matrix():
     found = rehearsed(2, torch.bfloat16, steps=4, compiled=True, in_fp8=True)
     # Blocks with value embeddings and without; attention's matrices, both of the MLP, and the gate of values.
@@ -75,23 +62,16 @@ def test_a_graph_for_each_kind_of_block_and_of_matrix():
     assert found.breaks == []
 
 
-def test_planted_breaks_and_recompilations_are_found(monkeypatch):
+def test_planted_breaks_are_found(monkeypatch):
     forward = gpt.MLP.forward
 
     def breaking(self, x):
         torch._dynamo.graph_break()
         return forward(self, x)
 
-    lengths = iter((128, 96))
-
-    def shorter(model, batch):
-        length = next(lengths)
-        return next_token(model, [column[:, :length] for column in batch])
-
     monkeypatch.setattr(gpt.MLP, "forward", breaking)
-    found = rehearsed(steps=2, shape=replace(SMALL, depth=1), compiled=True, objective=shorter)
+    found = rehearsed(shape=replace(SMALL, depth=1), compiled=True)
     assert found.graphs[0] > 1 + 4
-    assert found.graphs[1] > 0
     assert found.breaks
 
 

@@ -13,10 +13,8 @@ GSM8K = Path(__file__).resolve().parents[2] / "shared/hub/datasets/openai/gsm8k/
 
 COMPUTED = """
 12/60 → 0.2
-20/2 → 10
  0.1 + 0.2  → 0.3
-.5*4 → 2
-(100-25)*0.04 → 3
+(100-25)*.04 → 3
 10/3 → 3.33333333333
 -7//2 → -4
 -7 % 4 → 1

@@ -1,6 +1,5 @@
 """The Triton kernel against the plain loss: in triton's interpreter on a CPU, compiled on a GPU."""
 
-import random
 import re
 import subprocess
 from pathlib import Path
@@ -33,9 +32,7 @@ def compare(device: str, seed: int) -> None:
         assert not each[targets == -1].any()
 
 
-def test_the_kernel_in_the_interpreter(python):
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+def test_the_kernel_in_the_interpreter(python, seed):
     path = str(__file__).rpartition("/")[0]
     program = (
         f"import sys; sys.path.insert(0, {path!r}); import test_cross_entropy_triton as t; t.compare('cpu', {seed})"
@@ -70,14 +67,10 @@ def test_the_kernel_compiled_for_gpus_that_are_not_here(capability, tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_the_kernel_on_a_gpu():
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+def test_the_kernel_on_a_gpu(seed):
     compare("cuda", seed)
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_kernel_inside_a_compiled_graph():
     check_inside_a_graph("triton", "cuda", "inductor")

@@ -177,7 +177,6 @@ def test_closing_ends_the_thread(corpus, tokenizer):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_on_a_gpu_are_those_on_the_cpu(corpus, tokenizer, stream):
     with loader_of(corpus, tokenizer, device="cuda") as loader:
         rows = []

@@ -151,9 +151,11 @@ def test_every_field_keeps_its_promise_about_scores(field, monkeypatch):
 
 
 @torch.no_grad()
-def assert_decoding_is_the_full_pass(fields, path="sdpa", dtype=torch.float32, bound=2e-6):
+def assert_decoding_is_the_full_pass(fields, path="sdpa", dtype=torch.float32, bound=2e-6, steps=0):
     """Prompts of unequal lengths at once, then token by token past the short window, packed for inference."""
     model, ids = lively(fields), tokens(3, 150)
+    if steps:
+        model.set_steps(steps)
     exact = model(ids)
     model.compute_dtype = dtype
     packed = pack(model)
@@ -175,6 +177,12 @@ def assert_decoding_is_the_full_pass(fields, path="sdpa", dtype=torch.float32, b
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 0.03)])
 def test_decoding_is_the_full_pass(name, dtype, bound):
     assert_decoding_is_the_full_pass(CONFIGS[name], "decode", dtype, bound)
+
+
+@pytest.mark.parametrize("name", ["recursive", "recursive passes"])
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_cache_has_keys_for_every_application_at_any_number_of_steps(name, steps):
+    assert_decoding_is_the_full_pass(CONFIGS[name], "decode", bound=5e-6, steps=steps)
 
 
 @pytest.mark.parametrize(("name", "path"), [*((name, "chunks") for name in CONFIGS), ("reference", "sdpa")])
@@ -203,7 +211,6 @@ def test_rows_behind_a_prefix_are_texts_of_their_own(name, path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("path", ["sdpa", "flex"])
 def test_compiled_on_a_gpu_agrees_with_the_twin_on_a_cpu(path):
     ids, fields = tokens(), {**SMALL, "width": 256}  # heads of 64

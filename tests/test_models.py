@@ -21,7 +21,6 @@ def test_a_config_survives_a_manifest():
 
 def test_a_model_flag_names_a_configuration_and_changes_of_it():
     assert config_fields("reference") == {}
-    assert config_fields("reference,sweeps=3") == {"sweeps": 3}
     changed = config_fields("october-2025,smear=true,softcap=0,mlp=swiglu")
     assert changed == {**config_fields("october-2025"), "smear": True, "softcap": 0.0, "mlp": "swiglu"}
 
@@ -32,7 +31,6 @@ def test_a_model_flag_names_a_configuration_and_changes_of_it():
         ("gpt", "--model=gpt is not known, take one of reference"),
         ("reference,novelty=1", "novelty is no field of GPTConfig, take one of mlp"),
         ("reference,depth=3", "depth is set by its own flag"),
-        ("reference,supervision=2", "supervision is set by its own flag"),
         ("reference,smear=yes", "smear cannot be yes, write a bool"),
         ("reference,softcap=much", "softcap cannot be much, write a float"),
     ],

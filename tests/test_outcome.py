@@ -133,11 +133,8 @@ def facts(state: State, runtime=ALONE) -> dict[str, str]:
 def test_the_fields_of_the_reference_and_where_the_text_came_from():
     figures = {"last": {"val/bpb": [0.7654, 0.0012]}, "lowest": {"val/bpb": [0.75, 0.002]}}
     told = facts(State(step=4, tokens=4000, seconds=100.0, waited=1.0, flops=2e15, figures=figures))
-    assert told["DDP world size"] == "1"
     assert told["Final validation bpb"].startswith("0.7654")
     assert told["Minimum validation bpb"] == "0.7500 ± 0.0020"
-    assert told["Total training flops"] == "2.0000e+15"
-    assert told["Total training time"] == "1m40s"
     assert float(told["Peak memory usage"].removesuffix("MiB")) > 50
     assert told["Data"] == "letters (3 files, 12,345 bytes, ffffffffffff)"
     assert (told["Tokens seen"], told["Epochs"]) in {("4000", "letters 1.50"), ("4,000", "letters 1.50")}

@@ -18,6 +18,7 @@ import torch
 from base_runs import STEPS, Base, FileLimit, Room, SignalAfter, files_of, impatient
 from conftest import ROOT
 from loop_parts import ALONE
+from test_speedrun import until
 
 from nanochat import fp8, runtime
 from nanochat.checkpoint import hold, load, steps
@@ -125,9 +126,7 @@ def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base):
     assert files_of(base.of(parts)) == files_of(base.of(whole))
 
 
-def test_the_command_itself_stopped_and_killed_at_random_moments(base):
-    seed = random.randrange(10**6)
-    print("seed", seed)
+def test_the_command_itself_stopped_and_killed_at_random_moments(base, seed):
     chance = random.Random(seed)
     with command(base, "scripts.base_train", *base.flags("killed")) as child:
         base.wait_for("killed", chance.randrange(1, 6))
@@ -187,15 +186,10 @@ def test_one_and_two_and_four_ranks(base):
 
 def test_a_second_signal_ends_at_once(base):
     job = base.start("twice", f"--total-batch-size={2**20}", before=impatient)
-    end = time.monotonic() + 60
-    while "device batch" not in job.out():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: "device batch" in job.out(), "the device batch")
     time.sleep(2)  # the only step has begun, and takes minutes
     job.signal(signal.SIGTERM)
-    while "SIGTERM: stopping at the end of this step" not in job.out():  # it has heard the first
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: "SIGTERM: stopping at the end of this step" in job.out(), "its answer to the first signal")
     time.sleep(0.5)
     assert job.processes[0].is_alive()
     job.signal(signal.SIGTERM)

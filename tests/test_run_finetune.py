@@ -56,7 +56,7 @@ def test_ranks_and_micro_batches_find_the_same(base, straight):
 
 def test_the_record(base, straight):
     record = base.outcome("straight")
-    metrics, config = record["metrics"], record["config"]
+    metrics = record["metrics"]
     assert (metrics["Training rows"], metrics["Number of iterations"]) == (90, STEPS)
     assert metrics["Training loss"]["value"] == base.losses("straight")[-1] < base.losses("straight")[0]
     loss = found(base, "straight", "val/loss")
@@ -69,9 +69,6 @@ def test_the_record(base, straight):
     # Of each epoch ten are longer than a row.
     assert metrics["Conversations read"] == 180 == 18 * metrics["Left out, being too long"] / 2
     assert metrics["Tokens seen"] == STEPS * 256
-    assert (config["matrix_lr"], config["max_seq_len"], config["total_batch_size"]) == (0.03, 32, 256)
-    titles = ["Loss", "Validation", "Learning rate", "Throughput"]
-    assert [(curve["title"], curve["x"]) for curve in record["curves"]] == [(title, "tokens") for title in titles]
     assert list(record["curves"][0]["series"]) == ["train", "validation"]
     bpb = found(base, "straight", "val/bpb")
     assert record["curves"][1]["series"] == {"validation": [[256 * step for step in bpb], list(bpb.values())]}

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -30,7 +30,6 @@ def test_depth_24_at_ratio_8_is_the_reference():
     counts = plan.counts
     assert counts["matrices"] == pytest.approx(679.5e6, abs=5e4)
     assert counts["head"] == counts["embed"] == 32768 * 1536
-    assert counts["value_embeds"] == 12 * 32768 * 1536
     assert scaled_size(plan.counts) == counts["matrices"] + counts["head"] == pytest.approx(729.8e6, abs=5e4)
     assert counts["total"] == pytest.approx(1.38e9, rel=5e-3)
     assert (plan.total_batch_size, plan.steps, plan.seconds) == (2**20, 5568, None)
@@ -38,15 +37,13 @@ def test_depth_24_at_ratio_8_is_the_reference():
     assert 0.02 * rate_scale(plan.total_batch_size) == pytest.approx(0.0283, abs=5e-5)
     assert 0.28 * plan.decay_scale == pytest.approx(0.060, abs=5e-4)
     assert plan.model.bos_id == 32759
-    assert plan.summary["Tokens : Params ratio"]["value"] == pytest.approx(8, rel=1e-4)
 
 
-@pytest.mark.parametrize(("depth", "width", "power"), [(1, 128, None), (12, 768, 19), (32, 2048, 21)])
-def test_sizes_and_batch_follow_from_depth(depth, width, power):
-    plan = plan_of(depth=depth)
-    assert (plan.model.width, plan.model.heads, plan.model.kv_heads) == (width, width // 128, width // 128)
-    assert power is None or plan.total_batch_size == 2**power
-    assert depth != 12 or (rate_scale(plan.total_batch_size), plan.decay_scale) == (1, 1)  # the reference
+def test_sizes_and_batch_follow_from_depth():
+    plan = plan_of(depth=12)
+    assert (plan.model.width, plan.model.heads, plan.model.kv_heads, plan.total_batch_size) == (768, 6, 6, 2**19)
+    assert (rate_scale(plan.total_batch_size), plan.decay_scale) == (1, 1)  # the reference
+    assert (plan_of(depth=1).model.width, plan_of(depth=32).total_batch_size) == (128, 2**21)
 
 
 def test_only_rates_have_a_lower_limit():
@@ -94,7 +91,6 @@ def test_horizons():
     assert plan_of(config, target_param_data_ratio=1e-9).steps == 1
     timed = plan_of(config, target_seconds=60.0)
     assert (timed.steps, timed.seconds, timed.tokens) == (None, 60, None)
-    assert timed.notes[-1] == "num_iterations ? = as many as 60 seconds allow"
     assert "Number of training tokens" not in timed.summary
 
 
@@ -121,9 +117,7 @@ def test_legal_batches_against_a_plain_search():
 def test_an_impossible_batch_names_the_possible_ones():
     for rows, total, ranks, sentence in [
         ("24", 2**15, 8, r"=24 \(x 2048 tokens x 8 ranks\) .* take auto or one of \[1, 2\]$"),
-        ("many", 2**15, 8, r"=many .* take auto or one of \[1, 2\]$"),
         ("8", 5000, 1, r"^--total-batch-size=5000 is no multiple .* take --total-batch-size=6144$"),
-        ("8", 100, 2, r"take --total-batch-size=4096$"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             choices(total, 2048, ranks, rows)
@@ -142,11 +136,8 @@ def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **
 
 def test_memory():
     """tests/test_bench.py compares the sum with a step's, also of fp8 and with checkpointing."""
-    plan = plan_of()
-    plain, alone = memory(plan, 16, 8), memory(plan, 16, 1)
-    assert (8 * plain["summed gradients"], alone["summed gradients"]) == (plain["gradients"], 0)
-    single = memory(plan, 16, 8, itemsize=4)
-    assert single["activations"] == 2 * plain["activations"] == 16 * 2048 * 1536 * (24 * 20.6 + 5) * 4
+    plain, single = memory(plan_of(), 16, 8), memory(plan_of(), 16, 8, itemsize=4)
+    assert single["activations"] == 2 * plain["activations"]
     assert single["weights in the compute dtype"] == 0
     assert 40e9 < sum(plain.values()) < 80e9  # the public reference runs this on 80 GB
 
@@ -157,7 +148,6 @@ def test_an_estimate_for_people_and_for_programs():
     needs, time = found.lines()
     seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.5)
     assert found.seconds == pytest.approx(seconds)
-    assert found.dollars == pytest.approx(24 * seconds / 3600)
     basis = f"assumed: 50% of the bf16 peak, as {TRAINING_RATES['H100', 'bf16', 24][1]}"
     price = f"dollars {24 * seconds / 3600:.2f}"
     assert time == f"time {duration(seconds)} on 8xH100, bf16, 495 TFLOP/s each ({basis}); {price}"
@@ -165,7 +155,6 @@ def test_an_estimate_for_people_and_for_programs():
     shallow = replace(D24, depth=12)  # far from any depth that was measured
     rate = estimate(plan_of(depth=12), shallow, ranks, h100).rate
     assert rate == pytest.approx(ASSUMED_MFU * h100.peak("bf16"))
-    assert json.loads(json.dumps(asdict(found))) == asdict(found)
     assert needs.startswith(f"memory of a rank, GB: {sum(found.memory.values()) / 1e9:.2f} with ")
     assert sum(found.memory.values()) < 0.9e9 * h100.memory
     assert estimate(plan, replace(D24, checkpointing=True), ranks, h100).device_batch_size > found.device_batch_size
@@ -211,11 +200,8 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
     leave_a_run("d25", 25, "8x NVIDIA H100 80GB HBM3", "n/a")
     leave_a_run("d24", 24, "8x NVIDIA H100 80GB HBM3", 5e6, fp8=True)
     leave_a_run("d4", 4, "1x NVIDIA H100 80GB HBM3", 9e6)
-    plan = plan_of()
-    found = estimate(plan, D24, 8, H100)
+    found = estimate(plan_of(), D24, 8, H100)
     assert (found.source, found.rate) == ("measured: run d8", 375e12)
-    seconds = plan.flops_per_token * plan.tokens / (8 * 375e12)
-    assert found.seconds == pytest.approx(seconds)
     assert "(measured: run d24)" in last_line(H100, fp8=True)
     assert "(assumed" in last_line(find_accelerator("A100"))
 
@@ -238,8 +224,6 @@ def test_a_dry_run(has_tokenizer, tmp_path, capsys):
     main(replace(D24, dry_run=True, on="8xH100"))
     text = capsys.readouterr().out
     assert ("vocabulary 49,152 = assumed" in text) is not has_tokenizer
-    for part in ("width 1,536 = depth 24", "Number of parameters: ", "FLOPs per token: ", "memory of a rank, GB"):
-        assert part in text
     assert re.search(r"^time \d+h\d\dm on 8xH100, .*; dollars [\d.]+$", text, re.M)
     main(replace(D24, dry_run=True, on="8xH100", json=True))
     record = json.loads(capsys.readouterr().out)

@@ -35,7 +35,6 @@ def test_what_was_inherited_is_inherited_again():
 
 HORIZONS = """
 --num-iterations=0 | --num-iterations has to be more than 0, not 0
---num-iterations=-2 | --num-iterations has to be more than 0, not -2
 --num-epochs=nan | --num-epochs has to be more than 0, not nan
 --num-epochs=0.5 --num-iterations=5 | --num-iterations and --num-epochs each end the run: keep one
 """

@@ -130,10 +130,7 @@ def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
 
 
 @BOTH
-def test_horizons(runtime, tmp_path, plain):
-    by_steps = train(tmp_path / "steps", runtime)
-    assert (by_steps.state.step, by_steps.source.taken, len(by_steps.records)) == (3, 3, 3)
-    assert furthest(by_steps.parameters, plain.parameters) == 0
+def test_horizons(runtime, tmp_path):
     by_source = train(tmp_path / "source", runtime, steps=None, source=Rows(batches=5))
     assert (by_source.state.step, by_source.source.taken) == (5, 5)
     slept = []
@@ -258,12 +255,6 @@ def test_the_console_and_the_file(tmp_path, capsys):
     )
     losses = [record["train/loss"] for record in trained.records]
     assert f"loss: {(0.9 * 0.1 * losses[0] + 0.1 * losses[1]) / (1 - 0.9**2):.4f} " in line
-    assert list(trained.records[1]) == [
-        *("kind", "step", "progress", "train/loss", "train/grad_norm", "train/lrm", "train/dt", "train/tok_per_sec"),
-        *("train/mfu", "train/wait", "total_training_tokens", "total_training_flops", "total_training_time"),
-    ]
-    assert [record["progress"] for record in trained.records] == [0.5, 1.0]
-    assert [record["train/mfu"] for record in trained.records] == [None, None]
     assert trained.records[1]["total_training_flops"] == 2 * ROWS * LENGTH * 1e6 == trained.state.flops
 
 
@@ -324,7 +315,6 @@ class Prepared(Rows):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_a_step_never_waits_for_the_gpu_nor_is_compiled_again(tmp_path):
     with setup("cuda") as runtime:
         model = small_model(runtime)
