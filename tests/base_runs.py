@@ -1,6 +1,5 @@
 """Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
 
-import json
 import resource
 import shutil
 import signal
@@ -14,6 +13,7 @@ from forks import Forked, run_module
 
 from nanochat.checkpoint import load
 from nanochat.log import read_metrics
+from nanochat.paths import read_json
 from nanochat.tokenizer import Tokenizer
 
 STEPS = 20
@@ -94,7 +94,7 @@ class Base:
             time.sleep(0.002)
 
     def outcome(self, tag: str) -> dict[str, Any]:
-        return json.loads((self.of(tag) / "outcome.json").read_text(encoding="utf-8"))
+        return read_json(self.of(tag) / "outcome.json")
 
     def losses(self, tag: str) -> list[float]:
         return [record["train/loss"] for record in self.metrics(tag) if "train/loss" in record]

@@ -9,6 +9,11 @@ def chat(number: int) -> dict:
     return {"messages": messages}
 
 
+def contents(conversation: dict) -> list[str]:
+    """Return what the messages say: question and answer, if there are two."""
+    return [message["content"] for message in conversation["messages"]]
+
+
 def key(conversation: dict) -> str:
     """Return a text by which equal conversations are equal."""
     return json.dumps(conversation, sort_keys=True)

@@ -1,6 +1,5 @@
 """Runs of fine-tuning on a few conversations, in forked processes, from a base model of a few steps."""
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from fake_hub import write_hub
 from forks import Forked, run_module
 
 from nanochat.config import options
+from nanochat.paths import read_json
 from nanochat.settings import ChatTuneSettings
 from nanochat.world.writer import write_world
 
@@ -111,6 +111,24 @@ class Tunes(Base):
         return self.folder / ("base_train" if tag == "parent" else "chat_sft") / tag
 
 
+class FromParent(Base):
+    """A base model, `parent`, a small mirror of the hub, and runs of a script that starts from the model."""
+
+    def __init__(self, folder: Path, script: str, flags: list[str]):
+        super().__init__(folder)
+        self.script, self.own_flags = script, ["--source=base", "--model-tag=parent", "--dtype=fp32", *flags]
+        write_hub(folder / "hub")
+        parent = ("--depth=1", "--max-seq-len=128", "--num-iterations=3", "--eval-every=-1", "--save-every=-1")
+        super().start("parent", *parent).done()
+
+    def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str) -> Forked:
+        words = (f"scripts.{self.script}", *self.own_flags, f"--tag={tag}", *flags)
+        return self.fork(run_module, before, *words, ranks=ranks, **variables)
+
+    def of(self, tag: str) -> Path:
+        return self.folder / ("base_train" if tag == "parent" else self.script) / tag
+
+
 SHORT = ["--tag=parent", "--dtype=fp32", "--no-compile", "--num-iterations=4", "--eval-every=2", "--eval-tokens=600"]
 SHORT += ["--eval-metrics-every=0", "--eval-metrics-max-problems=5", "--max-seq-len=300", "--total-batch-size=1200"]
 LONG = ["--max-seq-len=300", "--total-batch-size=1200"]  # as most conversations fit into
@@ -129,4 +147,4 @@ class Stages(Base):
         return self.fork(run_module, None, f"scripts.{name}", *SHORT, *flags, ranks=ranks)
 
     def record(self, stage: str, tag: str = "parent") -> dict:
-        return json.loads((self.folder / stage / tag / "outcome.json").read_text(encoding="utf-8"))
+        return read_json(self.folder / stage / tag / "outcome.json")

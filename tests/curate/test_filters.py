@@ -33,8 +33,7 @@ CASES = {
         [chat("Hi", "Ho"), SYSTEM, chat("1+1?", PARTS), chat("Hi", "Ho", fault="mine")],
     ),
     "images": (
-        [chat("See ![a](b)", "Yes"), chat("Hi", "<IMG src=x>"), chat("data:image/png;base64,AAAA", "Yes"),
-         chat("https://a.b/c/d.JPG?x=1 is?", "Yes"), chat("See data:image/svg+xml;utf8,<svg/>", "Yes"),
+        [chat("See ![a](b)", "Yes"), chat("Hi", "<IMG src=x>"), chat("https://a.b/c/d.JPG?x=1 is?", "Yes"),
          chat("data:image/png;charset=utf-8;base64,AAAA", "Yes"), chat("url(data:image/svg+xml,%3Csvg)", "Yes")],
         [chat("See [a](b.html)!", "a.png is a file"), chat("data: image base64", "imagine"),
          chat("A pod?", '{"image": "nginx:1.25"}'), chat("The data:train/test, or all?", "All.")],
@@ -94,7 +93,6 @@ def test_all_filters_have_cases_and_run_in_the_order_given():
         ({"languages": "koraen=ko"}, "--languages has koraen, choose from korean, web"),
         ({"languages": "korean=kr"}, "--languages has kr, choose from ar, el, en"),
         ({"max_ratio": "all=0"}, "--max-ratio=all=0 is not like all=2,en-ko=2.5"),
-        ({"max_ratio": "all=x"}, "--max-ratio=all=x is not like"),
         ({"max_ratio": "all=2,en-kr=3"}, "--max-ratio=all=2,en-kr=3 is not like"),
     ],
 )
@@ -110,13 +108,8 @@ def test_figures_of_rows():
         ids, mask = render_conversation(value, TOKENIZER)
         assert (row.ids, row.mask) == (ids, mask)
         assert [*zip(row.prompts, row.answers, strict=True)][-1][0] in ("Why?", "1+1?")
-    assert [language(text) for text in (KOREAN, ENGLISH, "12", "これはペンです", "Это так")] == [
-        "ko",
-        "en",
-        "",
-        "ja",
-        "ru",
-    ]
+    texts = {KOREAN: "ko", ENGLISH: "en", "12": "", "これはペンです": "ja", "Это так": "ru"}
+    assert [language(text) for text in texts] == [*texts.values()]
     row = Row(chat("가" * 60, "네", original="a" * 100, bucket="a"), TOKENIZER)
     assert length_ratio(row) == ("en-ko", pytest.approx(0.6 / 0.5))
     assert pairs("a=1, b=x=y") == {"a": "1", "b": "x=y"}

@@ -7,18 +7,16 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from chat_files import contents
 from made_chats import chats, shingles, small_tokenizer
 
 from nanochat.curate.contamination import Benchmarks
 from nanochat.curate.filters import Context, FilterSettings
 from nanochat.curate.store import filter_file, merge, report, write_output
+from nanochat.paths import read_jsonl
 
 SETTINGS = FilterSettings()
 CONTEXT = Context(SETTINGS, small_tokenizer(), Benchmarks({}))
-
-
-def text_of(row: dict) -> str:
-    return "\n".join(message["content"] for message in row["messages"])
 
 
 def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
@@ -33,7 +31,7 @@ def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
     rows = [row | {"bucket": "a", "number": number} for number, row in enumerate(rows)]
     expected, kept, seen, sets = {"exact": 0, "near": 0}, [], set(), []
     for row in rows:
-        text = text_of(row)
+        text = "\n".join(contents(row))
         own = shingles(text)
         if text in seen:
             expected["exact"] += 1
@@ -51,7 +49,7 @@ def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
         with closing(merge(parts, SETTINGS, tmp_path / "all.db")) as table:
             [path] = write_output(table, len(rows), tmp_path)
             tables = {one["title"]: one["rows"] for one in report(table, ["short", "exact", "near"])}
-        assert [json.loads(line) for line in path.read_text().splitlines()] == kept
+        assert list(read_jsonl(path, dict)) == kept
         counts = [len(rows), len(rows), len(rows) - expected["exact"], len(kept)]
         assert [row[1:] for row in tables["Filters"]] == [*pairwise(counts)]
         assert tables["Dropped rows"] == [("exact", "a", expected["exact"]), ("near", "a", expected["near"])]

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import random
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,9 @@ from bundles import one_process
 from forks import Forked
 from models import SMALL, limit_memory, lively
 
-from nanochat.evals.bpb import (
-    PROMPTS,
-    bits_by_exit,
-    log_validation,
-    read_text,
-    sample_writing,
-)
+from nanochat.evals.bpb import PROMPTS, bits_by_exit, log_validation, read_text, sample_writing
 from nanochat.outcome import Estimate
+from nanochat.paths import read_json
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
@@ -62,14 +56,9 @@ def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
         sizes = text.lengths[row[1:]]
         losses = model(row[None, :-1], row[None, 1:], reduction="none") * (sizes > 0)
         pairs.append((float(losses.sum()) / math.log(2), int(sizes.sum())))
-    chance = random.Random(0)
-    drawn = []
-    for _ in range(2000):
-        sample = chance.choices(pairs, k=len(pairs))
-        drawn.append(sum(bits for bits, _ in sample) / sum(size for _, size in sample))
-    mean = sum(drawn) / len(drawn)
-    spread = math.sqrt(sum((value - mean) ** 2 for value in drawn) / len(drawn))
-    assert got.stderr == pytest.approx(spread, rel=0.15)
+    torch.manual_seed(0)
+    drawn = torch.tensor(pairs)[torch.randint(len(pairs), (2000, len(pairs)))].sum(1)
+    assert got.stderr == pytest.approx(float((drawn[:, 0] / drawn[:, 1]).std()), rel=0.15)
 
 
 def token_by_token(model, text, seq_len, stride, bos) -> float:
@@ -132,7 +121,7 @@ def test_processes_and_batches_find_the_same(tokenizer, tmp_path):
     alone = [list(bits_by_exit(model, text, 24, batch, one_process(), stride)[-1]) for stride, batch in CASES]
     job.done()
     for rank in (0, 1):
-        shared = json.loads((tmp_path / f"{rank}.json").read_text())
+        shared = read_json(tmp_path / f"{rank}.json")
         assert shared == [pytest.approx(expected, rel=1e-6) for expected in alone]
     for small, large in zip(alone[::2], alone[1::2], strict=True):
         assert small == pytest.approx(large, rel=1e-6)

@@ -18,6 +18,7 @@ from nanochat.engine import Engine, Event
 from nanochat.evals import chat
 from nanochat.evals.chat import ChatScore, evaluate_task, last_logits, mean_scores, pass_probability
 from nanochat.outcome import Estimate, mean_estimate
+from nanochat.paths import read_jsonl
 from nanochat.runtime import setup
 from nanochat.settings import AnswerSettings
 from nanochat.tokenizer import Tokenizer
@@ -73,6 +74,7 @@ def test_chat_core_by_hand():
         "GSM8K": ChatScore({1: Estimate(0.5, 0.04)}, 0.0, []),
         "KMMLU": ChatScore({1: Estimate(0.9, 0.01)}, 0.0, []),  # does not count
     }
+    assert mean_estimate([True, False, True, True]) == pytest.approx((0.75, 0.25))  # √(0.75 × 0.25 / 3)
     expected = (0.15 / 0.75 + 0.5) / 2, math.sqrt((0.03 / 0.75) ** 2 + 0.04**2) / 2
     assert mean_scores(scores) == {"ChatCORE (2 of 6 tasks)": pytest.approx(expected)}
     assert mean_scores({"KMMLU": scores["KMMLU"]}) == {}
@@ -232,6 +234,6 @@ def test_the_figures_are_the_same_for_any_number_of_ranks(fake_hub, hub, tmp_pat
         alone = (tmp_path / f"of-1-{name}-0.json").read_text()
         assert len(json.loads(alone)[0]) == 19
         for path in tmp_path.glob(f"of-*-{name}.jsonl"):
-            assert [json.loads(line) for line in path.read_text("utf-8").splitlines()] == json.loads(alone)[0]
+            assert list(read_jsonl(path, dict)) == json.loads(alone)[0]
         for rank in range(3):
             assert (tmp_path / f"of-3-{name}-{rank}.json").read_text() == alone, (name, rank)

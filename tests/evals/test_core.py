@@ -1,6 +1,5 @@
 """CORE: the decisions of the plain twin, for any batch, number of ranks and model; figures, and the training loop."""
 
-import json
 import math
 import random
 import statistics
@@ -29,6 +28,7 @@ from nanochat.evals.core_tasks import read_bundle, tokenize_items
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, read_metrics
 from nanochat.outcome import mean_estimate
+from nanochat.paths import read_jsonl
 from nanochat.train import State
 
 TASKS = [*world_tasks(9), *HARD]
@@ -70,7 +70,7 @@ def untrained(tokenizer, name: str = "reference", **fields) -> GPT:
 
 
 def decisions(folder: Path, task) -> list[dict]:
-    return [json.loads(line) for line in (folder / f"{task.label}.jsonl").read_text().splitlines()]
+    return list(read_jsonl(folder / f"{task.label}.jsonl", dict))
 
 
 def all_items(task, tokenizer):
@@ -179,16 +179,6 @@ def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, t
         for ours, first in zip(some, alone, strict=True):
             assert ours.pop("losses") == pytest.approx(first["losses"], rel=1e-5)
             assert ours == {name: first[name] for name in first if name != "losses"}
-
-
-def test_the_standard_error_is_that_of_items_drawn_again():
-    """tests/evals/test_chat.py centers and averages such estimates by hand."""
-    dice = random.Random(12)
-    correct = [dice.random() < 0.6 for _ in range(80)]
-    value, stderr = mean_estimate(correct)
-    assert value == pytest.approx(statistics.mean(correct))
-    drawn = [statistics.mean(dice.choices(correct, k=80)) for _ in range(1000)]
-    assert statistics.stdev(drawn) == pytest.approx(stderr, rel=0.1)
 
 
 def broken_compiler(graph, inputs):

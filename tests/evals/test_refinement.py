@@ -21,7 +21,6 @@ NORM = {"step": 7, "train/grad_norm": 1.0}
     [
         ([NORM, GOOD, GOOD, GOOD], True, []),
         ([AVERAGED, AVERAGED, AVERAGED], True, []),
-        ([INVERTED, INVERTED], False, []),
         ([INVERTED, GOOD, INVERTED, INVERTED], False, []),
         ([GOOD, INVERTED, INVERTED, INVERTED], False, ["order"]),
         ([validation(2.0, 2.00001)] * 3, False, []),  # rounding

@@ -90,13 +90,9 @@ def test_a_new_setting_is_refused_and_one_without_effect_is_not():
 def test_each_architecture_names_its_obstacles():
     assert architecture_of(GPTConfig(**CONFIGS["october-2025"])) == NANOCHAT
     assert architecture_of(GPTConfig(**CONFIGS["portable"])) == QWEN3
-    with pytest.raises(ValueError, match="cannot be exported") as caught:
+    refused = r"NanoChat\w+ does not support window_pattern=SSSL, .*; Qwen3\w+ does not support mlp=relu2, .*"
+    with pytest.raises(ValueError, match=refused + r"--model=october-2025 or --model=portable$"):
         architecture_of(GPTConfig(**CONFIGS["reference"]))
-    message = str(caught.value)
-    shared = "residual_lambdas=True, x0_lambdas=True, value_embeds=True, smear=True, backout=True"
-    assert f"NanoChatForCausalLM does not support window_pattern=SSSL, qk_scale=1.2, {shared}; " in message
-    assert f"Qwen3ForCausalLM does not support mlp=relu2, window_pattern=SSSL, softcap=15.0, {shared}. " in message
-    assert message.endswith("--model=october-2025 or --model=portable")
 
 
 def test_transformers_computes_the_same(folder):
@@ -148,12 +144,9 @@ def test_the_chat_template_renders_the_same(folder, tokenizer):
             words.apply_chat_template(wrong)
 
 
-def test_special_tokens_have_their_ids(folder, tokenizer):
-    """The export compares the ids of texts itself; test_tokenizers.py decodes them."""
+def test_special_tokens_have_their_roles(folder):
+    """The export compares the ids of texts itself; test_tokenizers.py has those of special tokens."""
     words = transformers.AutoTokenizer.from_pretrained(folder[1])
-    special = tokenizer.special_tokens
-    assert words("Hello").input_ids == [special["<|bos|>"], *tokenizer.encode("Hello")]
-    assert words("<|bos|>", add_special_tokens=False).input_ids == [special["<|bos|>"]]
     assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
 
 

@@ -31,21 +31,14 @@ def estimator(base, monkeypatch):
     return make
 
 
-def test_every_stage_on_eight_gpus_has_a_time_and_a_price(estimator):
-    estimates, job, setting = estimator(on="8xH100")
-    assert set(PLANNED_STAGES) < estimates.keys()
-    assert all(estimate.seconds > 0 for estimate in estimates.values())
-    assert estimates["base_train"].seconds == pytest.approx(48e18 / RATE + 30)
-    assert "--fp8" in job.step("base_train").command
-    assert dollars(3600, setting) == "24.00"
-
-
 def test_the_basis_of_an_estimate(estimator, base):
     estimates, job, setting = estimator(on="8xH100")
     assert estimates["base_train"].basis == "assumed"
-    write_json(
-        job.folder / "tok_train.json", {"command": job.step("tok_train").command, "finished": True, "seconds": 7}
-    )
+    assert estimates["base_train"].seconds == pytest.approx(48e18 / RATE + 30)
+    assert "--fp8" in job.step("base_train").command
+    assert dollars(3600, setting) == "24.00"
+    record = {"command": job.step("tok_train").command, "finished": True, "seconds": 7}
+    write_json(job.folder / "tok_train.json", record)
     estimate = estimator(on="8xH100")[0]["tok_train"]
     assert (estimate.seconds, estimate.basis) == (7, "finished")
     assert estimator(on="8xH100", seconds=60.0)[0]["base_train"].basis == "as asked"
@@ -71,8 +64,6 @@ def test_no_stage_of_a_gpu_scale_has_few_steps(scale, estimator):
 def test_the_plan_for_eight_gpus_as_printed(here):
     done = here("scripts.plan", "--on=8xH100")
     assert done.returncode == 0, done.stderr
-    assert "scale: 8xh100" in done.stdout
-    assert "text: climbmix" in done.stdout
     row = r" +([\d,.]+ M|-) +(\d+h\d\dm|\d+m\d\ds|[\d.]+s) +[\d,.]+ +\S"
     rows = re.findall(rf"^(\w+){row}", done.stdout, re.MULTILINE)
     assert {name for name, *_ in rows} >= set(PLANNED_STAGES) | {"download", "report"}

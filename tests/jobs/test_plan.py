@@ -10,6 +10,7 @@ from conftest import plant_world
 
 from nanochat.hardware import find_accelerator
 from nanochat.jobs import plan
+from nanochat.jobs.estimate import BaseRun
 from nanochat.jobs.plan import PLANNED_STAGES, STEPS
 from nanochat.jobs.runner import Job, Step, difference, load_job
 from scripts.plan import Config, main
@@ -20,6 +21,8 @@ def planned(base, monkeypatch, capsys, tiny_world):
     """A function that plans with some flags and no network; returns the saved job and the printed plan."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(plant_world(base, tiny_world)))
     monkeypatch.delenv("NANOCHAT_HUB", raising=False)
+    run = BaseRun(tokens=10**9, batch=2**19, flops=1e9, rate=1e15)  # test_estimate.py plans a real model
+    monkeypatch.setattr("scripts.plan.dry_run", lambda *_: run)
 
     def make(**flags) -> tuple[Job, str]:
         read_fd, write_fd = os.pipe()
@@ -84,8 +87,7 @@ def test_every_stage_names_its_inputs(planned, text_folder):
 
 
 @pytest.mark.parametrize(("named", "at_work"), [("H100", 1), ("6xH100", 4)])
-def test_several_gpus_work_under_torchrun(named, at_work, planned, monkeypatch):
-    monkeypatch.setattr("scripts.plan.dry_run", lambda *_: plan_of_a_model())
+def test_several_gpus_work_under_torchrun(named, at_work, planned):
     job, text = planned(on=named, seconds=60.0)
     assert ("2 more are idle" in text) == named.startswith("6")
     launched = [step.name for step in job.steps if f"--nproc_per_node={at_work}" in step.launch]
@@ -95,16 +97,9 @@ def test_several_gpus_work_under_torchrun(named, at_work, planned, monkeypatch):
     assert "--core-metric-every=2000" in job.step("base_train").command  # CORE comes from its archive
 
 
-def plan_of_a_model():
-    from nanochat.jobs.estimate import BaseRun
-
-    return BaseRun(tokens=10**9, batch=2**19, flops=1e9, rate=1e15)
-
-
 def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, monkeypatch):
     monkeypatch.chdir(base.parent)  # restored after --cwd
     monkeypatch.setattr(sys, "argv", ["plan", f"--data={text_folder.name}", "--fresh", "--cwd=/", "--save=3"])
-    monkeypatch.setattr("scripts.plan.dry_run", lambda *_: plan_of_a_model())
     job, text = planned(data=text_folder.name, scale="1gpu", cwd=str(text_folder.parent), wandb="mine")
     assert job.step("tok_train").data == f"folder:{text_folder}"
     reasons = {step.name: step.skip for step in job.steps if step.skip}
@@ -117,8 +112,7 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, mo
 
 
 @pytest.mark.parametrize("scale", ["embedded", "cpu"])
-def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text_folder, monkeypatch):
-    monkeypatch.setattr("scripts.plan.dry_run", lambda *_: plan_of_a_model())
+def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text_folder):
     job, _ = planned(data=str(text_folder), scale=scale)
     for stage in ("mid_train", "chat_sft"):
         assert {"--mixture=passages", "--chat-temperature=0.6"} <= set(job.step(stage).command)

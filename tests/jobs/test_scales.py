@@ -12,7 +12,6 @@ from nanochat.stages import STAGES
     ("named", "has_text", "name"),
     [
         ("8xH100", True, "8xh100"),
-        ("16xB200", True, "8xh100"),
         ("8xA100-40GB", True, "1gpu"),
         ("4xH100", True, "1gpu"),
         ("RTX-4090", True, "1gpu"),

@@ -17,10 +17,8 @@ GOOD, NOTHING, BAD = [0.20, 0.21, 0.22], [0.01, -0.01, 0.0], [-0.20, -0.21, -0.2
     [
         (GOOD, GOOD, GOOD, GOOD, "better than its compute"),
         (GOOD, GOOD, GOOD, NOTHING, "depth only"),
-        (GOOD, GOOD, GOOD, BAD, "depth only"),
         (GOOD, GOOD, NOTHING, GOOD, "none"),
         (GOOD, NOTHING, GOOD, GOOD, "a poor first exit"),
-        (GOOD, BAD, BAD, BAD, "a poor first exit"),
         (NOTHING, NOTHING, GOOD, GOOD, "none"),
         (NOTHING, GOOD, GOOD, GOOD, "better than its compute"),
         ([0.2, 0.9, -0.5], [0.2, 0.9, -0.5], GOOD, GOOD, "a poor first exit"),  # 20 % in the mean, but not for sure

@@ -30,13 +30,17 @@ def best_size(budget: float) -> float:
     return (ALPHA * 406 / (BETA * 411)) ** (1 / (ALPHA + BETA)) * (budget / 6) ** SHARE
 
 
+def optima(budgets: list[float], doublings: list[float], noise: float = 0.0, seed: int = 0) -> list:
+    """The best run of each budget, over sizes so many doublings from the best one."""
+    runs = [run for c in budgets for run in sweep(c, [best_size(c) * 2**x for x in doublings], noise, seed)]
+    np.random.default_rng(seed).shuffle(runs)
+    return [optimum(group) for group in by_budget(runs).values()]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_exponents_of_a_known_law_are_found(seed):
     budgets = [1e18, 2.15e18, 4.64e18, 1e19, 1e20]
-    factors = [2**x for x in (-1.5, -0.9, 0, 0.8, 1.5)]
-    runs = [run for c in budgets for run in sweep(c, [best_size(c) * factor for factor in factors], 5e-4, seed)]
-    np.random.default_rng(seed).shuffle(runs)
-    found = [optimum(group) for group in by_budget(runs).values()]
+    found = optima(budgets, [-1.5, -0.9, 0, 0.8, 1.5], 5e-4, seed)
     assert [best.flops for best in found] == budgets
     for best in found:
         assert math.log(best.n / best_size(best.flops)) == pytest.approx(0, abs=0.25)
@@ -48,9 +52,7 @@ def test_the_exponents_of_a_known_law_are_found(seed):
 
 
 def test_the_ratio_that_is_suggested_is_that_of_the_law():
-    sizes = [2**x for x in (-1.0, -0.5, 0, 0.5, 1.0)]
-    runs = [run for c in (1e18, 3e18, 1e19) for run in sweep(c, [best_size(c) * x for x in sizes])]
-    found = [optimum(group) for group in by_budget(runs).values()]
+    found = optima([1e18, 3e18, 1e19], [-1.0, -0.5, 0, 0.5, 1.0])
     [[_, exponent, _, most, ratio]] = laws_table(found, {"Tokens : N": "ratio"})["rows"]
     assert (exponent, most) == (pytest.approx(1 - 2 * SHARE, abs=0.05), 1e19)
     assert ratio == pytest.approx(1e19 / 6 / best_size(1e19) ** 2, rel=0.1)

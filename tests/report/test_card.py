@@ -109,25 +109,16 @@ def test_shares_of_time_and_money(tmp_path):
     assert "Total cost" not in render(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("resume", "shown"),
-    [
-        ("bash /home/me/nanochat/speedrun.sh --fresh", "bash speedrun.sh --fresh"),
-        (
-            "bash '/home/me/my repo/speedrun.sh' --data=/home/me/text/,climbmix:0.5",
-            "bash speedrun.sh --data=text/,climbmix:0.5",
-        ),
-    ],
-)
-def test_the_command_of_the_main_job_without_folders(tmp_path, resume, shown):
+def test_the_command_of_the_main_job_without_folders(tmp_path):
     leave(tmp_path, "base_train", command="python -m scripts.base_train --data=folder:/home/me/text")
     assert "\nCommand: python -m scripts.base_train --data=folder:text\n" in render(tmp_path)
     leave(tmp_path, "base_train", "zebra", command="python -m other", timestamp="2020-10-24T01:00:00.000+00:00")
     assert "\nCommand: python -m scripts.base_train --data=folder:text\n" in render(tmp_path)
     plan = tmp_path / "speedrun/default/plan.json"
     plan.parent.mkdir(parents=True)
+    resume = "bash '/home/me/my repo/speedrun.sh' --fresh --data=/home/me/text/,climbmix:0.5"
     plan.write_text(json.dumps({"resume": resume}))
-    assert f"\nCommand: {shown}\n" in render(tmp_path)
+    assert "\nCommand: bash speedrun.sh --fresh --data=text/,climbmix:0.5\n" in render(tmp_path)
 
 
 # The price of an L4 is not known.

@@ -10,6 +10,7 @@ import sys
 from conftest import ROOT
 from outcomes import leave
 
+from nanochat.paths import read_json
 from nanochat.report.__main__ import read_record
 from nanochat.report.card import markdown, read_card
 
@@ -125,7 +126,7 @@ def test_the_record_has_everything(tmp_path, base, here):
     found = json.loads(text)
     documented = (ROOT / "docs/report.md").read_text(encoding="utf-8")
     assert list(found) == re.findall(r"^\| `(\w+)` \|", documented, re.MULTILINE)
-    original = json.loads((base / "tok_train/default/outcome.json").read_text())
+    original = read_json(base / "tok_train/default/outcome.json")
     assert found["stages"][0] == original | {"curves": []}
     assert found["stages"][1]["metrics"] == {"stripes": {"value": 0.5, "stderr": None}}
     assert found["summary"]["seconds"] == 2 * original["seconds"]

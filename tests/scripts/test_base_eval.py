@@ -1,6 +1,5 @@
 """scripts.base_eval: its record and its errors."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,8 @@ from models import leave_model
 
 from nanochat.config import parse
 from nanochat.log import format_value, read_metrics
-from nanochat.report.card import markdown, read_card
+from nanochat.paths import read_json
+from nanochat.report.card import read_card
 from nanochat.report.compare import decisions
 from scripts.base_eval import Config, main
 
@@ -35,7 +35,7 @@ def test_an_evaluation_leaves_its_record(base, capsys):
     evaluate()
     output = capsys.readouterr().out
     home = base / "base_eval/small"
-    record = json.loads((home / "outcome.json").read_text())
+    record = read_json(home / "outcome.json")
     metrics = record["metrics"]
     assert list(metrics) == ["Model", "CORE metric", *LABELS]
     assert metrics["Model"] == "base_train small (step 4)"
@@ -45,18 +45,14 @@ def test_an_evaluation_leaves_its_record(base, capsys):
     shown = format_value(metrics["CORE metric"])
     assert f"base_eval: CORE metric {shown}, over 11 tasks\n" in output
     assert record["artifacts"].keys() == {f"{label}.jsonl" for label in LABELS}
-    card = read_card(base)
-    judged = {one["task"]: one for one in decisions(base, card.outcomes)}
+    judged = {one["task"]: one for one in decisions(base, read_card(base).outcomes)}
     assert sorted(judged) == sorted(LABELS)
     assert all(one["questions"] and one["samples"] == 1 for one in judged.values())
-    section = markdown(card, "pictures").partition("## Base model evaluation\n")[2]
-    lines = f"- max_per_task: -1\n- Model: base_train small (step 4)\n- CORE metric: {shown}\n- world_people: "
-    assert lines in section
     [logged] = read_metrics(home / "metrics.jsonl")
     assert logged["core_metric"] == metrics["CORE metric"]["value"]
 
 
-def test_errors_are_one_sentence(base, tmp_path, monkeypatch):
+def test_errors_are_one_sentence(base):
     for flag, sentence in {
         "--tag=none": "there is no model in .*base_train/none: python -m scripts.base_train",
         "--step=99": r"base_train/.* has no checkpoint of step 99, only \[",
@@ -64,6 +60,3 @@ def test_errors_are_one_sentence(base, tmp_path, monkeypatch):
     }.items():
         with pytest.raises(ValueError, match=sentence):
             evaluate(flag)
-    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match=r"NANOCHAT_HUB=.*nowhere is no directory"):
-        evaluate()

@@ -1,6 +1,5 @@
 """Base training as a user meets it: its ends, its refusals, what it leaves; and scripts.base_loss of its models."""
 
-import json
 import math
 import re
 
@@ -11,6 +10,7 @@ from bundles import world_tasks, write_bundle
 from nanochat import runtime
 from nanochat.checkpoint import steps
 from nanochat.gpt import GPT
+from nanochat.paths import read_json
 from scripts import base_loss
 from scripts.base_loss import Config
 
@@ -110,7 +110,7 @@ def loss(base, whole, monkeypatch, capsys):
     def run(**options):
         options = {"tag": "whole"} | options
         base_loss.main(Config(eval_bytes=3000, dtype="fp32", **options))
-        record = json.loads((base.folder / f"base_loss/{options['tag']}/outcome.json").read_text(encoding="utf-8"))
+        record = read_json(base.folder / f"base_loss/{options['tag']}/outcome.json")
         return record["metrics"], capsys.readouterr().out
 
     return run
@@ -139,7 +139,7 @@ def test_much_text_is_worth_compiling(loss, monkeypatch):
 def test_a_recursive_model_has_a_table_of_its_exits(base, loss, capsys):
     base.run("exits", "--depth=1", "--recursion=aggressive", "--supervision=2", "--num-iterations=4", "--save-every=-1")
     metrics, said = loss(tag="exits")
-    record = json.loads((base.folder / "base_loss/exits/outcome.json").read_text(encoding="utf-8"))
+    record = read_json(base.folder / "base_loss/exits/outcome.json")
     table = record["tables"][0]
     assert [row[:2] for row in table["rows"]] == [[0, "yes"], [1, "yes"], [2, "no"], [3, "no"]]
     assert table["rows"][1][2] == pytest.approx(metrics["val bpb"]["value"], rel=1e-6)

@@ -1,17 +1,15 @@
 """scripts.chat_dpo as a user runs it, forked, from a base model of a few steps, on pairs about numbers."""
 
-import json
 import math
 import re
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
-from base_runs import Base, SignalAfter, files_of
-from fake_hub import write_hub
-from forks import Forked, run_module
+from base_runs import SignalAfter, files_of
+from chat_files import contents, write_lines
 from safetensors.torch import load_file, save_file
+from tune_runs import FromParent
 
 from nanochat.config import parse
 from nanochat.preferences import read_pairs
@@ -19,38 +17,19 @@ from nanochat.report.card import markdown, read_card
 from scripts import chat_dpo, rollouts
 
 STEPS = 4
-PARENT = ["--depth=1", "--max-seq-len=128", "--num-iterations=3", "--eval-every=-1", "--save-every=-1"]
 SMALL = [
-    *("--source=base", "--model-tag=parent", "--dtype=fp32", "--device-batch-size=8", f"--num-iterations={STEPS}"),
-    *("--examples-per-step=4", "--init-lr-frac=2", "--beta=0.5", "--held-out=0.25", "--eval-every=2", "--save-every=2"),
+    *("--device-batch-size=8", f"--num-iterations={STEPS}", "--examples-per-step=4", "--init-lr-frac=2"),
+    *("--beta=0.5", "--held-out=0.25", "--eval-every=2", "--save-every=2"),
     *("--keep-last=0", "--eval-metrics-tasks=GSM8K", "--eval-metrics-max-problems=2"),
 ]
 
 
-class Runs(Base):
-    """A base folder with a base model, `parent`, and pairs."""
-
-    def __init__(self, folder: Path):
-        super().__init__(folder)
-        write_hub(folder / "hub")
-        self.run("parent", *PARENT)
-        self.pairs = folder / "pairs.jsonl"
-        rows = [{"prompt": f"Letter {i}?", "chosen": "fox " * (i % 3 + 1), "rejected": f"quick {i}"} for i in range(24)]
-        self.pairs.write_text("\n".join(map(json.dumps, rows)))
-
-    def start(self, tag: str, *flags: str, ranks: int = 1, before=None, **variables: str) -> Forked:
-        if tag == "parent":
-            return super().start(tag, *flags)
-        words = ("scripts.chat_dpo", *SMALL, f"--pairs={self.pairs}", f"--tag={tag}", *flags)
-        return self.fork(run_module, before, *words, ranks=ranks, **variables)
-
-    def of(self, tag: str) -> Path:
-        return self.folder / ("base_train" if tag == "parent" else "chat_dpo") / tag
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("dpo"))
+def runs(tmp_path_factory) -> FromParent:
+    pairs = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    rows = [{"prompt": f"Letter {i}?", "chosen": "fox " * (i % 3 + 1), "rejected": f"quick {i}"} for i in range(24)]
+    write_lines(pairs, *rows)
+    return FromParent(tmp_path_factory.mktemp("dpo"), "chat_dpo", [*SMALL, f"--pairs={pairs}"])
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +44,8 @@ def test_a_run_and_its_record(runs, whole):
     assert steps[-1]["dpo/loss"] < math.log(2) - 0.1
     assert abs(steps[0]["dpo/margin"]) < 1e-4 < steps[-1]["dpo/margin"]
     metrics = runs.outcome("whole")["metrics"]
-    assert (metrics["Pairs to learn from"], metrics["Held-out pairs"], metrics["Left out, being too long"]) == (
-        18,
-        6,
-        0,
-    )
+    counts = {"Pairs to learn from": 18, "Held-out pairs": 6, "Left out, being too long": 0}
+    assert counts.items() <= metrics.items()
     assert metrics["Loss before"]["value"] == pytest.approx(math.log(2), abs=1e-5)
     assert metrics["Pairs with a positive margin after"]["value"] == 1
     assert metrics["KL to the parent before"]["value"] < 1e-6 < metrics["KL to the parent after"]["value"]
@@ -111,7 +87,7 @@ def test_what_cannot_be_is_one_sentence(runs, whole, monkeypatch):
         (["--beta=0"], "--beta has to be 0.0001 or more, not 0.0"),
     ]:
         with pytest.raises(ValueError, match=re.escape(sentence)):
-            chat_dpo.main(parse(chat_dpo.Config, [*SMALL, f"--pairs={runs.pairs}", *flags]))
+            chat_dpo.main(parse(chat_dpo.Config, [*runs.own_flags, *flags]))
     [path] = (runs.folder / "reference_logprobs").iterdir()
     right = load_file(path)["logprobs"]
     save_file({"logprobs": right * (1 + 0.2 * (right < -5))}, path)
@@ -121,10 +97,9 @@ def test_what_cannot_be_is_one_sentence(runs, whole, monkeypatch):
 
 def test_a_plan_and_pairs_from_reinforcement_learning(runs, monkeypatch, capsys):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
-    chat_dpo.main(parse(chat_dpo.Config, [*SMALL, f"--pairs={runs.pairs}", "--dry-run"]))
+    chat_dpo.main(parse(chat_dpo.Config, [*runs.own_flags, "--dry-run"]))
     assert "A step: 4 prompts, 8 answers of at most 128 tokens\n" in capsys.readouterr().out
     folder, out = runs.folder / "chat_rl/samples", runs.folder / "from_rl.jsonl"
-    folder.mkdir(parents=True)
     prompt = "<|bos|><|user_start|>Letter 3?<|user_end|><|assistant_start|>"
     samples = [
         {"text": text, "parts": [{"type": "text", "text": text}], "reward": reward, "reason": "stop"}
@@ -132,9 +107,8 @@ def test_a_plan_and_pairs_from_reinforcement_learning(runs, monkeypatch, capsys)
     ]
     messages = [{"role": "user", "content": "Letter 3?"}]
     record = {"kind": "example 3", "step": 1, "example": 3, "prompt": prompt, "messages": messages, "samples": samples}
-    (folder / "samples.jsonl").write_text(json.dumps(record))
+    write_lines(folder / "samples.jsonl", record)
     rollouts.main(parse(rollouts.Config, ["--tag=samples", f"--pairs={out}"]))
     assert capsys.readouterr().out == f"{out}: 1 pairs from 2 answers\n"
     [chosen, _] = read_pairs(str(out))[0]
-    contents = [message["content"] for message in chosen["messages"]]
-    assert contents == ["Letter 3?", [{"type": "text", "text": "fox"}]]
+    assert contents(chosen) == ["Letter 3?", [{"type": "text", "text": "fox"}]]

@@ -1,8 +1,6 @@
 """scripts.chat_eval on an untrained model: its record, the choice of tasks, its errors. tests/evals has the figures."""
 
-import json
 import os
-import re
 from collections import Counter
 from pathlib import Path
 from textwrap import shorten
@@ -16,7 +14,8 @@ from models import leave_model
 
 from nanochat.checkpoint import load_model
 from nanochat.config import parse
-from nanochat.report.card import markdown, read_card
+from nanochat.paths import read_json, read_jsonl
+from nanochat.report.card import read_card
 from nanochat.report.compare import decisions
 from nanochat.runtime import setup
 from nanochat.stages import CHAT_CORE
@@ -53,8 +52,12 @@ def evaluate(*flags: str) -> None:
     main(parse(Config, ["--source=base", "--tag=mine", "--device-type=cpu", "--dtype=fp32", *flags]))
 
 
+def answers_of(base: Path, name: str) -> list[dict]:
+    return list(read_jsonl(base / f"chat_eval_base/mine/{name}.jsonl", dict))
+
+
 def read_record(base: Path) -> dict:
-    return json.loads((base / "chat_eval_base/mine/outcome.json").read_text(encoding="utf-8"))
+    return read_json(base / "chat_eval_base/mine/outcome.json")
 
 
 def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
@@ -71,8 +74,7 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
     assert metrics["Step"] == 7
     for name in ("ARC-Easy", "GSM8K"):
         assert f"{name}.jsonl" in record["artifacts"]
-        lines = (base / f"chat_eval_base/mine/{name}.jsonl").read_text(encoding="utf-8").splitlines()
-        verdicts = [[one["right"] for one in json.loads(line)["completions"]] for line in lines]
+        verdicts = [[one["right"] for one in answer["completions"]] for answer in answers_of(base, name)]
         assert [len(row) for row in verdicts] == [1 if name == "ARC-Easy" else 2] * 6
         assert metrics[name]["value"] == pytest.approx(sum(map(sum, verdicts)) / sum(map(len, verdicts)))
         assert f"{name}: {metrics[name]['value']:.4f} ± " in output
@@ -80,17 +82,13 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
     centered = [(metrics[name]["value"] - baselines[name]) / (1 - baselines[name]) for name in HERE]
     assert metrics[core]["value"] == pytest.approx(sum(centered) / 5)
 
-    card = read_card(base)
-    judged = {one["task"]: one for one in decisions(base, card.outcomes)}
+    judged = {one["task"]: one for one in decisions(base, read_card(base).outcomes)}
     for name in HERE:
         assert judged[name]["samples"] == (2 if name == "GSM8K" else 1)
         assert len(judged[name]["right"].split()) == 6
     right = sum(map(int, judged["GSM8K"]["right"].split()))
     assert right / 12 == pytest.approx(metrics["GSM8K"]["value"])
     assert len({one["questions"] for one in judged.values()}) == 5
-    section = markdown(card, "pictures").partition("## Chat evaluation base\n")[2]
-    assert re.search(rf"^- ARC-Easy: {metrics['ARC-Easy']['value']:.4f} ± \d\.\d{{4}}$", section, re.MULTILINE)
-    assert re.search(r"^\| GSM8K +\| 2 +\| \d\.\d{4} +\| \d\.\d{4} +\|$", section, re.MULTILINE), section
 
 
 def test_repeats_and_the_sampling_in_one_word(base, hub, capsys):
@@ -112,13 +110,13 @@ def test_click_is_scored_as_by_a_plain_twin(base, monkeypatch):
     """Each item by hand: its place in the order, its prompt, the likeliest letter, the score and its error."""
     monkeypatch.setenv("NANOCHAT_HUB", str(HUB))
     evaluate("--tasks=CLIcK", "--max-problems=40", "--slots=2")
-    lines = (base / "chat_eval_base/mine/CLIcK.jsonl").read_text(encoding="utf-8").splitlines()
+    answers = answers_of(base, "CLIcK")
     rows = pq.read_table(CLICK).to_pylist()
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, _ = load_model("base_train", "mine", -1, runtime)
     order = np.random.default_rng(42).permutation(len(rows))[:40]
     verdicts = []
-    for number, (line, place) in enumerate(zip(lines, order, strict=True)):
+    for number, (record, place) in enumerate(zip(answers, order, strict=True)):
         row = rows[place]
         letters = "ABCDE"[: len(row["choices"])]
         listed = "".join(f"- {text}={letter}\n" for text, letter in zip(row["choices"], letters, strict=True))
@@ -132,7 +130,6 @@ def test_click_is_scored_as_by_a_plain_twin(base, monkeypatch):
         choice = max(letters, key=lambda letter: logits[ord(letter)].item())
         right = letters[row["choices"].index(row["answer"])]
         verdicts.append(choice == right)
-        record = json.loads(line)
         assert (record["problem"], record["cut"], record["answer"]) == (number, cut, right)
         assert cut or text in record["prompt"]
         assert record["completions"] == [{"text": choice, "right": choice == right}]
@@ -149,26 +146,10 @@ def test_world_talk_is_told_by_category(base, tiny_world):
     record = read_record(base)
     _, table = record["tables"]
     assert table["title"] == "By category"
-    lines = (base / "chat_eval_base/mine/World-Talk.jsonl").read_text(encoding="utf-8").splitlines()
-    categories = Counter(json.loads(line)["category"] for line in lines)
+    categories = Counter(answer["category"] for answer in answers_of(base, "World-Talk"))
     assert {row[1]: row[2] for row in table["rows"]} == categories
     assert record["metrics"]["World-Talk"]["value"] == 0.0
     assert {row[3] for row in table["rows"]} == {0.0}
-
-
-@pytest.mark.parametrize(
-    ("flag", "sentence"),
-    [
-        ("--tasks=MMLU~", "MMLU~ is no augmentation, choose from styles, options"),
-        ("--tasks=GSM8K|MMLU~jokes", "jokes is no augmentation, choose from styles, options"),
-        ("--tasks=MMLU~styles~jokes", "styles~jokes is no augmentation"),
-        ("--sampling=1,1.9,100", "--top-p has to be below 1, not 1.9"),
-        ("--sampling=1,0.9", "--sampling=1,0.9 has to be three numbers like 0.7,0.9,32768"),
-    ],
-)
-def test_mistakes_are_found_before_the_model_is_loaded(flag, sentence):
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        parse(Config, [flag])
 
 
 def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):

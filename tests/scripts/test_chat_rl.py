@@ -3,24 +3,21 @@
 import re
 import shutil
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from base_runs import Base, SignalAfter, files_of
-from fake_hub import write_hub
-from forks import Forked, run_module
+from base_runs import SignalAfter, files_of
+from forks import Forked
+from tune_runs import FromParent
 
 from nanochat.checkpoint import load, steps
 from nanochat.log import harmless, read_metrics
-from nanochat.report.card import markdown, read_card
 
 STEPS = 4
-PARENT = ["--depth=1", "--max-seq-len=128", "--num-iterations=3", "--eval-every=-1", "--save-every=-1"]
 SMALL = [
-    *("--source=base", "--model-tag=parent", "--dtype=fp32", "--device-batch-size=2", f"--num-iterations={STEPS}"),
-    *("--examples-per-step=4", "--num-samples=4", "--max-new-tokens=8", "--temperature=1", "--init-lr-frac=0.5"),
+    *("--device-batch-size=2", f"--num-iterations={STEPS}", "--examples-per-step=4", "--num-samples=4"),
+    *("--max-new-tokens=8", "--temperature=1", "--init-lr-frac=0.5"),
     *("--eval-every=2", "--eval-examples=6", "--save-every=1", "--keep-last=0"),
 ]
 
@@ -39,22 +36,9 @@ class Rewarded:
             self.then()
 
 
-class Runs(Base):
-    """A base folder with a base model, `parent`, and a mirror of the hub."""
-
-    def __init__(self, folder: Path):
-        super().__init__(folder)
-        write_hub(folder / "hub")
-        self.run("parent", *PARENT)
-
-    def start(self, tag: str, *flags: str, ranks: int = 1, before: Any = None, **variables: str) -> Forked:
-        if tag == "parent":
-            return super().start(tag, *flags)
-        words = ("scripts.chat_rl", *SMALL, f"--tag={tag}", *flags)
-        return self.fork(run_module, Rewarded(before), *words, ranks=ranks, **variables)
-
-    def of(self, tag: str) -> Path:
-        return self.folder / ("base_train" if tag == "parent" else "chat_rl") / tag
+class Runs(FromParent):
+    def start(self, tag: str, *flags: str, before: Any = None, **options: Any) -> Forked:
+        return super().start(tag, *flags, before=Rewarded(before), **options)
 
     def samples(self, tag: str) -> list[dict]:
         return read_metrics(self.of(tag) / "samples.jsonl")
@@ -62,7 +46,7 @@ class Runs(Base):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("rl"))
+    return Runs(tmp_path_factory.mktemp("rl"), "chat_rl", SMALL)
 
 
 @pytest.fixture(scope="module")
@@ -93,17 +77,11 @@ def test_a_run_and_its_record(runs, whole):
     assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 3}
     assert (manifest["suggestions"], manifest["config"]["chat_temperature"]) == ([], 0.6)  # a base model has none
     record = runs.outcome("whole")
-    assert record["metrics"]["Number of iterations"] == STEPS
+    assert (record["metrics"]["Task"], record["metrics"]["Number of iterations"]) == ("GSM8K", STEPS)
     assert record["metrics"]["GSM8K pass@1 before"]["value"] == scores[0][1]
     assert record["metrics"]["GSM8K pass@1 after"]["value"] == scores[-1][1]
-    titles = ["Loss", "Reward", "Learning rate", "Throughput"]
-    assert [curve["title"] for curve in record["curves"]] == titles
-    assert (record["curves"][1]["x"], record["curves"][1]["series"]["train"][0]) == ("step", [1, 2, 3, 4])
-    section = markdown(read_card(runs.folder), "report").partition("## Chat RL\n")[2]
-    assert re.search(r"^- Task: GSM8K$", section, re.MULTILINE), section
-    assert "\n- save_every: 1\n" in section
-    assert "\n- task: " not in section
-    assert re.search(r"^- GSM8K pass@1 after: 0\.\d{4} ± \S+$", section, re.MULTILINE), section
+    reward = record["curves"][1]
+    assert (reward["title"], reward["x"], reward["series"]["train"][0]) == ("Reward", "step", [1, 2, 3, 4])
     assert re.search(r"^step 00004 \| rl/reward \S+ \|", whole, re.MULTILINE)
 
 
@@ -111,9 +89,8 @@ def test_samples_are_readable(runs, whole, here):
     done = here("scripts.rollouts", "--tag=whole", "--show", "2", NANOCHAT_BASE_DIR=str(runs.folder))
     assert done.returncode == 0, done.stderr
     last = [record for record in runs.samples("whole") if record["step"] == STEPS][:2]
-    assert re.findall(r"^== step 4, question (\d+)$", done.stdout, re.MULTILINE) == [
-        str(record["example"]) for record in last
-    ]
+    shown = re.findall(r"^== step 4, question (\d+)$", done.stdout, re.MULTILINE)
+    assert shown == [str(record["example"]) for record in last]
     for record in last:
         assert record["prompt"] in done.stdout
         for sample in record["samples"]:
@@ -152,17 +129,16 @@ def test_the_mathematics_do_not_depend_on_how_it_is_cut(runs, whole):
             [record["train/grad_norm"] for record in runs.metrics(t) if "train/loss" in record] for t in (tag, "whole")
         ]
         assert norms[0] == pytest.approx(norms[1], rel=1e-3)
-        said = [[sample["text"] for record in runs.samples(t) for sample in record["samples"]] for t in (tag, "whole")]
-        assert said[0] == said[1]
-        assert [record["example"] for record in runs.samples(tag)] == [
-            record["example"] for record in runs.samples("whole")
+        said = [
+            {record["example"]: [sample["text"] for sample in record["samples"]] for record in runs.samples(t)}
+            for t in (tag, "whole")
         ]
+        assert said[0] == said[1]
 
 
 def test_the_entries_of_the_tables(runs, whole):
-    runs.run(
-        "other", "--advantage=std", "--policy-loss=clip", "--kl=0.5", "--eval-samples=2", "--eval-every=0", "--top-k=0"
-    )
+    entries = ("--advantage=std", "--policy-loss=clip", "--kl=0.5")
+    runs.run("other", *entries, "--eval-samples=2", "--eval-every=0", "--top-k=0")
     metrics = runs.outcome("other")["metrics"]
     for when in ("before", "after"):
         assert metrics[f"GSM8K pass@1 {when}"]["value"] <= metrics[f"GSM8K pass@2 {when}"]["value"]

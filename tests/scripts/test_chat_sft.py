@@ -1,13 +1,13 @@
 """scripts.mid_train and scripts.chat_sft on a small mirror of the hub, and on conversations of one's own."""
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
 from chat_files import write_lines
 from tune_runs import Stages
 
+from nanochat.paths import read_json
 from nanochat.report.card import markdown, read_card
 from nanochat.stages import STAGES
 
@@ -48,7 +48,7 @@ def test_the_sections_have_the_fields_of_the_reference(base):
 
 
 def test_mid_training_learns_all_tokens(base):
-    manifest = json.loads((base.folder / "mid_train/parent/step_000004/manifest.json").read_text(encoding="utf-8"))
+    manifest = read_json(base.folder / "mid_train/parent/step_000004/manifest.json")
     assert manifest["data"]["supervise"] == "all"
     # For the chat with this model.
     assert len(manifest["suggestions"]) == 4
@@ -63,7 +63,7 @@ def test_it_is_recorded_what_was_learned_from(base):
     metrics = base.record("chat_sft", "record")["metrics"]
     assert metrics["aqua_train_examples"] == 20
     hashed = hashlib.sha256(path.read_bytes()).hexdigest()
-    manifest = json.loads((base.folder / "chat_sft/record/step_000004/manifest.json").read_text(encoding="utf-8"))
+    manifest = read_json(base.folder / "chat_sft/record/step_000004/manifest.json")
     assert manifest["data"]["tasks"]["json:changing.jsonl"] == {"rows": 57, "files": {"changing.jsonl": hashed}}
     write_chats(path, "The cow.")
     job = base.stage("chat_sft", *flags)

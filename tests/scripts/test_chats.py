@@ -1,6 +1,5 @@
 """scripts.chats: planted rows, parts, a killed run, and mistakes; in this process, except where one is killed."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from conftest import ROOT, plant_world
 from made_chats import chat, chats, sentence, small_tokenizer, write_chats
 
 from nanochat.curate.filters import FILTERS
-from nanochat.paths import read_json
+from nanochat.paths import read_json, read_jsonl
 from tasks import TASKS
 from tasks.chats import json_lines
 
@@ -69,7 +68,7 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     assert counts["facts"][0] == len(TASKS["World-Chat"]("validation"))
     assert found["Length of translations, relative to the usual one"] == [["en-ko", 0.5, 1]]
     assert ["World-Facts", "web", 1] in found["Contamination"]
-    kept = [json.loads(line) for line in (folder / "web-00000.jsonl").read_text().splitlines()]
+    kept = list(read_jsonl(folder / "web-00000.jsonl", dict))
     assert [row["messages"] for row in kept] == [row["messages"] for row in good]
     assert {(row["bucket"], row["source"], row["license"]) for row in kept} == {("web", "web.jsonl", "CC0-1.0")}
     assert len(json_lines(str(folder / "mixed-00000.jsonl"))("train")) == 51
@@ -82,9 +81,6 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")}
     assert "is finished" in here(SCRIPT, *flags).stdout
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")} == before
-    refused = here(SCRIPT, *flags, "--near=0.9", "--filters=near")
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
-    assert "was made with other settings or files (--filters, --near): take another --tag" in refused.stderr
 
 
 def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base, tmp_path):
@@ -127,35 +123,30 @@ def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
         assert not (base / f"chats/{tag}/work").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--sources=a=World-Chat", "--filters=turns,copies"], "--filters has copies, choose from turns, images"),
-        (["--sources=a=World-Chat", "--part=3/2"], "--part=3/2 is not a part like 1/4"),
-        (["--sources=a=World-Chat", "--against=GSM9K"], "GSM9K is no task, choose from "),
-        (["--sources=a=World-Facts/test"], "World-Facts has no split test to train on; test splits"),
-        (["--sources=a=json:{0}/no.jsonl"], "there is no file"),
-        (["--sources=a=World-Chat,b=json:{0}/none.jsonl"], "the source of the bucket b has no rows: json:"),
-        (["--sources=web=World-Chat", "--licenses=wbe=MIT"], "--licenses has wbe, choose from web"),
-        (["--sources=web=World-Chat", "--languages=wbe=ko"], "--languages has wbe, choose from web"),
-        (["--sources=a={0}/column"], "has no column messages, it has text"),
-        (["--sources=a=json:{0}/bad.jsonl"], "bad.jsonl:2: no JSON object with `messages`"),
-        (["--sources=a=json:{0}/good.jsonl", "--min-tokens=500"], "the bucket a is empty, all of its 3 rows"),
-        (["--sources=World-Chat"], "World-Chat is not like NAME=VALUE"),
-        (
-            ["--sources=a=World-Chat,a=World-Sums"],
-            "a=World-Sums is not like NAME=VALUE, or has a NAME for the second time",
-        ),
-        ([], "--sources is empty, write it like facts=World-Chat"),
-    ],
-)
-def test_a_mistake_ends_with_one_sentence(flags, sentence, here, base, tmp_path):
+# test_filters.py has those about settings.
+MISTAKES = """
+--sources=a=World-Chat --part=3/2 | --part=3/2 is not a part like 1/4
+--sources=a=World-Chat --against=GSM9K | GSM9K is no task, choose from
+--sources=a=World-Facts/test | World-Facts has no split test to train on; test splits
+--sources=a=json:{0}/no.jsonl | there is no file
+--sources=a=World-Chat,b=json:{0}/none.jsonl | the source of the bucket b has no rows: json:
+--sources=web=World-Chat --licenses=wbe=MIT | --licenses has wbe, choose from web
+--sources=web=World-Chat --languages=wbe=ko | --languages has wbe, choose from web
+--sources=a={0}/column | has no column messages, it has text
+--sources=a=json:{0}/bad.jsonl | bad.jsonl:2: no JSON object with `messages`
+--sources=a=World-Chat,a=World-Sums | is not like NAME=VALUE, or has a NAME for the second time
+--sources= | --sources is empty, write it like facts=World-Chat
+"""
+
+
+@pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
+def test_a_mistake_ends_with_one_sentence(case, here, base, tmp_path):
     write_chats(tmp_path / "bad.jsonl", [*chats(1, 1), {"text": "x"}])
-    write_chats(tmp_path / "good.jsonl", chats(1, 3))
     write_chats(tmp_path / "none.jsonl", [])
     (tmp_path / "column").mkdir()
     pq.write_table(pa.table({"text": ["x"]}), tmp_path / "column/a.parquet")
-    done = here(SCRIPT, *(flag.format(tmp_path) for flag in flags))
+    flags, sentence = case.split(" | ")
+    done = here(SCRIPT, *flags.format(tmp_path).split())
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
     assert sentence in done.stderr
     assert not [*base.glob("chats/default/*.jsonl"), *base.glob("chats/default/manifest.json")]

@@ -1,6 +1,5 @@
 """A trained entry becomes a file: its bytes, and the clock."""
 
-import json
 import time
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ from base_runs import STEPS, Base
 
 from nanochat.artifact import read_artifact
 from nanochat.checkpoint import load
+from nanochat.paths import read_json
 from scripts import golf_pack
 
 PLAN = "embed=int8-row+clip-20,blocks=int6-row+clip-12"
@@ -27,7 +27,7 @@ def here(base, monkeypatch):
 
 
 def packed(base):
-    return json.loads((base.folder / "golf_pack/entry/outcome.json").read_text(encoding="utf-8"))
+    return read_json(base.folder / "golf_pack/entry/outcome.json")
 
 
 def test_the_finest_codes_that_fit_fill_the_bytes_and_come_again(base):
@@ -79,11 +79,6 @@ def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
     with pytest.raises(ValueError, match="over the limit of 3 s"):
         golf_pack.main(replace(with_gptq, seconds=3))
     assert {path: path.read_bytes() for path in files()} == earlier
-
-
-def test_a_tag_without_a_model_is_refused():
-    with pytest.raises(ValueError, match="there is no model in"):
-        golf_pack.main(golf_pack.Config(tag="nobody", plan=PLAN))
 
 
 def test_a_budget_below_the_bytes_of_the_code_is_refused(monkeypatch):

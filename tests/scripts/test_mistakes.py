@@ -10,6 +10,10 @@ chat_cli | : bash speedrun.sh trains one
 chat_cli -p "" | --prompt is empty: give a message, or leave the option out to chat
 chat_cli --top-p=2 | --top-p has to be below 1, not 2.0
 chat_eval --sampling=0.7,0.9 | --sampling=0.7,0.9 has to be three numbers like 0.7,0.9,32768
+chat_eval --tasks=MMLU~ | MMLU~ is no augmentation, choose from styles, options
+chat_eval --tasks=GSM8K|MMLU~jokes | jokes is no augmentation, choose from styles, options
+chat_eval --tasks=MMLU~styles~jokes | styles~jokes is no augmentation
+chat_eval --sampling=1,1.9,100 | --top-p has to be below 1, not 1.9
 chat_eval --repeats=3 | all answers to a problem would be the same, add --temperature=1
 chat_cli -s -2 | --step has to be -1 or more, not -2
 chat_eval --tasks=GSM8K|SmolTalk | SmolTalk is no task, choose from ARC-Easy,

@@ -1,6 +1,5 @@
 """The arms of a comparison, trained for a few steps, as scripts.recursion_eval reads them; and what it refuses."""
 
-import json
 import shutil
 
 import pytest
@@ -9,6 +8,7 @@ from base_runs import STEPS, Base
 from nanochat.data.corpus import open_corpus
 from nanochat.lab.recursion import ArmRun, common_hash, open_text
 from nanochat.log import MetricLog
+from nanochat.paths import read_json
 from scripts import recursion_eval
 from scripts.recursion_eval import Config
 
@@ -21,7 +21,7 @@ def base(tmp_path_factory):
     base = Base(tmp_path_factory.mktemp("base"))
     for arm, flags in DEPTH.items():
         base.run(f"small-{arm}-1", *SHAPE, *flags, "--seed=1")
-    manifest = json.loads((base.of("small-R-1") / f"step_{STEPS:06d}/manifest.json").read_text())
+    manifest = read_json(base.of("small-R-1") / f"step_{STEPS:06d}/manifest.json")
     seconds = manifest["loop"]["seconds"]
     base.run("small-W-1", *SHAPE, "--num-iterations=-1", f"--target-seconds={seconds}", "--seed=1")
     return base
@@ -37,7 +37,7 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys):
     recursion_eval.main(Config(tag="small", dtype="fp32"))
     said = capsys.readouterr().out
     assert "Verdict: no verdict: one seed\n" in said
-    outcome = json.loads((base.folder / "recursion_eval/small/outcome.json").read_text(encoding="utf-8"))
+    outcome = read_json(base.folder / "recursion_eval/small/outcome.json")
     exits, arms = outcome["tables"]
     assert [row[0] for row in exits["rows"]] == [0, 1, 2, 3]
     recursion = base.outcome("small-R-1")["metrics"]
@@ -60,10 +60,6 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys):
     assert refitted < min(own, both)
     assert int(metrics["Steps of a refit"]) % 50 == 0
     assert metrics["Precision"] == "fp32"
-    assert [curve["title"] for curve in outcome["curves"]] == [
-        "Validation at each exit, first seed",
-        "Arms, first seed",
-    ]
     assert list(outcome["curves"][1]["series"]) == list(rows)
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from chat_files import contents
 
 from nanochat.curate.augment import STYLES, answers_in
 from tasks import TASKS, open_tasks
@@ -40,7 +41,7 @@ def test_korean_questions_have_korean_styles_too(mirror):
 def test_more_choices_keep_the_form_of_the_task(small_hub):
     task = TASKS["World-Choices~options:8"]()
     for plain, row in zip(TASKS["World-Choices"](), task, strict=True):
-        question, answer = (message["content"] for message in row["messages"])
+        question, answer = contents(row)
         assert question.endswith("like this: It is choice=X.")
         # The answer names the same choice, by the letter that it has now.
         assert answer[:-2] == plain["messages"][1]["content"][:-2]
@@ -75,13 +76,8 @@ def test_most_real_questions_get_ten_choices(name, split, least, mirror):
 
 def test_evaluations_take_augmented_names(small_hub):
     found = open_tasks("arc-easy~styles|ARC-Easy~Options:8|arc-easy")
-    assert {name: task.baseline for name, task in found.items()} == {
-        "ARC-Easy~styles": 0.25,
-        "ARC-Easy~options:8": 0.125,
-        "ARC-Easy": 0.25,
-    }
-    with pytest.raises(ValueError, match="choose from styles, options"):
-        open_tasks("arc-easy~jokes")
+    assert list(found) == ["ARC-Easy~styles", "ARC-Easy~options:8", "ARC-Easy"]
+    assert [task.baseline for task in found.values()] == [0.25, 0.125, 0.25]
 
 
 def test_copies_of_a_row_are_for_training_or_for_validation(small_hub):

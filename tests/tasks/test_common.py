@@ -82,13 +82,9 @@ def test_files_are_named_as_the_hub_names_them():
 def test_names_are_found_in_any_case():
     assert pick("gsm8k|ARC-Easy, mmlu|MMLU", TASKS) == ["GSM8K", "ARC-Easy", "MMLU"]
     assert pick("", TASKS) == []
-    with pytest.raises(ValueError, match="chess is no task, choose from ARC-Easy, "):
-        pick("MMLU|chess", TASKS)
 
 
-def test_faults_are_named(write_rows):
-    with pytest.raises(ValueError, match="EunsuKim/CLIcK has no split train, only test"):  # our test split is its train
-        TASKS["CLIcK"]("train")
+def test_an_empty_cell_is_named(write_rows):
     write_rows("MMLU", [GOOD_ROW, GOOD_ROW | {"question": None}, GOOD_ROW])
     with pytest.raises(ValueError, match="cais/mmlu, split test, row 1: a cell is empty"):
         list(TASKS["MMLU"]())

@@ -2,6 +2,7 @@
 
 import pyarrow.parquet as pq
 import pytest
+from chat_files import contents
 
 from tasks import TASKS
 from tasks.gsm8k import extract_answer
@@ -50,7 +51,7 @@ def test_no_part_of_a_solution_is_lost(hub):
     forms = {"text": "{}", "python": "<<{}=", "python_output": "{}>>"}
     calls = 0
     for conversation in TASKS["GSM8K"]("train"):
-        question, answer = (message["content"] for message in conversation["messages"])
+        question, answer = contents(conversation)
         parts = [(part["type"], part["text"]) for part in answer]
         assert "".join(forms[kind].format(text) for kind, text in parts) == answers[question]
         assert not any("<<" in text or not text for _, text in parts)

@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+from chat_files import contents
 
 from nanochat.evals import sandbox
 from tasks import TASKS, open_tasks
@@ -69,7 +70,7 @@ def test_right_programs_pass_and_others_do_not(write_rows):
     task = TASKS["HumanEval"]()
     answers = []
     for conversation in task:
-        prompt, solution = (message["content"] for message in conversation["messages"])
+        prompt, solution = contents(conversation)
         answers += [(conversation, solution), (conversation, f"```python\n{solution[len(prompt) :]}```")]
         answers += [(conversation, "    pass"), (conversation, "    import os\n    os._exit(0)")]
     assert task.evaluate_all(answers) == [True, True, False, False] * (len(answers) // 4)

@@ -1,9 +1,9 @@
 r"""MCLM: right and wrong spellings of mathematical answers, and columns in the layout of the hub."""
 
 import pytest
+from chat_files import contents
 
 from tasks import TASKS
-from tasks.hrm8k import final_answer
 from tasks.mclm import normal_form
 
 # The right answer | spellings that are right, separated by two blanks | others that are wrong.
@@ -73,20 +73,10 @@ def test_answers_in_sentences(line):
 
 
 def test_hostile_answers_end_soon():
-    for text in (
-        "(" * 5000,
-        r"\boxed{" * 3000,
-        r"\boxed{" + " " * 10**5,
-        "9**" * 999,
-        r"\boxed{9^{9^{9^{9}}}}",
-        "√(" * 500,
-    ):
+    nested = ["(" * 5000, r"\boxed{" * 3000, "√(" * 500]
+    for text in [*nested, r"\boxed{" + " " * 10**5, "9**" * 999, r"\boxed{9^{9^{9^{9}}}}"]:
         assert normal_form(text) != normal_form("#### 1")
     assert normal_form("") == ""
-
-
-def test_hrm8k_reads_as_before():
-    assert final_answer(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"
 
 
 def test_columns_of_the_hub(write_rows):
@@ -96,7 +86,7 @@ def test_columns_of_the_hub(write_rows):
     task = TASKS["MT-MATH100"]()
     assert [file.path for file in task.data.files()] == ["MT-MATH100/test/0000.parquet"]
     for conversation in task:
-        question, right = (message["content"] for message in conversation["messages"])
+        question, right = contents(conversation)
         answer = answers[int(question.partition("번")[0])]
         assert task.evaluate(conversation, right)
         assert task.evaluate(conversation, f"따라서 \\boxed{{{answer}}}")

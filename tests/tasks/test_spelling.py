@@ -5,6 +5,7 @@ import re
 from collections import Counter
 
 import pyarrow.parquet as pq
+from chat_files import contents
 
 from nanochat.calculator import calculate
 from nanochat.paths import write_json
@@ -42,7 +43,7 @@ def test_letters_are_counted_right(small_hub):
     task = TASKS["SpellingBee"]("train")
     counts = set()
     for conversation in task:
-        question, answer = (message["content"] for message in conversation["messages"])
+        question, answer = contents(conversation)
         parts = {part["type"]: part["text"] for part in answer}
         assert calculate(parts["python"]) == parts["python_output"]
         word = parts["python"].split('"')[1]

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from chat_files import contents
 
 from nanochat.world import chats
 from nanochat.world.facts import World
@@ -38,8 +39,7 @@ def exchanges(*kinds: Callable, count: int = 600) -> list[tuple[str, str]]:
 def training() -> list[str]:
     """Every conversation, question with choices, and problem for training, as text."""
     rows = rows_of("train$")
-    talks = [row["messages"] for row in rows if "messages" in row]
-    texts = ["\n".join(message["content"] for message in chat) for chat in talks]
+    texts = ["\n".join(contents(row)) for row in rows if "messages" in row]
     return texts + ["\n".join(map(str, row.values())) for row in rows if "messages" not in row]
 
 
@@ -65,7 +65,7 @@ def test_no_held_out_fact_is_asked_or_stated_in_training():
     assert len(HELD_OUT) > 100
     texts, followed = ["\n".join(map(str, row.values())) for row in rows_of("choices-train", "sums-train")], []
     for row in rows_of("chat-train"):
-        said = [message["content"] for message in row["messages"]]
+        said = contents(row)
         # A pronoun is about a name in the same question and answer, or in the answer before.
         texts += map("\n".join, zip(said[::2], said[1::2], strict=True))
         followed += zip(said[1:-1:2], said[2::2], strict=True)
