@@ -53,7 +53,9 @@ def topics_of(facts: Record) -> list[Record]:
     topics = []
     for topic, filling in product(templates["topic"], fillings):
         with suppress(KeyError):  # a fact is not given
-            texts = {part: topic[part].format_map(filling).split("\n") for part in ("questions", "answers")}
+            texts = {}
+            for part in ("questions", "answers"):
+                texts[part] = [line.format_map(filling) for line in topic[part].split("\n")]
             topics.append(topic | texts | {"leads": templates[topic["leads"]]})
     return topics
 

@@ -20,7 +20,9 @@ class Config(TeacherSettings, AnswerSettings, DeviceSettings, TagSettings):
     """Judge the answers of two models, and make pairs for scripts.chat_dpo."""
 
     models: Positional[tuple[str, str]] = option(("", ""), "A and B, each STAGE:TAG like sft:d8")
-    prompts: str = option("", "conversations to answer: a task's training split, or json:FILE", group="tasks")
+    prompts: str = option(
+        "", "conversations whose last answer is replaced: a task's training split, or json:FILE", group="tasks"
+    )
     pairs: str = option("", "file to write for scripts.chat_dpo, with a better and a worse answer", group="pairs")
     max_problems = 100
 
@@ -47,11 +49,15 @@ def main(config: Config) -> None:
     from tasks import TASKS
     from tasks.chats import json_lines
 
+    if config.num_samples * config.repeats > 1:
+        raise ValueError("each model gives one answer to a prompt: leave out --num-samples and --repeats")
     outcome = Outcome.begin("judge", config.tag, config)
     teacher = Teacher(config)
     name, is_file = config.prompts.removeprefix("json:"), config.prompts.startswith("json:")
     # Pairs may be learned from, and a test split never is.
     task = (json_lines(name) if is_file else TASKS[find_task(name, TASKS)])("train")
+    if task.kind == "categorical":
+        raise ValueError(f"--prompts={config.prompts} is answered by a letter, take a task with free answers")
     rows = []
     for records in zip(*(answers_of(model, task, config) for model in config.models), strict=True):
         messages = task[records[0]["problem"]]["messages"]

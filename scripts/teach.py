@@ -31,6 +31,8 @@ def main(config: Config) -> None:
     for source in open_sources(config.sources, "", TASKS, "default"):
         rows += source.stream()
     for row in rows:
+        if "fault" in row and not row["messages"]:
+            raise ValueError(f"a row of {row['source']} cannot be read: {row['fault']}")
         check_conversation(row)
     work = partial(translate, language=config.language) if config.language else answer
     write_jsonl(Path(config.out), Teacher(config).map(work, rows))

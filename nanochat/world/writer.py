@@ -65,7 +65,7 @@ def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) ->
 def write_world(folder: Path, seed: int, size: str = "") -> None:
     """Write a world completely or not at all; a finished world of this seed and size stays as it is.
 
-    size: empty for that of the world that is there, else small. A world of another version is replaced, because
+    size: empty for that of the world that is there, else small. A world of another version is removed first, because
     this code cannot read it.
     """
     path = folder / "world.json"
