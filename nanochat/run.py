@@ -441,6 +441,10 @@ class Trainer:
         self.optimizer.load_state_tensors(self.resumed.optimizer_state)
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
         self.log.resume(self.resumed.step)
+        if manifest["loop"].keys() != State.__dataclass_fields__.keys():
+            raise ValueError(
+                f"{self.folder}: another version of this code has begun the run: start it again with --resume=never"
+            )
         return State(**manifest["loop"])
 
     @contextmanager

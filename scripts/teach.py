@@ -30,10 +30,12 @@ def main(config: Config) -> None:
     rows = []
     for source in open_sources(config.sources, "", TASKS, "default"):
         rows += source.stream()
-    for row in rows:
-        if "fault" in row and not row["messages"]:
-            raise ValueError(f"a row of {row['source']} cannot be read: {row['fault']}")
-        check_conversation(row)
+    for number, row in enumerate(rows, 1):
+        try:
+            check_conversation(row)
+        except ValueError as error:
+            # A row that a task cannot convert has no messages, and the reason.
+            raise ValueError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
     work = partial(translate, language=config.language) if config.language else answer
     write_jsonl(Path(config.out), Teacher(config).map(work, rows))
 

@@ -91,7 +91,7 @@ def archive(job: Job, step: Step) -> None:
     """Move a step's stage into the job's archive, print the place, and forget the record; no artifact is deleted."""
     stage = base_dir() / step.output
     if step.output and stage.exists():
-        place = job.folder / "archive" / f"{step.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        place = job.folder / "archive" / f"{step.name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         place.parent.mkdir(parents=True, exist_ok=True)
         # A training process, perhaps started by hand, holds this lock.
         with hold_folder(stage):

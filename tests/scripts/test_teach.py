@@ -21,8 +21,8 @@ def test_prompts_are_translated_and_then_answered(tmp_path, here):
     assert row == own | {"original": "Why?", "teacher": "wise"}
     cases = {
         "{}": "chats.jsonl:1: no JSON object with `messages`",
-        "{": "chats.jsonl:1: no",
-        '{"messages": []}': "one message",
+        "{": "chats.jsonl:1: Expecting",
+        '{"messages": []}': "row 1, from chats.jsonl: a conversation has a list",
     }
     for line, sentence in cases.items():
         chats.write_text(line)
