@@ -6,9 +6,8 @@ question wrong choices of similar questions.
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from operator import eq
 from string import ascii_uppercase as LETTERS
 from typing import NamedTuple
 
@@ -129,21 +128,20 @@ def remix(
     index: BM25,
     most: int = MOST_CHOICES,
     seed: int = 0,
-    same: Callable[[str, str], bool] = eq,
 ) -> tuple[str, Sequence[str], int]:
     """Return a question with up to `most` choices in random order, and the index of the right one.
 
     Choices of similar questions are spliced in if they are wrong there, if both questions ask for a right choice or
-    both for a wrong one, and if no other choice says the same. Nothing checks that they are wrong here too: a dolphin,
-    wrong in "Which is a fish?", would be right in "Which is a mammal?". A question whose choices speak of each other is
-    returned as it is, and gives no choices: where the right one is "all of the above", the others are right too.
-    questions: (question, choices, index of the right choice); the index has their texts. same: a teacher's word on
-    whether two choices say the same, beside the normal form.
+    both for a wrong one, and if no other choice has the same normal form. Nothing checks that they are wrong here too:
+    a dolphin, wrong in "Which is a fish?", would be right in "Which is a mammal?". A question whose choices speak of
+    each other is returned as it is, and gives no choices: where the right one is "all of the above", the others are
+    right too. questions: (question, choices, index of the right choice); the index has their texts.
     """
     question, choices, right = questions[number]
     if any(map(REFERRING.search, choices)):
         return question, choices, right
     found = list(choices)
+    forms = set(map(normal_form, choices))
     is_negated = bool(NEGATED.search(question))
     for other in index.search(question, SIMILAR):
         similar, candidates, answer = questions[other]
@@ -151,8 +149,8 @@ def remix(
             continue
         for place, text in enumerate(candidates):
             form = normal_form(text)
-            is_new = not any(form == normal_form(one) or same(text, one) for one in found)
-            if is_new and place != answer and len(found) < most:
+            if place != answer and form not in forms and len(found) < most:
                 found.append(text)
+                forms.add(form)
     order = np.random.default_rng((seed, number)).permutation(len(found)).tolist()
     return question, [found[place] for place in order], order.index(right)

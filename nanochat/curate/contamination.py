@@ -9,9 +9,9 @@ nothing of its own ("Which is true?") is searched for together with its choices.
 
 import re
 import unicodedata
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import chain
 
 SHARED = 3  # questions
 GAPS = re.compile(r"[\W_]+")
@@ -31,29 +31,18 @@ def normal(text: str) -> str:
     return GAPS.sub(" ", unicodedata.normalize("NFKC", MARKS.sub(" ", f"\n{text}")).casefold()).strip()
 
 
-def sequences(text: str, gap: str, size: int) -> Iterator[str]:
-    """Yield all sequences of `size` units in a text in the normal form."""
-    units = text.split() if gap else text.replace(" ", "")
-    for start in range(len(units) - size + 1):
-        yield gap.join(units[start : start + size])
+def split(text: str, gap: str) -> Sequence[str]:
+    """Return the units of a text in the normal form: words, or characters if the gap is empty."""
+    return text.split() if gap else text.replace(" ", "")
 
 
-def traces(question: str) -> dict[str, str]:
-    """Return the sequences that give a question away -> the text that has to be there with the sequence."""
+def traces(question: str) -> set[str]:
+    """Return the sequences that give a question away; a short question is one sequence as a whole."""
     text = normal(question)
     gap, size, least = CHARACTERS if SPACELESS.search(text) else WORDS
-    found = {sequence: sequence for sequence in sequences(text, gap, size)}
-    if not found:
-        # The beginning of a short question leads to all of it.
-        for beginning in islice(sequences(text, gap, least), 1):
-            found[beginning] = gap.join(text.split())
-    return found
-
-
-def all_traces(items: Sequence[Sequence[str]], form: int) -> Iterator[str]:
-    """Yield the texts of all traces of a form of some items."""
-    for item in items:
-        yield from traces(item[form]).values()
+    units = split(text, gap)
+    size = max(least, min(size, len(units)))
+    return {gap.join(units[start : start + size]) for start in range(len(units) - size + 1)}
 
 
 class Benchmarks:
@@ -64,39 +53,37 @@ class Benchmarks:
 
     def __init__(self, questions: Mapping[str, Sequence[Sequence[str]]]):
         self.sizes: dict[str, str] = {}  # for the card
-        self._sequences: dict[str, str] = {}  # sequence -> benchmark
-        self._short: dict[str, dict[str, str]] = {}  # beginning -> question -> benchmark
+        self._owners: dict[str, str] = {}  # sequence -> benchmark
+        self._lengths = defaultdict(set)  # beginning of short questions -> their lengths in units
         for name, items in questions.items():
-            left = items
+            left = range(len(items))
             for form in (0, -1):
-                wanted = {*all_traces(left, form)}
+                found = [traces(item[form]) for item in items]
                 # Counted over all items: a sequence of many questions is no trace of the few that are left.
-                owners = Counter(text for text in all_traces(items, form) if text in wanted)
-                left = [item for item in left if not self._add(name, traces(item[form]), owners)]
+                owners = Counter(chain(*found))
+                own = {number: [text for text in found[number] if owners[text] <= SHARED] for number in left}
+                for text in chain(*own.values()):
+                    self._add(name, text)
+                left = [number for number in left if not own[number]]
             self.sizes[f"Against {name}"] = f"{len(items):,} questions, {len(left):,} too general to be found"
 
-    def _add(self, name: str, found: Mapping[str, str], owners: Mapping[str, int]) -> bool:
-        """Add the traces of a question that few questions have; return False if there are none."""
-        own = [(key, text) for key, text in found.items() if owners[text] <= SHARED]
-        for key, text in own:
-            if key == text:
-                self._sequences.setdefault(key, name)
-            else:
-                self._short.setdefault(key, {}).setdefault(text, name)
-        return bool(own)
+    def _add(self, name: str, text: str) -> None:
+        self._owners.setdefault(text, name)
+        gap, size, least = WORDS if " " in text else CHARACTERS
+        units = split(text, gap)
+        if len(units) < size:
+            self._lengths[gap.join(units[:least])].add(len(units))
 
     def find(self, text: str) -> str:
         """Return a benchmark with a question in the text, or an empty name."""
         text = normal(text)
         ways = (WORDS, CHARACTERS) if SPACELESS.search(text) else (WORDS,)
         for gap, size, least in ways:
-            # In text with spaces, questions begin and end with a word.
-            whole = f" {text} " if gap else text.replace(" ", "")
-            for units in (size, least):  # a question may be as short as a beginning
-                for sequence in sequences(text, gap, units):
-                    if sequence in self._sequences:
-                        return self._sequences[sequence]
-                    for question, name in self._short.get(sequence, {}).items():
-                        if gap + question + gap in whole:
-                            return name
+            units = split(text, gap)
+            for start in range(len(units) - least + 1):
+                beginning = gap.join(units[start : start + least])
+                for length in (size, *self._lengths.get(beginning, ())):
+                    name = self._owners.get(gap.join(units[start : start + length]))
+                    if name:
+                        return name
         return ""
