@@ -1,10 +1,10 @@
-r"""MCLM: right and wrong spellings of mathematical answers, and columns in the layout of the hub."""
+r"""Mathematics in Korean: right and wrong spellings of answers, and columns in the layout of the hub."""
 
 import pytest
 from chat_files import contents
 
 from tasks import TASKS
-from tasks.mclm import normal_form
+from tasks.korean_math import normal_form
 
 # The right answer | spellings that are right, separated by two blanks | others that are wrong.
 ANSWERS = r"""
@@ -56,7 +56,18 @@ def test_a_hundred_spellings_and_more():
     assert wrong == []
 
 
+# A / at the end of a word begins a line.
 IN_SENTENCES = r"""
+#### 1,234,567 dollars => 1234567
+#### $1,000.50. => 1000.5
+\boxed{3} or rather #### 4 => 4
+The answer is 18 apples. => 18
+The answer needs thought./ It may be 18. => 18
+정답은 18명입니다. => 18
+답: 0.25 => 0.25
+따라서 총 18개 => 18
+16-3=13 => 13
+x = -7 => -7
 먼저 2를 더하면 \boxed{3}, 따라서 \boxed{\frac{\sqrt{3}}{2}}입니다. => \frac{\sqrt3}{2}
 정답은 $\frac{3}{4}$입니다. => 0.75
 답: 18명입니다. 다른 값은 없습니다. => 18
@@ -68,7 +79,7 @@ The answer is \(x+1\). => x+1
 
 @pytest.mark.parametrize("line", IN_SENTENCES.strip().split("\n"))
 def test_answers_in_sentences(line):
-    text, answer = line.split(" => ")
+    text, answer = line.replace("/ ", "\n").split(" => ")
     assert normal_form(text) == normal_form(f"#### {answer}") != normal_form("#### 1")
 
 
@@ -92,3 +103,14 @@ def test_columns_of_the_hub(write_rows):
         assert task.evaluate(conversation, f"따라서 \\boxed{{{answer}}}")
         assert not task.evaluate(conversation, "\\boxed{77}")
         assert not task.evaluate(conversation, "모름")
+
+
+def test_answers_have_several_types(write_rows):
+    answers = {"몇 개?": 18.0, "값?": "1,200"}
+    write_rows("HRM8K", *([{"question": question, "answer": answer}] for question, answer in answers.items()))
+    task = TASKS["HRM8K"]()
+    assert len(task) == 5
+    for conversation in task:
+        right = answers[contents(conversation)[0]]
+        verdicts = [task.evaluate(conversation, f"정답은 {text}.") for text in (right, 17, "모름")]
+        assert verdicts == [True, False, False]
