@@ -121,32 +121,3 @@ def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
     for tag in ("parts", "killed"):
         assert output(base / f"chats/{tag}") == whole
         assert not (base / f"chats/{tag}/work").exists()
-
-
-# test_filters.py has those about settings.
-MISTAKES = """
---sources=a=World-Chat --part=3/2 | --part=3/2 is not a part like 1/4
---sources=a=World-Chat --against=GSM9K | GSM9K is no task, choose from
---sources=a=World-Facts/test | World-Facts has no split test to train on; test splits
---sources=a=json:{0}/no.jsonl | there is no file
---sources=a=World-Chat,b=json:{0}/none.jsonl | the source of the bucket b has no rows: json:
---sources=web=World-Chat --licenses=wbe=MIT | --licenses has wbe, choose from web
---sources=web=World-Chat --languages=wbe=ko | --languages has wbe, choose from web
---sources=a={0}/column | has no column messages, it has text
---sources=a=json:{0}/bad.jsonl | bad.jsonl:2: no JSON object with `messages`
---sources=a=World-Chat,a=World-Sums | is not like NAME=VALUE, or has a NAME for the second time
---sources= | --sources is empty, write it like facts=World-Chat
-"""
-
-
-@pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
-def test_a_mistake_ends_with_one_sentence(case, here, base, tmp_path):
-    write_chats(tmp_path / "bad.jsonl", [*chats(1, 1), {"text": "x"}])
-    write_chats(tmp_path / "none.jsonl", [])
-    (tmp_path / "column").mkdir()
-    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "column/a.parquet")
-    flags, sentence = case.split(" | ")
-    done = here(SCRIPT, *flags.format(tmp_path).split())
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert sentence in done.stderr
-    assert not [*base.glob("chats/default/*.jsonl"), *base.glob("chats/default/manifest.json")]

@@ -63,11 +63,3 @@ def test_a_teacher_adds_wordings(write):
     with teaching(lambda text: completion("1. Who might you be?\n\n- Your title?")) as served:
         found = write("--count=3000", *served.flags)
     assert {"Who might you be?", "Your title?"} < found.keys()
-
-
-def test_facts_without_a_name_are_refused(here, tmp_path):
-    cases = {"maker = 'me'": "needs a name", "name = ['a']": "each fact as a text", "name = ": "is no TOML: Invalid"}
-    for text, sentence in cases.items():
-        (tmp_path / "me.toml").write_text(text)
-        done = here("scripts.identity", f"--facts={tmp_path}/me.toml")
-        assert (done.returncode, sentence in done.stderr) == (2, True)

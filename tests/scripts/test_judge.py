@@ -69,16 +69,3 @@ def test_two_checkpoints_answer(here, base, tmp_path):
     assert all(row["prompt"].endswith("?<|user_end|><|assistant_start|>") for row in judged)
     assert "Win rate of A" in json.loads((base / "judge/d12/outcome.json").read_text())["metrics"]
     assert 0 < len(read_pairs(f"{tmp_path}/pairs.jsonl")) <= 16  # cut answers and ties make none
-
-
-def test_what_cannot_be_judged_is_refused(here, tmp_path):
-    name = write_lines(tmp_path / "chats.jsonl", chat(1))
-    cases = {
-        ("sft:mine", "World-Talk"): "has no split train, only test",
-        ("sft:mine", ""): "is no task, choose from",
-        ("d8", name): "d8 is no model like sft:d8; the stage is one of base, ",
-    }
-    for (model, prompts), sentence in cases.items():
-        flags = (f"--prompts={prompts}", "--teacher=http://127.0.0.1:9/v1", "--teacher-model=wise")
-        done = here("scripts.judge", model, "sft:other", *flags)
-        assert (done.returncode, done.stderr.count("\n"), sentence in done.stderr) == (2, 1, True)
