@@ -13,6 +13,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+K1 = 1.5  # weight of repeated words
+B = 0.75  # penalty for long texts, from 0 (none) to 1
 # Two neighbours of Korean, or one that stands alone, or a run of other letters and digits.
 WORD = re.compile(r"(?=([가-힣]{2}))[가-힣]|(?<![가-힣])([가-힣])(?![가-힣])|([^\W가-힣]+)")
 
@@ -23,12 +25,12 @@ def words(text: str) -> list[str]:
 
 
 class BM25:
-    """An index of texts. k1: weight of repeated words; b: penalty for long texts, from 0 (none) to 1."""
+    """An index of texts."""
 
-    def __init__(self, texts: Iterable[str], k1: float = 1.5, b: float = 0.75):
+    def __init__(self, texts: Iterable[str]):
         counted = [Counter(words(text)) for text in texts]
         lengths = np.array([sum(counts.values()) for counts in counted])
-        damping = k1 * (1 - b + b * lengths / (lengths.mean() or 1))  # 1: no text has a word
+        damping = K1 * (1 - B + B * lengths / (lengths.mean() or 1))  # 1: no text has a word
         postings = defaultdict(list)  # word -> number of a text, times in it, and so on: flat, to save memory
         for number, counts in enumerate(counted):
             for word, times in counts.items():
@@ -38,7 +40,7 @@ class BM25:
         for word, posting in postings.items():
             numbers, times = np.array(posting).reshape(-1, 2).T
             rarity = np.log1p((self._size - len(numbers) + 0.5) / (len(numbers) + 0.5))
-            scores = rarity * times * (k1 + 1) / (times + damping[numbers])
+            scores = rarity * times * (K1 + 1) / (times + damping[numbers])
             if len(numbers) > self._size / 16:
                 # Adding to all texts is faster than adding to many.
                 numbers, scores = slice(None), np.bincount(numbers, scores, self._size)

@@ -4,7 +4,6 @@ import math
 import random
 
 import numpy as np
-import pytest
 
 from nanochat.curate.bm25 import BM25, words
 
@@ -13,7 +12,7 @@ KNOWN = "the the the of Water 물 물은 물이 서울특별시 Seoul 1,000 DNA�
 ]
 
 
-def plain_score(query: list[str], text: list[str], texts: list[list[str]], k1: float, b: float) -> float:
+def plain_score(query: list[str], text: list[str], texts: list[list[str]]) -> float:
     """Return the score by the formula, everything counted anew for each word."""
     total = 0.0
     mean = sum(map(len, texts)) / len(texts)
@@ -21,18 +20,17 @@ def plain_score(query: list[str], text: list[str], texts: list[list[str]], k1: f
         having = sum(word in other for other in texts)
         rarity = math.log((len(texts) - having + 0.5) / (having + 0.5) + 1)
         times = text.count(word)
-        total += query.count(word) * rarity * times * (k1 + 1) / (times + k1 * (1 - b + b * len(text) / mean))
+        total += query.count(word) * rarity * times * 2.5 / (times + 1.5 * (0.25 + 0.75 * len(text) / mean))
     return total
 
 
-@pytest.mark.parametrize(("k1", "b"), [(1.5, 0.75), (0.9, 0), (2, 1)])
-def test_scores_are_those_of_the_formula(k1, b):
+def test_scores_are_those_of_the_formula():
     dice = random.Random(5)
     texts = [" ".join(dice.choices(KNOWN, k=dice.randint(1, 30))) + "?!." for _ in range(99)] + ["?!"]
-    index = BM25(texts, k1, b)
+    index = BM25(texts)
     split = list(map(words, texts))
-    for query in texts[:10]:  # 1,000 pairs
-        expected = [plain_score(words(query), text, split, k1, b) for text in split]
+    for query in texts[:30]:  # 3,000 pairs
+        expected = [plain_score(words(query), text, split) for text in split]
         np.testing.assert_allclose(index.scores(query), expected, rtol=1e-12)
         best = sorted(range(len(texts)), key=lambda number: -index.scores(query)[number])
         assert index.search(query, 20) == [number for number in best[:20] if expected[number]]

@@ -32,12 +32,6 @@ CASES = {
          IMAGE_PART, chat("Hi", "Ho", original=5)],
         [chat("Hi", "Ho"), SYSTEM, chat("1+1?", PARTS), chat("Hi", "Ho", fault="mine")],
     ),
-    "images": (
-        [chat("See ![a](b)", "Yes"), chat("Hi", "<IMG src=x>"), chat("https://a.b/c/d.JPG?x=1 is?", "Yes"),
-         chat("data:image/png;charset=utf-8;base64,AAAA", "Yes"), chat("url(data:image/svg+xml,%3Csvg)", "Yes")],
-        [chat("See [a](b.html)!", "a.png is a file"), chat("data: image base64", "imagine"),
-         chat("A pod?", '{"image": "nginx:1.25"}'), chat("The data:train/test, or all?", "All.")],
-    ),
     "short": ([chat("a", "b")], [chat("Where is it now?", "Here.")]),
     "long": ([chat("a", "word " * 500)], [chat("a", "word " * 9)]),
     "ratio": (
@@ -50,24 +44,44 @@ CASES = {
         [chat(KOREAN, KOREAN), chat(KOREAN, "OK"), chat(KOREAN, f"{KOREAN}\n```\n{ENGLISH * 9}\n```"),
          chat(ENGLISH, KOREAN, bucket="ko"), chat("12?", ENGLISH)],
     ),
-    "refusals": (
-        [chat("?", "I'm sorry, but I can't help with that."), chat("?", "As an AI language model, I have no body."),
-         chat("?", "I cannot assist with this."), chat("?", "죄송합니다만, 그 요청은 도와드릴 수 없습니다."),
-         chat("?", "저는 AI 언어 모델로서 감정이 없습니다."), chat("?", "죄송합니다. 도와드릴 수 없습니다."),
-         chat("?", "I'm sorry. I can't help with that."), chat("?", "I apologize, but I cannot do this.")],
-        [chat("?", "I'm sorry to hear that. Rest well."), chat("?", "I cannot say enough about it."),
-         chat("?", "I am a language model, a program."), chat("?", "죄송합니다. 다시 계산하면 3입니다."),
-         chat("?", "I'm sorry. You cannot divide by 0."), chat("?", "죄송합니다. 이 식은 더 줄일 수 없습니다."),
-         chat("?", "I apologize for the error. It is 3.")],
-    ),
-    "cut": (
-        [chat("?", LONG_LINE + "stops in the"), chat("?", "So:\n```python\nx = 1"),
-         chat("?", LONG_LINE + "and,", "?", "Yes.")],
-        [chat("?", LONG_LINE + "stops."), chat("?", "- apples\n- " + LONG_LINE + "pears"), chat("?", "S-i-m-a-n"),
-         chat("?", "```\nx = 1\n```")],
-    ),
+    "cut": ([chat("?", LONG_LINE + "and,", "?", "Yes."), chat("?", "So:\n```python\nx = 1")],
+            [chat("?", "```\nx = 1\n```"), chat("?", "- apples\n- " + LONG_LINE + "pears")]),
     "contamination": ([chat("So, where does GEKU  live?", "There.")], [chat("Where does Kara live?", "There.")]),
 }  # fmt: skip
+# A filter, its verdict, and an answer.
+ANSWERS = """
+images drops ![a](b)
+images drops <IMG src=x>
+images drops https://a.b/c/d.JPG?x=1 is?
+images drops data:image/png;charset=utf-8;base64,AAAA
+images drops url(data:image/svg+xml,%3Csvg)
+images keeps See [a](b.html)!
+images keeps a.png is a file
+images keeps data: image base64
+images keeps {"image": "nginx:1.25"}
+images keeps The data:train/test, or all?
+refusals drops I'm sorry, but I can't help with that.
+refusals drops As an AI language model, I have no body.
+refusals drops I cannot assist with this.
+refusals drops 죄송합니다만, 그 요청은 도와드릴 수 없습니다.
+refusals drops 저는 AI 언어 모델로서 감정이 없습니다.
+refusals drops 죄송합니다. 도와드릴 수 없습니다.
+refusals drops I'm sorry. I can't help with that.
+refusals drops I apologize, but I cannot do this.
+refusals keeps I'm sorry to hear that. Rest well.
+refusals keeps I cannot say enough about it.
+refusals keeps I am a language model, a program.
+refusals keeps 죄송합니다. 다시 계산하면 3입니다.
+refusals keeps I'm sorry. You cannot divide by 0.
+refusals keeps 죄송합니다. 이 식은 더 줄일 수 없습니다.
+refusals keeps I apologize for the error. It is 3.
+cut drops This is a line of prose that goes on for a while, and then for a while more, until it stops in the
+cut keeps This is a line of prose that goes on for a while, and then for a while more, until it stops.
+cut keeps S-i-m-a-n
+"""
+for line in ANSWERS.strip().splitlines():
+    filter_name, verdict, text = line.split(" ", 2)
+    CASES.setdefault(filter_name, ([], []))[verdict == "keeps"].append(chat("?", text))
 
 
 @pytest.mark.parametrize("name", CASES)
