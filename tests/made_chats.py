@@ -1,7 +1,5 @@
-"""Chats of random words, a tokenizer for them, and their rows as files."""
+"""Chats of random words, and a tokenizer for them."""
 
-import json
-from pathlib import Path
 from random import Random
 
 from nanochat.tokenizer import Tokenizer
@@ -23,12 +21,6 @@ def chat(*texts: str, **others: str) -> dict:
 def chats(seed: int, count: int, words: int = 12) -> list[dict]:
     random = Random(seed)
     return [chat(sentence(random, words), sentence(random, words)) for _ in range(count)]
-
-
-def write_chats(path: Path, rows: list[dict]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    return path
 
 
 def small_tokenizer() -> Tokenizer:

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from chat_files import contents
-from made_chats import chats, shingles, small_tokenizer
+from made_chats import chat, chats, shingles, small_tokenizer
 
 from nanochat.curate.contamination import Benchmarks
 from nanochat.curate.filters import Context, FilterSettings
@@ -62,20 +62,16 @@ def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
 
 
 def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path):
-    question = {"role": "user", "content": "Where is it now?"}
-    answer = {"role": "assistant", "content": "It is here."}
+    question, answer = "Where is it now?", "It is here."
     bad = [
-        {"messages": [question]},
-        {"messages": [question, answer | {"content": "\ud83d"}]},
-        {"messages": [question, answer], "original": ["x"]},
+        chat(question),
+        chat(question, "\ud83d"),
+        chat(question, answer, original=["x"]),
         {"messages": [], "fault": "row 3: a cell is empty"},
-        {"messages": [question, answer, question], "original": "Where?"},
+        chat(question, answer, question, original="Where?"),
     ]
-    good = [
-        {"messages": [question, answer], "fault": ["mine"]},
-        {"messages": [dict(reversed(question.items())), answer | {"name": "model"}]},
-        {"messages": [question, answer | {"content": "long " * 200_000}]},
-    ]
+    good = [chat(question, answer, fault=["mine"]), chat(question, answer), chat(question, "long " * 200_000)]
+    good[1]["messages"][1] = {"name": "model", "content": answer, "role": "assistant"}
     rows = [row | {"bucket": "a"} for row in bad + good]
     context = Context(FilterSettings(filters="ratio,turns,exact"), *CONTEXT[1:])
     tracemalloc.start()

@@ -9,13 +9,13 @@ from random import Random
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from chat_files import write_lines
 from conftest import ROOT, plant_world
-from made_chats import chat, chats, sentence, small_tokenizer, write_chats
+from made_chats import chat, chats, sentence, small_tokenizer
 
 from nanochat.curate.filters import FILTERS
 from nanochat.paths import read_json, read_jsonl
 from tasks import TASKS
-from tasks.chats import json_lines
 
 SCRIPT = "scripts.chats"
 
@@ -47,14 +47,11 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
         "turns": chat("Hi", "Ho", "Hi"),
     }
     rows = [*good, *planted.values(), good[3], good[5] | {"license": "MIT"}]
-    web = write_chats(tmp_path / "web.jsonl", rows)
-    (tmp_path / "mixed").mkdir()
-    table = pa.Table.from_pylist(
-        [chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?"), *chats(2, 30)]
-    )
-    pq.write_table(table, tmp_path / "mixed/a.parquet")
-    write_chats(tmp_path / "mixed/b.jsonl", [one["messages"] for one in chats(3, 20)])
-    sources = f"--sources=facts=World-Chat/validation,spelled=SimpleSpelling,web=json:{web},mixed={tmp_path / 'mixed'}"
+    web = write_lines(tmp_path / "web.jsonl", *rows)
+    write_lines(tmp_path / "mixed/b.jsonl", *(one["messages"] for one in chats(3, 20)))
+    translated = chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?")
+    pq.write_table(pa.Table.from_pylist([translated, *chats(2, 30)]), tmp_path / "mixed/a.parquet")
+    sources = f"--sources=facts=World-Chat/validation,web={web},mixed={tmp_path / 'mixed'}"
     flags = (sources, "--against=world-facts", "--licenses=web=CC0-1.0", "--tag=t")
     done = here(SCRIPT, *flags)
     assert done.returncode == 0, done.stderr
@@ -62,36 +59,30 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     found = tables(folder)
     dropped = {name: count for name, bucket, count in found["Dropped rows"] if bucket == "web"}
     assert dropped == dict.fromkeys(planted, 1) | {"exact": 2}
-    counts = {bucket: (rows, kept, supervised) for bucket, rows, kept, _, supervised, _ in found["Buckets"]}
-    assert counts["web"][:2] == (len(rows), 60)
-    assert counts["mixed"][:2] == (51, 51)
-    assert counts["facts"][0] == len(TASKS["World-Chat"]("validation"))
+    assert [counts[:3] for counts in found["Buckets"][1:]] == [["web", len(rows), 60], ["mixed", 51, 51]]
     assert found["Length of translations, relative to the usual one"] == [["en-ko", 0.5, 1]]
     assert ["World-Facts", "web", 1] in found["Contamination"]
     kept = list(read_jsonl(folder / "web-00000.jsonl", dict))
     assert [row["messages"] for row in kept] == [row["messages"] for row in good]
     assert {(row["bucket"], row["source"], row["license"]) for row in kept} == {("web", "web.jsonl", "CC0-1.0")}
-    assert len(json_lines(str(folder / "mixed-00000.jsonl"))("train")) == 51
     assert '"original": "One two three four?"' in (folder / "mixed-00000.jsonl").read_text()
     manifest = read_json(folder / "manifest.json")
     assert {*manifest["files"]} == {path.name for path in folder.glob("*-0*.jsonl")}
     assert [name for name, *_ in manifest["counts"]["Filters"]] == [*FILTERS]
-    total = sum(rows for rows, *_ in counts.values()), sum(kept for _, kept, _ in counts.values())
-    assert (manifest["counts"]["Filters"][0][1], manifest["counts"]["Filters"][-1][2]) == total
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")}
     assert "is finished" in here(SCRIPT, *flags).stdout
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")} == before
 
 
 def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base, tmp_path):
-    web = write_chats(tmp_path / "web.jsonl", [*chats(1, 5), {"text": "x"}])
-    flags = (f"--sources=web=json:{web}", "--tag=t")
+    web = write_lines(tmp_path / "web.jsonl", *chats(1, 5), {"text": "x"})
+    flags = (f"--sources=web={web}", "--tag=t")
     assert here(SCRIPT, *flags).returncode == 2
-    write_chats(web, chats(1, 5))
+    write_lines(tmp_path / "web.jsonl", *chats(1, 5))
     assert "the bucket web is empty" in here(SCRIPT, *flags, "--min-tokens=500").stderr
     assert here(SCRIPT, *flags).returncode == 0
     assert {path.name for path in (base / "chats/t").iterdir()} == {"web-00000.jsonl", "manifest.json", "outcome.json"}
-    write_chats(web, chats(1, 6))
+    write_lines(tmp_path / "web.jsonl", *chats(1, 6))
     refused = here(SCRIPT, *flags)
     assert (refused.returncode, "was made with other settings or files (sources): " in refused.stderr) == (2, True)
 
@@ -99,7 +90,7 @@ def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base,
 def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
     for number in range(5):
         rows = chats(number, 200) + chats(number // 2, 9) + chats(77, 3)
-        write_chats(tmp_path / f"files/{number}.jsonl", rows)
+        write_lines(tmp_path / f"files/{number}.jsonl", *rows)
     flags = (f"--sources=a={tmp_path / 'files'}",)
     assert here(SCRIPT, *flags, "--tag=one").returncode == 0
     whole = output(base / "chats/one")
