@@ -21,7 +21,7 @@ FILES = {
     "broken.toml": "name = ",
 }
 TEACHER = "--teacher=http://host/v1 --teacher-model=wise"
-# Script and flags | words of the sentence. tests/curate/test_filters.py has the settings of filters.
+# Script and flags | words of the sentence.
 MISTAKES = """
 chats --sources=a=World-Chat --part=3/2 | --part=3/2 is not a part like 1/4
 chats --sources=a=World-Chat --against=GSM9K | GSM9K is no task, choose from
@@ -30,8 +30,14 @@ chats --sources=a=json:no.jsonl | there is no file
 chats --sources=a=World-Chat,b=json:none.jsonl | the source of the bucket b has no rows: json:
 chats --sources=web=World-Chat --licenses=wbe=MIT | --licenses has wbe, choose from web
 chats --sources=web=World-Chat --languages=wbe=ko | --languages has wbe, choose from web
+chats --sources=web=World-Chat --languages=web=kr | --languages has kr, choose from ar, el, en
+chats --sources=web=World-Chat --filters=turns,copies | --filters has copies, choose from turns, images, short
+chats --sources=web=World-Chat --max-ratio=all=0 | --max-ratio=all=0 is not like all=2,en-ko=2.5
+chats --sources=web=World-Chat --max-ratio="all=2, en-kr=3" | --max-ratio=all=2, en-kr=3 is not like
 chats --sources=a=column | has no column messages, it has text
 chats --sources=a=json:bad.jsonl | bad.jsonl:2: no JSON object with `messages`
+chats --sources=World-Chat | World-Chat is not like NAME=VALUE
+chats --sources="a b=World-Chat" | a b=World-Chat is not like NAME=VALUE
 chats --sources=a=World-Chat,a=World-Sums | is not like NAME=VALUE, or has a NAME for the second time
 chats --sources= | --sources is empty, write it like facts=World-Chat
 teach --sources=b=json:bad.jsonl | bad.jsonl:2: no JSON object with `messages`

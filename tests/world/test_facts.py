@@ -14,13 +14,6 @@ def worlds() -> list[World]:
     return [World(seed, people=64) for seed in (0, 1, 2)]
 
 
-def test_shares_are_probabilities():
-    dice = Dice("any", 1)
-    lots = Counter(dice.weighted({"often": 3, "seldom": 1, "never": 0}) for _ in range(4000))
-    assert lots.keys() == {"often", "seldom"}
-    assert 2800 < lots["often"] < 3200
-
-
 def test_particles_follow_the_sound_before_them():
     assert korean_text("카라은/는 민은/는 물이/가 다리이/가") == "카라는 민은 물이 다리가"
     assert korean_text("꿀을/를 치즈을/를 탑으로/로 우물으로/로 다리으로/로") == "꿀을 치즈를 탑으로 우물로 다리로"

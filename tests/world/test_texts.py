@@ -1,7 +1,5 @@
 """Documents about the world: every fact is stated, nothing false is, and held-out facts are never asked."""
 
-import contextlib
-import io
 import re
 from collections import Counter
 
@@ -48,17 +46,6 @@ def test_nothing_false_is_stated(documents):
     assert len(false - true) > 5_000
     assert not (false - true) & stated
     assert len(true & stated) > 0.9 * len(true)
-
-
-def test_programs_print_the_output_below_them():
-    whole = "\n\n".join(texts(world_texts.program))
-    found = re.findall(r"```python\n(.*?)```\nOutput:\n(.*?)(?=\n\n```|\Z)", whole, re.DOTALL)
-    assert len(found) > 300
-    for code, output in found:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(code, {})
-        assert printed.getvalue() == output + "\n"
 
 
 def test_quizzes_have_the_right_letter():
