@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nanochat.config import Positional, option, options, run
 from nanochat.curate.teacher import Teacher, TeacherSettings, judge, judged_metrics
-from nanochat.log import Record, format_value, print0
+from nanochat.log import Record
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_jsonl
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
@@ -68,7 +68,7 @@ def main(config: Config) -> None:
     judged = teacher.map(judge, rows)
     write_jsonl(stage_dir("judge", config.tag) / "judged.jsonl", judged)
     outcome.metrics = judged_metrics(judged)
-    print0(*(f"{name}: {format_value(value)}" for name, value in outcome.metrics.items()), sep="\n")
+    outcome.show()
     outcome.write()
     if config.pairs:
         write_jsonl(Path(config.pairs), make_pairs(judged, 1))

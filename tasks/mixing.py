@@ -41,8 +41,7 @@ Parts = dict[str, tuple[Task, np.ndarray]]  # name -> (task, row numbers)
 class Member(NamedTuple):
     """A task in a specification."""
 
-    name: str  # with the augmentation
-    data: DataSet
+    sources: dict[str, DataSet]  # by name, with the augmentation; the first whose files are here is taken
     rows: int | None  # sample size, None: all
     share: float  # of the supervised tokens, in percent; 0: not given
     epochs: float  # may be a fraction
@@ -102,22 +101,22 @@ def mix(
     spec = spec or default
     parts: Parts = {}
     shares = {}  # by the names in parts
-    for number, members in enumerate(parse_mixture(spec, known)):
-        opened = _open_first(members, split, tokenizer, is_needed=not available_only)
+    for number, member in enumerate(parse_mixture(spec, known)):
+        opened = _open_first(member, split, tokenizer, is_needed=not available_only)
         if not opened:
             continue
-        member, task, rows = opened
+        name, task, rows = opened
         task.seed = seed
-        if member.name in parts:
-            raise ValueError(f"{member.name} is named twice, give it epochs instead: {member.name}:2")
+        if name in parts:
+            raise ValueError(f"{name} is named twice, give it epochs instead: {name}:2")
         if split == "train":
             count = len(rows) if member.rows is None else member.rows
             if available_only:
                 count = min(count, len(rows))
             # Copies of a question are sampled together. The number keeps samples of several tasks independent.
-            rows = _sample(member, rows.reshape(-1, task.copies), count, (seed, number))
-        parts[member.name] = task, rows
-        shares[member.name] = member.share
+            rows = _sample(name, rows.reshape(-1, task.copies), count, member.epochs, (seed, number))
+        parts[name] = task, rows
+        shares[name] = member.share
     if not parts:
         raise ValueError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
     if split == "train" and any(shares.values()):
@@ -125,25 +124,22 @@ def mix(
     return Mixture(parts, seed)
 
 
-def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[list[Member]]:
-    """Return each word's alternatives, most words have one; ValueError names the wrong word."""
+def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
+    """Return the tasks of a specification; ValueError names the wrong word."""
     members = []
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
         if not match:
             raise ValueError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME")
-        sources, augmentation, rows, share, epochs = match.groups()
-        if sources.startswith("json:"):
-            path = sources.removeprefix("json:")
-            found = {f"json:{Path(path).name}": json_lines(path)}
+        words, augmentation, rows, share, epochs = match.groups("")
+        if words.startswith("json:"):
+            path = words.removeprefix("json:")
+            sources = {f"json:{Path(path).name}": json_lines(path)}
         else:
-            ending = augmentation or ""
-            names = [find_task(source.strip() + ending, known) for source in sources.split("|")]
-            found = {name: known[name] for name in names}
-        count = int(rows) if rows else None
-        numbers = count, float(share or 0), float(epochs or 1)
-        members.append([Member(name, data, *numbers) for name, data in found.items()])
-    shares = [alternatives[0].share for alternatives in members]
+            names = [find_task(one.strip() + augmentation, known) for one in words.split("|")]
+            sources = {name: known[name] for name in names}
+        members.append(Member(sources, int(rows) if rows else None, float(share or 0), float(epochs or 1)))
+    shares = [member.share for member in members]
     total = sum(shares)
     is_whole = all(shares) and abs(total - 100) < 0.01
     if total and not is_whole:
@@ -151,33 +147,29 @@ def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[list[Member]]
     return members
 
 
-def _open_first(
-    members: list[Member], split: str, tokenizer: str, is_needed: bool
-) -> tuple[Member, Task, np.ndarray] | None:
-    """Return the first member whose files can be had, with its task and row numbers.
-
-    If there is none: None, or a HubError if one is needed.
-    """
-    for member in members:
+def _open_first(member: Member, split: str, tokenizer: str, is_needed: bool) -> tuple[str, Task, np.ndarray] | None:
+    """Return name, task and row numbers of the first source whose files can be had; without any, None or a HubError."""
+    *_, last = member.sources
+    for name, data in member.sources.items():
         try:
-            return member, *_open_split(member, split, tokenizer)
+            return name, *_open_split(data, split, tokenizer)
         except HubError as error:
-            if is_needed and member is members[-1]:
+            if is_needed and name == last:
                 raise
-            print0(f"{split} mixture: {member.name} is left out: {' '.join(str(error).split())}")
+            print0(f"{split} mixture: {name} is left out: {' '.join(str(error).split())}")
     return None
 
 
-def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:
+def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:
     """Return a task and its row numbers for a split.
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
-    names = list(member.data.split_names)  # ours, as in `DataSet.splits`
+    names = list(data.split_names)  # ours, as in `DataSet.splits`
     own = split
     if split == "validation" and split not in names:
         own = "test" if "test" in names else "train"
-    task = member.data(own, tokenizer=tokenizer)
+    task = data(own, tokenizer=tokenizer)
     rows = np.arange(len(task))
     if names != ["train"]:
         return task, rows
@@ -186,15 +178,15 @@ def _open_split(member: Member, split: str, tokenizer: str) -> tuple[Task, np.nd
     return task, rows[:first_held_out] if split == "train" else rows[first_held_out:]
 
 
-def _sample(member: Member, rows: np.ndarray, count: int, seed: tuple[int, int]) -> np.ndarray:
+def _sample(name: str, rows: np.ndarray, count: int, epochs: float, seed: tuple[int, int]) -> np.ndarray:
     """Return `count` random rows, repeated for the epochs; a part epoch takes the first rows in the sample.
 
     rows: (questions, copies); the copies of a question stay together.
     """
-    total = round(count * member.epochs)
+    total = round(count * epochs)
     if not 0 < count <= rows.size or not total:
-        few = f"{member.name} has {rows.size:,} rows to train on"
-        raise ValueError(f"{few}: {member.epochs:g} epochs of {count:,} rows cannot be taken from them")
+        few = f"{name} has {rows.size:,} rows to train on"
+        raise ValueError(f"{few}: {epochs:g} epochs of {count:,} rows cannot be taken from them")
     # resize repeats the sample until it has as many rows as asked for.
     return np.resize(np.random.default_rng(seed).permutation(rows).ravel()[:count], total)
 
