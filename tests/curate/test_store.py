@@ -1,6 +1,5 @@
 """Duplicates over several files against plain sets, and counts that do not add up."""
 
-import json
 import tracemalloc
 from contextlib import closing
 from itertools import pairwise
@@ -22,10 +21,10 @@ CONTEXT = Context(SETTINGS, small_tokenizer(), Benchmarks({}))
 def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
     random, rows = Random(5), []
     for number, row in enumerate(chats(5, 120, words=30)):
-        copy = json.loads(json.dumps(row))
-        words = row["messages"][1]["content"].split()
+        question, answer = contents(row)
+        words = answer.split()
         words[random.randrange(30)] = "changed"
-        copy["messages"][1]["content"] = " ".join(words)
+        copy = chat(question, " ".join(words))
         rows += [row, *[[], [row], [copy], [copy, row, copy]][number % 4]]
     random.shuffle(rows)
     rows = [row | {"bucket": "a", "number": number} for number, row in enumerate(rows)]

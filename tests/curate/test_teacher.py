@@ -13,16 +13,15 @@ from teachers import completion, teaching
 
 from bench.served import serving, write_model
 from nanochat.curate import teacher as module
-from nanochat.curate.teacher import NoAnswer, Teacher, TeacherSettings, answer, judge, translate
+from nanochat.curate.teacher import NoAnswer, Teacher, TeacherSettings, judge
 
 
 @pytest.fixture(autouse=True)
 def waits(base, monkeypatch, tmp_path) -> list[float]:
-    """Seconds that the client would have waited. The prompts `as it is` and `answer` are the text alone."""
+    """Seconds that the client would have waited. The prompt `as it is` is the text alone."""
     waits = []
     monkeypatch.setattr(module, "PROMPTS", shutil.copytree(module.PROMPTS, tmp_path / "prompts"))
-    for name in ("as it is", "answer"):
-        (tmp_path / f"prompts/{name}.txt").write_text("{text}")
+    (tmp_path / "prompts/as it is.txt").write_text("{text}")
     monkeypatch.setattr("openai._base_client.time.sleep", waits.append)
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
@@ -133,23 +132,17 @@ def test_the_budget_is_not_passed_and_cached_answers_are_free(parallel, monkeypa
         assert served.asked.count("same") == 1
 
 
-def test_prompts_and_verdicts(tmp_path):
-    question = {"role": "user", "content": [{"type": "text", "text": "Why?"}]}
+def test_verdicts(tmp_path):
+    (tmp_path / "prompts/judge.txt").write_text("{prompt} {first} {second}")
     with teaching(lambda text: completion(f"My verdict:\n**Verdict:** {text.split()[-1]}")) as served:
         teacher = Teacher(served.settings())
-        row = {"messages": [{"role": "user", "content": "braces {language} stay"}]}
-        assert translate(teacher, row, "Korean")["original"] == "braces {language} stay"
-        answer(teacher, {"messages": [question]})
-        assert "into Korean" in served.asked[0]
-        assert served.asked[0].endswith("\nbraces {language} stay")
-        (tmp_path / "prompts/judge.txt").write_text("{prompt} {first} {second}")
         # The judge prefers 2, in either place; names the last answer a tie; and names none.
         for second, rewards in (("2", [0.0, 1.0]), ("TIE", [0.5, 0.5])):
             row = {"prompt": "Why?", "samples": [{"text": "1"}, {"text": second}]}
             assert [sample["reward"] for sample in judge(teacher, row)["samples"]] == rewards
         with pytest.raises(NoAnswer, match="no verdict"):
             judge(teacher, {"prompt": "Why?", "samples": [{"text": "1"}, {"text": "none"}]})
-    assert served.asked[1:4] == ["Why?", "Why? 1 2", "Why? 2 1"]
+    assert served.asked[:2] == ["Why? 1 2", "Why? 2 1"]
 
 
 def test_a_killed_run_pays_for_nothing_twice(tmp_path, base, here, monkeypatch):

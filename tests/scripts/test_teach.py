@@ -4,7 +4,8 @@ import json
 
 from teachers import completion, teaching
 
-TEXTS = ("system", "Be short."), ("user", "Why?"), ("assistant", "So."), ("user", "How?"), ("assistant", "Thus.")
+PARTS = [{"type": "text", "text": "How?"}]
+TEXTS = ("system", "Be short."), ("user", "{text}?"), ("assistant", "So."), ("user", PARTS), ("assistant", "Thus.")
 
 
 def test_prompts_are_translated_and_then_answered(tmp_path, here):
@@ -14,8 +15,9 @@ def test_prompts_are_translated_and_then_answered(tmp_path, here):
     with teaching(lambda text: completion(f"<{text.splitlines()[-1]}>")) as served:
         here("scripts.teach", "--language=Korean", f"--sources=b=json:{chats}", f"--out={prompts}", *served.flags)
         here("scripts.teach", f"--sources=b=json:{prompts}", f"--out={out}", *served.flags)
+    assert "into Korean" in served.asked[0]
     row = json.loads(out.read_text())
     texts = [message["content"] for message in row.pop("messages")]
-    assert texts == ["<Be short.>", "<Why?>", "<<Why?>>", "<How?>", "<<How?>>"]
+    assert texts == ["<Be short.>", "<{text}?>", "<<{text}?>>", "<How?>", "<<How?>>"]
     own = {"source": "mine", "license": "unknown", "bucket": "b"}
-    assert row == own | {"original": "Why?", "teacher": "wise"}
+    assert row == own | {"original": "{text}?", "teacher": "wise"}
