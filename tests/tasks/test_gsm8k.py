@@ -49,11 +49,8 @@ def test_no_part_of_a_solution_is_lost(hub):
     table = pq.read_table(hub / str(TASKS["GSM8K"].files("train")[0]))
     answers = dict(zip(table["question"].to_pylist(), table["answer"].to_pylist(), strict=True))
     forms = {"text": "{}", "python": "<<{}=", "python_output": "{}>>"}
-    calls = 0
     for conversation in TASKS["GSM8K"]("train"):
         question, answer = contents(conversation)
         parts = [(part["type"], part["text"]) for part in answer]
         assert "".join(forms[kind].format(text) for kind, text in parts) == answers[question]
         assert not any("<<" in text or not text for _, text in parts)
-        calls += sum(kind == "python" for kind, _ in parts)
-    assert calls > len(answers)

@@ -1,6 +1,5 @@
 """Mixtures: rows and epochs, samples, held-out rows, mistakes in a specification."""
 
-import hashlib
 import re
 from collections import Counter
 from itertools import chain
@@ -11,6 +10,7 @@ from chat_files import chat, key, write_lines
 from conftest import ROOT
 
 from nanochat.chat import render_conversation
+from nanochat.paths import read_sha256
 from nanochat.tokenizer import Tokenizer
 from tasks import JUDGED, TASKS
 from tasks.mixing import mix, parse_mixture
@@ -55,10 +55,7 @@ def test_suggested_questions_are_short_and_from_several_tasks(small_hub, own_fil
     assert [first, third] == short[:2]
     held_out = {row["messages"][0]["content"] for row in found} & {f"{number}?" for number in range(40)}
     assert {second, fourth} == held_out  # two of forty rows
-    assert found.questions(2) == [first, second]
     assert mix(TASKS, "mmlu", "validation").questions() == []  # choices take several lines
-    spelling = mix(TASKS, "gsm8k", "validation").questions()
-    assert all(len(question) <= 60 and "\n" not in question for question in spelling)
 
 
 def test_the_seed_gives_order_and_samples(small_hub):
@@ -177,10 +174,6 @@ def test_a_mixture_names_its_files(small_hub, tmp_path, own_file):
     rows = {"AQUA~options:8": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
     assert {name: one["rows"] for name, one in origin.items()} == rows
     [file] = TASKS["AQUA"].files("train")
-
-    def digest(path) -> str:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-
-    assert origin["AQUA~options:8"]["files"] == {str(file): digest(small_hub / str(file))}
-    assert origin["json:my.jsonl"]["files"] == {"my.jsonl": digest(tmp_path / "my.jsonl")}
+    assert origin["AQUA~options:8"]["files"] == {str(file): read_sha256(small_hub / str(file))}
+    assert origin["json:my.jsonl"]["files"] == {"my.jsonl": read_sha256(tmp_path / "my.jsonl")}
     assert list(origin["SimpleSpelling"]["files"]) == ["words"]
