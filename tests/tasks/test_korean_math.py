@@ -90,27 +90,15 @@ def test_hostile_answers_end_soon():
     assert normal_form("") == ""
 
 
-def test_columns_of_the_hub(write_rows):
-    """A column for each language, and the answer in LaTeX."""
-    answers = list(dict.fromkeys(right for right, _, _ in CASES))
-    write_rows("MT-MATH100", [{"ko": f"{n}번 값은?", "en": "?", "answer": answers[n]} for n in range(20)])
-    task = TASKS["MT-MATH100"]()
-    assert [file.path for file in task.data.files()] == ["MT-MATH100/test/0000.parquet"]
+@pytest.mark.parametrize(
+    ("name", "column", "answers"), [("HRM8K", "question", [18.0, "1,200"]), ("MT-MATH100", "ko", [r"\frac{3}{4}"])]
+)
+def test_columns_of_the_hub(name, column, answers, write_rows):
+    """A file for each part, which may have answers of another type, or a column for each language."""
+    write_rows(name, *([{column: f"{n}번 값은?", "en": "?", "answer": answer}] for n, answer in enumerate(answers)))
+    task = TASKS[name]()
+    assert len(task) == len(task.data.files())
     for conversation in task:
         question, right = contents(conversation)
-        answer = answers[int(question.partition("번")[0])]
-        assert task.evaluate(conversation, right)
-        assert task.evaluate(conversation, f"따라서 \\boxed{{{answer}}}")
-        assert not task.evaluate(conversation, "\\boxed{77}")
-        assert not task.evaluate(conversation, "모름")
-
-
-def test_answers_have_several_types(write_rows):
-    answers = {"몇 개?": 18.0, "값?": "1,200"}
-    write_rows("HRM8K", *([{"question": question, "answer": answer}] for question, answer in answers.items()))
-    task = TASKS["HRM8K"]()
-    assert len(task) == 5
-    for conversation in task:
-        right = answers[contents(conversation)[0]]
-        verdicts = [task.evaluate(conversation, f"정답은 {text}.") for text in (right, 17, "모름")]
-        assert verdicts == [True, False, False]
+        texts = [right, f"따라서 \\boxed{{{answers[int(question[0])]}}}", "\\boxed{77}", "모름"]
+        assert [task.evaluate(conversation, text) for text in texts] == [True, True, False, False]
