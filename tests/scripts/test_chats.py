@@ -4,14 +4,13 @@ import os
 import subprocess
 import sys
 import time
-from random import Random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from chat_files import write_lines
 from conftest import ROOT, plant_world
-from made_chats import chat, chats, sentence, small_tokenizer
+from made_chats import chat, chats, small_tokenizer
 
 from nanochat.curate.filters import FILTERS
 from nanochat.paths import read_json, read_jsonl
@@ -40,10 +39,7 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     question = TASKS["World-Facts"]()[0]["messages"][0]["content"]
     planted = {
         "contamination": chat(f"Well: {question.upper()}", "Who knows."),
-        "cut": chat("Go on?", "```\nx = 1"),
         "images": chat("![a](b.png)", "A picture."),
-        "long": chat("Write.", sentence(Random(1), 3000)),
-        "refusals": chat("Help?", "I'm sorry, but I cannot help."),
         "turns": chat("Hi", "Ho", "Hi"),
     }
     rows = [*good, *planted.values(), good[3], good[5] | {"license": "MIT"}]
@@ -69,9 +65,7 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     manifest = read_json(folder / "manifest.json")
     assert {*manifest["files"]} == {path.name for path in folder.glob("*-0*.jsonl")}
     assert [name for name, *_ in manifest["counts"]["Filters"]] == [*FILTERS]
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")}
     assert "is finished" in here(SCRIPT, *flags).stdout
-    assert {path: path.stat().st_mtime_ns for path in folder.glob("*-0*")} == before
 
 
 def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base, tmp_path):
