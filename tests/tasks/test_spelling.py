@@ -53,10 +53,3 @@ def test_letters_are_counted_right(small_hub):
         assert not task.evaluate(conversation, "#### 77")
         counts.add(int(parts["python_output"]))
     assert {0, 1, 2} <= counts
-
-
-def test_a_word_is_spelled_with_hyphens(small_hub):
-    task = TASKS["SimpleSpelling"]()
-    word = task[0]["messages"][0]["content"].removeprefix("Spell the word: ")
-    assert task.evaluate(task[0], "-".join(word))
-    assert not task.evaluate(task[0], word)
