@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from chat_files import write_lines
 from loop_parts import ALONE
 from models import CONFIGS, lively
 from test_objectives import TwoWords, in_parts
@@ -68,7 +69,7 @@ def test_a_faulty_pair_is_named(line, fault, tmp_path):
         read_pairs(str(path))
 
 
-def test_samples_become_pairs_that_render_to_their_tokens():
+def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path):
     chat = [{"role": "user", "content": "the number"}, {"role": "assistant", "content": [*CALLS, *CALLS]}]
     asked = {"messages": [*chat, {"role": "user", "content": "letters?\n"}, {"role": "assistant", "content": "46"}]}
     call = "<|python_start|>12+34<|python_end|>"
@@ -77,16 +78,22 @@ def test_samples_become_pairs_that_render_to_their_tokens():
     answers = [(text, "length" if text == "4" else "stop") for text in (*rewards, "46")]
     records = []
 
+    def keep(kind: str, step: int, **one) -> None:
+        records.append({"kind": kind, "step": step, **one})
+
     class Asked(Words):
         def __getitem__(self, number: int) -> dict:
             return asked
 
-    options = {"examples_per_step": 1, "num_samples": len(answers), "record": lambda *_, **one: records.append(one)}
+    options = {"examples_per_step": 1, "num_samples": len(answers), "record": keep}
     next(rollouts(Scripted(answers), Asked(1, rewards.get), **options))
     pairs = make_pairs(records, 5)
     assert [pair["chosen"] for pair in pairs] == [CALLS, [{"type": "text", "text": "7"}]]
     assert [pair["rejected"][0]["text"] for pair in pairs] == ["46", "12"]
-    assert make_pairs(records, 1) == pairs[:1]
+    write_lines(base / "chat_rl/d12/samples.jsonl", *records)
+    out = tmp_path / "pairs.jsonl"
+    assert here("scripts.rollouts", f"--pairs={out}").stdout == f"{out}: 1 pairs from 9 answers\n"
+    assert read_pairs(str(out)) == [as_pair(pairs[0])]
     chosen, rejected = as_pair(pairs[0])
     assert render_prompt(chosen, TOKENIZER) == render_prompt(rejected, TOKENIZER) == render_prompt(asked, TOKENIZER)
     decoded = TOKENIZER.decode(render_conversation(chosen, TOKENIZER)[0])

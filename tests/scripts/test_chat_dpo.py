@@ -7,14 +7,13 @@ import signal
 
 import pytest
 from base_runs import SignalAfter, files_of
-from chat_files import contents, write_lines
+from chat_files import write_lines
 from safetensors.torch import load_file, save_file
 from tune_runs import FromParent
 
 from nanochat.config import parse
-from nanochat.preferences import read_pairs
 from nanochat.report.card import markdown, read_card
-from scripts import chat_dpo, rollouts
+from scripts import chat_dpo
 
 STEPS = 4
 SMALL = [
@@ -86,20 +85,7 @@ def test_another_reference_is_refused(runs, whole):
     path.unlink()
 
 
-def test_a_plan_and_pairs_from_reinforcement_learning(runs, monkeypatch, capsys):
+def test_a_plan(runs, monkeypatch, capsys):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
     chat_dpo.main(parse(chat_dpo.Config, [*runs.own_flags, "--dry-run"]))
     assert "A step: 4 prompts, 8 answers of at most 128 tokens\n" in capsys.readouterr().out
-    folder, out = runs.folder / "chat_rl/samples", runs.folder / "from_rl.jsonl"
-    prompt = "<|bos|><|user_start|>Letter 3?<|user_end|><|assistant_start|>"
-    samples = [
-        {"text": text, "parts": [{"type": "text", "text": text}], "reward": reward, "reason": "stop"}
-        for text, reward in (("fox", 1.0), ("brown", 0.0))
-    ]
-    messages = [{"role": "user", "content": "Letter 3?"}]
-    record = {"kind": "example 3", "step": 1, "example": 3, "prompt": prompt, "messages": messages, "samples": samples}
-    write_lines(folder / "samples.jsonl", record)
-    rollouts.main(parse(rollouts.Config, ["--tag=samples", f"--pairs={out}"]))
-    assert capsys.readouterr().out == f"{out}: 1 pairs from 2 answers\n"
-    [chosen, _] = read_pairs(str(out))[0]
-    assert contents(chosen) == ["Letter 3?", [{"type": "text", "text": "fox"}]]
