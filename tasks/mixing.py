@@ -138,7 +138,13 @@ def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
         else:
             names = [find_task(one.strip() + augmentation, known) for one in words.split("|")]
             sources = {name: known[name] for name in names}
-        members.append(Member(sources, int(rows) if rows else None, float(share or 0), float(epochs or 1)))
+        member = Member(
+            sources,
+            rows=int(rows) if rows else None,
+            share=float(share or 0),
+            epochs=float(epochs or 1),
+        )
+        members.append(member)
     shares = [member.share for member in members]
     total = sum(shares)
     is_whole = all(shares) and abs(total - 100) < 0.01

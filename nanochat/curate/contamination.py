@@ -61,10 +61,14 @@ class Benchmarks:
                 found = [traces(item[form]) for item in items]
                 # Counted over all items: a sequence of many questions is no trace of the few that are left.
                 owners = Counter(chain(*found))
-                own = {number: [text for text in found[number] if owners[text] <= SHARED] for number in left}
-                for text in chain(*own.values()):
-                    self._add(name, text)
-                left = [number for number in left if not own[number]]
+                general = []
+                for number in left:
+                    own = [text for text in found[number] if owners[text] <= SHARED]
+                    for text in own:
+                        self._add(name, text)
+                    if not own:
+                        general.append(number)
+                left = general
             self.sizes[f"Against {name}"] = f"{len(items):,} questions, {len(left):,} too general to be found"
 
     def _add(self, name: str, text: str) -> None:
@@ -83,7 +87,8 @@ class Benchmarks:
             for start in range(len(units) - least + 1):
                 beginning = gap.join(units[start : start + least])
                 for length in (size, *self._lengths.get(beginning, ())):
-                    name = self._owners.get(gap.join(units[start : start + length]))
+                    sequence = gap.join(units[start : start + length])
+                    name = self._owners.get(sequence)
                     if name:
                         return name
         return ""
