@@ -73,18 +73,6 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_finished_world_is_left_alone_and_anything_else_refused(tiny_world, tmp_path):
-    (tmp_path / "folder").mkdir()
-    before = {path: path.stat().st_mtime_ns for path in tiny_world.rglob("*")}
-    for size in ("tiny", ""):
-        write_world(tiny_world, 1, size)
-    for folder, seed in ((tiny_world, 2), (tmp_path, 1)):
-        message = f"is not the world of seed {seed} and size tiny, remove it or name another folder"
-        with pytest.raises(ValueError, match=message):
-            write_world(folder, seed, "tiny")
-    assert {path: path.stat().st_mtime_ns for path in tiny_world.rglob("*")} == before
-
-
 def test_a_world_of_an_older_version_is_written_again(tmp_path, tiny_world, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     old = tmp_path / "world"
