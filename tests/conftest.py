@@ -177,7 +177,7 @@ def here(base: Path, monkeypatch, capsys):
         script = importlib.import_module(f"{module}.__main__" if module == "nanochat.report" else module)
         status = 0
         with monkeypatch.context() as patch:
-            for name in ("NANOCHAT_HUB", "TIKTOKEN_CACHE_DIR"):
+            for name in ("NANOCHAT_HUB", "NANOCHAT_API_KEY", "TIKTOKEN_CACHE_DIR"):
                 patch.delenv(name, raising=False)
             for name, value in {"NANOCHAT_BASE_DIR": str(base), **variables}.items():
                 patch.setenv(name, value)

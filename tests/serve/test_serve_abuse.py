@@ -57,19 +57,6 @@ def request(body, length=None):
     return head.encode() + f"Content-Length: {length or len(content)}\r\n\r\n".encode() + content
 
 
-def test_the_queue_has_an_end(server):
-    with ThreadPoolExecutor(40) as threads:
-        posts = [threads.submit(server.http.post, CHAT, json=LONG) for _ in range(40)]
-    found = [post.result() for post in posts]
-    assert {answer.status_code for answer in found} == {200, 429}
-    refused = [answer for answer in found if answer.status_code == 429]
-    assert {answer.headers["retry-after"] for answer in refused} == {"1"}
-    assert len({answer.text for answer in refused}) == 1
-    assert refused[0].json()["error"]["code"] == "queue_full"
-    assert len({json.dumps(answer.json()["choices"]) for answer in found if answer.status_code == 200}) == 1
-    assert server.becomes_idle()
-
-
 def test_a_thousand_clients_leave(server):
     """Before, while and after they are answered: in the queue or in a slot, with a stream or without."""
     dice = random.Random(3)
