@@ -202,8 +202,7 @@ def test_headers_and_the_policy_of_the_page(server):
 
 
 def test_an_address_that_is_not_free(server):
-    port = httpx.URL(server.url).port
-    for host, number in [("127.0.0.1", port), ("203.0.113.7", 0), ("no such name.example", 0)]:
+    for host, number in [server.address, ("203.0.113.7", 0), ("no such name.example", 0)]:
         with pytest.raises(ValueError, match=re.escape(f"--host={host} --port={number}: ")):
             listen(host, number)
 

@@ -46,8 +46,7 @@ def server(tmp_path_factory):
 
 
 def connect(server):
-    url = httpx.URL(server.url)
-    return socket.create_connection((url.host, url.port), timeout=30)
+    return socket.create_connection(server.address, timeout=30)
 
 
 def request(body, length=None):
