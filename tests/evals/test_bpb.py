@@ -12,7 +12,7 @@ import pytest
 import torch
 from bundles import one_process
 from forks import Forked
-from models import SMALL, limit_memory, lively
+from models import limit_memory, model_for
 
 from nanochat.evals.bpb import PROMPTS, bits_by_exit, log_validation, read_text, sample_writing
 from nanochat.outcome import Estimate
@@ -41,8 +41,7 @@ def test_the_text_ends_at_a_whole_character(tokenizer):
 
 def small_model(tokenizer: Tokenizer):
     """What it says of a token depends on all of its context."""
-    bos = tokenizer.special_tokens["<|bos|>"]
-    return lively({**SMALL, "vocab_size": 300, "depth": 2, "max_seq_len": 24, "bos_id": bos}).requires_grad_(False)
+    return model_for(tokenizer, depth=2, max_seq_len=24).requires_grad_(False)
 
 
 def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
@@ -147,7 +146,7 @@ def test_samples_are_written_by_one_rank_in_any_context(capsys):
     """The continuations are the engine's, whose tests have a plain twin."""
     tokenizer = Tokenizer.train([*PROMPTS], 300)
     for longest in (64, 20):  # of which the second is shorter than prompts are
-        model = lively({**SMALL, "vocab_size": tokenizer.vocab_size, "max_seq_len": longest}).eval()
+        model = model_for(tokenizer, max_seq_len=longest).eval()
         for rank in (0, 1):
             trainer = SimpleNamespace(model=model, tokenizer=tokenizer, runtime=SimpleNamespace(rank=rank))
             sample_writing(trainer, 0).evaluate(None)

@@ -165,17 +165,12 @@ def test_the_clients_chat_and_its_stream(client):
         assert all(len(token.top_logprobs) == 3 for token in choice.logprobs.content)
 
 
-def test_the_clients_completion_stops_and_models(client):
+def test_the_clients_completion_and_models(client):
     settings = {"model": MODEL, "prompt": "The dog", "seed": 6, "max_tokens": 12}
-    whole = client.completions.create(**settings, logprobs=0)
-    text = whole.choices[0].text
+    whole = client.completions.create(**settings)
     chunks = list(client.completions.create(**settings, stream=True, echo=True))
-    assert "".join(chunk.choices[0].text for chunk in chunks) == "The dog" + text
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "The dog" + whole.choices[0].text
     assert whole.id.startswith("cmpl-")
-    assert len(whole.choices[0].logprobs.token_logprobs) == 12
-    stop = text[4:7]
-    [cut] = client.completions.create(**settings, stop=["\x00\x00", stop]).choices
-    assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
     [model] = client.models.list().data
     assert (model.id, model.max_model_len) == (MODEL, CONTEXT)
     assert (model.temperature, model.suggestions) == (0.25, ["Who is there?"])  # the page's
@@ -196,9 +191,7 @@ def test_headers_and_the_policy_of_the_page(server):
     assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"
     assert rules["connect-src"] == "'self'"
     for kind in ("script-src", "style-src"):
-        assert rules[kind].startswith("'sha256-")
-        assert "unsafe" not in rules[kind]
-        assert "*" not in rules[kind]
+        assert re.fullmatch(r"'sha256-[\w+/]+='", rules[kind])
 
 
 def test_an_address_that_is_not_free(server):
