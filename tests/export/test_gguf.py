@@ -3,18 +3,18 @@
 import gguf
 from exports import tokenizer_of, trained
 
-from nanochat.export.gguf import write_file
+from nanochat.export.gguf import write_gguf
 from nanochat.export.hf import Exported
 from nanochat.export.tokenizers import CHAT_TEMPLATE
 from nanochat.tokenizer import SPECIAL_TOKENS
 
 
 def test_llama_cpp_finds_the_keys_and_tensors_it_expects(tmp_path):
-    path, tokenizer = tmp_path / "model.gguf", tokenizer_of()
+    tokenizer = tokenizer_of()
     exported = Exported("d4", trained("portable", tokenizer), tokenizer, {}, [])
-    write_file(path, exported)
+    write_gguf(exported, tmp_path)
     special = exported.tokenizer.special_tokens
-    reader = gguf.GGUFReader(path)
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
     metadata = {key: field.contents() for key, field in reader.fields.items()}
     assert metadata["general.architecture"] == "qwen3"
     for key, value in {
