@@ -34,10 +34,11 @@ def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields) 
 
 
 class RunningServer:
-    """A server that listens. url: without a slash at the end."""
+    """A server that listens. url: without a slash at the end. address: host and port, for a socket."""
 
     def __init__(self, process: subprocess.Popen, url: str, log: list[str]):
         self.process, self.url, self.log = process, url, log
+        self.address = "127.0.0.1", httpx.URL(url).port
         self.http = httpx.Client(base_url=url, timeout=60)
 
     def running(self) -> int:

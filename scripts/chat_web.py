@@ -27,7 +27,6 @@ def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat.runtime import setup
     from nanochat.serve.app import LOOPBACK, Service, application, in_url, listen, open_engines, serve
-    from nanochat.serve.worker import Pool
 
     # In the environment, because all users of a machine see command lines.
     key = os.environ.get("NANOCHAT_API_KEY", "").strip()  # a mounted secret ends with a newline
@@ -36,8 +35,13 @@ def main(config: Config) -> None:
     bound = listen(config.host, config.port)  # before the model is loaded: a mistake shows at once
     with setup(config.device_type, config.dtype) as runtime:
         served, workers = open_engines(config, runtime, config.slots)
-        service = Service(served, Pool(workers, config.queue))
-        app = application(service, config.host, key, config.allow_host.split(), config.allow_origin.split())
+        app = application(
+            Service(served, workers, config.queue),
+            config.host,
+            key,
+            config.allow_host.split(),
+            config.allow_origin.split(),
+        )
         address = f"{in_url(config.host)}:{bound.getsockname()[1]}"
         print0(f"server: http://{address}/ ({served.name}, engines: {len(workers)})")
         serve(bound, app)

@@ -27,12 +27,8 @@ class Config(TagSettings):
     prefix: str = option("", "prefix of the runs' tags (default: all of base_train)")
 
 
-def runs_table(runs: Sequence[ScalingRun]) -> Record:
-    """Return the table with a row for each run."""
-    columns = (
-        "Run | Depth | N:,d | Tokens:,d | Tokens : N:.2f | FLOPs:.3e | --target-flops:g | Bits per byte:.4f | ±:.4f"
-    )
-    return table_of("Runs", columns, runs)
+# The table of runs has a row for each.
+COLUMNS = "Run | Depth | N:,d | Tokens:,d | Tokens : N:.2f | FLOPs:.3e | --target-flops:g | Bits per byte:.4f | ±:.4f"
 
 
 def best_table(found: Mapping[float, Optimum | None]) -> Record:
@@ -69,7 +65,7 @@ def main(config: Config) -> None:
     runs = read_runs(base_dir(), config.prefix)
     if not runs:
         raise ValueError(f"--prefix={config.prefix}: no such run has finished with a validation loss in {base_dir()}")
-    outcome.tables = [runs_table(runs)]
+    outcome.tables = [table_of("Runs", COLUMNS, runs)]
     if config.kind == "miniseries":
         outcome.tables.append(laws_table(runs, {"Bits per byte": "bpb"}))
         outcome.curves = [plot("Bits per byte against compute", "flops", {"runs": runs})]

@@ -22,6 +22,8 @@ from nanochat.world.writer import write_world
 
 ROOT = Path(__file__).resolve().parent.parent
 
+FILES = 600  # limit on open files for the server of the tests
+
 # What a shell starts in the background takes no notice of Ctrl-C, and hands that down: tests of it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -124,6 +126,26 @@ def serve():
         server.close()
 
 
+@pytest.fixture(scope="session")
+def twin(tmp_path_factory):
+    """An engine in this process with the server's weights, which lie in `twin.base`."""
+    from bench.served import write_model  # which imports torch
+
+    base = tmp_path_factory.mktemp("serve") / "base"
+    engine = write_model(base)
+    engine.base = base
+    return engine
+
+
+@pytest.fixture(scope="session")
+def server(twin):
+    """One server for all tests that do not end or overload it; it may open FILES files."""
+    from bench.served import serving
+
+    with serving(twin.base, "--slots=4", files=FILES) as server:
+        yield server
+
+
 @pytest.fixture
 def visit(chromium):
     """Opens a page of its own at a server; at the end none has complained."""
@@ -177,7 +199,7 @@ def here(base: Path, monkeypatch, capsys):
         script = importlib.import_module(f"{module}.__main__" if module == "nanochat.report" else module)
         status = 0
         with monkeypatch.context() as patch:
-            for name in ("NANOCHAT_HUB", "TIKTOKEN_CACHE_DIR"):
+            for name in ("NANOCHAT_HUB", "NANOCHAT_API_KEY", "TIKTOKEN_CACHE_DIR"):
                 patch.delenv(name, raising=False)
             for name, value in {"NANOCHAT_BASE_DIR": str(base), **variables}.items():
                 patch.setenv(name, value)

@@ -6,7 +6,8 @@ import pytest
 from models import CONFIGS, lively
 
 import rustbpe
-from nanochat.engine import Request
+from nanochat.chat import Reply
+from nanochat.engine import Completion, Request
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER = Tokenizer(rustbpe.Tokenizer([], SPECIAL_TOKENS))  # bytes are their own ids
@@ -41,6 +42,21 @@ SETTINGS = [
 
 def tokens_of(found):
     return [[completion.tokens for completion in samples] for samples in found]
+
+
+def collected(events):
+    """Return (tokens, reason) of each sample in some events, reason "" without an end."""
+    found = {}
+    for event in events:
+        found.setdefault((event.request, event.sample), Completion()).add(event, logprobs=False)
+    return {sample: (completion.tokens, completion.reason) for sample, completion in sorted(found.items())}
+
+
+def text_of(tokens, tokenizer=TOKENIZER, calls=False):
+    """Return the text of an answer, with or without the calculator's turns."""
+    reply = Reply(tokenizer)
+    pieces = [piece for token in tokens for piece in reply.add(token)] + reply.close()
+    return "".join(piece.text for piece in pieces if calls or piece.kind == "text")
 
 
 class Late:

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import torch
-from models import CONFIGS, lively
+from bundles import memorized
 
 from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
@@ -16,14 +15,6 @@ def tokenizer_of(size: int = SMALL["vocab_size"]) -> Tokenizer:
     return Tokenizer.train(TEXTS, size)
 
 
-def trained(name: str, tokenizer: Tokenizer, **fields) -> GPT:
-    """A model after a few steps on the samples, so that no weight has its initial value."""
-    model = lively({**CONFIGS[name], **SMALL, **fields})
-    ids = torch.tensor(tokenizer.encode("".join(TEXTS))[: 4 * 97]).view(4, 97)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for _ in range(4):
-        loss = model(ids[:, :-1], ids[:, 1:])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.eval().requires_grad_(False)
+def trained(name: str, tokenizer: Tokenizer) -> GPT:
+    """Return a model after a few steps on the samples, so that no weight has its initial value."""
+    return memorized(tokenizer, "".join(TEXTS), name, steps=4, lr=0.001, **SMALL)

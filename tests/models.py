@@ -35,6 +35,12 @@ def lively(fields, seed=5, **options) -> GPT:
     return model
 
 
+def model_for(tokenizer: Tokenizer, name: str = "reference", **fields) -> GPT:
+    """Return a lively model of a configuration for the ids of a tokenizer."""
+    shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.bos}
+    return lively(CONFIGS[name] | shape | fields)
+
+
 def fake_flash(monkeypatch, ignores_windows=False) -> None:
     """Let FlashAttention 3 compute by the plain formula, on any device."""
 
@@ -84,8 +90,7 @@ def leave_model(
     endless: the likeliest token is never one that ends an answer. more: for the manifest.
     """
     tokenizer.save(base / f"tok_train/{tokenizer_tag}/tokenizer.json")
-    shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"], "depth": 1}
-    model = lively(CONFIGS[preset] | shape | fields)
+    model = model_for(tokenizer, preset, **{"depth": 1} | fields)
     if endless:
         model.head.weight.data[list(tokenizer.special_tokens.values())] = 0
     about = {"tokenizer": {"tag": tokenizer_tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}

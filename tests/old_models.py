@@ -1,12 +1,12 @@
-"""Checkpoints as the public nanochat writes them, and its model of October 2025 in a few plain lines."""
+"""Checkpoints as the public nanochat writes them, and its model of October 2025 as `transformers` has it."""
 
 import json
 import math
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from transformers import NanoChatConfig, NanoChatForCausalLM
 
 SHAPE = {"sequence_len": 192, "vocab_size": 701, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 64}
 
@@ -53,36 +53,37 @@ def leave(folder: Path, weights: dict, shape: dict = SHAPE, step: int = 650, **m
     return folder / f"model_{step:06d}.pt"
 
 
-def forward_of_october(weights: dict[str, Tensor], ids: Tensor, shape: dict = SHAPE) -> Tensor:
-    """Logits, with rotation tables in fp32 (the original rounds them to bf16)."""
-    heads, narrow = shape["n_head"], shape["n_kv_head"]
-    size = shape["n_embd"] // heads
-    norm = lambda x: F.rms_norm(x, (x.shape[-1],))  # noqa: E731
-    rates = 1.0 / 10000 ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
-    angles = torch.outer(torch.arange(ids.shape[1], dtype=torch.float32), rates)
-    cos, sin = angles.cos(), angles.sin()
-
-    def rotated(x: Tensor) -> Tensor:
-        """(rows, heads, length, size), by minus the position."""
-        a, b = x.chunk(2, dim=-1)
-        return norm(torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1))
-
-    x = norm(weights["transformer.wte.weight"].bfloat16().float()[ids])
-    for number in range(shape["n_layer"]):
-        w = {name: weights[f"transformer.h.{number}.{name}.weight"] for name in PARTS}
-        h = norm(x)
-        q, k, v = (
-            (h @ w[f"attn.c_{one}"].T).unflatten(-1, (count, size)).transpose(1, 2)
-            for one, count in (("q", heads), ("k", narrow), ("v", narrow))
-        )
-        k, v = (one.repeat_interleave(heads // narrow, dim=1) for one in (rotated(k), v))
-        scores = (rotated(q) @ k.transpose(-1, -2)) / size**0.5
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        y = scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v
-        x = x + y.transpose(1, 2).flatten(-2) @ w["attn.c_proj"].T
-        x = x + F.relu(norm(x) @ w["mlp.c_fc"].T).square() @ w["mlp.c_proj"].T
-    logits = (norm(x) @ weights["lm_head.weight"].T)[..., : shape["vocab_size"]]
-    return 15 * torch.tanh(logits / 15)
+# Part of a name -> the part in `transformers`, in this order.
+NAMES = {
+    "transformer.wte": "model.embed_tokens",
+    "transformer.h": "model.layers",
+    "attn.c_proj.": "self_attn.o_proj.",
+    "attn.c_q": "self_attn.q_proj",
+    "attn.c_k": "self_attn.k_proj",
+    "attn.c_v": "self_attn.v_proj",
+    "mlp.c_fc": "mlp.fc1",
+    "mlp.c_proj": "mlp.fc2",
+}
 
 
-PARTS = ("attn.c_q", "attn.c_k", "attn.c_v", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+def forward_of_october(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
+    """Logits of the model of October in `transformers`, with rotation tables in fp32 (the original has bf16)."""
+    config = NanoChatConfig(
+        vocab_size=len(weights["lm_head.weight"]),
+        hidden_size=SHAPE["n_embd"],
+        intermediate_size=4 * SHAPE["n_embd"],
+        num_hidden_layers=SHAPE["n_layer"],
+        num_attention_heads=SHAPE["n_head"],
+        num_key_value_heads=SHAPE["n_kv_head"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rms_norm_eps=2**-23,  # that of the original's norm
+    )
+    theirs = {}
+    for name, weight in weights.items():
+        for part, other in NAMES.items():
+            name = name.replace(part, other)
+        theirs[name] = weight
+    theirs["model.embed_tokens.weight"] = theirs["model.embed_tokens.weight"].bfloat16().float()  # as in the file
+    model = NanoChatForCausalLM(config).eval().requires_grad_(False)
+    model.load_state_dict(theirs)
+    return model(ids).logits[..., : SHAPE["vocab_size"]]

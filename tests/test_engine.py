@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from engines import ID, NEVER, SETTINGS, SIZES, TOKENIZER, Late, devices, mixed, model_of, tokens_of
+from engines import ID, NEVER, SETTINGS, SIZES, TOKENIZER, Late, collected, devices, mixed, model_of, tokens_of
 from models import CONFIGS, SMALL, lively
 from torch.nn.utils.rnn import pad_sequence
 
@@ -218,17 +218,6 @@ def test_company_slots_and_a_refresh_change_nothing_in_fp32(device):
         assert device == "cpu" or any(graph is not None for graph in engine.decoder.graphs.values())
 
 
-def settled(job):
-    """Completions of what has come of a job."""
-    found = {}
-    for number, sample, token, _, reason, _ in job.events:
-        completion = found.setdefault((number, sample), Completion(reason=""))
-        completion.reason = reason
-        if token is not None:
-            completion.tokens.append(token)
-    return {where: (completion.tokens, completion.reason) for where, completion in found.items()}
-
-
 @pytest.mark.parametrize("device", [*devices(), "late"])
 @pytest.mark.parametrize("slots", [2, 7])
 def test_jobs_come_and_go_while_others_run(slots, device, seed):
@@ -257,5 +246,5 @@ def test_jobs_come_and_go_while_others_run(slots, device, seed):
         if number in left:
             assert [event.token for event in job.events] == completion.tokens[: left[number]]
         else:
-            assert settled(job) == {(0, 0): (completion.tokens, completion.reason)}
+            assert collected(job.events) == {(0, 0): (completion.tokens, completion.reason)}
     assert left

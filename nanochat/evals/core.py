@@ -11,6 +11,7 @@ depends on the shapes of batches.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -93,7 +94,8 @@ def _evaluate_task(
     # The items are shuffled, so that ranks get similar lengths.
     items = tokenize_items(task, texts, range(runtime.rank, len(texts), runtime.world_size), tokenizer)
     scored = np.array([count for item in items for count in item.scored])
-    score = _score_exact_match if task.kind == COMPLETION else _score_loss
+    # One score per token: 0 for the likeliest one, else 1; or its loss.
+    score = partial(_misses, model) if task.kind == COMPLETION else partial(model.loss, reduction="none")
     sums = _option_sums(model, _plan(items, model.config.max_seq_len), score, len(scored))
     means = iter((sums / torch.from_numpy(scored)).tolist())  # 0 / 0 is nan: an option without scored tokens
     decisions = []
@@ -200,7 +202,7 @@ def _pack(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
 def _option_sums(
     model: GPT,
     rows: list[Row],
-    score: Callable[[GPT, Tensor, Tensor], Tensor],
+    score: Callable[[Tensor, Tensor], Tensor],
     options: int,
 ) -> Tensor:
     """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row."""
@@ -214,7 +216,7 @@ def _option_sums(
         for hidden, targets in _forward(model, batch):
             texts = np.concatenate([target.ids for target in targets], dtype=np.int64)
             ids = _to_device(torch.from_numpy(texts), hidden.device)
-            found.append((score(model, hidden, ids), targets))
+            found.append((score(hidden, ids), targets))
         return found
 
     for batch in _pack(rows, BATCH_TOKENS[model.device.type]):
@@ -275,12 +277,7 @@ def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def _score_loss(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Return one loss per token."""
-    return model.loss(hidden, targets, "none")
-
-
-def _score_exact_match(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
+def _misses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
     """Return 0 for each token that was the likeliest, else 1."""
     # Logits take much memory: they are made in chunks.
     rows = max(1, CHUNK_BYTES[hidden.device.type] // (4 * model.config.padded_vocab))

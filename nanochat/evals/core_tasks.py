@@ -50,10 +50,6 @@ class BundleTask(NamedTuple):
         context = item["context"].strip() + self.delimiter
         return [context, context + item["continuation"]]
 
-    def right(self, item: dict) -> int:
-        """Return the right text's number."""
-        return 1 if self.kind == COMPLETION else item["gold"]
-
     def items(self, most: int) -> list[dict]:
         """Return the first `most` shuffled items (0: all), at least as many as a prompt shows."""
         items = [json.loads(line) for line in self.path.read_bytes().splitlines()]
@@ -66,7 +62,8 @@ class BundleTask(NamedTuple):
         drawn = random.Random(EXAMPLES_SEED + index).sample(range(len(items) - 1), self.shots)
         # Numbers from the index on skip the item itself.
         examples = [items[other + (other >= index)] for other in drawn]
-        head = "".join(f"{self.texts(item)[self.right(item)]}\n\n" for item in examples)
+        # The right text of an item; a completion has no gold option: its second text has the continuation.
+        head = "".join(f"{self.texts(item)[item.get('gold', 1)]}\n\n" for item in examples)
         prompts = [head + text for text in self.texts(items[index])]
         if self.kind == COMPLETION:
             # A space at the end would be a token by itself, but belongs to the continuation's first token.

@@ -74,12 +74,9 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
             # October's vocabulary was not padded.
             if weights[name].shape == (config.vocab_size, config.width):
                 weights[name] = F.pad(weights[name], (0, 0, 0, config.padded_vocab - config.vocab_size))
-    except KeyError:
-        raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026") from None
-    model = new_model(config)
-    try:
+        model = new_model(config)
         model.load_state_dict(weights, assign=True)  # compares names and shapes, and copies nothing
-    except RuntimeError:
+    except (KeyError, RuntimeError):
         raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026") from None
     for name, tensor in weights.items():
         weights[name] = tensor.float()  # after the comparison: a view may name one number a million times

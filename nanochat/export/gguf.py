@@ -40,19 +40,10 @@ KEYS = {
 
 
 def write_gguf(exported: Exported, folder: Path) -> list[str]:
-    """Write model.gguf; return sentences on each comparison."""
-    architecture_of(exported.model.config, [QWEN3])
-    write_file(folder / GGUF_NAME, exported)
-    return [
-        compare_models(exported, read_gguf(folder, exported.model.config.head_dim)),
-        f"tokenizer: llama.cpp splits numbers of three or more digits in another way (pattern {PATTERN})",
-    ]
-
-
-def write_file(path: Path, exported: Exported) -> None:
-    """Write a file with the keys and types that llama.cpp expects."""
+    """Write model.gguf with the keys and types that llama.cpp expects; return sentences on each comparison."""
     import gguf
 
+    architecture_of(exported.model.config, [QWEN3])
     tokenizer = exported.tokenizer
     settings = hf_settings(exported.model, QWEN3, tokenizer.special_tokens)
     # Types tell llama.cpp which tokens are special.
@@ -76,7 +67,7 @@ def write_file(path: Path, exported: Exported) -> None:
         "tokenizer.ggml.add_bos_token": True,
         "tokenizer.chat_template": tokenizer_files.CHAT_TEMPLATE,
     }
-    writer = gguf.GGUFWriter(path, "qwen3")
+    writer = gguf.GGUFWriter(folder / GGUF_NAME, "qwen3")
     types = gguf.GGUFValueType
     for key, value in metadata.items():
         # llama.cpp expects numbers without a sign.
@@ -90,6 +81,10 @@ def write_file(path: Path, exported: Exported) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return [
+        compare_models(exported, read_gguf(folder, exported.model.config.head_dim)),
+        f"tokenizer: llama.cpp splits numbers of three or more digits in another way (pattern {PATTERN})",
+    ]
 
 
 def read_gguf(folder: Path, head_dim: int) -> "PreTrainedModel":

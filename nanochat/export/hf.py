@@ -234,8 +234,11 @@ def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     # backend_tokenizer: the fast one in Rust, which encodes a batch in threads.
     loaded = transformers().AutoTokenizer.from_pretrained(folder).backend_tokenizer
     loaded.encode_special_tokens = True  # the library's name for "as plain text"
-    ids = [encoding.ids for encoding in loaded.encode_batch(exported.texts, add_special_tokens=False)]
-    return [tokenizer_files.compare_ids(exported.tokenizer, exported.texts, ids)]
+    encodings = loaded.encode_batch(exported.texts, add_special_tokens=False)
+    for text, encoding in zip(exported.texts, encodings, strict=True):
+        if exported.tokenizer.encode(text) != encoding.ids:
+            raise ValueError(f"transformers gives other ids for {text!r}")
+    return [f"tokenizer: transformers gives the same ids for {len(exported.texts):,} texts"]
 
 
 def transformers() -> ModuleType:

@@ -91,14 +91,6 @@ def sample_texts(special_tokens: Iterable[str], count: int = 5000) -> list[str]:
     return texts
 
 
-def compare_ids(tokenizer: Tokenizer, texts: list[str], ids: list[list[int]]) -> str:
-    """Return a sentence that all ids are equal; ValueError names the first text with a difference."""
-    for text, found in zip(texts, ids, strict=True):
-        if tokenizer.encode(text) != found:
-            raise ValueError(f"transformers gives other ids for {text!r}")
-    return f"tokenizer: transformers gives the same ids for {len(texts):,} texts"
-
-
 # ---- byte-level vocabularies ----
 
 

@@ -109,10 +109,8 @@ def optimum(runs: Sequence[ScalingRun]) -> Optimum | None:
 
 def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
     """Return the power law through points at two places or more: least squares of the logarithms."""
-    x, y = np.log(xs), np.log(ys)
+    from scipy.stats import linregress  # not at the top: the import takes a second
+
+    line = linregress(np.log(xs), np.log(ys))
     # Two degrees of freedom go into the line; two points leave none for an error.
-    if len(x) < LEAST_POINTS:
-        exponent, height = np.polyfit(x, y, 1)
-        return PowerLaw(height, exponent, math.nan)
-    (exponent, height), covariance = np.polyfit(x, y, 1, cov=True)
-    return PowerLaw(height, exponent, math.sqrt(covariance[0, 0]))
+    return PowerLaw(line.intercept, line.slope, line.stderr if len(xs) >= LEAST_POINTS else math.nan)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.resources import files
 
@@ -40,7 +40,7 @@ from nanochat.engine import Engine
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
-from nanochat.serve.worker import Pool, Worker, engine_failed
+from nanochat.serve.worker import RETRY, Generation, Worker, engine_failed
 from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
 
@@ -117,29 +117,28 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
+@dataclass
 class Service:
-    """The routes, and their shared data."""
+    """The routes, and the engines at work behind them. queue: limit for samples without a slot."""
 
-    def __init__(self, served: ServedModel, pool: Pool):
-        self.served = served
-        self.pool = pool
-        self.created = int(time.time())
+    served: ServedModel
+    workers: Sequence[Worker]
+    queue: int
+    created: int = field(default_factory=lambda: int(time.time()))
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        for worker in self.pool.workers:
+        for worker in self.workers:
             worker.begin()
         yield
-        for worker in self.pool.workers:
+        for worker in self.workers:
             worker.stop()
 
     async def health(self, request: Request) -> Response:
-        workers = self.pool.workers
-        if not all(worker.is_ready for worker in workers):
+        if not all(worker.is_ready for worker in self.workers):
             raise engine_failed()
-        samples = sum(worker.load for worker in workers)  # in slots and in the queue
-        errors = sum(worker.engine.errors for worker in workers)  # samples that ended with one
-        return JSONResponse({"status": "ok", "model": self.served.name, "samples": samples, "errors": errors})
+        errors = sum(worker.engine.errors for worker in self.workers)  # samples that ended with one
+        return JSONResponse({"status": "ok", "model": self.served.name, "samples": self.load, "errors": errors})
 
     async def models(self, request: Request) -> Response:
         model = {
@@ -156,8 +155,23 @@ class Service:
     async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request) -> Response:
         body = await read_body(request)
         api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
-        generation = self.pool.submit(api_request)
-        return ApiResponse(api_request, self.served, generation)
+        return ApiResponse(api_request, self.served, self.submit(api_request))
+
+    @property
+    def load(self) -> int:
+        """The number of samples in slots and in the queue."""
+        return sum(worker.load for worker in self.workers)
+
+    def submit(self, request: ApiRequest) -> Generation:
+        """Hand a request to the worker with the lowest load; an ApiError if there is no room."""
+        # A request is accepted whole: with slots or places in the queue for all samples.
+        places = sum(worker.engine.slots for worker in self.workers) + self.queue
+        samples = len(request.samples)
+        if samples > places:
+            raise ApiError(400, f"the request asks for {samples:,} samples, there is room for {places:,}", "n")
+        if self.load + samples > places:
+            raise ApiError(429, "the server is busy, try again", code="queue_full", headers=RETRY)
+        return min(self.workers, key=lambda worker: worker.load).submit(request)
 
 
 def chat_page() -> Response:

@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -197,22 +196,3 @@ class Worker:
 def _deliver(news: list[tuple[Generation, list[Event] | None]]) -> None:
     for generation, events in news:
         generation.deliver(events)
-
-
-@dataclass
-class Pool:
-    """All workers. queue: limit for samples without a slot."""
-
-    workers: Sequence[Worker]
-    queue: int
-
-    def submit(self, request: ApiRequest) -> Generation:
-        """Hand a request to the worker with the lowest load; an ApiError if there is no room."""
-        # A request is accepted whole: with slots or places in the queue for all samples.
-        places = sum(worker.engine.slots for worker in self.workers) + self.queue
-        samples = sum(prompt.n for prompt in request.prompts)
-        if samples > places:
-            raise ApiError(400, f"the request asks for {samples:,} samples, there is room for {places:,}", "n")
-        if sum(worker.load for worker in self.workers) + samples > places:
-            raise ApiError(429, "the server is busy, try again", code="queue_full", headers=RETRY)
-        return min(self.workers, key=lambda worker: worker.load).submit(request)

@@ -4,24 +4,11 @@ import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
+from conftest import FILES
 
 from bench.hostile_requests import CHAT, HI, post, requests, status_of
-from bench.served import serving, write_model
 from nanochat.serve.app import listen
-
-FILES = 600  # that the server may open
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    base = tmp_path_factory.mktemp("attacks") / "base"
-    write_model(base)
-    with serving(base, "--slots=4", files=FILES) as server:
-        url = httpx.URL(server.url)
-        server.address = (url.host, url.port)
-        yield server
 
 
 def test_no_request_is_an_error_of_the_server(server):

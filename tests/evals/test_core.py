@@ -19,20 +19,19 @@ from bundles import (
     world_tasks,
     write_bundle,
 )
-from models import CONFIGS, limit_memory, lively
+from models import CONFIGS, limit_memory, model_for
 from plain_core import decide
 
 from nanochat.evals import core
 from nanochat.evals.core import core_scores, evaluate_core
 from nanochat.evals.core_tasks import read_bundle, tokenize_items
-from nanochat.gpt import GPT
 from nanochat.log import MetricLog, read_metrics
 from nanochat.outcome import mean_estimate
 from nanochat.paths import read_jsonl
 from nanochat.train import State
 
 TASKS = [*world_tasks(9), *HARD]
-MODEL = {"max_seq_len": 256, "window_pattern": "SL"}
+MODEL = {"depth": 3, "max_seq_len": 256, "window_pattern": "SL"}
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +61,6 @@ def model(tokenizer):
         if task.kind == COMPLETION:
             texts += [f"{row['context'].strip()}{task.delimiter}{row['continuation']}" for row in task.rows[::2]]
     return memorized(tokenizer, "\n\n".join(texts), **MODEL)
-
-
-def untrained(tokenizer, name: str = "reference", **fields) -> GPT:
-    shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
-    return lively(CONFIGS[name] | shape | fields).eval()
 
 
 def decisions(folder: Path, task) -> list[dict]:
@@ -122,7 +116,7 @@ def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tm
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_configuration_decides_like_the_plain_twin(name, tokenizer, tasks, tmp_path):
     few = [task for task in tasks if task.label.startswith("hard") or task.label == "world_schema"]
-    model = untrained(tokenizer, name, max_seq_len=144)
+    model = model_for(tokenizer, name, max_seq_len=144)
     evaluate_core(model, tokenizer, few, one_process(), folder=tmp_path)
     assert_plain(model, tokenizer, few, tmp_path)
 
@@ -136,7 +130,7 @@ def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer,
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
     monkeypatch.setitem(core.BATCH_TOKENS, "cpu", 10**6)
     for context in (16, 100, 171):
-        model = untrained(tokenizer, max_seq_len=context)
+        model = model_for(tokenizer, max_seq_len=context)
         folder = tmp_path / str(context)
         evaluate_core(model, tokenizer, read_bundle(), one_process(), 0, folder)
         assert_plain(model, tokenizer, read_bundle(), folder)

@@ -1,4 +1,4 @@
-"""Checkpoints of the public nanochat: October's model computes the same as a plain twin; other layouts are refused."""
+"""Checkpoints of the public nanochat: October's model computes what `transformers` does; other layouts are refused."""
 
 import pytest
 import torch

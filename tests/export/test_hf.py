@@ -88,8 +88,6 @@ def test_a_new_setting_is_refused_and_one_without_effect_is_not():
 
 
 def test_each_architecture_names_its_obstacles():
-    assert architecture_of(GPTConfig(**CONFIGS["october-2025"])) == NANOCHAT
-    assert architecture_of(GPTConfig(**CONFIGS["portable"])) == QWEN3
     refused = r"NanoChat\w+ does not support window_pattern=SSSL, .*; Qwen3\w+ does not support mlp=relu2, .*"
     with pytest.raises(ValueError, match=refused + r"--model=october-2025 or --model=portable$"):
         architecture_of(GPTConfig(**CONFIGS["reference"]))
@@ -97,7 +95,6 @@ def test_each_architecture_names_its_obstacles():
 
 def test_transformers_computes_the_same(folder):
     model, out, output = folder
-    assert float(output.partition("the largest difference in fp32 is ")[2].split(",")[0]) <= 1e-5
     assert "over 384 tokens\n" in output
     theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert not any(info.values()), info
@@ -131,8 +128,9 @@ TURNS = json.loads("""[
 CHATS = [[QUESTION], TURNS, [QUESTION, {"role": "assistant", "content": PARTS}]]
 
 
-def test_the_chat_template_renders_the_same(folder, tokenizer):
+def test_tokens_and_chat_template_are_the_same(folder, tokenizer):
     words = transformers.AutoTokenizer.from_pretrained(folder[1])
+    assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
     for messages in CHATS:
         ours, _ = chat.render_conversation({"messages": messages}, tokenizer)
         assert words.apply_chat_template(messages)["input_ids"] == ours
@@ -142,12 +140,6 @@ def test_the_chat_template_renders_the_same(folder, tokenizer):
     for wrong in ([QUESTION] * 2, [CHATS[1][2]], [QUESTION, QUESTION | {"role": "tool"}]):
         with pytest.raises(Exception, match="take turns"):
             words.apply_chat_template(wrong)
-
-
-def test_special_tokens_have_their_roles(folder):
-    """The export compares the ids of texts itself; test_tokenizers.py has those of special tokens."""
-    words = transformers.AutoTokenizer.from_pretrained(folder[1])
-    assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
 
 
 def test_gguf_is_compared_too(tokenizer, texts, tmp_path):

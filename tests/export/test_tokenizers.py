@@ -34,10 +34,8 @@ def test_tokenizers_gives_the_same_ids_and_text(tokenizer, tmp_path):
     assert hf.encode("a <|user_end|>b").ids == expected
     hf.encode_special_tokens = True  # names in texts are text
     found = [encoding.ids for encoding in hf.encode_batch(TEXTS, add_special_tokens=False)]
-    assert files.compare_ids(tokenizer, TEXTS, found) == "tokenizer: transformers gives the same ids for 5,000 texts"
+    assert found == list(map(tokenizer.encode, TEXTS))
     assert [hf.decode(ids) for ids in found[:2000]] == TEXTS[:2000]
-    with pytest.raises(ValueError, match=r"^transformers gives other ids for "):
-        files.compare_ids(tokenizer, TEXTS, [*found[:-1], [1]])
 
 
 def test_our_file_and_tiktokens_ranks_are_read(tokenizer, tmp_path):

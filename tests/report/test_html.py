@@ -1,9 +1,6 @@
 """The HTML card of a small real run, in a real browser: on a phone and a desk, by day and by night."""
 
-import http.server
 import re
-import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -53,31 +50,10 @@ def run(tmp_path_factory) -> Path:
     return base.folder
 
 
-@pytest.fixture(scope="module")
-def served(run, tmp_path_factory):
-    """The card behind a server that knows what it was asked for."""
-    folder, asked = tmp_path_factory.mktemp("served"), []
-    write_card(run, folder / "report.md")
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def log_request(self, code="-", size="-"):
-            asked.append(self.path)
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
-def test_a_reader_sees_all_of_it(visit, served, width, scheme):
-    address, asked = served
-    asked.clear()
-    seen = visit(f"{address}/report.html", width, 1200, scheme).js(LOOK)
-    assert asked == ["/report.html"]
+def test_a_reader_sees_all_of_it(visit, run, width, scheme, tmp_path):
+    write_card(run, tmp_path / "report.md")
+    seen = visit((tmp_path / "report.html").as_uri(), width, 1200, scheme).js(LOOK)
     assert (seen["width"], seen["scroll"], seen["out"]) == (width, width, [])
     assert set(seen["cut"]) == {EVIL}  # no other word of a picture is longer than there is room for
     assert seen["tables"] == 2

@@ -1,11 +1,8 @@
 """The command: files of a card, from any machine, and the record for programs."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 from conftest import ROOT
 from outcomes import leave
@@ -98,7 +95,7 @@ def test_the_command(tmp_path, base, here):
     assert (done.returncode, done.stderr) == (2, "error: --compare takes two runs, A B, not 1\n")
 
 
-def test_every_form_is_of_the_machine_of_the_run(tmp_path, base):
+def test_every_form_is_of_the_machine_of_the_run(tmp_path, base, python):
     """A copy of the program, outside a checkout and in another environment, writes the same except for the date."""
     leave(base, curves=[{"title": "Loss", "x": "a", "y": "b", "series": {"train": [[0, 1], [3.0, float("nan")]]}}])
     leave(base, "base_eval", metrics={"CORE metric": {"value": 0.5, "stderr": 0.1}})
@@ -106,8 +103,7 @@ def test_every_form_is_of_the_machine_of_the_run(tmp_path, base):
     cards = []
     for home, variables in [(ROOT, {}), (tmp_path / "two", {"TZ": "Asia/Seoul", "LC_ALL": "C", "PATH": "/bin"})]:
         out = tmp_path / f"out-{len(cards)}"
-        command = [sys.executable, "-m", "nanochat.report", f"--base-dir={base}", f"--out={out}/card.md"]
-        done = subprocess.run(command, cwd=home, env=os.environ | variables, capture_output=True, text=True)
+        done = python("-m", "nanochat.report", f"--base-dir={base}", f"--out={out}/card.md", cwd=home, **variables)
         assert done.returncode == 0, done.stderr
         texts = {path.relative_to(out): path.read_text(encoding="utf-8") for path in out.rglob("*") if path.is_file()}
         assert not any(str(tmp_path) in text for text in texts.values())

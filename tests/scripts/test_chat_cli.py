@@ -68,8 +68,7 @@ def test_a_chat_at_a_terminal(base):
     assert "model: chat_sft mine, step 7\r\n" in person.text
     assert "/clear starts a new conversation" in person.text
     assert "ask, for example: Who is there?\r\n" in person.text
-    answer = person.type("hello 한국\r").split("\r\n", 1)[1].replace("\x1b[?2004h", "")
-    assert not [code for code in answer if (ord(code) < 32 and code not in "\t\r\n") or 127 <= ord(code) < 160]
+    person.type("hello 한국\r")
     assert "there is no command /sav" in person.type("/sav\r")
     assert "nowhere" in person.type("\x1b[A\x1b[A\x1b[A", "nowhere")  # the up arrow
     person.type("\x15one\\\r")

@@ -30,6 +30,11 @@ plan --scale=huge | invalid choice 'huge' for argument '--scale'. Expected one o
 plan --data=/no/such/folder | --data=/no/such/folder is no folder
 plan --scale cpu | --scale=cpu needs real text, and none is here: name a folder with --data=FOLDER
 plan --tag=../up | the tag ../up cannot name a folder
+chat_web --host=0.0.0.0 | --host=0.0.0.0 is open to other machines: set NANOCHAT_API_KEY
+chat_web --port=70000 | --port=70000: bind
+chat_web --tag=none --port=0 | there is no model in
+base_eval --tag=none | base_train/none: python -m scripts.base_train makes one
+base_eval --max-per-task=-2 | --max-per-task has to be -1 or more, not -2
 plan --depth=900 | are missing; free some, or set NANOCHAT_BASE_DIR
 """
 

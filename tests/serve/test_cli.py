@@ -5,9 +5,9 @@ import os
 import signal
 
 import pytest
-from engines import ID, TOKENIZER, model_of
+from engines import ID, TOKENIZER, model_of, text_of
 
-from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt
+from nanochat.chat import Piece, check_conversation, fitted_prompt
 from nanochat.engine import Engine, Request
 from nanochat.serve.cli import AnswerPrinter, TerminalChat, join_lines
 
@@ -78,9 +78,7 @@ def new_chat(engine):
 def answer_to(engine: Engine, tokens: list[int], **settings) -> str:
     """Return the text that the engine generates after a prompt."""
     [[completion]] = engine.generate([Request(tokens, TOKENS, **settings)])
-    reply = Reply(TOKENIZER)
-    pieces = [piece for token in completion.tokens for piece in reply.add(token)] + reply.close()
-    return "".join(piece.text for piece in pieces if piece.kind == "text")
+    return text_of(completion.tokens)
 
 
 def prompt_of(messages: list[dict], system: str = "") -> list[int]:

@@ -123,6 +123,12 @@ def test_refused_chats(case):
     assert words in error["message"]
 
 
+def test_another_model_has_a_status_of_its_own():
+    with pytest.raises(ApiError, match="there is no model 'gpt-4' here, only 'mine'") as caught:
+        chat(model="gpt-4")
+    assert (caught.value.status, caught.value.body["error"]["code"]) == (404, "model_not_found")
+
+
 # The first field is wrong.
 REFUSED = """
 prompt=[]

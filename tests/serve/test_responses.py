@@ -6,7 +6,7 @@ from itertools import chain
 
 import pytest
 import torch
-from engines import ID, TOKENIZER, model_of
+from engines import ID, TOKENIZER, model_of, tokens_of
 from hypothesis import given
 from hypothesis import strategies as st
 from test_engine import ids_of, script_model
@@ -110,7 +110,6 @@ def test_a_stop_ends_a_sample_in_the_engine():
 
 
 def test_the_calculators_turns_are_parts():
-    user = ids_of("[user_start]hi[user_end][assistant_start]")
     engine, body = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER), {"messages": HI, "temperature": 0}
     whole, chunks = whole_of(engine, body), chunks_of(engine, body)
     assert (whole["object"], chunks[0]["object"]) == ("chat.completion", "chat.completion.chunk")
@@ -125,8 +124,6 @@ def test_the_calculators_turns_are_parts():
     assert "".join(part["text"] for part in streamed if part["type"] == "python") == "12*3"
     assert "".join(part["text"] for part in streamed if part["type"] == "python_output") == "36"
     assert "".join(delta.get("content", "") for delta in deltas) == "YZ"
-    again = [*HI, choice["message"], {"role": "user", "content": "more"}]
-    assert list(parse({"messages": again}).prompts[0].tokens)[: len(user) + 1] == [ID["<|bos|>"], *user]
 
 
 @pytest.mark.parametrize("settings", [{}, {"stop": "Z", "top_logprobs": 1}])
@@ -153,26 +150,21 @@ def test_calls_that_follow_at_once_stay_apart():
 @pytest.mark.parametrize("prompts", [["hi", "The dog"], [[72, 105], [ID["<|bos|>"], 0xF0, 0x9F, 66]]])
 def test_an_echo_scores_the_prompt_as_a_plain_forward_does(prompts):
     body = {"prompt": prompts, "max_tokens": 3, "echo": True, "logprobs": 2, "n": 2, "seed": 4}
-    request = parse(body)
-    for choice in whole_of(Engine(MODEL, TOKENIZER), body)["choices"]:
+    request, engine = parse(body), Engine(MODEL, TOKENIZER)
+    samples = chain.from_iterable(tokens_of(engine.generate(request.prompts)))
+    for choice, tokens in zip(whole_of(engine, body)["choices"], samples, strict=True):
         prompt, found = list(request.prompts[choice["index"] // 2].tokens), choice["logprobs"]
         assert choice["text"].startswith(TOKENIZER.decode(prompt[request.added_tokens :]))
-        row = [*prompt, *(token_of(name) for name in found["tokens"][len(prompt) - request.added_tokens :])]
+        row = [*prompt, *tokens][: request.added_tokens + len(found["tokens"])]
         logprobs = MODEL(torch.tensor([row]))[0].log_softmax(-1)
         expected = [None, *(float(logprobs[i, token]) for i, token in enumerate(row[1:]))][request.added_tokens :]
         assert found["token_logprobs"] == [one if one is None else pytest.approx(one, abs=1e-5) for one in expected]
         for logprob, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True):
             assert logprob is None or (logprob in top.values() and len(top) in (2, 3))
-    for choice in whole_of(Engine(MODEL, TOKENIZER), {**body, "temperature": 0, "n": 1})["choices"]:
+    for choice in whole_of(engine, {**body, "temperature": 0, "n": 1})["choices"]:
         found = choice["logprobs"]
         for logprob, top in list(zip(found["token_logprobs"], found["top_logprobs"], strict=True))[-3:]:
             assert logprob == max(top.values())
-
-
-def token_of(name):
-    if name in ID:
-        return ID[name]
-    return int(name.removeprefix("\\x"), 16) if name.startswith("\\x") else ord(name)
 
 
 def test_the_token_that_ends_a_completion_has_a_log_probability():

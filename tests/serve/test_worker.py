@@ -6,11 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
-from engines import NEVER, TOKENIZER, model_of
+from engines import NEVER, TOKENIZER, collected, model_of
 
-from nanochat.engine import Completion, Engine, Request
+from nanochat.engine import Engine, Request
+from nanochat.serve.app import Service
 from nanochat.serve.requests import ApiError, ApiRequest, CommonFields
-from nanochat.serve.worker import Pool, Worker
+from nanochat.serve.worker import Worker
 
 MODEL = model_of()
 LONG = Request([65], 150, stop=NEVER)
@@ -22,24 +23,23 @@ async def working(count=1, slots=4, queue=8):
     for worker in workers:
         worker.begin()
     try:
-        yield Pool(workers, queue)
+        yield Service(None, workers, queue)
     finally:
         for worker in workers:
             worker.stop()
 
 
-def submit(pool, *requests):
-    return pool.submit(ApiRequest(CommonFields(), is_chat=False, prompts=requests))
+def submit(service, *requests):
+    return service.submit(ApiRequest(CommonFields(), is_chat=False, prompts=requests))
 
 
 async def result(generation):
     """Return (tokens, reason) of all samples that end."""
-    found = {}
+    events = []
     while generation.open or not generation.news.empty():
-        for event in await asyncio.wait_for(generation.next_events(), 30):
-            found.setdefault((event.request, event.sample), Completion()).add(event, logprobs=False)
+        events += await asyncio.wait_for(generation.next_events(), 30)
     generation.close()
-    return {sample: (completion.tokens, completion.reason) for sample, completion in sorted(found.items())}
+    return collected(events)
 
 
 async def until(holds):
@@ -51,11 +51,11 @@ async def until(holds):
 
 def test_a_client_that_leaves_frees_its_slots_at_once():
     async def ask():
-        async with working(slots=2) as pool:
-            [worker] = pool.workers
-            first = submit(pool, LONG)
+        async with working(slots=2) as service:
+            [worker] = service.workers
+            first = submit(service, LONG)
             await until(lambda: not first.news.empty())
-            second, third, fourth = (submit(pool, LONG) for _ in range(3))
+            second, third, fourth = (submit(service, LONG) for _ in range(3))
             await until(lambda: not second.news.empty())
             assert len(first.open) == 1  # the second joins while the first runs
             assert worker.load == 4
@@ -67,17 +67,17 @@ def test_a_client_that_leaves_frees_its_slots_at_once():
             both = await asyncio.gather(result(second), result(third))
             assert [len(found[0, 0][0]) for found in both] == [150, 150]
             assert worker.load == 0
-            submit(pool, LONG).close()  # before the thread has seen it
-            assert len((await result(submit(pool, LONG)))[0, 0][0]) == 150
+            submit(service, LONG).close()  # before the thread has seen it
+            assert len((await result(submit(service, LONG)))[0, 0][0]) == 150
 
     asyncio.run(ask())
 
 
 def test_one_sample_may_end_while_others_run_on():
     async def ask():
-        async with working() as pool:
-            [worker] = pool.workers
-            generation = submit(pool, replace(LONG, n=3, temperature=1.0))
+        async with working() as service:
+            [worker] = service.workers
+            generation = submit(service, replace(LONG, n=3, temperature=1.0))
             await until(lambda: not generation.news.empty())
             generation.cancel({(0, 1)})
             assert worker.load == 2
@@ -91,19 +91,19 @@ def test_one_sample_may_end_while_others_run_on():
 
 def test_admission():
     async def ask():
-        async with working(count=2, slots=2, queue=3) as pool:
-            first, second = pool.workers
+        async with working(count=2, slots=2, queue=3) as service:
+            first, second = service.workers
             with pytest.raises(ApiError, match="asks for 8 samples, there is room for 7") as caught:
-                submit(pool, replace(LONG, n=8))
+                submit(service, replace(LONG, n=8))
             assert caught.value.status == 400
-            generation = submit(pool, LONG, LONG)
-            submit(pool, replace(LONG, n=5))
+            generation = submit(service, LONG, LONG)
+            submit(service, replace(LONG, n=5))
             assert (first.load, second.load) == (2, 5)
             with pytest.raises(ApiError, match="busy") as caught:
-                submit(pool, LONG)
+                submit(service, LONG)
             assert (caught.value.status, caught.value.headers) == (429, {"retry-after": "1"})
             generation.close()
-            submit(pool, LONG)
+            submit(service, LONG)
             assert (first.load, second.load) == (1, 5)
 
     asyncio.run(ask())
