@@ -1,6 +1,5 @@
 """Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
 
-import resource
 import shutil
 import signal
 import time
@@ -139,14 +138,3 @@ class Room:
 
     def __call__(self) -> None:
         shutil.disk_usage = lambda path: SimpleNamespace(free=self.free)
-
-
-class FileLimit:
-    """No file may become larger than so many bytes: what a full disk does to a save."""
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def __call__(self) -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
