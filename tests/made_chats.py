@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from nanochat.tokenizer import Tokenizer
 
@@ -15,7 +16,8 @@ def sentence(random: Random, words: int, korean: bool = False) -> str:
     return " ".join(map("".join, parts)).capitalize() + "."
 
 
-def chat(*texts: str, **others: str) -> dict:
+def chat(*texts: str | list, **others: Any) -> dict:
+    """A conversation of user and assistant in turn."""
     roles = ("user", "assistant")
     return {"messages": [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]} | others
 

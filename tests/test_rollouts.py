@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from loop_parts import ALONE, train
+from made_chats import chat
 from models import CONFIGS, lively
 
 from nanochat import engine as engine_module
@@ -42,8 +43,7 @@ class Words:
         return self.size
 
     def __getitem__(self, number: int) -> dict:
-        asked = {"role": "user", "content": f"the number {number}" + " is here" * (number % 5)}
-        return {"messages": [asked, {"role": "assistant", "content": "46"}]}
+        return chat(f"the number {number}" + " is here" * (number % 5), "46")
 
     def reward(self, conversation: dict, completion: str) -> float:
         return self.earned(completion)

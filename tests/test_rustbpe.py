@@ -155,7 +155,7 @@ def test_ids_equal_tiktoken(tokenizer: rustbpe.Tokenizer):
 
 @pytest.mark.parametrize("name", CACHED)
 def test_real_vocabularies_give_tiktokens_ids(name: str):
-    """bench/tokenizer_peers.py compares the ids of whole corpora."""
+    """bench/tokenizer.py compares the ids of whole corpora."""
     encoding = reference(name)
     assert_same_ids(from_reference(encoding), encoding, random_texts(20_000) + sample_texts())
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from base_runs import Base
 from fake_hub import write_hub
 from forks import Forked, run_module
+from made_chats import chat
 
 from nanochat.config import options
 from nanochat.paths import read_json
@@ -30,9 +31,7 @@ def sums(count: int, first: int = 0) -> list[dict]:
     made = []
     for number in range(first, first + count):
         asked = f"{WORDS[number % 7]} {number % 5}+{number % 3}" + " fox" * (30 if number % 9 == 8 else 0)
-        said = [asked, str(number % 5 + number % 3)]
-        roles = zip(("user", "assistant"), said, strict=True)
-        made.append({"messages": [{"role": role, "content": text} for role, text in roles]})
+        made.append(chat(asked, str(number % 5 + number % 3)))
     return made
 
 
@@ -57,8 +56,7 @@ class Letters:
         return 5
 
     def __getitem__(self, index: int) -> dict:
-        said = [{"role": "user", "content": f"{index}?"}, {"role": "assistant", "content": "B"}]
-        return {"messages": said, "letters": ["A", "B"]}
+        return chat(f"{index}?", "B", letters=["A", "B"])
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
         return [text == "B" for _, text in answers]
