@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from browsers import NAMES, Browser, Page, installed
 from bundles import world_tasks, write_bundle
+from corpora import write_letters
 from fake_hub import write_hub
 from huggingface_hub import constants
 
@@ -195,15 +196,7 @@ def here(base: Path, monkeypatch, capsys):
 @pytest.fixture
 def text_folder(tmp_path: Path) -> Path:
     """A little text of several kinds in a folder named `letters`."""
-    folder = tmp_path / "letters"
-    folder.mkdir()
-    for number in range(40):
-        lines = [
-            f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {line**3} {line:x} {'ab' * (line % 9)}\n"
-            for line in range(60)
-        ]
-        (folder / f"{number:02d}.txt").write_text("".join(lines), encoding="utf-8")
-    return folder
+    return write_letters(tmp_path / "letters", 60)
 
 
 class Speedrun:

@@ -1,25 +1,23 @@
 """Small trained models and tokenizers to export."""
 
-from pathlib import Path
-
 import torch
+from corpora import SAMPLES
 from models import CONFIGS, lively
 
 from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
 
-TEXTS = [path.read_text(encoding="utf-8") for path in sorted(Path("scripts/samples").glob("*.txt"))]
 SMALL = {"vocab_size": 701, "max_seq_len": 192, "kv_heads": 1}  # the vocabulary is no multiple of 64
 
 
 def tokenizer_of(size: int = SMALL["vocab_size"]) -> Tokenizer:
-    return Tokenizer.train(TEXTS, size)
+    return Tokenizer.train(SAMPLES, size)
 
 
 def trained(name: str, tokenizer: Tokenizer, **fields) -> GPT:
     """A model after a few steps on the samples, so that no weight has its initial value."""
     model = lively({**CONFIGS[name], **SMALL, **fields})
-    ids = torch.tensor(tokenizer.encode("".join(TEXTS))[: 4 * 97]).view(4, 97)
+    ids = torch.tensor(tokenizer.encode("".join(SAMPLES))[: 4 * 97]).view(4, 97)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     for _ in range(4):
         loss = model(ids[:, :-1], ids[:, 1:])

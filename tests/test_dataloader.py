@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from corpora import CountedTokenizer, counted_corpus, damage, text_corpus
+from corpora import CountedTokenizer, counted_corpus, text_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -141,13 +141,6 @@ def test_numbers_that_do_not_divide(corpus, tokenizer):
         loader_of(corpus, tokenizer, world_size=3)
     with pytest.raises(ValueError, match="3 rows of a batch cannot be shared by 4 ranks: use a multiple of 4"):
         loader_of(corpus, tokenizer, world_size=4, batch_size=3)
-
-
-def test_a_damaged_shard_is_named(tmp_path, tokenizer):
-    corpus = damage(text_corpus(tmp_path, [texts_of(300)] * 3, 32), 1)
-    for loader in ranks_of(corpus, tokenizer, 2):
-        with loader, pytest.raises(ValueError, match=r"01\.parquet is no complete parquet file"):
-            rows_of([loader], 2000)
 
 
 def threads() -> int:

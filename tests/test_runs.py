@@ -190,7 +190,7 @@ def test_golf_scores_an_entry_and_ends_with_a_comparison(runs, base, tmp_path):
 
 
 @pytest.mark.slow
-def test_golf_ends_with_a_comparison_and_resumes(runs, base, tmp_path):
+def test_golf_repeats_the_best_baseline_and_resumes(runs, base):
     flags = [*GOLF, *FLAGS, "--seeds=2"]
     one = runs("golf.sh", *flags)
     assert one.returncode == 0, one.stderr
@@ -199,14 +199,9 @@ def test_golf_ends_with_a_comparison_and_resumes(runs, base, tmp_path):
     first = {f"links-{entry}-1" for entry in ("golf", *BASELINES)}
     assert tags - again == first | {"links", "links-golf-2"}
     assert len(tags & again) == 1  # the best baseline alone has a second seed
-    text = (tmp_path / "golf.md").read_text(encoding="utf-8")
-    assert "Entries, against the best baseline" in text
     again = runs("golf.sh", *flags)
     assert again.returncode == 0, again.stderr
     assert "== " not in again.stdout  # all entries are scored
-    other = runs("golf.sh", *flags, "--warmup-steps=2")
-    assert other.returncode == 2
-    assert other.stderr.endswith("was scored with other settings: take another --tag\n")
 
 
 @pytest.mark.parametrize(
