@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-from models import lively
+from models import learn, lively
 
 from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
@@ -97,9 +97,4 @@ def memorized(tokenizer: Tokenizer, text: str, steps: int = 80, **fields) -> GPT
     shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
     model = lively({"depth": 3, "width": 64, "heads": 2, "kv_heads": 1, "max_seq_len": 512} | shape | fields)
     ids = torch.tensor([[shape["bos_id"], *tokenizer.encode(text)]])[:, : model.config.max_seq_len]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(ids[:, :-1], ids[:, 1:]).div(ids.shape[1]).backward()
-        optimizer.step()
-    return model.eval()
+    return learn(model, ids, steps, rate=0.01)

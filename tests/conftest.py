@@ -199,6 +199,15 @@ def text_folder(tmp_path: Path) -> Path:
     return write_letters(tmp_path / "letters", 60)
 
 
+def copy_runs(home: Path, programs: dict[str, str]) -> None:
+    """Copy runs/ to another home, with these programs, and a setup that does nothing."""
+    shutil.copytree(ROOT / "runs", home / "runs")
+    for name, text in {"runs/setup.sh": "exit 0", **programs}.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+        (home / name).chmod(0o755)
+
+
 class Speedrun:
     """The main job in a copy of its own, where the environment is this one and the hub a small mirror."""
 
@@ -227,11 +236,7 @@ def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str], fake_hub: Pat
     plan = home / "nanochat/jobs/plan.py"
     plan.write_text(plan.read_text().replace("--size=small", "--size=tiny"))
     shutil.copy(ROOT / "speedrun.sh", home)
-    shutil.copytree(ROOT / "runs", home / "runs")
-    for name, text in [("runs/setup.sh", "exit 0"), (".venv/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "$@"')]:
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(text)
-        (home / name).chmod(0o755)
+    copy_runs(home, {".venv/bin/python": f'#!/bin/sh\nexec "{sys.executable}" "$@"'})
     variables = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_HUB": str(hub), **compiled}
     variables |= {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no cache"), "https_proxy": nowhere, "HTTPS_PROXY": nowhere}
     return Speedrun(home, variables)

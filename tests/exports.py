@@ -2,7 +2,7 @@
 
 import torch
 from corpora import SAMPLES
-from models import CONFIGS, lively
+from models import CONFIGS, learn, lively
 
 from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
@@ -18,10 +18,4 @@ def trained(name: str, tokenizer: Tokenizer, **fields) -> GPT:
     """A model after a few steps on the samples, so that no weight has its initial value."""
     model = lively({**CONFIGS[name], **SMALL, **fields})
     ids = torch.tensor(tokenizer.encode("".join(SAMPLES))[: 4 * 97]).view(4, 97)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    for _ in range(4):
-        loss = model(ids[:, :-1], ids[:, 1:])
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model.eval().requires_grad_(False)
+    return learn(model, ids, steps=4, rate=1e-3)

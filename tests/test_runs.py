@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, plant_world
+from conftest import ROOT, copy_runs, plant_world
 
 from nanochat.lab.golf import BASELINES, expand, read_flags, tricks_of
 
@@ -21,12 +21,8 @@ ROW = re.compile(r"^\| (\S+-d\d+) +\| (\d+) +\|(?: +[\d.,]+ +\|){3} (\S+) +\| \S
 def runs(tmp_path, base, text_folder):
     """A function that starts a script of runs/ in the folder that has `letters`."""
     home = tmp_path / "a path with spaces"
-    shutil.copytree(ROOT / "runs", home / "runs")
     python = f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" "$@"\n'
-    for name, text in [("runs/setup.sh", "exit 0\n"), (".venv/bin/python", python), ("speedrun.sh", 'echo "$@"\n')]:
-        (home / name).parent.mkdir(exist_ok=True, parents=True)
-        (home / name).write_text(text)
-        (home / name).chmod(0o755)
+    copy_runs(home, {".venv/bin/python": python, "speedrun.sh": 'echo "$@"\n'})
 
     def run(name: str, *flags: str) -> subprocess.CompletedProcess:
         env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
