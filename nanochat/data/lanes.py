@@ -58,19 +58,12 @@ class Deal:
     epoch at about the same time.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        tokenizer: Tokenizer,
-        lanes: int,
-        key: tuple[int, int],
-        threads: int = 0,
-    ):
-        """key: (seed, source number). threads: for tokenizing, 0: as many as there are cores, at most 4."""
+    def __init__(self, shards: Sequence[Shard], tokenizer: Tokenizer, lanes: int, key: tuple[int, int]):
+        """key: (seed, source number)."""
         self.lanes = lanes
         self.key = key
         self.bos = tokenizer.special_tokens["<|bos|>"]
-        threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
+        threads = min(MOST_THREADS, os.cpu_count() or 1)
         # (shard, row group in the shard)
         self._groups = [(shard, group) for shard in shards for group in range(shard.row_groups)]
         groups = len(self._groups)
