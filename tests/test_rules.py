@@ -13,9 +13,9 @@ from pathlib import Path
 
 import measures
 import pytest
+from measures import OUR_CODE, module_name
 
 ROOT = Path(__file__).resolve().parent.parent
-OUR_CODE = ("nanochat", "scripts", "tasks")
 
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
@@ -268,8 +268,7 @@ print(json.dumps(seen))
 
 def rule_8_importing_is_quiet(root: Path) -> Iterator[str]:
     """In a fresh process: no file, socket or process is made; what must start fast is without torch."""
-    paths = {path.removesuffix(".py").replace("/", "."): path for path, _ in python_files(root, *OUR_CODE)}
-    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    paths = {module_name(path): path for path, _ in python_files(root, *OUR_CODE)}
     light = {name for name in paths if WITHOUT_TORCH.match(name) or name == "scripts"}
     command = [sys.executable, "-B", "-c", WATCHER, *sorted(light), *sorted(paths.keys() - light)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
@@ -300,7 +299,7 @@ def rule_12_sizes(root: Path) -> Iterator[str]:
     for path, tree in python_files(root, *OUR_CODE):
         unchecked = for_type_checkers(tree)
         names = {name for name, line in imports(path, tree) if line not in unchecked}
-        table[measures.module_name(path)] = names | {name.rpartition(".")[0] for name in names}
+        table[module_name(path)] = names | {name.rpartition(".")[0] for name in names}
     found = measures.figures(root, files(root), table)
     for name, ceiling in CEILINGS.items():
         if found[name] > ceiling:

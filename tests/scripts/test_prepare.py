@@ -1,18 +1,8 @@
-"""scripts.prepare: converts, and reads a mirror; tests/test_speedrun.py downloads with it."""
+"""scripts.prepare with a mirror and with a world; tests/test_speedrun.py downloads, tests/data/ converts."""
 
 import re
 
 from bundles import HARD, write_bundle
-
-
-def test_a_folder_is_converted_once(here, base, text_folder):
-    done = here("scripts.prepare", f"--data={text_folder}")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^data: letters: 2 files, 40 documents, [\d,]+ bytes of text, [0-9a-f]{12}$", done.stdout, re.M)
-    [made] = [path for path in (base / "corpora").iterdir() if path.is_dir()]
-    before = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
-    assert here("scripts.prepare", f"--data=folder:{text_folder}").returncode == 0
-    assert {path.name: path.stat().st_mtime_ns for path in made.iterdir()} == before
 
 
 def test_the_list_of_core_tasks_names_further_files(here, tmp_path):
