@@ -213,6 +213,8 @@ class Run:
     def __init__(self, rank: int = 0, ranks: int = 1):
         self.rank, self.ranks, self.model = rank, ranks, lively(SMALL)
         groups = build_groups(self.model, OptimizerSettings(), 0.1, 0.0)
+        for group in groups:
+            group.eps = 1e-3  # else rounding decides where a gradient is nearly 0
         self.optimizer = Optimizer(groups, rank, ranks, chunk_bytes=1000, ema=0.6)
         self.norms = []
         self.sent_early = 0  # chunks of the last step that were under way before it

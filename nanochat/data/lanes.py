@@ -58,7 +58,13 @@ class Deal:
     epoch at about the same time.
     """
 
-    def __init__(self, shards: Sequence[Shard], tokenizer: Tokenizer, lanes: int, key: tuple[int, int]):
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        tokenizer: Tokenizer,
+        lanes: int,
+        key: tuple[int, int],
+    ):
         """key: (seed, source number)."""
         self.lanes = lanes
         self.key = key
@@ -73,8 +79,9 @@ class Deal:
         self.stripes = min(wanted, max(1, documents // groups))
         self.units = groups * self.stripes  # in an epoch
         # Several lanes read stripes from one row group at about the same time: tokenize once, keep for all.
+        cached = CACHED_GROUPS if self.stripes > 1 else 0
         # (ids, offsets) of a row group: document i is ids[offsets[i]:offsets[i + 1]], bos first
-        self._read = lru_cache(CACHED_GROUPS if self.stripes > 1 else 0)(
+        self._read = lru_cache(cached)(
             lambda shard, group: tokenizer.core.encode_arrow(shard.read(group), self.bos, threads)
         )
         self._order = lru_cache(8)(lambda epoch: shuffled(groups, *key, 0, epoch))
