@@ -55,7 +55,7 @@ def ours(job: argparse.Namespace) -> Loader:
     shards = open_shards(train_files(job))
     corpus = Corpus((Source("bench", 1.0, {"train": shards, "val": ()}),))
     tokenizer = Tokenizer.load(Path(job.base, "tokenizer.json"))
-    loader = TextLoader(corpus, tokenizer, job.rows, job.length, threads=job.threads)
+    loader = TextLoader(corpus, tokenizer, job.rows, job.length)
 
     def batches() -> Iterator[int]:
         while loader.epochs["bench"] < 1:
@@ -200,7 +200,6 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=32768)
     parser.add_argument("--rows", type=int, default=32, help="of a batch")
     parser.add_argument("--length", type=int, default=2048, help="of a row, in tokens")
-    parser.add_argument("--threads", type=int, default=2, help="that ours tokenizes with; tiktoken has 4")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each; medians are shown")
     parser.add_argument("--long", type=float, default=200e6, help="tokens after which our memory is looked at again")
     parser.add_argument("--json", help="file to write all figures to")

@@ -159,10 +159,9 @@ Place = tuple[int, int]  # (lane, number of the source)
 
 @dataclass(eq=False, kw_only=True)
 class TextLoader(Loader):
-    """Batches of a corpus; nothing is read before the first batch. threads: as in `Deal`."""
+    """Batches of a corpus; nothing is read before the first batch."""
 
     lanes: int = 64
-    threads: int = 0
 
     def __post_init__(self):
         require_multiple("lanes", self.lanes, self.world_size)
@@ -181,7 +180,7 @@ class TextLoader(Loader):
         self._mix = Mix([source.share for source in sources], self.lanes)
         # One for each source.
         self._deals = [
-            Deal(source.shards["train"], self.tokenizer, self.lanes, (self.seed, number), self.threads)
+            Deal(source.shards["train"], self.tokenizer, self.lanes, (self.seed, number))
             for number, source in enumerate(sources)
         ]
         # The position of the consumer: rows taken by all ranks, and for each lane of this rank the chunk with the last

@@ -14,10 +14,21 @@ from nanochat.recursive import LoopedGPT, RecursiveGPT
 FLAG_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
 FLAG_FIELDS += ("supervision", "loops", "passes", "detached")
 # Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
-LEARNED = ("residual_lambdas", "x0_lambdas", "value_embeds", "smear", "induction", "backout")
-NUMBERS = ("rope_dims", "query_gain", "exclusive_last", "supervision")
-PLAIN = {"window_pattern": "L", "qk_eps": NORM_EPS, "sweeps": 1, **dict.fromkeys(NUMBERS, 0)}
-PLAIN |= dict.fromkeys(LEARNED, False)
+PLAIN = {
+    "window_pattern": "L",
+    "rope_dims": 0,
+    "query_gain": 0,
+    "qk_eps": NORM_EPS,
+    "exclusive_last": 0,
+    "residual_lambdas": False,
+    "x0_lambdas": False,
+    "value_embeds": False,
+    "smear": False,
+    "induction": False,
+    "backout": False,
+    "supervision": 0,
+    "sweeps": 1,
+}
 CONFIGURATIONS = {  # --model: name → fields that differ from the defaults
     "reference": {},
     "october-2025": {**PLAIN, "qk_scale": 1.0, "rope_base": 10_000.0},

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +63,23 @@ def read_json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def read_jsonl(path: Path, parse: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield `parse` of the JSON document in each line; blank lines are skipped.
+def read_lines(path: Path, parse: Callable[[bytes], Any]) -> Iterator[Any]:
+    """Yield `parse` of each line with its end.
 
-    A ValueError names file, line and fault: what a document of another form makes `parse` raise is one too.
+    A ValueError names file, line and fault: what a line of another form makes `parse` raise is one too.
     """
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                if not line.isspace():
-                    yield parse(json.loads(line))  # loads skips a byte order mark, which some editors write
+                yield parse(line)
             except (ValueError, TypeError, LookupError) as error:
                 raise ValueError(f"{path}:{number}: {error}") from None
+
+
+def read_jsonl(path: Path, parse: Callable[[Any], Any]) -> Iterator[Any]:
+    """Yield `parse` of the JSON document in each line, with the errors of `read_lines`; blank lines are skipped."""
+    # loads skips a byte order mark, which some editors write.
+    return chain.from_iterable(read_lines(path, lambda line: () if line.isspace() else (parse(json.loads(line)),)))
 
 
 @contextmanager

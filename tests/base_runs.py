@@ -1,6 +1,5 @@
 """Runs of scripts.base_train on a little text, forked or under torchrun, and what they leave."""
 
-import resource
 import shutil
 import signal
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from corpora import write_letters
 from forks import Forked, run_module
 
 from nanochat.checkpoint import load
@@ -29,11 +29,7 @@ class Base:
     """A base folder with a tokenizer; flags are added to those of SMALL, the last of two counts."""
 
     def __init__(self, folder: Path):
-        self.folder, self.text, self.jobs = folder, folder / "letters", 0
-        self.text.mkdir(parents=True)
-        for number in range(40):
-            lines = [f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {n**3} {n:x}\n" for n in range(30)]
-            (self.text / f"{number:02d}.txt").write_text("".join(lines), encoding="utf-8")
+        self.folder, self.text, self.jobs = folder, write_letters(folder / "letters", 30), 0
         tokenizer = Tokenizer.train([path.read_text(encoding="utf-8") for path in self.text.iterdir()], 300)
         (folder / "tok_train/default").mkdir(parents=True)
         tokenizer.save(folder / "tok_train/default/tokenizer.json")
@@ -139,14 +135,3 @@ class Room:
 
     def __call__(self) -> None:
         shutil.disk_usage = lambda path: SimpleNamespace(free=self.free)
-
-
-class FileLimit:
-    """No file may become larger than so many bytes: what a full disk does to a save."""
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def __call__(self) -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))

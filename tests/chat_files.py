@@ -3,10 +3,11 @@
 import json
 from pathlib import Path
 
+import made_chats
+
 
 def chat(number: int) -> dict:
-    messages = [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": f"{number}!"}]
-    return {"messages": messages}
+    return made_chats.chat(f"{number}?", f"{number}!")
 
 
 def contents(conversation: dict) -> list[str]:

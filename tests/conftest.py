@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from browsers import NAMES, Browser, Page, installed
 from bundles import world_tasks, write_bundle
+from corpora import write_letters
 from fake_hub import write_hub
 from huggingface_hub import constants
 
@@ -217,15 +218,16 @@ def here(base: Path, monkeypatch, capsys):
 @pytest.fixture
 def text_folder(tmp_path: Path) -> Path:
     """A little text of several kinds in a folder named `letters`."""
-    folder = tmp_path / "letters"
-    folder.mkdir()
-    for number in range(40):
-        lines = [
-            f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {line**3} {line:x} {'ab' * (line % 9)}\n"
-            for line in range(60)
-        ]
-        (folder / f"{number:02d}.txt").write_text("".join(lines), encoding="utf-8")
-    return folder
+    return write_letters(tmp_path / "letters", 60)
+
+
+def copy_runs(home: Path, programs: dict[str, str]) -> None:
+    """Copy runs/ to another home, with these programs, and a setup that does nothing."""
+    shutil.copytree(ROOT / "runs", home / "runs")
+    for name, text in {"runs/setup.sh": "exit 0", **programs}.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+        (home / name).chmod(0o755)
 
 
 class Speedrun:
@@ -256,11 +258,7 @@ def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str], fake_hub: Pat
     plan = home / "nanochat/jobs/plan.py"
     plan.write_text(plan.read_text().replace("--size=small", "--size=tiny"))
     shutil.copy(ROOT / "speedrun.sh", home)
-    shutil.copytree(ROOT / "runs", home / "runs")
-    for name, text in [("runs/setup.sh", "exit 0"), (".venv/bin/python", f'#!/bin/sh\nexec "{sys.executable}" "$@"')]:
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(text)
-        (home / name).chmod(0o755)
+    copy_runs(home, {".venv/bin/python": f'#!/bin/sh\nexec "{sys.executable}" "$@"'})
     variables = {"NANOCHAT_BASE_DIR": str(base), "NANOCHAT_HUB": str(hub), **compiled}
     variables |= {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no cache"), "https_proxy": nowhere, "HTTPS_PROXY": nowhere}
     return Speedrun(home, variables)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from nanochat.data.corpus import Corpus, Source, open_shards
+
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "scripts/samples").glob("*.txt"))]
+
+
+def write_letters(folder: Path, lines: int) -> Path:
+    """Write a folder of a little text of several kinds."""
+    folder.mkdir(parents=True)
+    for number in range(40):
+        text = [
+            f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {line**3} {line:x} {'ab' * (line % 9)}\n"
+            for line in range(lines)
+        ]
+        (folder / f"{number:02d}.txt").write_text("".join(text), encoding="utf-8")
+    return folder
 
 
 def write_shard(path: Path, texts: Sequence, kind: pa.DataType | None = None, column: str = "text", **options) -> Path:
@@ -39,17 +53,6 @@ def text_corpus(folder: Path, shards: Sequence[Sequence[str | None]], group: int
     for path, texts in zip(paths, shards, strict=True):
         write_shard(path, texts, row_group_size=group, compression="zstd")
     return corpus_of(paths)
-
-
-def damage(corpus: Corpus, number: int) -> Corpus:
-    """Overwrite the middle of one training shard, and open the corpus again."""
-    [source] = corpus.sources
-    path = source.shards["train"][number].path
-    content = bytearray(path.read_bytes())
-    content[len(content) // 3 : len(content) // 2] = bytes(len(content) // 2 - len(content) // 3)
-    path.write_bytes(content)
-    train = open_shards([shard.path for shard in source.shards["train"]])
-    return replace(corpus, sources=(replace(source, shards=source.shards | {"train": train}),))
 
 
 class CountedTokenizer:

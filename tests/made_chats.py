@@ -1,6 +1,7 @@
 """Chats of random words, and a tokenizer for them."""
 
 from random import Random
+from typing import Any
 
 from nanochat.tokenizer import Tokenizer
 
@@ -13,7 +14,8 @@ def sentence(random: Random, words: int, korean: bool = False) -> str:
     return " ".join(map("".join, parts)).capitalize() + "."
 
 
-def chat(*texts: str, **others: str) -> dict:
+def chat(*texts: str | list, **others: Any) -> dict:
+    """A conversation of user and assistant in turn."""
     roles = ("user", "assistant")
     return {"messages": [{"role": roles[n % 2], "content": text} for n, text in enumerate(texts)]} | others
 

@@ -41,6 +41,16 @@ def model_for(tokenizer: Tokenizer, name: str = "reference", **fields) -> GPT:
     return lively(CONFIGS[name] | shape | fields)
 
 
+def learn(model: GPT, ids: torch.Tensor, steps: int, rate: float) -> GPT:
+    """Train a model on the same rows a few times; return it for inference."""
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(ids[:, :-1], ids[:, 1:]).div(ids.numel()).backward()
+        optimizer.step()
+    return model.eval().requires_grad_(False)
+
+
 def fake_flash(monkeypatch, ignores_windows=False) -> None:
     """Let FlashAttention 3 compute by the plain formula, on any device."""
 

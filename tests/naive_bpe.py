@@ -37,17 +37,6 @@ def merge(ids: list[int], pair: tuple[int, int], new: int) -> None:
         at += 1
 
 
-def encode(text: str, merges: list[tuple[int, int]], pattern: str) -> list[int]:
-    """Every merge in the order it was learned, in every piece."""
-    encoded = []
-    for piece in split(text, pattern):
-        ids = list(piece.encode())
-        for rank, pair in enumerate(merges):
-            merge(ids, pair, 256 + rank)
-        encoded += ids
-    return encoded
-
-
 def split(text: str, pattern: str) -> list[str]:
     return regex.findall(pattern, text)
 

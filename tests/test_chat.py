@@ -9,6 +9,7 @@ import pytest
 from engines import ID, TOKENIZER
 from hypothesis import given
 from hypothesis import strategies as st
+from made_chats import chat
 
 from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt, parts, render_conversation, render_prompt
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -23,11 +24,9 @@ def tokenizer() -> Tokenizer:
 
 
 def talk(*contents, system=None) -> dict:
-    """A conversation of alternating user and assistant messages."""
-    messages = [{"role": "system", "content": system}] if system is not None else []
-    for number, content in enumerate(contents):
-        messages.append({"role": ("user", "assistant")[number % 2], "content": content})
-    return {"messages": messages}
+    """A conversation of user and assistant in turn, after a system message if there is one."""
+    before = [{"role": "system", "content": system}] if system is not None else []
+    return {"messages": before + chat(*contents)["messages"]}
 
 
 def spelled(tokenizer, *pieces) -> tuple[list[int], list[int]]:

@@ -8,7 +8,7 @@ from models import CONFIGS, SMALL, lively, tokens
 from torch._dynamo.utils import counters
 
 from nanochat import attention, gpt
-from nanochat.decoder import KVCache, Prefix
+from nanochat.decoder import KVCache
 from nanochat.fused import pack
 from nanochat.gpt import PARAMETERS, GPTConfig, parameter_row
 from nanochat.param_groups import RULES
@@ -183,31 +183,6 @@ def test_decoding_is_the_full_pass(name, dtype, bound):
 @pytest.mark.parametrize("steps", [1, 5])
 def test_a_cache_has_keys_for_every_application_at_any_number_of_steps(name, steps):
     assert_decoding_is_the_full_pass(CONFIGS[name], "decode", bound=5e-6, steps=steps)
-
-
-@pytest.mark.parametrize(("name", "path"), [*((name, "chunks") for name in CONFIGS), ("reference", "sdpa")])
-def test_rows_behind_a_prefix_are_texts_of_their_own(name, path):
-    """Rows behind texts of unequal lengths, one longer than the window, one empty; gradients flow through both."""
-    model, plain, ids = lively(CONFIGS[name], attention=path), lively(CONFIGS[name]), tokens(3, 330)
-    lengths = torch.tensor([150, 1, 0])
-    texts, row_lengths = torch.tensor([0, 2, 0, 1, 1]), torch.tensor([140, 170, 9, 33, 1])
-    starts = lengths[texts]
-    rows = torch.zeros(5, 170, dtype=torch.int64)
-    for row, (text, start, length) in enumerate(zip(texts, starts, row_lengths, strict=True)):
-        rows[row, :length] = ids[text].roll(-int(start) - 7 * row * int(start > 0))[:length]
-    prefix = Prefix(model, ids[:, :160], lengths)
-    hidden = model.hidden(rows, cache=prefix.rows(texts, row_lengths))
-    loss = torch.zeros(())
-    for row, (text, start, length) in enumerate(zip(texts, starts, row_lengths, strict=True)):
-        whole = torch.cat([ids[text, :start], rows[row, :length]])
-        expected = plain.hidden(whole[None])[0, start:]
-        torch.testing.assert_close(hidden[row, :length], expected, atol=1e-4, rtol=1e-4)
-        loss = loss + expected.square().mean()
-    loss.backward()
-    sum(hidden[row, :length].square().mean() for row, length in enumerate(row_lengths)).backward()
-    for (parameter_name, ours), (_, expected) in zip(model.named_parameters(), plain.named_parameters(), strict=True):
-        if expected.grad is not None:
-            torch.testing.assert_close(ours.grad, expected.grad, atol=1e-4, rtol=1e-3, msg=parameter_name)
 
 
 @pytest.mark.gpu

@@ -14,6 +14,8 @@ from nanochat.engine import Completion
 from nanochat.gpt import GPTConfig
 from nanochat.rollouts import PolicyGradient, Rollouts, assemble, columns
 
+END = 5  # of an answer
+
 
 class TwoWords(nn.Module):
     """Whatever it reads, it says word 1 with a chance of 3/4 and word 0 with one of 1/4."""
@@ -108,10 +110,14 @@ def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
         for length in lengths:
             mask, chances = draw(length) % 3 > 0, torch.randn(length, generator=generator)
             answer = Completion(draw(length).tolist(), mask.int().tolist(), "length", (chances * mask).tolist())
+            if length % 2:  # it has an end token, which was chosen too
+                answer.reason, answer.logprobs = "stop", [*answer.logprobs, -0.5]
             answers.append((question, prompt, answer, float(torch.randn(1, generator=generator))))
-    rows = [columns(prompt, answer, advantage, 0) for _, prompt, answer, advantage in answers]
+    rows = [columns(prompt, answer, advantage, END) for _, prompt, answer, advantage in answers]
     for (_, prompt, answer, _), (_, targets, advantages, *_) in zip(answers, rows, strict=True):
-        ids = torch.tensor([*prompt, *answer.tokens])[None]
+        ends = [END] * (answer.reason == "stop")
+        ids = torch.tensor([*prompt, *answer.tokens, *ends])[None]
+        assert (targets >= 0).tolist() == [*map(bool, answer.mask), *map(bool, ends)]
         logprobs = model(ids[:, :-1])[0, len(prompt) - 1 :].log_softmax(-1)
         chosen = logprobs.gather(-1, ids[0, len(prompt) :, None])
         assert ((targets >= 0) == (advantages != 0)).all()

@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from forks import Forked
+from models import SMALL, lively, tokens
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import Parameter
 
 from nanochat import schedules
 from nanochat.optim import KINDS, POLAR_EXPRESS, Group, Optimizer
+from nanochat.param_groups import build_groups
 from nanochat.settings import OptimizerSettings
 
 SEED = 20261123  # fixed: where an update is nearly 0, rounding decides whether the weight decays
@@ -205,55 +207,25 @@ def test_the_average_is_a_mean_at_first_and_then_exponential():
 ROWS, STEPS = 8, 6  # of a global batch
 
 
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Embedding(50, 8)
-        self.values = nn.ModuleList(nn.Embedding(50, 8) for _ in range(2))
-        self.up = nn.ModuleList(nn.Linear(8, 20, bias=False) for _ in range(3))
-        self.down = nn.ModuleList(nn.Linear(20, 8, bias=False) for _ in range(3))
-        self.mix = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(5))
-        self.scales = nn.Parameter(torch.ones(3))
-        self.rare = nn.Parameter(torch.ones(8))  # touched by the first row of a batch only
-        self.unused = nn.Parameter(torch.ones(8, 8))
-
-    def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
-        x = self.embed(ids)
-        if (numbers == 0).any():
-            x = x + (numbers == 0)[:, None, None] * self.rare
-        for layer in range(3):
-            x = x + self.down[layer](self.up[layer](x).relu().square()) * self.scales[layer]
-            x = x + self.mix[layer](x) + self.values[layer % 2](ids)
-        return (self.mix[3](x).sin() * self.mix[4](x)).square().sum()
-
-
-def groups_of(model: nn.Module) -> list[Group]:
-    named = list(model.named_parameters())
-    matrices = [(name, p) for name, p in named if name.startswith(("up", "down", "mix", "unused"))]
-    rest = [(name, p) for name, p in named if name not in dict(matrices)]
-    return [
-        Group("rest", "adamw", rest, 0.01, 0.8, 0.95, 0.05),
-        Group("matrices", "muon", matrices, 0.02, 0.9, 0.9, 0.1),
-    ]
-
-
 class Run:
+    """A small model and its optimizer on one of several ranks. Tests of the loop have parameters without gradients."""
+
     def __init__(self, rank: int = 0, ranks: int = 1):
-        self.rank, self.ranks, self.model = rank, ranks, Small()
-        self.optimizer = Optimizer(groups_of(self.model), rank, ranks, chunk_bytes=1000, ema=0.6)
+        self.rank, self.ranks, self.model = rank, ranks, lively(SMALL)
+        groups = build_groups(self.model, OptimizerSettings(), 0.1, 0.0)
+        for group in groups:
+            group.eps = 1e-3  # else rounding decides where a gradient is nearly 0
+        self.optimizer = Optimizer(groups, rank, ranks, chunk_bytes=1000, ema=0.6)
         self.norms = []
         self.sent_early = 0  # chunks of the last step that were under way before it
 
     def go(self, first: int, last: int, micro: int = 2) -> "Run":
         """Steps first..last - 1."""
         for step in range(first, last):
-            rows = torch.randint(50, (ROWS, 5), generator=torch.Generator().manual_seed(step))[self.rank :: self.ranks]
-            numbers = torch.arange(ROWS)[self.rank :: self.ranks]
-            pieces = list(zip(rows.split(micro), numbers.split(micro), strict=True))
+            pieces = tokens(ROWS, 6, seed=step)[self.rank :: self.ranks].split(micro)
             for at, piece in enumerate(pieces, 1):
                 with self.optimizer.reduce_in_backward() if at == len(pieces) else nullcontext():
-                    self.model(*piece).backward()
+                    self.model(piece[:, :-1], piece[:, 1:]).backward()
             self.sent_early = len(self.optimizer._works)
             self.norms.append(self.optimizer.step(1 / (ROWS * 5), clip=0.5))
             self.optimizer.zero_grad()

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from made_chats import chat
 
 from nanochat import packing
 from nanochat.chat import render_conversation
@@ -28,15 +29,13 @@ def chats(count, seed=SEED, longest=6):
         return " ".join(dice.choice("the cat sat on mat and two".split()) for _ in range(dice.randint(1, most)))
 
     made = []
+    tool = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}]
     for number in range(count):
-        turns = dice.randint(1, 4)
-        tool = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}]
-        answers = [dice.choice((words(longest), [{"type": "text", "text": words(3)}, *tool])) for _ in range(turns)]
-        messages = []
-        for turn, answer in enumerate(answers):
-            messages.append({"role": "user", "content": f"{number} {turn} {words(longest)}"})
-            messages.append({"role": "assistant", "content": answer})
-        made.append({"messages": messages})
+        texts = []
+        for turn in range(dice.randint(1, 4)):
+            texts.append(f"{number} {turn} {words(longest)}")
+            texts.append(dice.choice((words(longest), [{"type": "text", "text": words(3)}, *tool])))
+        made.append(chat(*texts))
     return made
 
 
@@ -49,8 +48,8 @@ def test_an_epoch_holds_every_conversation_once_with_its_own_targets(tokenizer, 
     monkeypatch.setattr(packing, "WINDOW", 16)
     given, length = chats(50), 160
     expected = []
-    for chat in given:
-        ids, mask = fit_conversation(chat, tokenizer, length + 1)[0]
+    for conversation in given:
+        ids, mask = fit_conversation(conversation, tokenizer, length + 1)[0]
         mask = mask if supervise == "assistant" else [0] + [1] * (len(ids) - 1)
         expected.append(sorted(token for token, learned in zip(ids, mask, strict=True) if learned))
     bos, found = tokenizer.special_tokens["<|bos|>"], []
@@ -95,9 +94,8 @@ def test_the_stream_is_the_same_for_any_ranks_and_batches_from_any_position(toke
 
 def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch):
     monkeypatch.setattr(packing, "WINDOW", 8)
-    say = lambda role, text: {"role": role, "content": text}  # noqa: E731
-    turns = [say("user", "one"), say("assistant", "two"), say("user", "the cat " * 30), say("assistant", "three")]
-    long, hopeless, short = {"messages": turns}, {"messages": turns[2:]}, {"messages": turns[:2]}
+    short, hopeless = ("one", "two"), ("the cat " * 30, "three")
+    long, hopeless, short = chat(*short, *hopeless), chat(*hopeless), chat(*short)
     room = len(render_conversation(short, tokenizer)[0])
     assert fit_conversation(long, tokenizer, room) == (render_conversation(short, tokenizer), True)
     assert fit_conversation(hopeless, tokenizer, room) == (None, True)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from base_runs import STEPS, Base, FileLimit, Room, SignalAfter, files_of, impatient
+from base_runs import STEPS, Base, Room, SignalAfter, files_of, impatient
 from conftest import ROOT
 from loop_parts import ALONE
 from test_speedrun import until
@@ -83,15 +83,9 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
     assert_as_straight(base, "parts")
 
 
-def test_seven_and_six_and_seven_steps_of_a_recursive_model_are_twenty(base):
-    flags = ("--recursion=aggressive", "--supervision=2", "--ema=0.9")
-    assert "exits: " in base.run("recursive", *flags)
-    for last in (7, 13):
-        base.run("recursive-parts", *flags, before=SignalAfter(last - 1, signal.SIGTERM))
-        assert steps(base.of("recursive-parts"))[-1] == last
-    base.run("recursive-parts", *flags)
-    assert files_of(base.of("recursive-parts")) == files_of(base.of("recursive"))
-    assert base.metrics("recursive-parts") == base.metrics("recursive")
+def test_a_recursive_model_and_the_average_of_its_weights(base):
+    """test_optim.py shows that the average resumes."""
+    assert "exits: " in base.run("recursive", "--recursion=aggressive", "--supervision=2", "--ema=0.9")
     validations = [record for record in base.metrics("recursive") if "val/bpb at exit 1" in record]
     assert "val/bpb of the average" not in validations[0]  # before the first step
     assert 0 < abs(validations[-1]["val/bpb of the average"] / validations[-1]["val/bpb"] - 1) < 0.5
@@ -242,20 +236,12 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     assert load(base.of("other"), STEPS).manifest["loop"]["device_batch"] == 8
 
 
-def test_a_flipped_byte_is_found_and_the_checkpoint_before_is_taken(base):
-    folder = base.copy("straight", "flipped")
-    model = folder / "step_000020/model.safetensors"
-    content = bytearray(model.read_bytes())
-    content[len(content) // 2] ^= 1
-    model.write_bytes(content)
-    (folder / "outcome.json").unlink()
-    said = base.run("flipped")
-    assert f"checkpoint: skipped step 20: {model.parent} is damaged: model.safetensors" in said
-    assert "step 00019/00020" in said
-    assert_as_straight(base, "flipped")
+def test_checkpoints_that_are_all_damaged(base):
+    """test_checkpoint.py shows that an intact one before a damaged one is taken."""
+    folder = base.copy("straight", "damaged")
     for manifest in folder.glob("step_*/manifest.json"):
         manifest.write_text(manifest.read_text().replace("base_train", "base_brain"))
-    assert base.refused("flipped") == f"{folder} has checkpoints, but none is intact: --resume=never starts again"
+    assert base.refused("damaged") == f"{folder} has checkpoints, but none is intact: --resume=never starts again"
 
 
 def test_a_run_that_has_ended_is_left_as_it_is(base):
@@ -278,18 +264,6 @@ def test_two_runs_of_one_tag(base):
         sentence = f"another process runs in {base.of('shared')}: wait until it ends, or take another --tag"
         assert base.refused("shared") == sentence
         assert base.refused("shared", ranks=2) == sentence
-
-
-def test_a_full_disk_leaves_the_old_checkpoint_whole(base):
-    base.run("full", before=SignalAfter(6, signal.SIGTERM))
-    before = files_of(base.of("full"), 7)
-    said = base.refused("full", code=1, before=FileLimit(200_000))
-    assert re.match(
-        r"step 12 is not saved: .*optimizer-00000.safetensors, [\d,]+ bytes: Error while", said
-    )  # nor was 9
-    assert files_of(base.of("full"), 7) == before
-    base.run("full")
-    assert_as_straight(base, "full")
 
 
 def test_room_is_looked_for_before_the_first_step(base):

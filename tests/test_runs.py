@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, plant_world
+from conftest import ROOT, copy_runs, plant_world
 
 from nanochat.lab.golf import BASELINES, expand, read_flags, tricks_of
 
@@ -21,12 +21,8 @@ ROW = re.compile(r"^\| (\S+-d\d+) +\| (\d+) +\|(?: +[\d.,]+ +\|){3} (\S+) +\| \S
 def runs(tmp_path, base, text_folder):
     """A function that starts a script of runs/ in the folder that has `letters`."""
     home = tmp_path / "a path with spaces"
-    shutil.copytree(ROOT / "runs", home / "runs")
     python = f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" "$@"\n'
-    for name, text in [("runs/setup.sh", "exit 0\n"), (".venv/bin/python", python), ("speedrun.sh", 'echo "$@"\n')]:
-        (home / name).parent.mkdir(exist_ok=True, parents=True)
-        (home / name).write_text(text)
-        (home / name).chmod(0o755)
+    copy_runs(home, {".venv/bin/python": python, "speedrun.sh": 'echo "$@"\n'})
 
     def run(name: str, *flags: str) -> subprocess.CompletedProcess:
         env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
@@ -190,7 +186,7 @@ def test_golf_scores_an_entry_and_ends_with_a_comparison(runs, base, tmp_path):
 
 
 @pytest.mark.slow
-def test_golf_ends_with_a_comparison_and_resumes(runs, base, tmp_path):
+def test_golf_repeats_the_best_baseline_and_resumes(runs, base):
     flags = [*GOLF, *FLAGS, "--seeds=2"]
     one = runs("golf.sh", *flags)
     assert one.returncode == 0, one.stderr
@@ -199,14 +195,9 @@ def test_golf_ends_with_a_comparison_and_resumes(runs, base, tmp_path):
     first = {f"links-{entry}-1" for entry in ("golf", *BASELINES)}
     assert tags - again == first | {"links", "links-golf-2"}
     assert len(tags & again) == 1  # the best baseline alone has a second seed
-    text = (tmp_path / "golf.md").read_text(encoding="utf-8")
-    assert "Entries, against the best baseline" in text
     again = runs("golf.sh", *flags)
     assert again.returncode == 0, again.stderr
     assert "== " not in again.stdout  # all entries are scored
-    other = runs("golf.sh", *flags, "--warmup-steps=2")
-    assert other.returncode == 2
-    assert other.stderr.endswith("was scored with other settings: take another --tag\n")
 
 
 @pytest.mark.parametrize(

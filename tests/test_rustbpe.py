@@ -1,4 +1,7 @@
-"""The Rust core against the definition of BPE, tiktoken, bad input, absurd arguments and interruptions."""
+"""The Rust core from Python: against the definition of BPE, tiktoken, bad input, absurd arguments and interruptions.
+
+Its own tests in rustbpe/src compare each part with the definition.
+"""
 
 import os
 import random
@@ -12,20 +15,14 @@ from pathlib import Path
 import naive_bpe
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import tiktoken
+from corpora import SAMPLES
 
 import rustbpe
 
 PATTERN = rustbpe.DEFAULT_PATTERN
-SAMPLES = Path(__file__).parent.parent / "scripts/samples"
 SEED = 20261120
-HUB = os.environ.get("NANOCHAT_HUB", "/nowhere")  # read here, because conftest.py hides it from tests
-
-
-def sample_texts() -> list[str]:
-    return [path.read_text(encoding="utf-8") for path in sorted(SAMPLES.glob("*.txt"))]
 
 
 def random_texts(count: int, seed: int = SEED) -> list[str]:
@@ -70,14 +67,14 @@ def assert_same_ids(tokenizer: rustbpe.Tokenizer, encoding: tiktoken.Encoding, t
 
 @pytest.fixture(scope="module")
 def tokenizer() -> rustbpe.Tokenizer:
-    return rustbpe.Tokenizer(rustbpe.train(sample_texts(), 1000), ["<|bos|>", "<|end|>"])
+    return rustbpe.Tokenizer(rustbpe.train(SAMPLES, 1000), ["<|bos|>", "<|end|>"])
 
 
 # --- training
 
 
 CORPORA = {
-    "samples": sample_texts(),
+    "samples": SAMPLES,
     "random": [naive_bpe.assigned(text) for text in random_texts(300)],
     "runs": ["a" * 37, "ab" * 20, "aab" * 11, "aaab" * 9, "abcabcab" * 5, " " * 50, "\n" * 9, "가" * 21],
     "ties": ["ab cd ef gh", "ba dc fe hg", "abcdefgh"],
@@ -105,14 +102,10 @@ def test_every_kind_of_source_gives_the_same_merges():
 
 def test_limits_count_characters_not_bytes():
     texts = ["한국어 토크나이저", "plain text here", "끝까지 읽지 않는다"]
-    for cap in (1, 4, 9):
-        expected = naive_bpe.train([text[:cap] for text in texts], 100, PATTERN)
-        assert rustbpe.train(texts, 356, doc_cap=cap).tolist() == [list(pair) for pair in expected]
-    for most in (5, 12, 30):
-        read = [texts[0][:most], texts[1][: max(0, most - 9)], texts[2][: max(0, most - 24)]]
-        expected = naive_bpe.train(read, 100, PATTERN)
-        assert rustbpe.train(texts, 356, max_chars=most).tolist() == [list(pair) for pair in expected]
-        assert rustbpe.train(pa.array(texts), 356, max_chars=most).tolist() == [list(pair) for pair in expected]
+    capped, first = ([text[:4] for text in texts], [texts[0], texts[1][:3]])
+    for source in (texts, pa.array(texts)):
+        assert rustbpe.train(source, 356, doc_cap=4).tolist() == rustbpe.train(capped, 356).tolist()
+        assert rustbpe.train(source, 356, max_chars=12).tolist() == rustbpe.train(first, 356).tolist()
 
 
 def test_a_source_is_not_read_past_max_chars():
@@ -125,9 +118,9 @@ def test_a_source_is_not_read_past_max_chars():
 
 def test_progress_is_reported_in_order_and_to_the_end():
     reports = []
-    merges = rustbpe.train(sample_texts(), 900, progress=lambda *state: reports.append(state))
+    merges = rustbpe.train(SAMPLES, 900, progress=lambda *state: reports.append(state))
     phases = [phase for phase, _, _ in reports]
-    characters = sum(map(len, sample_texts()))
+    characters = sum(map(len, SAMPLES))
     assert phases == sorted(phases)
     assert ("count", characters, characters) in reports
     assert reports[-1] == ("merge", len(merges), len(merges))
@@ -144,37 +137,16 @@ def test_a_million_equal_characters_take_little_time():
 # --- encoding
 
 
-def test_ids_equal_the_definition(tokenizer: rustbpe.Tokenizer):
-    merges = [tuple(pair) for pair in tokenizer.merges.tolist()]
-    for text in map(naive_bpe.assigned, random_texts(150)):
-        assert tokenizer.encode(text).tolist() == naive_bpe.encode(text, merges, PATTERN), text
-
-
 def test_ids_equal_tiktoken(tokenizer: rustbpe.Tokenizer):
     plain = rustbpe.Tokenizer(tokenizer.merges)
     assert_same_ids(plain, as_tiktoken(plain), random_texts(20_000))
 
 
-@pytest.mark.parametrize("name", ["cl100k_base", "o200k_base"])
+@pytest.mark.parametrize("name", CACHED)
 def test_real_vocabularies_give_tiktokens_ids(name: str):
+    """bench/tokenizer.py compares the ids of whole corpora."""
     encoding = reference(name)
-    assert_same_ids(from_reference(encoding), encoding, random_texts(20_000) + sample_texts())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ours", "cl100k_base", "o200k_base"])
-def test_a_hundred_megabytes_of_text_give_tiktokens_ids(name: str):
-    shards = sorted(Path(HUB, "datasets/local/mixed-text").glob("*.parquet"))
-    if not shards:
-        pytest.skip("NANOCHAT_HUB names no mirror with datasets/local/mixed-text")
-    documents = pa.concat_tables([pq.read_table(shard) for shard in shards])["text"]
-    texts = documents.to_pylist()
-    assert sum(len(text.encode()) for text in texts) > 1e8
-    if name == "ours":
-        tokenizer = rustbpe.Tokenizer(rustbpe.train(documents.chunks, 32_768))
-        return assert_same_ids(tokenizer, as_tiktoken(tokenizer), texts)
-    encoding = reference(name)
-    return assert_same_ids(from_reference(encoding), encoding, texts)
+    assert_same_ids(from_reference(encoding), encoding, random_texts(20_000) + SAMPLES)
 
 
 def test_batches_arrow_arrays_and_single_texts_agree(tokenizer: rustbpe.Tokenizer):
@@ -201,7 +173,7 @@ def test_a_vocabulary_beyond_16_bits_has_32_bit_ids():
 
 def test_extreme_strings_are_exact():
     dice = random.Random(SEED)
-    tokenizer = rustbpe.Tokenizer(rustbpe.train([*sample_texts(), "a" * 5000, " " * 5000, "=-" * 3000], 2000))
+    tokenizer = rustbpe.Tokenizer(rustbpe.train([*SAMPLES, "a" * 5000, " " * 5000, "=-" * 3000], 2000))
     encoding = as_tiktoken(tokenizer)
     for alphabet in ("a", "abcdefghijklmnopqrstuvwxyz", "-", "=-", ".,;:!?", "가", "가나다라", "\n", "1"):
         text = "".join(dice.choices(alphabet, k=50_000))
@@ -289,7 +261,7 @@ def test_errors_of_an_iterator_or_a_callback_come_through():
     with pytest.raises(RuntimeError, match="the disk is gone"):
         rustbpe.train(breaks(), 300)
     with pytest.raises(LookupError, match="enough"):
-        rustbpe.train(sample_texts(), 300, progress=callback)
+        rustbpe.train(SAMPLES, 300, progress=callback)
 
 
 PEAK_MEMORY = """

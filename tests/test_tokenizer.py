@@ -4,18 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from corpora import SAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-SAMPLES = Path(__file__).parent.parent / "scripts/samples"
-TEXTS = [path.read_text(encoding="utf-8") for path in sorted(SAMPLES.glob("*.txt"))]
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.train(TEXTS, 800)
+    return Tokenizer.train(SAMPLES, 800)
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def test_a_saved_tokenizer_is_the_same_when_loaded(tokenizer: Tokenizer, artifac
     loaded = Tokenizer.load(artifact)
     assert loaded.content_hash == tokenizer.content_hash
     assert loaded.special_tokens == tokenizer.special_tokens
-    assert [loaded.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]
+    assert [loaded.encode(text) for text in SAMPLES] == [tokenizer.encode(text) for text in SAMPLES]
 
 
 def test_the_artifact_is_json_that_says_it_all(tokenizer: Tokenizer, artifact: Path):
@@ -55,9 +53,9 @@ def test_the_artifact_is_json_that_says_it_all(tokenizer: Tokenizer, artifact: P
 
 
 def test_the_hash_changes_with_what_decides_the_ids_and_with_nothing_else(tokenizer: Tokenizer, tmp_path: Path):
-    same = Tokenizer.train(TEXTS, 800, threads=1)
+    same = Tokenizer.train(SAMPLES, 800, threads=1)
     assert same.save(tmp_path / "a.json", {"note": "other settings"}) == tokenizer.content_hash
-    assert Tokenizer.train(TEXTS, 799).content_hash != tokenizer.content_hash
+    assert Tokenizer.train(SAMPLES, 799).content_hash != tokenizer.content_hash
 
 
 def test_what_is_no_artifact_says_what_to_do(tmp_path: Path):

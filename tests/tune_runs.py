@@ -1,12 +1,13 @@
 """Runs of fine-tuning on a few conversations, in forked processes, from a base model of a few steps."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from base_runs import Base
 from fake_hub import write_hub
 from forks import Forked, run_module
+from made_chats import chat
 
 from nanochat.config import options
 from nanochat.paths import read_json
@@ -15,7 +16,8 @@ from nanochat.world.writer import write_world
 
 STEPS = 12
 PARENT = ["--depth=1", "--num-iterations=6", "--eval-every=-1", "--save-every=-1", "--matrix-lr=0.03"]
-FLAGS = ["--dtype=fp32", "--no-compile", "--device-batch-size=2", f"--num-iterations={STEPS}", "--eval-every=5"]
+SCRIPTS_PARENT = ["--depth=1", "--max-seq-len=128", "--num-iterations=3", "--eval-every=-1", "--save-every=-1"]
+FLAGS = ["--no-compile", "--device-batch-size=2", f"--num-iterations={STEPS}", "--eval-every=5"]
 FLAGS += ["--eval-tokens=400", "--eval-metrics-every=6", "--save-every=-1", "--keep-last=0"]
 WORDS = "the quick brown fox of letter and".split()
 
@@ -30,9 +32,7 @@ def sums(count: int, first: int = 0) -> list[dict]:
     made = []
     for number in range(first, first + count):
         asked = f"{WORDS[number % 7]} {number % 5}+{number % 3}" + " fox" * (30 if number % 9 == 8 else 0)
-        said = [asked, str(number % 5 + number % 3)]
-        roles = zip(("user", "assistant"), said, strict=True)
-        made.append({"messages": [{"role": role, "content": text} for role, text in roles]})
+        made.append(chat(asked, str(number % 5 + number % 3)))
     return made
 
 
@@ -57,8 +57,7 @@ class Letters:
         return 5
 
     def __getitem__(self, index: int) -> dict:
-        said = [{"role": "user", "content": f"{index}?"}, {"role": "assistant", "content": "B"}]
-        return {"messages": said, "letters": ["A", "B"]}
+        return chat(f"{index}?", "B", letters=["A", "B"])
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
         return [text == "B" for _, text in answers]
@@ -87,12 +86,28 @@ def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Cal
     run(main, Config)
 
 
-class Tunes(Base):
-    """A base folder with a base model, `parent`, and runs that are tuned from it."""
+class FromParent(Base):
+    """A base model, `parent`, a small mirror of the hub, and runs of a script that starts from the model."""
+
+    def __init__(self, folder: Path, script: str, flags: Sequence[str], parent: Sequence[str] = SCRIPTS_PARENT):
+        super().__init__(folder)
+        self.script, self.own_flags = script, ["--source=base", "--model-tag=parent", "--dtype=fp32", *flags]
+        write_hub(folder / "hub")
+        super().start("parent", *parent).done()
+
+    def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str) -> Forked:
+        words = (f"scripts.{self.script}", *self.own_flags, f"--tag={tag}", *flags)
+        return self.fork(run_module, before, *words, ranks=ranks, **variables)
+
+    def of(self, tag: str) -> Path:
+        return self.folder / ("base_train" if tag == "parent" else self.script) / tag
+
+
+class Tunes(FromParent):
+    """Runs of `tune` in place of a script."""
 
     def __init__(self, folder: Path):
-        super().__init__(folder)
-        self.run("parent", *PARENT)
+        super().__init__(folder, "chat_sft", FLAGS, PARENT)
 
     def tune(
         self,
@@ -104,29 +119,8 @@ class Tunes(Base):
         inspect: Callable | None = None,
         **variables: str,
     ) -> Forked:
-        words = [*FLAGS, f"--tag={tag}", "--model-tag=parent", *flags]
+        words = [*self.own_flags, f"--tag={tag}", *flags]
         return self.fork(tune, before, words, supervise, inspect, ranks=ranks, **variables)
-
-    def of(self, tag: str) -> Path:
-        return self.folder / ("base_train" if tag == "parent" else "chat_sft") / tag
-
-
-class FromParent(Base):
-    """A base model, `parent`, a small mirror of the hub, and runs of a script that starts from the model."""
-
-    def __init__(self, folder: Path, script: str, flags: list[str]):
-        super().__init__(folder)
-        self.script, self.own_flags = script, ["--source=base", "--model-tag=parent", "--dtype=fp32", *flags]
-        write_hub(folder / "hub")
-        parent = ("--depth=1", "--max-seq-len=128", "--num-iterations=3", "--eval-every=-1", "--save-every=-1")
-        super().start("parent", *parent).done()
-
-    def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str) -> Forked:
-        words = (f"scripts.{self.script}", *self.own_flags, f"--tag={tag}", *flags)
-        return self.fork(run_module, before, *words, ranks=ranks, **variables)
-
-    def of(self, tag: str) -> Path:
-        return self.folder / ("base_train" if tag == "parent" else self.script) / tag
 
 
 SHORT = ["--tag=parent", "--dtype=fp32", "--no-compile", "--num-iterations=4", "--eval-every=2", "--eval-tokens=600"]

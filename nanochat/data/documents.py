@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from nanochat.log import Progress, print0
-from nanochat.paths import base_dir, one_at_a_time, publish_folder, read_jsonl, read_sha256, text_sha256
+from nanochat.paths import base_dir, one_at_a_time, publish_folder, read_jsonl, read_lines, read_sha256, text_sha256
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
@@ -53,19 +53,9 @@ def by_size(texts: Iterable[AnyStr], least: int) -> Iterator[list[AnyStr]]:
         yield batch
 
 
-def _lines(file: Path) -> Iterator[str]:
-    """Yield the lines with their ends."""
-    with open(file, "rb") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                text = line.decode("utf-8-sig")  # some editors put a byte order mark at the start
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{file}:{number}: {error}") from error
-            yield text
-
-
 def _read_text(file: Path) -> Iterator[str]:
-    return map("".join, by_size(_lines(file), DOCUMENT_CHARS))
+    lines = read_lines(file, lambda line: line.decode("utf-8-sig"))  # some editors put a byte order mark at the start
+    return map("".join, by_size(lines, DOCUMENT_CHARS))
 
 
 def _read_jsonl(file: Path) -> Iterator[str]:

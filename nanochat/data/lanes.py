@@ -64,13 +64,12 @@ class Deal:
         tokenizer: Tokenizer,
         lanes: int,
         key: tuple[int, int],
-        threads: int = 0,
     ):
-        """key: (seed, source number). threads: for tokenizing, 0: as many as there are cores, at most 4."""
+        """key: (seed, source number)."""
         self.lanes = lanes
         self.key = key
         self.bos = tokenizer.special_tokens["<|bos|>"]
-        threads = threads or min(MOST_THREADS, os.cpu_count() or 1)
+        threads = min(MOST_THREADS, os.cpu_count() or 1)
         # (shard, row group in the shard)
         self._groups = [(shard, group) for shard in shards for group in range(shard.row_groups)]
         groups = len(self._groups)
@@ -80,8 +79,9 @@ class Deal:
         self.stripes = min(wanted, max(1, documents // groups))
         self.units = groups * self.stripes  # in an epoch
         # Several lanes read stripes from one row group at about the same time: tokenize once, keep for all.
+        cached = CACHED_GROUPS if self.stripes > 1 else 0
         # (ids, offsets) of a row group: document i is ids[offsets[i]:offsets[i + 1]], bos first
-        self._read = lru_cache(CACHED_GROUPS if self.stripes > 1 else 0)(
+        self._read = lru_cache(cached)(
             lambda shard, group: tokenizer.core.encode_arrow(shard.read(group), self.bos, threads)
         )
         self._order = lru_cache(8)(lambda epoch: shuffled(groups, *key, 0, epoch))

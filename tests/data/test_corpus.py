@@ -198,12 +198,3 @@ def test_describe_depends_on_content_and_not_on_the_machine(tmp_path, text_folde
     mixes = [open_corpus(f"climbmix:{share},mixed-text:1").describe() for share in (1, 2)]
     assert mixes[0]["fingerprint"] != mixes[1]["fingerprint"]
     assert mixes[0]["validation"] == mixes[1]["validation"]
-
-
-def test_the_manifest_lists_every_shard(mirror):
-    entries = open_corpus("mixed-text").manifest()
-    assert [entry["split"] for entry in entries] == ["train"] * 7 + ["val"]
-    for entry in entries:
-        content = (mirror / "local/mixed-text" / entry["file"]).read_bytes()
-        assert entry["sha256"] == hashlib.sha256(content).hexdigest()
-        assert (entry["source"], entry["rows"]) == ("mixed-text", 6)

@@ -106,11 +106,9 @@ def corpora() -> list[Path]:
     return [path for path in (Path.home() / ".cache/nanochat/corpora").iterdir() if path.is_dir()]
 
 
-def test_nothing_is_lost_and_nothing_comes_twice(tmp_path, monkeypatch):
+def test_nothing_is_lost_and_nothing_comes_twice(tmp_path, monkeypatch, seed):
     monkeypatch.setattr(module, "SHARD_BYTES", 200_000)
     monkeypatch.setattr(module, "DEALT_CHARS", 1000)
-    seed = random.randrange(2**32)
-    print("seed", seed)
     generator = random.Random(seed)
     texts = [f"{number} " + "가나다 " * generator.randrange(200) for number in range(5000)]
     home = convert(write_jsonl(tmp_path / "many/a.jsonl", texts).parent)

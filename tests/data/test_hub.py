@@ -102,14 +102,6 @@ def test_a_gated_set_names_its_conditions_and_the_token(server, monkeypatch):
     assert refusal(A) == (f"1 of 1 files are not available: {A} (not on this machine; {page}, or run `hf auth login`)")
 
 
-def test_a_world_of_an_earlier_run_stands_for_no_file(server, tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
-    write(tmp_path / "base/world", "world.json", str(A), str(B))
-    assert not hub.is_here([A])
-    assert hub.fetch([B])[0].read_bytes() == server.files["b.bin"]
-    assert "datasets/some/set/a.bin" in refusal(A, offline=True)
-
-
 @pytest.mark.parametrize(
     ("etag", "reason"),
     [

@@ -32,9 +32,7 @@ def deal_of(groups: list[list[int]], lanes: int, seed: int = 0) -> Deal:
 
 
 @pytest.fixture
-def random_lengths():
-    seed = int(np.random.SeedSequence().entropy % 1_000_000)
-    print(f"seed {seed}")
+def random_lengths(seed):
     chance = np.random.default_rng(seed)
     return lambda count, most: chance.integers(0, most, count).tolist()
 

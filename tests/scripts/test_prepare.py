@@ -1,35 +1,8 @@
-"""scripts.prepare: converts and downloads; calls in this process, except where the hub's variables are read."""
+"""scripts.prepare with a mirror and with a world; tests/test_speedrun.py downloads, tests/data/ converts."""
 
 import re
 
-from bad_hub import BadHub
 from bundles import HARD, write_bundle
-
-
-def test_a_folder_is_converted_once(here, base, text_folder):
-    done = here("scripts.prepare", f"--data={text_folder}")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^data: letters: 2 files, 40 documents, [\d,]+ bytes of text, [0-9a-f]{12}$", done.stdout, re.M)
-    [made] = [path for path in (base / "corpora").iterdir() if path.is_dir()]
-    before = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
-    assert here("scripts.prepare", f"--data=folder:{text_folder}").returncode == 0
-    assert {path.name: path.stat().st_mtime_ns for path in made.iterdir()} == before
-
-
-def test_files_come_from_a_hub(python, tmp_path):
-    names = {
-        f"openai/gsm8k/main/{split}-00000-of-00001.parquet": b"rows of " + split.encode() for split in ("train", "test")
-    }
-    with BadHub(names) as hub:
-        variables = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": ""}
-        done = python("-m", "scripts.prepare", "--data=", "--tasks=gsm8k", **variables)
-        missing = python("-m", "scripts.prepare", "--data=", "--tasks=gsm8k,humaneval,aqua", "--offline", **variables)
-        hub.shutdown()
-    assert done.returncode == 0, done.stderr
-    assert "tasks: 2 files" in done.stdout
-    assert missing.returncode == 2
-    assert missing.stderr.startswith("error: 4 of 6 files are not available: datasets/")
-    assert missing.stderr.count("\n") == 1
 
 
 def test_the_list_of_core_tasks_names_further_files(here, tmp_path):
