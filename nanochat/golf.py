@@ -30,7 +30,7 @@ ROWS = 8  # at once
 BAND_ROWS = 16  # banded: contexts in a row, one row at once
 
 
-def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch.dtype) -> GPT:
+def load(artifact: Artifact, length: int, window: int, device: str) -> GPT:
     """Return the artifact's model for rows of `length` tokens; window: keys that each token sees, 0: all."""
     trained = GPTConfig(**artifact.config)
     config = replace(trained, max_seq_len=length)
@@ -41,7 +41,6 @@ def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch
     odd = model.load_state_dict(artifact.weights, strict=False)
     if any(odd):
         raise ValueError(f"missing tensors: {odd.missing_keys}; unexpected tensors: {odd.unexpected_keys}")
-    model.compute_dtype = dtype
     model.attention = "chunks"  # on a GPU too, where fused kernels want half precision
     return model.eval().requires_grad_(False)
 
@@ -93,7 +92,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--banded", action="store_true")
-    defaults = {"stride": 0, "seconds": math.inf, "device": "cpu", "dtype": "float32"}
+    defaults = {"stride": 0, "seconds": math.inf, "device": "cpu"}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args(words)
@@ -111,7 +110,7 @@ def main(words: Sequence[str]) -> None:
     stride = options.stride or length
     if not 1 <= stride <= length:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
-    model = load(artifact, length, window, options.device, getattr(torch, options.dtype))
+    model = load(artifact, length, window, options.device)
     ready = time.monotonic()
     with torch.inference_mode():
         nats, size, scored = score(model, ids, lengths, stride, rows, options.seconds - (ready - started))
@@ -134,6 +133,6 @@ def main(words: Sequence[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ValueError, TimeoutError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
