@@ -39,7 +39,6 @@ class Config(TagSettings):
     """Quantize and pack a trained entry."""
 
     tag = "golf"
-    step: Count = option(-1, "step of the checkpoint (-1: the newest)", least=-1, in_card=False)
     scale: str = option("embedded", f"budget: {', '.join(SCALES)}")
     plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
     calibration: Count = option(65536, "tokens of training text for gptq and lqer", least=1)
@@ -159,11 +158,11 @@ def main(config: Config) -> None:
     scale = scale_of(config.scale)
     outcome = Outcome.begin(STAGE, config.tag, config)
     with setup("cpu", "fp32") as runtime:
-        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, -1, runtime)
         loop, trained = checkpoint.manifest["loop"], checkpoint.manifest["config"]
         if model.config.supervision or model.config.sweeps > 1:
             raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
-        if config.step < 0 and loop["progress"] < 1:
+        if loop["progress"] < 1:
             raise ValueError(f"the run {config.tag} has not ended: run scripts.golf_train again")
         choose_weights(model, checkpoint)
         packed = quantize(config, checkpoint, model, tokenizer)

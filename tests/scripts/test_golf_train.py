@@ -75,7 +75,7 @@ def test_compiled_the_warm_up_leaves_no_trace(base):
         ("--fp8", "--fp8 and --qat cannot be combined"),
         ("--ema=0.9", "--ema and --qat cannot be combined"),
         ("--model=golf,sweeps=2", "golf artifacts hold plain models: train without --recursion, and with sweeps=1"),
-        ("--qat=int7-row", "the recipe int7-row has an unknown part int7-row, take"),
+        ("--qat=int7-row", "the recipe int7-row is not known: write"),
         ("--qat-share=2", "--qat-share has to be below 1, not 2.0"),
         ("--tokenizer-tag=nobody", "no tokenizer is at"),
     ],
