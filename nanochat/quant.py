@@ -46,8 +46,8 @@ def parse_recipe(text: str) -> Recipe:
     match = RECIPE.fullmatch(text)
     if not match:
         raise ValueError(
-            f"the recipe {text} is not known: write int8-row, int6-row or int5-row, and behind it, in this order, any of"
-            " +clip-12.5, +gptq and +lqer-4 (a whole number)"
+            f"the recipe {text} is not known: write int8-row, int6-row or int5-row, and after it, in this order, any of"
+            " +clip-12.5, +gptq, +lqer-4 (a whole number)"
         )
     bits, clip, gptq, rank = match.groups(0)
     return Recipe(int(bits), float(clip), bool(gptq), int(rank))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nanochat.config import Count, option, options, run
 from nanochat.lab.golf import BASELINES, SCALES, Scale, check_size, scale_of
-from nanochat.lab.series import Arm, comparison, read_arm, require_equal
+from nanochat.lab.series import Arm, comparison_table, read_arm, require_equal
 from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import read_sha256, stage_dir, write_json
@@ -207,10 +207,10 @@ def compare(config: Config) -> None:
     }
     costs = {"Bytes": ",.0f", "Training seconds": ".1f", "Packing seconds": ".1f"}
     arms = list({arm.name: arm for arm in (own, *baselines)}.values())  # own may be a baseline
-    outcome.tables = [comparison("Entries, against the best baseline", "bpb", arms, best, costs)]
+    outcome.tables = [comparison_table("Entries, against the best baseline", "bpb", arms, best, costs)]
     if others:
         title = f"{own.name} without a trick each, against it"
-        outcome.tables.append(comparison(title, "bpb", [own, *others], own, costs))
+        outcome.tables.append(comparison_table(title, "bpb", [own, *others], own, costs))
     outcome.show()
     outcome.tables += own.runs[0].tables
     clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": {}}

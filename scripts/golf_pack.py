@@ -129,10 +129,10 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
     room = config.model_bytes
     if room < 0:
         room = SCALES[config.scale].bytes - code_bytes()
-    return fill(pack, room, codes) if room and codes else pack(1.0)
+    return fill_room(pack, room, codes) if room and codes else pack(1.0)
 
 
-def fill(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
+def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
     """Return the packed model with the finest codes that fit; if none fits, the last one tried."""
     factor, tried = 1.0, []
     for _ in range(ROUNDS):

@@ -92,7 +92,7 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
     }
 
 
-def check(tag: str) -> None:
+def check_criteria(tag: str) -> None:
     """Print that a run meets the criteria for a longer one, or raise a ValueError."""
     from nanochat.lab.recursion import ArmRun, unmet_criteria
 
@@ -103,7 +103,7 @@ def check(tag: str) -> None:
 
 def main(config: Config) -> None:
     if config.check:
-        check(config.tag)
+        check_criteria(config.tag)
         return
     # Slow imports stay out of --help.
     from nanochat.lab.recursion import FREE_IN_SEED, SeedResult, common_hash, open_text, read_arms, refit_exits

@@ -46,8 +46,11 @@ class Arm(NamedTuple):
 
 def read_arm(stage: str, tag: str, name: str, seeds: int) -> Arm:
     """Return an arm with those of the seeds 1 to `seeds` that it has; ValueError if it has none."""
-    paths = [stage_dir(stage, f"{tag}-{name}-{seed}") / "outcome.json" for seed in range(1, seeds + 1)]
-    runs = [Outcome.load(path) for path in paths if path.exists()]
+    runs = []
+    for seed in range(1, seeds + 1):
+        path = stage_dir(stage, f"{tag}-{name}-{seed}") / "outcome.json"
+        if path.exists():
+            runs.append(Outcome.load(path))
     if not runs:
         raise ValueError(f"scripts.{stage} has not finished for {tag}-{name}-1: run it first")
     return Arm(name, runs)
@@ -61,16 +64,32 @@ def require_equal(arms: Sequence[Arm], metrics: Sequence[str]) -> None:
             raise ValueError(f"the runs differ in {metric} ({', '.join(values)}), and cannot be compared")
 
 
-def comparison(title: str, metric: str, arms: Sequence[Arm], other: Arm, further: Mapping[str, str]) -> Record:
-    """Return the table of arms, each compared with another one. further: the other metrics and their formats."""
+def comparison_table(title: str, metric: str, arms: Sequence[Arm], other: Arm, costs: Mapping[str, str]) -> Record:
+    """Return the table of arms, each compared with another one in a metric. costs: other metrics and their formats."""
     rows = []
     for arm in arms:
         values = arm.values(metric)
         difference, p = arm.against(other, metric)
-        within = None if p is None else "yes" if p > SIGNIFICANT else "no"
-        deviation = statistics.stdev(values) if len(values) > 1 else None
-        means = [statistics.fmean(arm.values(name)) for name in further]
-        rows.append([arm.name, statistics.fmean(values), deviation, difference, p, within, *means, len(values)])
-    names = [f"{name}:{spec}" for name, spec in further.items()]
-    columns = ["Arm", f"{metric}:.4f", "±:.4f", "Difference:+.4f", "p:.2g", "Within noise", *names, "Seeds"]
+        row = [
+            arm.name,
+            statistics.fmean(values),
+            statistics.stdev(values) if len(values) > 1 else None,
+            difference,
+            p,
+            None if p is None else "yes" if p > SIGNIFICANT else "no",
+        ]
+        for name in costs:
+            row.append(statistics.fmean(arm.values(name)))
+        row.append(len(values))
+        rows.append(row)
+    columns = [
+        "Arm",
+        f"{metric}:.4f",
+        "±:.4f",
+        "Difference:+.4f",
+        "p:.2g",
+        "Within noise",
+        *(f"{name}:{spec}" for name, spec in costs.items()),
+        "Seeds",
+    ]
     return table_of(title, " | ".join(columns), rows)
