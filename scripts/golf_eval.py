@@ -17,7 +17,7 @@ from pathlib import Path
 
 from nanochat.config import Count, option, options, run
 from nanochat.lab.golf import BASELINES, SCALES, Scale, check_size, scale_of
-from nanochat.lab.series import Arm, comparison_table, read_arm, require_equal
+from nanochat.lab.series import comparison_table, read_arm, require_equal
 from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import read_sha256, stage_dir, write_json
@@ -44,7 +44,6 @@ class Config(TagSettings):
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
     )
     seeds: Count = option(3, "seeds of the series", group="series", least=1)
-    best: bool = option(False, "only print the best baseline of the series", group="series", in_card=False)
     check: str = option("", "only check that artifacts of this scale can be scored here", group="series", in_card=False)
 
 
@@ -184,17 +183,12 @@ def evaluate(config: Config) -> None:
     outcome.write()
 
 
-def read_baselines(tag: str, seeds: int) -> tuple[Arm, list[Arm]]:
-    """Return the best baseline, by the first seed, which all have, and all of them."""
-    baselines = [read_arm(STAGE, tag, entry, seeds) for entry in BASELINES]
-    return min(baselines, key=lambda baseline: baseline.values("bpb")[0]), baselines
-
-
 def compare(config: Config) -> None:
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
     outcome = Outcome.begin(STAGE, config.tag, config)
     own, *others = [read_arm(STAGE, config.tag, entry, config.seeds) for entry in config.entries.split(",")]
-    best, baselines = read_baselines(config.tag, config.seeds)
+    baselines = [read_arm(STAGE, config.tag, entry, config.seeds) for entry in BASELINES]
+    best = min(baselines, key=lambda baseline: baseline.values("bpb")[0])  # by the first seed, which all have
     require_equal([own, *others, *baselines], ["Scale", "Stride", "Text"])
     difference, p = own.against(best, "bpb")
     outcome.metrics = {
@@ -224,9 +218,6 @@ def compare(config: Config) -> None:
 def main(config: Config) -> None:
     if config.check:
         find_sandbox(scale_of(config.check).device, config.unsafe_exec)
-    elif config.best:
-        # Later seeds of a series that was stopped may not be scored yet.
-        print0(read_baselines(config.tag, seeds=1)[0].name)
     elif config.entries:
         compare(config)
     else:
