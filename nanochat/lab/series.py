@@ -59,7 +59,7 @@ def read_arm(stage: str, tag: str, name: str, seeds: int) -> Arm:
 def require_equal(arms: Sequence[Arm], metrics: Sequence[str]) -> None:
     """Raise a ValueError if the runs differ in one of the metrics."""
     for metric in metrics:
-        values = sorted({str(run.metrics[metric]) for arm in arms for run in arm.runs})
+        values = sorted({str(run.metrics.get(metric)) for arm in arms for run in arm.runs})
         if len(values) > 1:
             raise ValueError(f"the runs differ in {metric} ({', '.join(values)}), and cannot be compared")
 
