@@ -92,7 +92,7 @@ def tensors_table(packed: Packed, weights: "Tensors") -> Record:
         matrix, weight = packed.stored[name], weights[name]
         count, bits = weight.numel(), entropy(matrix.codes)
         error = float((matrix.dequantize() - weight).norm() / weight.norm())
-        size = len(compress(matrix.unsigned()))
+        size = len(compress(matrix.unsigned(), matrix.bits)[-1])
         rows.append([name, recipe, count, error, bits, bits * count / 8, size])
     columns = (
         "Tensor | Recipe | Values:,d | Relative error:.4f | Entropy, bits:.3f | Entropy, bytes:,.0f"
