@@ -6,6 +6,7 @@ recipes: "attn|mlp=int6-row+clip-12,embed=int8-row"; each matrix matches exactly
 
 import re
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -142,12 +143,13 @@ def matrices(model: nn.Module) -> Tensors:
     return {name: value.detach() for name, value in named if value.ndim == 2 and value.numel() >= LEAST_VALUES}
 
 
-def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> Stored:
-    """Return all tensors of a model, matrices by their recipes.
+def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors, corrected: int = 0) -> Stored:
+    """Return all tensors of a model, matrices by their recipes. corrected: tensors that get lqer, 0: all with it.
 
     hessians: of matrices, the summed products of their inputs, (columns, columns).
     """
     stored = {}
+    errors = []  # size, name, error, weights of its columns, rank: of matrices with lqer
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{name} has values that are not finite: train the model again")
@@ -160,11 +162,15 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> S
             raise ValueError(f"{name} has no inputs for gptq, it is a table: give it another recipe")
         stored[name] = quantize(weight, recipe, hessian)
         if recipe.rank:
+            error = weight - stored[name].dequantize()
             # Columns with larger inputs weigh more.
             columns = weight.new_ones(weight.shape[1]) if hessian is None else hessian.diagonal().float().sqrt()
-            factors = correction(weight - stored[name].dequantize(), columns.clamp(min=1e-6), recipe.rank)
-            for ending, factor in zip(CORRECTION, factors, strict=True):
-                stored[name + ending] = quantize(factor, Recipe(bits=8))
+            size = (error * columns).norm().item()
+            errors.append((size, name, error, columns.clamp(min=1e-6), recipe.rank))
+    errors.sort(key=itemgetter(0), reverse=True)
+    for _, name, *parts in errors[: corrected or None]:
+        for ending, factor in zip(CORRECTION, correction(*parts), strict=True):
+            stored[name + ending] = quantize(factor, Recipe(bits=8))
     return stored
 
 

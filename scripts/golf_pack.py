@@ -41,6 +41,7 @@ class Config(TagSettings):
     tag = "golf"
     scale: str = option("embedded", f"budget: {', '.join(SCALES)}")
     plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
+    corrected: Count = option(0, "tensors that get lqer, those with the largest errors (0: all)")
     calibration: Count = option(65536, "tokens of training text for gptq and lqer", least=1)
     # The finest steps of the codes that fit; recipes without a clip have no steps to choose.
     model_bytes: Count = option(

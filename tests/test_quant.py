@@ -142,10 +142,12 @@ def test_a_correction_is_the_nearest_product_of_its_rank():
     assert weighted_rest.norm() < plain_rest.norm()
 
 
-def test_tensors_with_lqer_get_a_correction():
-    weights = {"a": torch.randn(40, 40), "b": torch.randn(40, 40)}
-    stored = quant.quantize_weights(weights, {"a": "int5-row", "b": "int5-row+lqer-4"}, {})
-    assert list(stored) == ["a", "b", "b#left", "b#right"]
+def test_only_the_tensors_with_the_largest_errors_are_corrected():
+    weights = {"a": torch.randn(40, 40), "b": 10 * torch.randn(40, 40)}
+    stored = quant.quantize_weights(weights, dict.fromkeys(weights, "int5-row+lqer-4"), {}, corrected=1)
+    assert [name for name in stored if "#" in name] == ["b#left", "b#right"]
+    both = quant.quantize_weights(weights, dict.fromkeys(weights, "int5-row+lqer-4"), {})
+    assert sum("#" in name for name in both) == 4
 
 
 def test_hessians_are_those_of_the_layers_inputs():
