@@ -26,7 +26,6 @@ from nanochat.cross_entropy import overlapping_rows
 from nanochat.gpt import GPT, GPTConfig
 
 ROOT = Path(__file__).parent.parent
-ROWS = 8  # at once
 BAND_ROWS = 16  # banded: contexts in a row, one row at once
 
 
@@ -92,7 +91,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--banded", action="store_true")
-    defaults = {"stride": 0, "seconds": math.inf, "device": "cpu"}
+    defaults = {"stride": 0, "rows": 8, "seconds": math.inf, "device": "cpu"}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args(words)
@@ -104,7 +103,7 @@ def main(words: Sequence[str]) -> None:
         raise ValueError("the artifact has another tokenizer than its model: pack it again")
     ids = encode(documents, tokenizer)
     lengths = torch.from_numpy(tokenizer.token_lengths()).long()
-    length, window, rows = artifact.config["max_seq_len"], 0, ROWS
+    length, window, rows = artifact.config["max_seq_len"], 0, options.rows
     if options.banded:
         length, window, rows = BAND_ROWS * length, length, 1
     stride = options.stride or length

@@ -38,6 +38,7 @@ class Config(TagSettings):
     stride: str = option(
         "auto", "tokens from row to row (0: rows do not overlap; auto: the scale's, or more if it does not fit)"
     )
+    rows: Count = option(8, "rows at once", least=1)
     count_tokenizer: bool = option(False, "count the vocabulary's bytes too")
     unsafe_exec: bool = option(False, "score without a sandbox where there can be none")
     entries: str = option(
@@ -146,13 +147,14 @@ def evaluate(config: Config) -> None:
         shutil.copy(path, f"{folder}/artifact")
         write_json(Path(folder, "text"), first_documents(corpus.batches("val"), size))
         run_scoring = partial(score, folder, scale, config.unsafe_exec)  # a function of the stride and flags
-        plain = run_scoring(0)
+        rows = f"--rows={config.rows}"
+        plain = run_scoring(0, rows)
         groups = plain["groups"] | {"code": sum(plain["sources"].values())}
         apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
         counted = check_size(groups, scale.bytes)
         stride = choose_stride(config.stride, plain, scale)
         started = time.monotonic()
-        sliding = run_scoring(stride)
+        sliding = run_scoring(stride, rows)
         spent = time.monotonic() - started
         banded = run_scoring(0, "--banded")
     outcome.metrics = {
@@ -207,11 +209,14 @@ def compare(config: Config) -> None:
         outcome.tables.append(comparison_table(title, "bpb", [own, *others], own, costs))
     outcome.show()
     outcome.tables += own.runs[0].tables
+    # Bytes by group, as shares of the budget, and validation over the clock, both of the first seed.
+    budget = own.runs[0].metrics["Budget"]
+    bars = {group: [size / budget, 0.0, f"{size:,}"] for group, size in own.runs[0].tables[0]["rows"]}
     clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": {}}
     for entry in (own.name, best.name):
         records = read_metrics(stage_dir("base_train", f"{config.tag}-{entry}-1") / "metrics.jsonl")
         clock["series"][entry] = metric_curve(records, "val/bpb", over="total_training_time")
-    outcome.curves = [clock]
+    outcome.curves = [{"title": f"Bytes by group, of {budget:,}", "bars": bars}, clock]
     outcome.write()
 
 
