@@ -21,7 +21,7 @@ from nanochat.evals.bpb import bits_by_exit, read_text
 from nanochat.gpt import GPT
 from nanochat.lab.golf import Packed
 from nanochat.runtime import Runtime, setup
-from scripts.golf_pack import calibration_batches, fill, pack_scaled
+from scripts.golf_pack import calibration_batches, fill_room, pack_scaled
 
 
 class Subject:
@@ -53,7 +53,7 @@ class Subject:
     def finest(self, plan: str, room: int) -> Packed:
         """Return the finest codes that fit into `room` bytes of model; all matrices have a clip."""
         codes = sum(matrix.numel() for matrix in quant.matrices(self.model).values())
-        return fill(partial(self.pack, plan), room, codes)
+        return fill_room(partial(self.pack, plan), room, codes)
 
 
 def main() -> None:

@@ -26,10 +26,10 @@ from nanochat.cross_entropy import overlapping_rows
 from nanochat.gpt import GPT, GPTConfig
 
 ROOT = Path(__file__).parent.parent
-BAND_ROWS = 16  # banded: contexts in a row
+BAND_ROWS = 16  # banded: contexts in a row, one row at once
 
 
-def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch.dtype) -> GPT:
+def load(artifact: Artifact, length: int, window: int, device: str) -> GPT:
     """Return the artifact's model for rows of `length` tokens; window: keys that each token sees, 0: all."""
     trained = GPTConfig(**artifact.config)
     config = replace(trained, max_seq_len=length)
@@ -40,7 +40,6 @@ def load(artifact: Artifact, length: int, window: int, device: str, dtype: torch
     odd = model.load_state_dict(artifact.weights, strict=False)
     if any(odd):
         raise ValueError(f"missing tensors: {odd.missing_keys}; unexpected tensors: {odd.unexpected_keys}")
-    model.compute_dtype = dtype
     model.attention = "chunks"  # on a GPU too, where fused kernels want half precision
     return model.eval().requires_grad_(False)
 
@@ -49,11 +48,6 @@ def encode(documents: Sequence[str], tokenizer: rustbpe.Tokenizer) -> Tensor:
     """Return the tokens of all documents, each after <|bos|>."""
     bos = tokenizer.special_tokens["<|bos|>"]
     return torch.tensor([token for text in documents for token in (bos, *tokenizer.encode(text).tolist())])
-
-
-def row_count(tokens: int, length: int, stride: int) -> int:
-    """Return the rows that cover so many tokens."""
-    return 1 + max(0, math.ceil((tokens - 1 - length) / stride))
 
 
 def score(
@@ -97,7 +91,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("artifact", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--banded", action="store_true")
-    defaults = {"stride": 0, "rows": 8, "seconds": math.inf, "device": "cpu", "dtype": "float32"}
+    defaults = {"stride": 0, "rows": 8, "seconds": math.inf, "device": "cpu"}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args(words)
@@ -109,26 +103,23 @@ def main(words: Sequence[str]) -> None:
         raise ValueError("the artifact has another tokenizer than its model: pack it again")
     ids = encode(documents, tokenizer)
     lengths = torch.from_numpy(tokenizer.token_lengths()).long()
-    length, window = artifact.config["max_seq_len"], 0
+    length, window, rows = artifact.config["max_seq_len"], 0, options.rows
     if options.banded:
-        length, window = BAND_ROWS * length, length
-        options.rows = 1  # as long as many
+        length, window, rows = BAND_ROWS * length, length, 1
     stride = options.stride or length
     if not 1 <= stride <= length:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
-    model = load(artifact, length, window, options.device, getattr(torch, options.dtype))
+    model = load(artifact, length, window, options.device)
     ready = time.monotonic()
     with torch.inference_mode():
-        nats, size, scored = score(model, ids, lengths, stride, options.rows, options.seconds - (ready - started))
+        nats, size, scored = score(model, ids, lengths, stride, rows, options.seconds - (ready - started))
     assert size == sum(len(document.encode()) for document in documents)
     result = {
         "bytes": size,
-        "tokens": len(ids),
         "loss": nats / scored,
         "bpb": nats / math.log(2) / size,
         "seconds": time.monotonic() - started,
         "seconds of the model": time.monotonic() - ready,
-        "rows": row_count(len(ids), length, stride),
         "stride": stride,
         "groups": artifact.bytes,
         "artifact": sha256(data).hexdigest(),
@@ -141,6 +132,6 @@ def main(words: Sequence[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except (ValueError, TimeoutError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

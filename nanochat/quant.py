@@ -1,7 +1,7 @@
 """Quantization of weights: recipes as text, rounding, GPTQ, low-rank corrections, and fake quantization in training.
 
-A recipe is made of PARTS joined by "+": int6-row+clip-12+gptq. A plan gives patterns of names their recipes:
-"attn|mlp=int6-row+clip-12,embed=int8-row"; each matrix matches exactly one. A new part is an entry in PARTS.
+A recipe is a width and further parts, in this order: int6-row+clip-12+gptq+lqer-4. A plan gives patterns of names their
+recipes: "attn|mlp=int6-row+clip-12,embed=int8-row"; each matrix matches exactly one. A new part is a group in RECIPE.
 """
 
 import re
@@ -39,30 +39,19 @@ class Recipe(NamedTuple):
         return 2 ** (self.bits - 1) - 1
 
 
-PARTS = {  # field → pattern of the part, whose group gives the value
-    "bits": (r"int([568])-row", int),
-    "clip": (r"clip-(\d+(?:\.\d+)?)", float),
-    "gptq": (r"(gptq)", bool),
-    "rank": (r"lqer-(\d+)", int),
-}
-EXAMPLES = "int8-row, int6-row, int5-row, clip-12.5, gptq or lqer-4 (a whole number)"
+RECIPE = re.compile(r"int([568])-row(?:\+clip-(\d+(?:\.\d+)?))?(?:\+(gptq))?(?:\+lqer-(\d+))?")
 
 
 def parse_recipe(text: str) -> Recipe:
     """Return the recipe that a text describes."""
-    values, words = {}, text.split("+")
-    for word in words:
-        for field, (pattern, kind) in PARTS.items():
-            if match := re.fullmatch(pattern, word):
-                values[field] = kind(match[1])
-                break
-        else:
-            raise ValueError(f"the recipe {text} has an unknown part {word}, take {EXAMPLES}")
-    if len(values) < len(words):
-        raise ValueError(f"the recipe {text} has the same kind of part twice: keep one")
-    if "bits" not in values:
-        raise ValueError(f"the recipe {text} has no width: add int8-row, int6-row or int5-row")
-    return Recipe(**values)
+    match = RECIPE.fullmatch(text)
+    if not match:
+        raise ValueError(
+            f"the recipe {text} is not known: write int8-row, int6-row or int5-row, and after it, in this order, any of"
+            " +clip-12.5, +gptq, +lqer-4 (a whole number)"
+        )
+    bits, clip, gptq, rank = match.groups(0)
+    return Recipe(int(bits), float(clip), bool(gptq), int(rank))
 
 
 def scale_clip(text: str, factor: float) -> str:

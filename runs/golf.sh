@@ -66,12 +66,16 @@ run_entry() { # name in the tag, seed, entry, trick to leave out
   "$python" -m scripts.golf_eval --tag="$run" --stride="$stride" $unsafe
   printf '%s\n' "$settings" >"$base/golf_eval/$run/settings"
 }
+metric() { # run, name of a metric of its score
+  "$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$base/golf_eval/$1/outcome.json" "$2"
+}
 # The entry's first run chooses the stride by its speed. All others take the same one, or the scores could not be compared.
 run_entry "$entry" 1 "$entry"
-first=$base/golf_eval/$tag-$entry-1/outcome.json
-stride=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"]["Stride"])' "$first")
+stride=$(metric "$tag-$entry-1" Stride)
 for baseline in $baselines; do run_entry "$baseline" 1 "$baseline"; done
-best=$("$python" -m scripts.golf_eval --best --tag="$tag")
+# The best baseline of the first seed has all seeds.
+"$python" -m scripts.golf_eval --tag="$tag" --entries="$entry" --seeds=1
+best=$(metric "$tag" Baseline)
 tricks=''
 if [ -n "$ablate" ]; then tricks=$(table --entry="$entry" tricks); fi
 entries=$entry

@@ -12,39 +12,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from nanochat.config import Count, option, options, run
-from nanochat.lab.golf import (
-    BASELINES,
-    PHASES,
-    SCALES,
-    Result,
-    check_comparable,
-    check_size,
-    means,
-    results_table,
-    scale_of,
-)
+from nanochat.lab.golf import BASELINES, SCALES, Scale, check_size, scale_of
+from nanochat.lab.series import comparison_table, read_arm, require_equal
 from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
-from nanochat.outcome import Outcome, measured, read_outcomes
-from nanochat.paths import base_dir, read_sha256, stage_dir, write_json
+from nanochat.outcome import Outcome, measured
+from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 
 ROOT = Path(__file__).parent.parent
 STAGE = "golf_eval"
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
-OF_PACKING = (  # metrics that the card repeats
-    "bpb before quantization",
-    "Steps",
-    "Tokens",
-    "Parameters",
-    "Bits per parameter",
-    "Compression ratio",
-    "Tokenizer",
-)
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
 
 
@@ -57,17 +39,12 @@ class Config(TagSettings):
         "auto", "tokens from row to row (0: rows do not overlap; auto: the scale's, or more if it does not fit)"
     )
     rows: Count = option(8, "rows at once", least=1)
-    banded: bool = option(True, "also score with one pass over long rows, as another score")
-    eval_bytes: Count = option(0, "bytes of validation text (0: the scale's)")
-    scoring_seconds: float = option(0.0, "limit for the scoring process (0: the scale's)")
-    budget: Count = option(0, "bytes of model and code (0: the scale's)")
     count_tokenizer: bool = option(False, "count the vocabulary's bytes too")
     unsafe_exec: bool = option(False, "score without a sandbox where there can be none")
     entries: str = option(
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
     )
     seeds: Count = option(3, "seeds of the series", group="series", least=1)
-    best: bool = option(False, "only print the best baseline of the series", group="series", in_card=False)
     check: str = option("", "only check that artifacts of this scale can be scored here", group="series", in_card=False)
 
 
@@ -91,13 +68,13 @@ def find_sandbox(device: str, unsafe: bool) -> str:
     return "no" if sandbox.missing() else "yes"
 
 
-def scoring_words(folder: str, config: Config, device: str, stride: int, *flags: str) -> list[str]:
+def scoring_words(folder: str, scale: Scale, stride: int, *flags: str) -> list[str]:
     """Return the command line of the scoring process, in fp32; folder: has the artifact and the text."""
-    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}", f"--rows={config.rows}"]
-    return [*words, f"--seconds={config.scoring_seconds}", f"--device={device}", *flags]
+    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}"]
+    return [*words, f"--seconds={scale.scoring}", f"--device={scale.device}", *flags]
 
 
-def score(folder: str, config: Config, device: str, stride: int, *flags: str) -> Record:
+def score(folder: str, scale: Scale, unsafe: bool, stride: int, *flags: str) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
     On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
@@ -105,14 +82,13 @@ def score(folder: str, config: Config, device: str, stride: int, *flags: str) ->
     from nanochat.evals import sandbox
 
     root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
-    words = scoring_words(folder, config, device, stride, *flags)
-    program = PROGRAM.format(paths=[root, *packages], words=words)
-    if device == "cpu":
-        seconds = config.scoring_seconds + 60
+    program = PROGRAM.format(paths=[root, *packages], words=scoring_words(folder, scale, stride, *flags))
+    if scale.device == "cpu":
+        seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
         # PyTorch asks the system for its processors.
         readable = [f"{root}/nanochat", *packages, folder, "/sys/devices/system/cpu"]
-        verdict = sandbox.run(program, limits, config.unsafe_exec, readable)
+        verdict = sandbox.run(program, limits, unsafe, readable)
     else:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         verdict = sandbox.Verdict(done.returncode == 0, done.stderr + done.stdout)
@@ -122,31 +98,25 @@ def score(folder: str, config: Config, device: str, stride: int, *flags: str) ->
     return json.loads(last)
 
 
-def choose_stride(config: Config, plain: Record, least: int) -> int:
-    """Print the cost of each stride, by the pass without overlap; return the one asked for, or the first that fits.
-
-    least: the shortest that auto takes.
-    """
-    from nanochat.golf import row_count
-
-    context, row = plain["stride"], plain["seconds of the model"] / plain["rows"]
+def choose_stride(asked: str, plain: Record, scale: Scale) -> int:
+    """Print the cost of each stride, by the pass without overlap; return the one asked for, or the first that fits."""
+    context = plain["stride"]
     rows, chosen, stride = [], context, context
     while stride >= SHORTEST:
-        cost = plain["seconds"] + row * (row_count(plain["tokens"], context, stride) - plain["rows"])
-        fits = MARGIN * cost <= config.scoring_seconds
+        more_rows = context / stride - 1  # relative to the pass without overlap
+        cost = plain["seconds"] + more_rows * plain["seconds of the model"]
+        fits = MARGIN * cost <= scale.scoring
         rows.append([stride, cost, "yes" if fits else "no"])
-        if fits and stride >= least:
+        if fits and stride >= scale.stride:
             chosen = stride
         stride //= 2
-    title = (
-        f"Cost of each stride, from measured speed; it fits if twice that is within {config.scoring_seconds:g} seconds"
-    )
+    title = f"Cost of each stride, from measured speed; it fits if twice that is within {scale.scoring:g} seconds"
     print0(terminal_table(table_of(title, "Stride | Seconds:,.1f | Fits", rows)))
-    if config.stride == "auto":
+    if asked == "auto":
         return chosen
-    if not config.stride.isdecimal():
-        raise ValueError(f"--stride={config.stride} has to be auto or a number of tokens")
-    return int(config.stride) or context
+    if not asked.isdecimal():
+        raise ValueError(f"--stride={asked} has to be auto or a number of tokens")
+    return int(asked) or context
 
 
 def record_of(path: Path) -> Outcome:
@@ -165,107 +135,83 @@ def evaluate(config: Config) -> None:
 
     outcome = Outcome.begin(STAGE, config.tag, config)
     path = stage_dir("golf_pack", config.tag) / "artifact.golf"
-    made = record_of(path)
-    packed = made.metrics
-    before = packed["bpb before quantization"]["value"] if made.config["eval_bytes"] == config.eval_bytes else None
-    scale = SCALES[packed["Scale"]]
+    packed = record_of(path)
+    scale = SCALES[packed.metrics["Scale"]]
     contained = find_sandbox(scale.device, config.unsafe_exec)
-    limit = config.scoring_seconds or scale.scoring
-    config = replace(config, scoring_seconds=limit)
-    budget = config.budget or scale.bytes
-    corpus = open_corpus(packed["Data"], packed.get("Shards", 0))  # older records have no shards
+    # The text that golf_pack has measured the model on.
+    size = packed.config["eval_bytes"] or scale.eval_bytes
+    corpus = open_corpus(packed.metrics["Data"], packed.metrics["Shards"])
     with tempfile.TemporaryDirectory(prefix="golf-") as temporary:
         folder = os.path.realpath(temporary)
         os.chmod(folder, 0o755)
         shutil.copy(path, f"{folder}/artifact")
-        write_json(Path(folder, "text"), first_documents(corpus.batches("val"), config.eval_bytes or scale.eval_bytes))
-        plain = score(folder, config, scale.device, 0)
+        write_json(Path(folder, "text"), first_documents(corpus.batches("val"), size))
+        run_scoring = partial(score, folder, scale, config.unsafe_exec)  # a function of the stride and flags
+        rows = f"--rows={config.rows}"
+        plain = run_scoring(0, rows)
         groups = plain["groups"] | {"code": sum(plain["sources"].values())}
         apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
-        counted = check_size(groups, budget)
-        stride = choose_stride(config, plain, scale.stride)
+        counted = check_size(groups, scale.bytes)
+        stride = choose_stride(config.stride, plain, scale)
         started = time.monotonic()
-        sliding = score(folder, config, scale.device, stride)
+        sliding = run_scoring(stride, rows)
         spent = time.monotonic() - started
-        if spent > limit:
-            raise ValueError(f"scoring took {spent:.1f} s, over the limit of {limit:g} s: take a longer --stride")
-        banded = score(folder, config, scale.device, 0, "--banded")["bpb"] if config.banded else None
+        banded = run_scoring(0, "--banded")
     outcome.metrics = {
         "bpb": measured(sliding["bpb"]),
         "Stride": stride,
         "bpb, rows that do not overlap": measured(plain["bpb"]),
-        "bpb, banded (another score)": measured(banded),
-        "Quantization gap": measured(None if before is None else plain["bpb"] - before),
+        "bpb, banded (another score)": measured(banded["bpb"]),
+        "Quantization gap": measured(plain["bpb"] - packed.metrics["bpb before quantization"]["value"]),
         "Bytes": counted,
-        "Budget": budget,
+        "Budget": scale.bytes,
         "Scoring seconds": measured(spent, spec=".1f"),
         "Scoring device": scale.device,
         "Sandbox": contained,
         "Artifact": sliding["artifact"][:12],
         "Text": sliding["text"][:12],
+        **packed.metrics,
     }
-    outcome.metrics |= {name: packed[name] for name in OF_PACKING}
     outcome.tables = [
         table_of("Bytes", "Group | Bytes:,d", list((groups | apart).items())),
         table_of("Code of the scoring process", "File | Bytes:,d", list(plain["sources"].items())),
+        *packed.tables,
     ]
     print0(
-        f"golf_eval: {counted:,} of {budget:,} bytes\n"
+        f"golf_eval: {counted:,} of {scale.bytes:,} bytes\n"
         f"final_mixed_quant_roundtrip val_loss:{sliding['loss']:.8f} val_bpb:{sliding['bpb']:.8f}"
         f" stride:{stride} eval_time:{1000 * spent:.0f}ms"
     )
     outcome.write()
 
 
-def read_result(config: Config, entry: str) -> Result:
-    """Return the scores of an entry over the seeds that it has; ValueError if one is not that of the packed file."""
-    seeds, tables = [], []
-    for seed in range(1, config.seeds + 1):
-        tag = f"{config.tag}-{entry}-{seed}"
-        found = {outcome.stage: outcome for outcome in read_outcomes(base_dir(), tag)}
-        scored, packed = found.get(STAGE), found.get("golf_pack")
-        if scored is None and packed is None:
-            continue
-        if not (scored and packed) or packed.artifacts["artifact.golf"][:12] != scored.metrics["Artifact"]:
-            raise ValueError(f"{tag} has a packed file that is not scored: run scripts.golf_eval for it")
-        seeds.append(scored.metrics | {name: packed.metrics[name] for name in (*PHASES, "Scale")})
-        tables = tables or scored.tables + packed.tables
-    if not seeds:
-        raise ValueError(f"{config.tag}-{entry}-1 is not scored: bash runs/golf.sh scores all entries")
-    return Result(entry, seeds, tables)
-
-
-def read_baselines(config: Config) -> tuple[Result, list[Result]]:
-    """Return the best baseline, by the first seed, which all have, and all of them."""
-    baselines = [read_result(config, entry) for entry in BASELINES]
-    return min(baselines, key=lambda baseline: baseline.values("bpb")[0]), baselines
-
-
 def compare(config: Config) -> None:
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
     outcome = Outcome.begin(STAGE, config.tag, config)
-    own, *others = [read_result(config, entry) for entry in config.entries.split(",")]
-    best, baselines = read_baselines(config)
-    check_comparable(config.tag, [own, *others, *baselines])
-    difference, p = own.against(best)
+    own, *others = [read_arm(STAGE, config.tag, entry, config.seeds) for entry in config.entries.split(",")]
+    baselines = [read_arm(STAGE, config.tag, entry, config.seeds) for entry in BASELINES]
+    best = min(baselines, key=lambda baseline: baseline.values("bpb")[0])  # by the first seed, which all have
+    require_equal([own, *others, *baselines], ["Scale", "Stride", "Text"])
+    difference, p = own.against(best, "bpb")
     outcome.metrics = {
         "Entry": own.name,
-        "Seeds": len(own.seeds),
+        "Seeds": len(own.runs),
         "Baseline": best.name,
         "Baseline minus entry": measured(None if difference is None else -difference),
         "p": measured(p, spec=".2g"),
-        **means(own),
-        "Scale": SCALES[own.seeds[0]["Scale"]].description,
+        **own.means(),
     }
-    rows = {result.name: result for result in (own, *baselines)}  # own may be one of them
-    outcome.tables = [results_table("Entries, against the best baseline", list(rows.values()), best)]
+    costs = {"Bytes": ",.0f", "Training seconds": ".1f", "Packing seconds": ".1f"}
+    arms = list({arm.name: arm for arm in (own, *baselines)}.values())  # own may be a baseline
+    outcome.tables = [comparison_table("Entries, against the best baseline", "bpb", arms, best, costs)]
     if others:
-        outcome.tables.append(results_table(f"{own.name} without a trick each, against it", [own, *others], own))
+        title = f"{own.name} without a trick each, against it"
+        outcome.tables.append(comparison_table(title, "bpb", [own, *others], own, costs))
     outcome.show()
-    outcome.tables += own.tables
+    outcome.tables += own.runs[0].tables
     # Bytes by group, as shares of the budget, and validation over the clock, both of the first seed.
-    budget = own.seeds[0]["Budget"]
-    bars = {group: [size / budget, 0.0, f"{size:,}"] for group, size in own.tables[0]["rows"]}
+    budget = own.runs[0].metrics["Budget"]
+    bars = {group: [size / budget, 0.0, f"{size:,}"] for group, size in own.runs[0].tables[0]["rows"]}
     clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": {}}
     for entry in (own.name, best.name):
         records = read_metrics(stage_dir("base_train", f"{config.tag}-{entry}-1") / "metrics.jsonl")
@@ -277,9 +223,6 @@ def compare(config: Config) -> None:
 def main(config: Config) -> None:
     if config.check:
         find_sandbox(scale_of(config.check).device, config.unsafe_exec)
-    elif config.best:
-        # Later seeds of a series that was stopped may not be scored yet.
-        print0(read_baselines(replace(config, seeds=1))[0].name)
     elif config.entries:
         compare(config)
     else:

@@ -39,7 +39,6 @@ class Config(TagSettings):
     """Quantize and pack a trained entry."""
 
     tag = "golf"
-    step: Count = option(-1, "step of the checkpoint (-1: the newest)", least=-1, in_card=False)
     scale: str = option("embedded", f"budget: {', '.join(SCALES)}")
     plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
     corrected: Count = option(0, "tensors that get lqer, those with the largest errors (0: all)")
@@ -48,9 +47,7 @@ class Config(TagSettings):
     model_bytes: Count = option(
         -1, "bytes to fill by scaling clips (-1: the budget without the code; 0: leave the clips as they are)"
     )
-    count_tokenizer: bool = option(False, "leave room for the vocabulary's bytes too")
-    eval_bytes: Count = option(0, "bytes of validation text (0: the scale's)")
-    seconds: float = option(0.0, "limit for training and packing together (0: the scale's)")
+    eval_bytes: Count = option(0, "bytes of validation text, for scoring too (0: the scale's)")
 
 
 def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> "list[Tensor]":
@@ -106,21 +103,16 @@ def tensors_table(packed: Packed, weights: "Tensors") -> Record:
 
 
 def pack_scaled(
-    model: "GPT",
-    tokenizer: "Tokenizer",
-    recipes: "Recipes",
-    hessians: "Tensors",
-    factor: float = 1.0,
-    corrected: int = 0,
+    model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", factor: float = 1.0
 ) -> Packed:
     """Return a packed model whose recipes have their clips times a factor."""
     from nanochat.artifact import read_artifact, write_artifact
     from nanochat.quant import quantize_weights, scale_clip
 
     scaled = {name: scale_clip(recipe, factor) for name, recipe in recipes.items()}
-    stored = quantize_weights(model.state_dict(), scaled, hessians, corrected)
+    stored = quantize_weights(model.state_dict(), scaled, hessians)
     data = write_artifact(without_defaults(model.config), stored, vocabulary_of(tokenizer), scaled)
-    return Packed(stored, data, read_artifact(data).bytes, factor, scaled)
+    return Packed(scaled, stored, data, len(data) - read_artifact(data).bytes["tokenizer"])
 
 
 def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
@@ -133,26 +125,16 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
         print0(f"golf_pack: reading {config.calibration:,} tokens for calibration")
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
 
-    # A function of the factor for the clips.
-    pack = partial(pack_scaled, model, tokenizer, recipes, hessians, corrected=config.corrected)
+    pack = partial(pack_scaled, model, tokenizer, recipes, hessians)  # a function of the factor for the clips
     codes = sum(matrix.numel() for name, matrix in matrices.items() if "clip" in recipes[name])
     room = config.model_bytes
-    if not room or not codes:
-        return pack(1.0)
     if room < 0:
-        code = code_bytes()
-        room = SCALES[config.scale].bytes - code
-        if room <= 0:
-            raise ValueError(
-                f"--scale={config.scale} leaves no bytes for a model: the code that scores it takes {code:,}"
-            )
-    if config.count_tokenizer:
-        room -= pack(1.0).sizes["tokenizer"]
-    return fill(pack, room, codes)
+        room = SCALES[config.scale].bytes - code_bytes()
+    return fill_room(pack, room, codes) if room and codes else pack(1.0)
 
 
-def fill(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
-    """Return the packed model with the finest codes that fit; if none fits, the coarsest tried."""
+def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
+    """Return the packed model with the finest codes that fit; if none fits, the last one tried."""
     factor, tried = 1.0, []
     for _ in range(ROUNDS):
         tried.append(pack(factor))
@@ -162,8 +144,7 @@ def fill(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
         # A code takes one bit less if the steps are twice as large.
         factor *= 2 ** (8 * (over + ROOM_LEFT * room / 2) / codes)
         factor = min(max(factor, FINEST), COARSEST)
-    tried.sort(key=attrgetter("factor"))
-    return next((packed for packed in tried if packed.size <= room), tried[-1])
+    return max((packed for packed in tried if packed.size <= room), key=attrgetter("size"), default=tried[-1])
 
 
 def main(config: Config) -> None:
@@ -178,22 +159,22 @@ def main(config: Config) -> None:
     scale = scale_of(config.scale)
     outcome = Outcome.begin(STAGE, config.tag, config)
     with setup("cpu", "fp32") as runtime:
-        model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime)
+        model, tokenizer, checkpoint = load_model("base_train", config.tag, -1, runtime)
         loop, trained = checkpoint.manifest["loop"], checkpoint.manifest["config"]
         if model.config.supervision or model.config.sweeps > 1:
             raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
-        if config.step < 0 and loop["progress"] < 1:
+        if loop["progress"] < 1:
             raise ValueError(f"the run {config.tag} has not ended: run scripts.golf_train again")
         choose_weights(model, checkpoint)
         packed = quantize(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
         new = stage_dir(STAGE, config.tag) / f"{FILE}.new"
         write_bytes(new, packed.data)
-        packing, limit = time.monotonic() - started, config.seconds or scale.seconds
+        packing = time.monotonic() - started
         clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
-        if loop["seconds"] + packing > limit:
+        if loop["seconds"] + packing > scale.seconds:
             new.unlink()
-            raise ValueError(f"{clocks}, over the limit of {limit:g} s")
+            raise ValueError(f"{clocks}, over the limit of {scale.seconds:g} s")
         # No longer on the clock.
         path = new.replace(new.with_suffix(""))
         corpus = open_corpus(trained["data"], trained["num_shards"])

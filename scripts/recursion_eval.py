@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, options, run
 from nanochat.lab.intervals import interval
-from nanochat.log import (
-    MetricLog,
-    Record,
-    duration,
-    metric_curve,
-    print0,
-    table_of,
-)
+from nanochat.log import MetricLog, Record, duration, metric_curve, print0, table_of
 from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.paths import stage_dir
 from nanochat.settings import DeviceSettings, Preset, TagSettings
@@ -35,13 +28,10 @@ class Config(DeviceSettings, TagSettings):
 
 
 def exits_table(results: Sequence["SeedResult"]) -> Record:
-    """Return the table with the losses at each exit."""
-    rows = []
-    for i, bits in enumerate(zip(*(result.arms["R"].exits for result in results), strict=True)):
-        nats = [result.nats * some for result, some in zip(results, bits, strict=True)]
-        rows.append([i, *interval(bits), *interval(nats)])
-    columns = "Exit | Bits per byte:.4f | ±:.4f | Nats per token:.4f | ± nats:.4f"
-    return table_of("Exits of R on validation text, ± 95 % over seeds", columns, rows)
+    """Return the table with the bits per byte at each exit."""
+    exits = zip(*(result.arms["R"].exits for result in results), strict=True)
+    rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
+    return table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)
 
 
 def arms_table(results: Sequence["SeedResult"]) -> Record:
@@ -82,7 +72,7 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
     recursions = [result.arms["R"] for result in results]
     runs = [run for result in results for run in result.arms.values()]
-    settings, model = recursions[0].outcome.config, recursions[0].checkpoint.manifest["model"]
+    settings = recursions[0].outcome.config
     norms = [record["train/grad_norm"] for one in recursions for record in one.records if record["kind"] == "train"]
     validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
     return {
@@ -96,17 +86,13 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
         "Gradient norm, median": measured(statistics.median(norms), spec=".2f"),
         "Gradient norm, largest": measured(max(norms), spec=".2f"),
-        "Block applications per token": model["depth"] * recursions[0].applications,
         "Batches, SHA-256": ", ".join(result.batches[:12] for result in results),
         "Training of all arms": duration(sum(run.figure(SECONDS) for run in runs)),
         "Precision": ", ".join(sorted({run.checkpoint.manifest["dtype"] for run in runs})),
-        "Commits of the arms": ", ".join(
-            sorted({run.outcome.environment["Git Information"]["Commit"] for run in runs})
-        ),
     }
 
 
-def check(tag: str) -> None:
+def check_criteria(tag: str) -> None:
     """Print that a run meets the criteria for a longer one, or raise a ValueError."""
     from nanochat.lab.recursion import ArmRun, unmet_criteria
 
@@ -117,7 +103,7 @@ def check(tag: str) -> None:
 
 def main(config: Config) -> None:
     if config.check:
-        check(config.tag)
+        check_criteria(config.tag)
         return
     # Slow imports stay out of --help.
     from nanochat.lab.recursion import FREE_IN_SEED, SeedResult, common_hash, open_text, read_arms, refit_exits

@@ -4,20 +4,17 @@ import json
 import math
 import subprocess
 import sys
-from random import Random
 
 import pyarrow as pa
 import pytest
 import torch
 from conftest import ROOT
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from models import CONFIGS, lively
 
 from nanochat import golf, quant
 from nanochat.artifact import read_artifact, write_artifact
 from nanochat.evals import sandbox
-from nanochat.evals.bpb import bits_by_exit, first_documents, read_text
+from nanochat.evals.bpb import bits_by_exit, read_text
 from nanochat.gpt import GPTConfig
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
@@ -73,7 +70,7 @@ def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
     artifact = read_artifact(data)
     ids = golf.encode(TEXTS, tokenizer.core)
     assert torch.equal(ids, text.ids)
-    loaded = golf.load(artifact, CONTEXT, 0, "cpu", torch.float32)
+    loaded = golf.load(artifact, CONTEXT, 0, "cpu")
     with torch.inference_mode():
         nats, size, _ = golf.score(loaded, ids, text.lengths, stride, rows)
     assert size == text.bytes
@@ -87,7 +84,7 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
     assert plain["sources"] == {
         f"nanochat/{name}.py": (ROOT / f"nanochat/{name}.py").stat().st_size for name in expected
     }
-    # A changed bit makes another file, and is refused; another weight is another score.
+    # A changed bit makes another file, and is refused.
     data = bytearray(packed[1])
     data[-1] ^= 1
     (files / "artifact").write_bytes(data)
@@ -98,27 +95,10 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
     )
 
 
-def test_one_more_module_makes_the_code_larger():
-    program = "from nanochat.golf import sources; before = sum(sources().values()); import nanochat.schedules; "
-    program += "print(sum(sources().values()) - before)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert int(done.stdout) > (ROOT / "nanochat/schedules.py").stat().st_size
-
-
-def test_other_weights_give_another_score(files, packed):
-    artifact = read_artifact(packed[1])
-    weights = dict(artifact.weights)
-    weights["blocks.0.mlp.up.weight"] = weights["blocks.0.mlp.up.weight"] * 1.01
-    before = score(files)["bpb"]
-    (files / "artifact").write_bytes(write_artifact(artifact.config, weights, artifact.vocabulary, {}))
-    assert abs(score(files)["bpb"] - before) > 1e-5
-
-
 def test_banded_is_another_score_with_the_training_context_as_window(files, packed, tokenizer):
-    loaded = golf.load(read_artifact(packed[1]), 16 * CONTEXT, CONTEXT, "cpu", torch.float32)
+    loaded = golf.load(read_artifact(packed[1]), 16 * CONTEXT, CONTEXT, "cpu")
     assert set(loaded.config.windows) == {CONTEXT}
     banded = score(files, "--banded")
-    assert banded["rows"] < score(files)["rows"]
     ids, lengths = golf.encode(TEXTS, tokenizer.core), torch.from_numpy(tokenizer.token_lengths()).long()
     with torch.inference_mode():
         nats, size, _ = golf.score(loaded, ids, lengths, 16 * CONTEXT, 2)
@@ -158,29 +138,6 @@ def test_an_artifact_of_another_tokenizer_is_refused(files, packed):
     other = artifact.vocabulary | {"merges": artifact.vocabulary["merges"][:-1]}
     (files / "artifact").write_bytes(write_artifact(artifact.config, artifact.weights, other, {}))
     assert score(files) == (2, "error: the artifact has another tokenizer than its model: pack it again\n")
-
-
-@given(st.lists(st.text(max_size=30), min_size=1, max_size=6), st.integers(1, 80))
-@settings(max_examples=300)
-def test_documents_are_those_of_base_loss_in_tokens(tokenizer, texts, most):
-    texts = pa.array(texts, pa.string())
-    documents, text = first_documents([texts], most), read_text([texts], tokenizer, most)
-    assert "".join(texts.to_pylist()).startswith("".join(documents))
-    # The last one is cut at a character, of four bytes at most.
-    size = sum(len(document.encode()) for document in documents)
-    assert size == text.bytes
-    assert size in range(most - 3, most + 1) or documents == list(filter(None, texts.to_pylist()))
-    # No tokens have no dtype.
-    assert torch.equal(golf.encode(documents, tokenizer.core).long(), text.ids.long())
-
-
-def test_tokens_stand_for_the_bytes_of_ten_thousand_random_strings(tokenizer):
-    random, lengths = Random(1), tokenizer.token_lengths()
-    kinds = [(32, 126), (0, 0xD7FF), (0xE000, 0x10FFFF), (0xAC00, 0xD7A3)]  # no surrogates: they are no text
-    for _ in range(10_000):
-        low, high = random.choice(kinds)
-        text = "".join(chr(random.randint(low, high)) for _ in range(random.randint(0, 12)))
-        assert lengths[tokenizer.encode(text)].sum() == len(text.encode())
 
 
 @pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")

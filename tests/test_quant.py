@@ -1,5 +1,7 @@
 """Recipes: rounding, GPTQ, low-rank corrections, and fake quantization, against plain twins."""
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -31,20 +33,11 @@ def test_recipes(text, recipe):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("int7-row", "the recipe int7-row has an unknown part int7-row, take int8-row"),
-        ("int8-row+clip", "unknown part clip"),
-        ("int8-row+clip-x", "unknown part clip-x"),
-        ("int8-row+gptq-3", "unknown part gptq-3"),
-        ("clip-3", "the recipe clip-3 has no width"),
-        ("int6-row+int8-row", "has the same kind of part twice: keep one"),
-        ("int6-row+clip-3+clip-4", "has the same kind of part twice"),
-        ("int6-row+lqer-2.5", r"unknown part lqer-2.5, take .* lqer-4 \(a whole number\)"),
-    ],
+    "text",
+    ["int7-row", "int8-row+clip", "int8-row+gptq-3", "clip-3", "int6-row+int8-row", "int6-row+lqer-2.5", "int6-row+"],
 )
-def test_bad_recipes_are_refused(text, words):
-    with pytest.raises(ValueError, match=words):
+def test_bad_recipes_are_refused(text):
+    with pytest.raises(ValueError, match=re.escape(f"the recipe {text} is not known: write int8-row, int6-row")):
         parse_recipe(text)
 
 

@@ -4,6 +4,6 @@
 - `intervals`: interval, Interval: means over seeds.
 - `recursion`: ARMS, BPB, FLOPS, FREE_IN_SEED, PARAMETERS, REFIT_STEPS, SECONDS, ArmRun, SeedResult, common_hash,
   open_text, read_arms, refit_exits, unmet_criteria, verdict: recursion compared with its compute.
-- `golf`: BASELINES, PHASES, SCALES, Packed, Result, check_comparable, check_size, code_bytes, means, results_table,
-  scale_of: budgets, entries and results of the golf track.
+- `series`: Arm, comparison_table, read_arm, require_equal: arms with several seeds each, compared.
+- `golf`: BASELINES, SCALES, Packed, Scale, check_size, code_bytes, scale_of: budgets and entries of the golf track.
 """

@@ -1,19 +1,16 @@
-"""The golf track: budgets, entries and tricks as tables, and the comparison of scored entries over seeds.
+"""The golf track: budgets, entries and tricks as tables, and the count of bytes.
 
 An entry is a row of flags for scripts.golf_train and a plan for scripts.golf_pack. A trick is a change that can be
 taken back: `--without=NAME` gives the flags of the entry without it; the ablation does so for each.
 """
 
-import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from nanochat.lab.intervals import p_value
-from nanochat.log import Record, table_of
-from nanochat.outcome import Metrics, measured
+from nanochat.log import Record
 
 if TYPE_CHECKING:
     from nanochat.artifact import Stored
@@ -21,13 +18,11 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 Flags = dict[str, str | None]  # flag → value, "" for a switch
 DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
-PHASES = ("Training seconds", "Packing seconds")  # metrics of golf_pack: the clock
 
 
 class Scale(NamedTuple):
     """A budget, and the flags that all of its entries share."""
 
-    description: str
     bytes: int  # of the model and of the code that scores it
     seconds: float  # for training, calibration, quantization and packing
     packing: float  # seconds of these that training leaves
@@ -43,8 +38,7 @@ class Scale(NamedTuple):
 QUIET = "--eval-every=400 --save-every=-1 --eval-bytes=100000 --window-pattern=L"
 SMALL = f"{QUIET} --head-dim=32 --max-seq-len=256 --warmup-steps=20 --weight-decay=0.01"
 SCALES = {
-    "embedded": Scale(
-        "200 kB, one minute on two cores, the embedded world",
+    "embedded": Scale(  # one minute on two cores, the embedded world
         bytes=200_000,
         seconds=60,
         packing=10,
@@ -54,8 +48,7 @@ SCALES = {
         vocabulary=1024,
         flags=f"{SMALL} --total-batch-size=1024 --data=world",
     ),
-    "cpu": Scale(
-        "1 MB, ten minutes on two cores, text from a hub or a folder",
+    "cpu": Scale(  # ten minutes on two cores, text from a hub or a folder
         bytes=1_000_000,
         seconds=600,
         packing=40,
@@ -65,8 +58,7 @@ SCALES = {
         vocabulary=1024,
         flags=f"{SMALL} --total-batch-size=2048 --data=mixed-text",
     ),
-    "1gpu": Scale(
-        "16 MB, ten minutes on one GPU",
+    "1gpu": Scale(  # ten minutes on one GPU
         bytes=16_000_000,
         seconds=600,
         packing=60,
@@ -204,88 +196,13 @@ def check_size(groups: Mapping[str, int], budget: int) -> int:
     return total
 
 
-# ---- a packed model ----
-
-
 class Packed(NamedTuple):
     """A quantized model, and the file with it."""
 
+    recipes: Mapping[str, str]  # tensor → recipe, with scaled clips
     stored: "Stored"
     data: bytes
-    sizes: dict[str, int]  # of the groups in the file
-    factor: float  # for the clips of the recipes
-    recipes: Mapping[str, str]  # tensor → recipe, with scaled clips
-
-    @property
-    def size(self) -> int:
-        """The bytes of the model."""
-        return sum(self.sizes.values()) - self.sizes["tokenizer"]
-
-
-# ---- comparison ----
-
-
-class Result(NamedTuple):
-    """A scored entry: the metrics of each seed, and the tables of the first one."""
-
-    name: str
-    seeds: Sequence[Metrics]
-    tables: Sequence[Record] = ()
-
-    def values(self, name: str) -> list[float]:
-        """Return a metric of each seed as a number."""
-        found = [seed[name] for seed in self.seeds]
-        return [metric["value"] if isinstance(metric, dict) else metric for metric in found]
-
-    def against(self, other: "Result") -> tuple[float | None, float | None]:
-        """Return the difference in bits per byte to another entry, and p; None where there is none."""
-        if self.name == other.name:
-            return None, None
-        own, others = self.values("bpb"), other.values("bpb")
-        p = None if len(own) == len(others) == 1 else p_value(own, others)
-        return statistics.fmean(own) - statistics.fmean(others), p
-
-
-def check_comparable(tag: str, results: Iterable[Result]) -> None:
-    """Raise a ValueError if the entries of a series were scored in different ways."""
-    seeds = [seed for result in results for seed in result.seeds]
-    for name in ("Scale", "Stride", "Text", "Budget"):
-        values = sorted({str(seed[name]) for seed in seeds})
-        if len(values) > 1:
-            raise ValueError(
-                f"the scores of {tag} differ in {name} ({', '.join(values)}): score its runs alike, with"
-                f" python -m scripts.golf_eval --tag={tag}-ENTRY-SEED"
-            )
-
-
-SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
-COLUMNS = "Entry | bpb:.4f | ±:.4f | Difference:+.4f | p:.2g | Within noise | Bytes:,.0f | Seconds:.1f | Seeds"
-
-
-def results_table(title: str, results: Sequence[Result], other: Result) -> Record:
-    """Return the table of some results, each compared with another one."""
-    rows = []
-    for result in results:
-        difference, p = result.against(other)
-        within = None if p is None else "yes" if p > SIGNIFICANT else "no"
-        bpb, size, *seconds = (statistics.fmean(result.values(name)) for name in ("bpb", "Bytes", *PHASES))
-        count = len(result.seeds)
-        error = statistics.stdev(result.values("bpb")) if count > 1 else None
-        rows.append([result.name, bpb, error, difference, p, within, size, sum(seconds), count])
-    return table_of(title, COLUMNS, rows)
-
-
-def means(result: Result) -> Metrics:
-    """Return the metrics of an entry: what is equal in all seeds, else the mean with the deviation, or all texts."""
-    found = dict(result.seeds[0])
-    for name, first in result.seeds[0].items():
-        values = result.values(name)
-        if isinstance(first, str):
-            found[name] = ", ".join(dict.fromkeys(map(str, values)))
-        elif len(set(values)) > 1:
-            spec = first["format"] if isinstance(first, dict) else ",.0f"
-            found[name] = measured(statistics.fmean(values), statistics.stdev(values), spec)
-    return found
+    size: int  # bytes of the model: the file without the vocabulary
 
 
 def main(words: Sequence[str]) -> None:
@@ -300,13 +217,12 @@ def main(words: Sequence[str]) -> None:
         "data": [flags.get("--data", "auto")],
         "plan": [plan],
         "flags": [f"{flag}={value}" if value else flag for flag, value in flags.items()],
+        "tricks": tricks_of(given) if part == "tricks" else (),  # slow, it imports torch
     }
-    if part == "tricks":  # slow, it imports torch
-        parts[part] = tricks_of(given)
     if part not in parts:
         raise ValueError(
             "usage: python -m nanochat.lab.golf [--scale=NAME] [--entry=NAME] [--without=TRICK] [other flags] PART,"
-            f" where PART is one of {', '.join(parts)}, tricks"
+            f" where PART is one of {', '.join(parts)}"
         )
     print(*parts[part], sep="\n")
 

@@ -7,14 +7,11 @@ refitted too, for a comparison on equal terms.
 """
 
 import json
-import math
 import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
-
-import torch
 
 from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
 from nanochat.config import flag_of
@@ -25,7 +22,7 @@ from nanochat.evals.refinement import LEAST_REFINEMENT, refinement, validated_ex
 from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
 from nanochat.log import MetricLog, Record, print0, read_metrics
-from nanochat.models import config_of, new_model
+from nanochat.models import config_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
@@ -86,12 +83,6 @@ class ArmRun(NamedTuple):
         """Bits per byte at each exit, in the last validation."""
         return validated_exits(self.records)[-1]
 
-    @property
-    def applications(self) -> int:
-        """Times that each block runs for a token."""
-        model = new_model(config_of(self.checkpoint.manifest))
-        return model.cached_layers // model.config.depth
-
     def require_settings_of(self, other: "ArmRun", free: Container[str]) -> None:
         """Raise a ValueError if this run differs from another one in a setting that is not free."""
         for name, value in self.checkpoint.manifest["config"].items():
@@ -107,13 +98,10 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     recursion = arms["R"]
     if recursion.checkpoint.manifest["config"]["seed"] != seed:
         raise ValueError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
-    for arm, run in arms.items():
+    for run in arms.values():
         run.require_settings_of(recursion, FREE_IN_ARM)
         if not any("val/bpb" in record for record in run.records):
             raise ValueError(f"{run.outcome.tag} has no validation: train it again, with --eval-every")
-        is_recursive = run.checkpoint.manifest["model"]["supervision"] > 0
-        if is_recursive != (arm == "R") or run.applications != (recursion.applications if arm in "RL" else 1):
-            raise ValueError(f"{run.outcome.tag} is not the model of arm {arm}: train it again")
     tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
     for name, (some, tolerance) in tolerated.items():
         for arm in some:
@@ -128,14 +116,6 @@ def open_text(run: ArmRun) -> Corpus:
     return open_corpus(run.checkpoint.manifest["config"]["data"], run.outcome.config["num_shards"])
 
 
-def loader_of(run: ArmRun, corpus: Corpus, device: torch.device | str = "cpu") -> TextLoader:
-    """Return a loader like that of a run, at its start."""
-    config, lanes = run.checkpoint.manifest["config"], run.outcome.config["lanes"]
-    length, seed = config["max_seq_len"], config["seed"]
-    rows = config["total_batch_size"] // length
-    return TextLoader(corpus, tokenizer_of(run.checkpoint), rows, length, device=device, seed=seed, lanes=lanes)
-
-
 def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
     """Return a SHA-256 that identifies the batches of all arms; ValueError if they were trained on different ones.
 
@@ -144,8 +124,7 @@ def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
     """
     recursion = arms["R"]
     expected = recursion.checkpoint.manifest["source"]
-    # Nothing is read for this.
-    if loader_of(recursion, corpus).state_dict()["setting"] != expected["setting"]:
+    if corpus.describe()["fingerprint"] != expected["setting"]["data"]:
         raise ValueError(f"the text has changed since {recursion.outcome.tag} was trained: put it back, or train again")
     for arm, run in arms.items():
         source = run.checkpoint.manifest["source"]
@@ -226,7 +205,6 @@ class SeedResult(NamedTuple):
     batches: str  # hash of the batches that all arms have read
     first: Refit  # of R's first exit
     last: Refit
-    nats: float  # per token, for one bit per byte
 
     @property
     def refinements(self) -> tuple[float, float, float]:
@@ -239,18 +217,27 @@ class SeedResult(NamedTuple):
         return self.arms[arm].figure(BPB) - self.arms["R"].figure(BPB)
 
 
-def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[Refit, Refit, float]:
-    """Refit the first exit, and the last one for as long; return both, and the nats per token for one bit per byte."""
-    size = run.outcome.config["eval_bytes"]
-    size = runtime.validation_bytes if size < 0 else size
-    text = read_text(corpus.batches("val"), tokenizer_of(run.checkpoint), size)
+def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> list[Refit]:
+    """Refit the first exit of a run, and the last one for as long, on the text that comes after that of the run."""
+    config, tokenizer = run.outcome.config, tokenizer_of(run.checkpoint)
+    size, length = config["eval_bytes"], config["max_seq_len"]
+    text = read_text(corpus.batches("val"), tokenizer, runtime.validation_bytes if size < 0 else size)
+    source = TextLoader(
+        corpus,
+        tokenizer,
+        config["total_batch_size"] // length,
+        length,
+        device=runtime.device,
+        seed=config["seed"],
+        lanes=config["lanes"],
+    )
     refits, rounds = [], ()
-    for exits in (1, len(run.exits)):
-        with loader_of(run, corpus, runtime.device) as source:
-            source.load_state_dict(run.checkpoint.manifest["source"])  # goes on where the run has ended
+    with source:
+        for exits in (1, len(run.exits)):
+            source.load_state_dict(run.checkpoint.manifest["source"])
             refits.append(refit(exits, run.checkpoint, source, text, runtime, log, rounds))
             rounds = refits[0].rounds
-    return *refits, math.log(2) * text.bytes / (len(text.ids) - 1)
+    return refits
 
 
 # ---- the verdict ----

@@ -1,6 +1,4 @@
-"""Golf's tables, the count of bytes, and the comparison over seeds."""
-
-import math
+"""Golf's tables, and the count of bytes."""
 
 import pytest
 from models import SMALL, lively
@@ -12,13 +10,10 @@ from nanochat.lab.golf import (
     SCALES,
     TRICKS,
     VOCABULARIES,
-    Result,
     check_size,
     code_bytes,
     expand,
     main,
-    means,
-    results_table,
     tricks_of,
 )
 from nanochat.models import config_fields, new_model
@@ -92,12 +87,6 @@ def test_rows_without_clips_fit_their_budget():
         assert 0.6 * SCALES[scale].bytes < model + code < SCALES[scale].bytes, (entry, scale)
 
 
-def test_the_large_entry_fills_its_budget_if_its_weights_are_gaussian():
-    top, clip = 127, float(flags_of("--scale=1gpu")["--plan"].removeprefix("int8-row+clip-"))
-    bits = 1.025 * (math.log2(top / clip) + math.log2(2 * math.pi * math.e) / 2)  # LZMA takes 2.5 % more
-    assert 0.97 < run_of("golf", "1gpu")[1].counts["total"] * bits / 8 / SCALES["1gpu"].bytes < 0.995
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -124,28 +113,3 @@ def test_bytes_over_the_budget_are_refused_with_the_largest_groups():
     assert check_size(groups, 1210) == 1210
     with pytest.raises(ValueError, match="1,300 bytes are 90 over the budget of 1,210; the largest: MLP 500, code"):
         check_size(groups | {"tokenizer": 90}, 1210)
-
-
-def result(name, bpb, size, seconds):
-    """Return a result with scores for some seeds, and equal bytes and seconds."""
-    phases = {"Training seconds": {"value": seconds - 0.25}, "Packing seconds": {"value": 0.25}}
-    seeds = [{"bpb": {"value": value, "format": ".4f"}, "Bytes": size, "Text": f"hash of {value}"} for value in bpb]
-    return Result(name, [seed | phases for seed in seeds])
-
-
-def test_results_are_compared_over_seeds():
-    own, other = result("a", [1.0, 1.1, 1.2], 5, 1.0), result("b", [1.5, 1.6, 1.4], 6, 2.0)
-    rows = results_table("Entries", [own, other, result("a", [1.2], 5, 1.0)], other)["rows"]
-    name, mean, deviation, difference, p, *rest = rows[0]
-    assert (name, rest) == ("a", ["no", 5, 1.0, 3])
-    assert [mean, deviation, difference] == pytest.approx([1.1, 0.1, -0.4])
-    assert p == pytest.approx(0.00805, abs=1e-5)
-    assert rows[1][3:6] == [None, None, None]
-    assert rows[2][2:6] == [None, pytest.approx(-0.3), pytest.approx(0.122, abs=1e-3), "yes"]
-    assert result("a", [1.0], 5, 1.0).against(result("b", [2.0], 6, 1.0)) == (-1.0, None)
-
-
-def test_metrics_of_the_seeds_become_means():
-    found = means(result("a", [1.0, 1.5], 5, 1.0))
-    assert found["bpb"] == {"value": 1.25, "stderr": pytest.approx(0.5 / 2**0.5), "format": ".4f"}
-    assert (found["Bytes"], found["Text"]) == (5, "hash of 1.0, hash of 1.5")

@@ -9,6 +9,7 @@ import pytest
 from base_runs import Base
 
 from nanochat.evals import sandbox
+from nanochat.lab.golf import SCALES
 from nanochat.paths import read_json
 from scripts import golf_eval, golf_pack
 
@@ -25,6 +26,7 @@ def here(base, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
 
 
+EMBEDDED = SCALES["embedded"]
 needs_sandbox = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
 
 
@@ -41,7 +43,7 @@ def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(golf_eval, "ROOT", tmp_path / "repository")
     golf_pack.main(golf_pack.Config(tag="entry", plan="embed=int8-row,blocks=int8-row", eval_bytes=3000))
     shutil.move(base.of("entry"), base.folder / "elsewhere")  # the checkpoint is not there when the file is scored
-    config = golf_eval.Config(tag="entry", eval_bytes=3000, stride="16")
+    config = golf_eval.Config(tag="entry", stride="16")
     golf_eval.main(config)
     outcome = scored(base, "entry")
     metrics, groups = outcome["metrics"], dict(outcome["tables"][0]["rows"])
@@ -53,84 +55,75 @@ def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
     printed = capsys.readouterr().out
     assert "Cost of each stride, from measured speed; it fits if twice that is within 60 seconds" in printed
     assert "final_mixed_quant_roundtrip val_loss:" in printed
-    for flags, sentence in (
-        ({"budget": 60_000}, "over the budget of 60,000; the largest: code"),
-        ({"scoring_seconds": 0.001}, "scoring took longer than"),
-        ({"stride": "33"}, "--stride=33 would leave out text"),
+    with pytest.raises(ValueError, match="--stride=33 would leave out text"):
+        golf_eval.main(replace(config, stride="33"))
+    for limit, sentence in (
+        ({"bytes": 60_000}, "over the budget of 60,000; the largest: code"),
+        ({"scoring": 0.001}, "scoring took longer than"),
     ):
+        monkeypatch.setitem(SCALES, "embedded", EMBEDDED._replace(**limit))
         with pytest.raises(ValueError, match=sentence):
-            golf_eval.main(replace(config, **flags))
+            golf_eval.main(config)
     shutil.move(base.folder / "elsewhere", base.of("entry"))
 
 
 @needs_sandbox
-def test_entries_are_compared_with_the_best_baseline(base, capsys):
+def test_entries_are_compared_with_the_best_baseline(base):
     golf_pack.main(golf_pack.Config(tag="entry", eval_bytes=3000))
-    golf_eval.main(golf_eval.Config(tag="entry", eval_bytes=3000, stride="32", banded=False, count_tokenizer=True))
+    golf_eval.main(golf_eval.Config(tag="entry", stride="32", count_tokenizer=True))
     outcome = scored(base, "entry")
     assert outcome["metrics"]["Bytes"] == sum(size for _, size in outcome["tables"][0]["rows"])
     for entry, worse in {"golf": 0.0, "naive-narrow": 0.3, "naive-middle": 0.2, "naive-wide": 0.4}.items():
         for seed in (1, 2):
             tag = f"series-{entry}-{seed}"
-            for stage in ("golf_pack", "golf_eval", "base_train"):
+            for stage in ("golf_eval", "base_train"):
                 shutil.copytree(base.folder / stage / "entry", base.folder / stage / tag)
             path = base.folder / "golf_eval" / tag / "outcome.json"
             outcome = read_json(path)
             outcome["metrics"]["bpb"]["value"] += worse + 0.01 * seed
             path.write_text(json.dumps(outcome), encoding="utf-8")
-    capsys.readouterr()
     series = golf_eval.Config(tag="series", entries="golf", seeds=2)
-    best = replace(series, best=True)
-    golf_eval.main(best)
-    assert capsys.readouterr().out == "naive-middle\n"
     golf_eval.main(series)
     outcome = scored(base, "series")
     metrics = outcome["metrics"]
     assert metrics["Baseline"] == "naive-middle"
     assert metrics["Baseline minus entry"]["value"] == pytest.approx(0.2)
     assert 0 < metrics["p"]["value"] < 0.01
-    assert len(outcome["curves"]) == 2  # bytes by group, validation over the clock
+    assert [curve["title"] for curve in outcome["curves"]] == ["Validation over the clock, first seed"]
     path = base.folder / "golf_eval/series-golf-2/outcome.json"
     outcome = read_json(path)
-    for name, sentence in {"Stride": "the scores of series differ in Stride", "Artifact": "that is not scored"}.items():
-        other = outcome | {"metrics": outcome["metrics"] | {name: "other"}}
-        path.write_text(json.dumps(other), encoding="utf-8")
-        with pytest.raises(ValueError, match=sentence):
-            golf_eval.main(series)
-    record = base.folder / "golf_pack/series-golf-2/outcome.json"
-    other_scale = record.read_text(encoding="utf-8").replace('"Scale": "embedded"', '"Scale": "cpu"')
-    record.write_text(other_scale, encoding="utf-8")
+    outcome["metrics"]["Stride"] = 16
     path.write_text(json.dumps(outcome), encoding="utf-8")
-    with pytest.raises(ValueError, match=r"the scores of series differ in Scale \(cpu, embedded\): score its runs"):
+    with pytest.raises(ValueError, match=r"the runs differ in Stride \(16, 32\)"):
         golf_eval.main(series)
     path.unlink()
-    golf_eval.main(best)
+    golf_eval.main(series)
 
 
 def speed(factor):
-    """A pass of 0.5 seconds over 100 rows of 32 tokens, on a machine slower by a factor."""
-    return {"rows": 100, "tokens": 3200, "seconds of the model": 0.5 * factor, "seconds": 0.6 * factor, "stride": 32}
+    """A pass of 0.5 seconds over rows of 32 tokens, on a machine slower by a factor."""
+    return {"seconds of the model": 0.5 * factor, "seconds": 0.6 * factor, "stride": 32}
 
 
 def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_take_it():
-    config = golf_eval.Config(scoring_seconds=5)
+    scale = EMBEDDED._replace(scoring=5)
     for factor, least, stride in ((1, 8, 8), (1, 16, 16), (2, 8, 16), (4, 8, 32), (100, 8, 32)):
-        assert golf_eval.choose_stride(config, speed(factor), least) == stride
-    assert golf_eval.choose_stride(replace(config, stride="16"), speed(100), 8) == 16
-    assert golf_eval.choose_stride(replace(config, stride="0"), speed(1), 8) == 32
+        assert golf_eval.choose_stride("auto", speed(factor), scale._replace(stride=least)) == stride
+    assert golf_eval.choose_stride("16", speed(100), scale) == 16
+    assert golf_eval.choose_stride("0", speed(1), scale) == 32
     with pytest.raises(ValueError, match="--stride=long has to be auto or a number of tokens"):
-        golf_eval.choose_stride(replace(config, stride="long"), speed(1), 8)
+        golf_eval.choose_stride("long", speed(1), scale)
 
 
 def test_on_a_gpu_the_scoring_process_gets_the_device_and_no_sandbox():
-    words = golf_eval.scoring_words("/folder", golf_eval.Config(rows=4, scoring_seconds=9.5), "cuda", 64, "--banded")
+    words = golf_eval.scoring_words("/folder", SCALES["1gpu"], 64, "--banded")
     assert words[:3] == ["golf", "/folder/artifact", "/folder/text"]
-    assert words[3:] == ["--stride=64", "--rows=4", "--seconds=9.5", "--device=cuda", "--banded"]
+    assert words[3:] == ["--stride=64", "--seconds=600", "--device=cuda", "--banded"]
     assert golf_eval.find_sandbox("cuda", unsafe=False) == "no, on a GPU"
 
 
 def test_an_entry_without_a_file_is_refused():
     with pytest.raises(ValueError, match="there is no finished artifact at"):
         golf_eval.main(golf_eval.Config(tag="nobody"))
-    with pytest.raises(ValueError, match="nothing-golf-1 is not scored"):
+    with pytest.raises(ValueError, match="has not finished for nothing-golf-1"):
         golf_eval.main(golf_eval.Config(tag="nothing", entries="golf"))

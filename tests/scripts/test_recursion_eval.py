@@ -53,7 +53,6 @@ def test_one_seed_gives_figures_and_no_verdict(base, capsys):
     assert rows["P"]["Parameters"] == rows["R"]["Parameters"] == rows["L"]["Parameters"] < rows["F"]["Parameters"]
     metrics = outcome["metrics"]
     assert (metrics["Preset"], metrics["supervision_base"], metrics["loops"]) == ("aggressive", 5.0, 2)
-    assert metrics["Block applications per token"] == 2 * 12
     # The heads went on learning, both from the same text.
     kinds = ("", ", first exit refitted", ", first and last exit refitted")
     own, refitted, both = (metrics[f"Refinement{kind}"]["value"] for kind in kinds)
@@ -80,7 +79,6 @@ def test_arms_that_cannot_be_compared_are_refused(base):
         (["--seed=2"], "new has --seed=2, and small-R-1 1: train one of them again"),
         (["--seed=1", "--num-iterations=8"], different),
         (["--seed=1", "--eval-every=-1"], "new has --eval-every=-1, and small-R-1 "),
-        (["--seed=1", "--recursion=moderate"], "new is not the model of arm P: train it again"),
     ):
         base.run("new", *SHAPE, *flags, "--resume=never")
         shutil.rmtree(base.of("changed-P-1"))
