@@ -6,11 +6,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
-<<<<<<< HEAD
-from models import model_for
-=======
-from models import learn, lively
->>>>>>> sd
+from models import learn, model_for
 
 from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
@@ -100,18 +96,6 @@ def memorized(
     tokenizer: Tokenizer, text: str, name: str = "reference", steps: int = 80, lr: float = 0.01, **fields
 ) -> GPT:
     """Return a small model that has memorized a short text, so that some of its answers are right."""
-<<<<<<< HEAD
     model = model_for(tokenizer, name, **fields)
     ids = torch.tensor([[tokenizer.bos, *tokenizer.encode(text)]])[:, : model.config.max_seq_len]
-    optimizer = torch.optim.AdamW(model.parameters(), lr)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(ids[:, :-1], ids[:, 1:]).div(ids.shape[1]).backward()
-        optimizer.step()
-    return model.eval().requires_grad_(False)
-=======
-    shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.special_tokens["<|bos|>"]}
-    model = lively({"depth": 3, "width": 64, "heads": 2, "kv_heads": 1, "max_seq_len": 512} | shape | fields)
-    ids = torch.tensor([[shape["bos_id"], *tokenizer.encode(text)]])[:, : model.config.max_seq_len]
-    return learn(model, ids, steps, rate=0.01)
->>>>>>> sd
+    return learn(model, ids, steps, lr)
