@@ -1,17 +1,18 @@
 """Significance: differences between arms of the lab beside the noise of their questions and seeds.
 
 `Scores` of an arm on a benchmark: array (seeds, questions), each the share of right answers over the repeats, 0 to 1.
-All means, errors and deviations are shares too; times 100 they are points.
+All means, errors and deviations are shares too; times 100 they are points. A table holds the differences of a lab from
+the reference of the same base: (base, mix, benchmark) -> Difference; the reference itself has none.
 
-- pooled_seed_variance(cells): variance of a seed's mean score with its degrees of freedom, over the arms of one
-  benchmark. It goes into all functions below.
-- cell, difference, interaction: means with errors from questions and from seeds, `low` and `high` of the 95 % interval.
-- adjust(table): the table base -> mix -> benchmark -> Difference with p corrected by Holm; holm(p_values) alone.
-- recommend(table, least_gain, scaled): a verdict and a sentence for each mix and base, by RULE; base_notes(table,
-  least_gain): a sentence for each gain in one base only.
-- smallest_difference(questions, seeds, ...): shown with 80 % power, under ASSUMED.
+- pooled_seed_variance(cells): variance of a seed's mean score and its degrees of freedom, over the arms of a benchmark.
+- contrast(plus, minus, variance, freedom) -> Difference: sum of the means of some arms, less those of others. A cell is
+  contrast([arm], []), a difference contrast([arm], [reference]), a synergy contrast([both, reference], [one, other]).
+- adjust(table): the same table with p corrected by Holm; holm(p_values) alone.
+- recommend(table, least_gain, scaled): a verdict and a sentence for each base and mix of an adjusted table, by RULE.
+- base_notes(table, least_gain): sentences for gains that are found on one base only, of several.
+- smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
 - best_of(mean, deviation, n): expected best of n seeds, by luck alone.
-- repeats_noise(models): Noise of a benchmark over repeats, for the noise table.
+- repeats_noise(models) -> Noise: a row of the noise table.
 
 Pure functions: no files are read.
 """
@@ -22,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEVEL = 0.05  # two-sided
+LEVEL = 0.05  # of an error of the first kind, two-sided
 POWER = 0.8
 # Assumed before anything is measured.
 ACCURACY = 0.5  # has the largest spread
@@ -30,71 +31,42 @@ CORRELATION = 0.6  # between answers of two arms to the same question
 LASTING = 0.25  # share of the remaining spread that belongs to an arm and a question: no further answer calms it
 SEED_DEVIATION = 0.01  # between the means of seeds, beyond the noise of answers
 ASSUMED = (
-    f"{POWER:.0%} power at {LEVEL:.0%}, two-sided, corrected over the table; assumed: accuracy {ACCURACY:.0%}, "
-    f"correlation {CORRELATION} between answers of two arms to a question, seeds {100 * SEED_DEVIATION:g} points apart"
+    f"{POWER:.0%} power at {LEVEL:.0%} over the table; assumed: accuracy {ACCURACY:.0%}, correlation {CORRELATION} "
+    f"between two arms' answers to a question, a deviation of {100 * SEED_DEVIATION:g} points between seeds"
 )
-# Deviation over repeats, as a share.
+# Deviations over repeats: the bounds of the noise table's classes.
 HIGH_NOISE = 0.007
 LITTLE_NOISE = 0.0035
 RULE = (
-    f"Each mix is compared with the reference on the same base. A difference counts if its p value, corrected over the "
-    f"whole table (Holm), is at most {LEVEL}, and if it is no smaller than the least gain of the spec. Gains and no "
-    "harm: keep. Harm and no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so "
-    "scale up and evaluate again; in a lab at full size, drop, since the reference does as well without it."
+    "Each mix is compared with the reference on the same base. A difference counts if p, corrected over the whole "
+    f"table (Holm), is at most {LEVEL}, and if it is no smaller than the least gain. Gains and no harm: keep. Harm and "
+    "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
+    "again; in a lab at full size drop, since the reference does as well without the mix."
 )
-KEEP, DROP, SCALE_UP, TRADE_OFF, UNTESTED = "keep", "drop", "scale up", "trade-off", "not tested"
 
 Scores = np.ndarray  # (seeds, questions)
 
 
-class Cell(NamedTuple):
-    """The mean score of an arm on a benchmark."""
+class Difference(NamedTuple):
+    """A sum of arm means with signs: the score of an arm, the difference of two, or a synergy."""
 
     mean: float
     error: float  # standard error, from questions and seeds; from questions alone if no arm has two seeds
     freedom: float  # degrees of freedom of the error
-    seeds: int
-    questions: int
-
-    @property
-    def low(self) -> float:
-        return self.mean - _half(self.error, self.freedom)
-
-    @property
-    def high(self) -> float:
-        return self.mean + _half(self.error, self.freedom)
-
-
-class Difference(NamedTuple):
-    """The mean difference of two arms, or a synergy."""
-
-    mean: float
-    error: float
-    freedom: float
-    p: float  # two-sided; nan if the noise of seeds is not known
+    p: float  # two-sided, for a true sum of 0; nan if no arm has two seeds
+    low: float  # 95 % interval
+    high: float
     adjusted: float = math.nan  # p, corrected over the table
 
-    @property
-    def low(self) -> float:
-        return self.mean - _half(self.error, self.freedom)
-
-    @property
-    def high(self) -> float:
-        return self.mean + _half(self.error, self.freedom)
-
-    @property
-    def counts(self) -> bool:
-        """Return True if the difference is significant in its table."""
-        return self.adjusted <= LEVEL  # False for nan
+    def counts(self, least: float) -> bool:
+        """Return True for a significant difference, positive or negative, of a size that matters."""
+        return self.adjusted <= LEVEL and abs(self.mean) >= least  # False for nan
 
     def __str__(self) -> str:
-        """Return points with a standard error, like +1.5 ± 0.4 points (p 0.0012)."""
-        p = self.p if math.isnan(self.adjusted) else self.adjusted
-        tested = "seeds not measured" if math.isnan(p) else f"p {p:.2g}"
-        return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f} points ({tested})"
+        return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f} points (corrected p {self.adjusted:.2g})"
 
 
-Table = Mapping[str, Mapping[str, Mapping[str, Difference]]]  # base -> mix -> benchmark; the reference has no row
+Table = Mapping[tuple[str, str, str], Difference]  # (base, mix, benchmark); no rows for the reference
 
 
 class Recommendation(NamedTuple):
@@ -102,29 +74,28 @@ class Recommendation(NamedTuple):
 
     base: str
     mix: str
-    verdict: str  # keep, drop, scale up, trade-off, not tested
+    verdict: str  # keep, drop, trade-off, scale up
     sentence: str
-    gains: tuple[str, ...]  # benchmarks
-    harms: tuple[str, ...]
+    is_found: bool  # True if a difference counts; otherwise nothing is changed because of this lab
 
 
 class Noise(NamedTuple):
     """The noise of a benchmark over repeated evaluations of the same models."""
 
-    deviation: float  # of one evaluation's score
+    deviation: float  # of the score of one evaluation
     error: float  # of the deviation
     freedom: int
-    explained: float  # share of the variance that this number of questions, answered independently, has anyway
+    explained: float  # share of the variance that so many questions have anyway, answered independently
 
     @property
     def kind(self) -> str:
         if self.deviation >= HIGH_NOISE:
             return "high"
-        return "very stable" if self.deviation < LITTLE_NOISE else "stable"
+        return "stable" if self.deviation >= LITTLE_NOISE else "very stable"
 
     def repeats_for(self, target: float) -> int:
         """Return the smallest k for which the deviation of Avg@k is at most the target, which is above 0."""
-        # A little slack: a target equal to the deviation over √k must give k in spite of rounding.
+        # The slack is for rounding: a target of deviation / √k gives k.
         return max(1, math.ceil((self.deviation / target) ** 2 - 1e-9))
 
 
@@ -136,95 +107,54 @@ def pooled_seed_variance(cells: Sequence[Scores]) -> tuple[float, int]:
 
     (nan, 0) if no arm has two seeds. The variance includes the noise of the answers.
     """
-    means = [scores.mean(axis=1) for scores in cells]
-    freedom = sum(len(each) - 1 for each in means)
-    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in means)
-    return (squares / freedom, freedom) if freedom else (math.nan, 0)
+    freedom = sum(len(scores) - 1 for scores in cells)
+    # NumPy's variance divides by the number of seeds.
+    squares = sum(len(scores) * scores.mean(axis=1).var() for scores in cells)
+    return (float(squares) / freedom, freedom) if freedom else (math.nan, 0)
 
 
-def cell(scores: Scores, variance: float, freedom: int) -> Cell:
-    """Return the mean of an arm with its error. variance, freedom: from pooled_seed_variance."""
-    mean, error, degrees = _contrast([scores], [1], variance, freedom)
-    return Cell(mean, error, degrees, *scores.shape)
+def answer_variance(scores: Scores) -> float:
+    """Return the variance of a row's mean if its answers were independent, from the spread within questions."""
+    return float(scores.var(axis=0, ddof=1).mean()) / scores.shape[1] if len(scores) > 1 else 0.0
 
 
-def difference(
-    scores: Scores, reference: Scores, variance: float, freedom: int, is_paired: bool = True
-) -> Difference:
-    """Return scores - reference. is_paired: both have the same questions, in the same order."""
-    return _tested(*_contrast([scores, reference], [1, -1], variance, freedom, is_paired), freedom)
+def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, freedom: int) -> Difference:
+    """Return the sum of the means of some arms, less those of others.
 
-
-def interaction(
-    both: Scores, one: Scores, other: Scores, reference: Scores, variance: float, freedom: int
-) -> Difference:
-    """Return the synergy of two mixes: the gain of both together, less the gains of each; the same questions in all."""
-    return _tested(*_contrast([both, one, other, reference], [1, -1, -1, 1], variance, freedom), freedom)
-
-
-def _contrast(
-    arms: Sequence[Scores], signs: Sequence[int], variance: float, freedom: int, is_paired: bool = True
-) -> tuple[float, float, float]:
-    """Return a sum of arm means with signs, its standard error, and the degrees of freedom of the error.
-
-    Questions and seeds are both samples of more (two-way layout). The spread over questions holds the noise of the
-    answers, and so does the spread over seeds: one of the two is taken off.
+    All have the same questions in the same order. variance, freedom: of a seed's mean, from pooled_seed_variance.
     """
-    means = [sign * scores.mean(axis=0) for scores, sign in zip(arms, signs, strict=True)]  # by question
-    if is_paired and len({len(each) for each in means}) > 1:
-        raise ValueError("arms with other questions cannot be paired")
-    groups = [sum(means)] if is_paired else means
-    if min(map(len, groups)) < 2:
-        raise ValueError("a benchmark needs two questions for an error")
-    # If all questions agree, one of the answers might have fallen otherwise all the same.
-    least = min(scores.size for scores in arms) ** -2
-    by_questions = [max(float(each.var(ddof=1)) / len(each), least) for each in groups]
-    question_freedom = [len(each) - 1 for each in groups]
-    noise = _answer_noise(arms)
-    answers = sum(noise / scores.size for scores in arms)
-    seeds = sum(variance / len(scores) for scores in arms)
-    total, degrees = _add(by_questions, question_freedom, seeds, freedom, answers)
-    return float(sum(each.mean() for each in means)), math.sqrt(total), degrees
-
-
-def _answer_noise(arms: Sequence[Scores]) -> float:
-    """Return the variance that belongs neither to a question nor to a seed; 0 if it is not known, with one seed each."""
-    squares, freedom = 0.0, 0
-    for scores in arms:
-        rest = scores - scores.mean(axis=0) - scores.mean(axis=1, keepdims=True) + scores.mean()
-        squares += float((rest**2).sum())
-        freedom += (scores.shape[0] - 1) * (scores.shape[1] - 1)
-    return squares / freedom if freedom else 0.0
-
-
-def _add(
-    questions: Sequence[float], question_freedom: Sequence[int], seeds: float, freedom: int, answers: float
-) -> tuple[float, float]:
-    """Return the variance of both sources together, and its degrees of freedom (Satterthwaite).
-
-    questions: variances of independent groups of questions. answers: the noise that both sources hold. The total is
-    never below the larger source.
-    """
-    both = sum(questions)
-    uncertain = sum(part**2 / degrees for part, degrees in zip(questions, question_freedom, strict=True))
-    if not freedom:  # no seed was repeated
-        return both, both**2 / uncertain
-    total = max(both, seeds, both + seeds - answers)
-    return total, total**2 / (uncertain + seeds**2 / freedom)
-
-
-def _tested(mean: float, error: float, degrees: float, seed_freedom: int) -> Difference:
     from scipy import stats  # a slow import, which must not delay --help
 
-    p = 2 * float(stats.t.sf(abs(mean) / error, degrees)) if seed_freedom else math.nan
-    return Difference(mean, error, degrees, p)
+    arms = [*plus, *minus]
+    questions = arms[0].shape[1]
+    if questions < 2 or any(scores.shape[1] != questions for scores in arms):
+        raise ValueError("arms are compared over the same questions, of which there are at least two")
+    # Questions on which the arms agree cancel here.
+    by_question = sum(scores.mean(axis=0) for scores in plus) - sum(scores.mean(axis=0) for scores in minus)
+    # If all questions agree, one answer might have been another all the same.
+    least = min(scores.size for scores in arms) ** -2
+    from_questions = max(float(by_question.var(ddof=1)) / questions, least)
+    from_seeds = sum(variance / len(scores) for scores in arms)
+    answers = sum(answer_variance(scores) / len(scores) for scores in arms)
+    error, degrees = _total_error(from_questions, questions - 1, from_seeds, freedom, answers)
+    mean = float(by_question.mean())
+    p = 2 * float(stats.t.sf(abs(mean) / error, degrees)) if freedom else math.nan
+    half = error * float(stats.t.ppf(1 - LEVEL / 2, degrees))
+    return Difference(mean, error, degrees, p, mean - half, mean + half)
 
 
-def _half(error: float, freedom: float) -> float:
-    """Return half the width of a 95 % interval."""
-    from scipy import stats
+def _total_error(
+    questions: float, question_freedom: int, seeds: float, seed_freedom: int, answers: float
+) -> tuple[float, float]:
+    """Return the standard error from two variances, and its degrees of freedom (Satterthwaite).
 
-    return error * float(stats.t.ppf(1 - LEVEL / 2, freedom))
+    Questions and seeds are both samples of more (a two-way layout). answers: the part that both variances contain, of
+    which one is taken off; the total is never below the larger of the two.
+    """
+    if not seed_freedom:
+        return math.sqrt(questions), question_freedom
+    total = max(questions, seeds, questions + seeds - answers)
+    return math.sqrt(total), total**2 / (questions**2 / question_freedom + seeds**2 / seed_freedom)
 
 
 # ---- many tests ----
@@ -232,24 +162,19 @@ def _half(error: float, freedom: float) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values corrected for their number by Holm's method; nan stays nan, and does not count as a test."""
-    adjusted = list(p_values)
-    in_order = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
-    highest = 0.0
-    for rank, (p, place) in enumerate(in_order):
-        # A larger p never gets a smaller correction.
-        highest = max(highest, min(1.0, (len(in_order) - rank) * p))
-        adjusted[place] = highest
-    return adjusted
+    found = np.array(p_values, dtype=float)
+    order = found.argsort()  # nan last
+    tests = int((~np.isnan(found)).sum())
+    # A larger p never gets a smaller correction.
+    steps = np.maximum.accumulate(found[order] * (tests - np.arange(len(found))))
+    found[order] = np.minimum(steps, 1.0)
+    return found.tolist()
 
 
-def adjust(table: Table) -> dict[str, dict[str, dict[str, Difference]]]:
-    """Return a table with the corrected p values of all its differences."""
-    places = [(base, mix, name) for base in table for mix in table[base] for name in table[base][mix]]
-    adjusted = holm([table[base][mix][name].p for base, mix, name in places])
-    found = {base: {mix: {} for mix in mixes} for base, mixes in table.items()}
-    for (base, mix, name), p in zip(places, adjusted, strict=True):
-        found[base][mix][name] = table[base][mix][name]._replace(adjusted=p)
-    return found
+def adjust(table: Table) -> dict[tuple[str, str, str], Difference]:
+    """Return a table with the corrected p values of its differences."""
+    adjusted = holm([one.p for one in table.values()])
+    return {key: one._replace(adjusted=p) for (key, one), p in zip(table.items(), adjusted, strict=True)}
 
 
 # ---- recommendation ----
@@ -258,74 +183,45 @@ def adjust(table: Table) -> dict[str, dict[str, dict[str, Difference]]]:
 def recommend(table: Table, least_gain: float = 0.0, scaled: bool = False) -> list[Recommendation]:
     """Return a recommendation for each base and mix of an adjusted table, by RULE.
 
-    least_gain: smallest difference that matters, a share. scaled: this is the second lab, at full size.
+    least_gain: smallest difference that matters, a share. scaled: the lab is the second one, at full size.
     """
     found = []
-    for base, mixes in table.items():
-        for mix, differences in mixes.items():
-            found.append(_recommend_mix(base, mix, differences, least_gain, scaled))
+    for base, mix in dict.fromkeys(key[:2] for key in table):
+        own = {key[2]: one for key, one in table.items() if key[:2] == (base, mix)}
+        counted = {name: one for name, one in own.items() if one.counts(least_gain)}
+        signs = {one.mean > 0 for one in counted.values()}
+        if not counted:
+            verdict, sentence = "drop" if scaled else "scale up", _undecided(own, scaled)
+        else:
+            verdict = "trade-off" if len(signs) > 1 else "keep" if True in signs else "drop"
+            sentence = ", ".join(f"{name} {one}" for name, one in counted.items())
+        found.append(Recommendation(base, mix, verdict, f"{mix} on {base}: {verdict}; {sentence}", bool(counted)))
     return found
 
 
-def _recommend_mix(
-    base: str, mix: str, differences: Mapping[str, Difference], least_gain: float, scaled: bool
-) -> Recommendation:
-    gains = tuple(name for name, one in differences.items() if _gains(one, least_gain))
-    harms = tuple(name for name, one in differences.items() if one.counts and one.mean <= -least_gain)
-    shown = ", ".join(f"{name} {differences[name]}" for name in (*gains, *harms))
-    if gains and harms:
-        verdict, sentence = TRADE_OFF, f"gains and harms: {shown}"
-    elif gains:
-        verdict, sentence = KEEP, f"gains, and harms nothing: {shown}"
-    elif harms:
-        verdict, sentence = DROP, f"harms, and gains nothing: {shown}"
-    elif all(math.isnan(one.p) for one in differences.values()):
-        verdict, sentence = UNTESTED, "no arm has two seeds, so the noise of seeds is not known: add a seed"
-    else:
-        verdict, sentence = DROP if scaled else SCALE_UP, _undecided(differences, scaled)
-    return Recommendation(base, mix, verdict, f"{mix} on {base}: {verdict}; {sentence}", gains, harms)
-
-
-def _gains(one: Difference, least_gain: float) -> bool:
-    return one.counts and one.mean > 0 and one.mean >= least_gain
-
-
 def _undecided(differences: Mapping[str, Difference], scaled: bool) -> str:
-    tested = {name: one for name, one in differences.items() if not math.isnan(one.p)}
-    name = min(tested, key=lambda name: tested[name].p)
-    highest = 100 * max(one.high for one in tested.values())
-    sentence = f"not distinguishable from the reference, the clearest difference is {name} {tested[name]}"
-    if any(one.counts for one in tested.values()):
-        sentence = f"no difference that matters, the clearest is {name} {tested[name]}"
-    # The upper end of the interval, which may be below 0.
-    sentence += f"; a gain above {max(highest, 0.0):.1f} points is unlikely"
-    return sentence if scaled else f"{sentence}; evaluate it again at full size"
+    if all(math.isnan(one.p) for one in differences.values()):
+        return "nothing is tested, since no arm has two seeds: add a seed"
+    name = min(differences, key=lambda name: differences[name].adjusted)
+    # The end of the interval may be below 0.
+    most = max(0.0, *(100 * one.high for one in differences.values()))
+    sentence = f"not distinguishable, closest is {name} {differences[name]}; gains above {most:.1f} points are unlikely"
+    return sentence if scaled else f"{sentence} at this size"
 
 
 def base_notes(table: Table, least_gain: float = 0.0) -> list[str]:
-    """Return a sentence for each mix and benchmark with a gain in one base only, of several; the table is adjusted."""
+    """Return a sentence for each mix and benchmark of an adjusted table with a gain on one base only, of several."""
     notes = []
-    for mix in dict.fromkeys(mix for mixes in table.values() for mix in mixes):
-        for name in dict.fromkeys(name for mixes in table.values() for name in mixes.get(mix, {})):
-            by_base = {base: mixes[mix][name] for base, mixes in table.items() if name in mixes.get(mix, {})}
-            gaining = [base for base, one in by_base.items() if _gains(one, least_gain)]
-            if len(gaining) == 1 and len(by_base) > 1:
-                own = by_base.pop(gaining[0])
-                others = ", ".join(_beside(own, base, one) for base, one in by_base.items())
-                notes.append(f"{mix} helps {gaining[0]} only: {name} {own}, but {others}")
+    for place in dict.fromkeys(key[1:] for key in table):
+        by_base = {key[0]: one for key, one in table.items() if key[1:] == place}
+        gaining = [base for base, one in by_base.items() if one.mean > 0 and one.counts(least_gain)]
+        if len(gaining) == 1 < len(by_base):
+            shown = ", ".join(f"{one} on {base}" for base, one in by_base.items())
+            notes.append(f"{place[0]} is shown to help {gaining[0]} only: {place[1]} {shown}")
     return notes
 
 
-def _beside(own: Difference, base: str, other: Difference) -> str:
-    # As if the bases had other questions: their common noise only makes this more careful.
-    error = math.hypot(own.error, other.error)
-    degrees = error**4 / (own.error**4 / own.freedom + other.error**4 / other.freedom)
-    p = _tested(own.mean - other.mean, error, degrees, 1).p
-    differ = "the bases differ" if p <= LEVEL else "which does not show that the bases differ"
-    return f"{other} on {base}; {differ} (p {p:.2g})"
-
-
-# ---- plans ----
+# ---- plans, luck and noise ----
 
 
 def smallest_difference(
@@ -335,53 +231,46 @@ def smallest_difference(
     arms: int = 2,
     tests: int = 1,
     accuracy: float = ACCURACY,
-    correlation: float = CORRELATION,
-    variance: float = math.nan,
-    freedom: int = 0,
+    seed_deviation: float = SEED_DEVIATION,
 ) -> float:
-    """Return the true difference of two arms that is found with 80 % power, a share; inf if none can be.
+    """Return the true difference between two arms that is found with 80 % power, a share; inf with one seed.
 
-    arms: all of the lab, whose seeds are pooled. tests: differences in the table. variance, freedom: measured by
-    pooled_seed_variance at these questions and repeats; without them the seeds are as in ASSUMED, and counted here.
+    arms: all of the lab, since their seeds are pooled. tests: differences in the table. seed_deviation: between the
+    means of seeds, beyond the noise of answers.
     """
     from scipy import stats
 
-    spread = (1 - correlation) * accuracy * (1 - accuracy)  # variance of an answer, less the question's own
-    lasting, noise = LASTING * spread, (1 - LASTING) * spread / repeats
-    if not freedom:
-        variance, freedom = SEED_DEVIATION**2 + noise / questions, arms * (seeds - 1)
+    freedom = arms * (seeds - 1)
     if not freedom:
         return math.inf
-    by_questions = 2 * (lasting + noise / seeds) / questions
-    answers = 2 * noise / (seeds * questions)
-    total, degrees = _add([by_questions], [questions - 1], 2 * variance / seeds, freedom, answers)
-    # Bonferroni's level, the first step of Holm's.
-    quantiles = stats.t.ppf([1 - LEVEL / 2 / tests, POWER], degrees)
-    return float(quantiles.sum()) * math.sqrt(total)
-
-
-# ---- luck and noise ----
+    spread = (1 - CORRELATION) * accuracy * (1 - accuracy)  # variance of an answer, less the part shared by the arms
+    lasting = LASTING * spread
+    noise = (spread - lasting) / repeats
+    answers = 2 * noise / (seeds * questions)  # of two arms
+    from_seeds = 2 * seed_deviation**2 / seeds + answers
+    error, degrees = _total_error(2 * lasting / questions + answers, questions - 1, from_seeds, freedom, answers)
+    # The level of Bonferroni is that of the first step of Holm.
+    return error * float(stats.t.ppf([1 - LEVEL / 2 / tests, POWER], degrees).sum())
 
 
 def best_of(mean: float, deviation: float, n: int) -> float:
     """Return the expected best of n seeds that differ by luck alone. deviation: of a seed's mean."""
-    from scipy import integrate, stats
+    from scipy import stats
 
-    # Density of the highest of n: n φ(x) Φ(x)ⁿ⁻¹.
-    highest, _ = integrate.quad(lambda x: x * n * stats.norm.pdf(x) * stats.norm.cdf(x) ** (n - 1), -10, 10)
-    return mean + deviation * highest
+    # The density of the highest of n is n φ(x) Φ(x)ⁿ⁻¹.
+    return mean + deviation * float(stats.norm.expect(lambda x: n * x * stats.norm.cdf(x) ** (n - 1)))
 
 
 def repeats_noise(models: Sequence[Scores]) -> Noise:
-    """Return the noise of a benchmark. models: for each, an array (repeats, questions) of verdicts or shares.
+    """Return the noise of a benchmark. models: for each an array (repeats, questions) of verdicts or shares.
 
-    Other settings of an engine, as rows in place of repeats, give the noise of these settings.
+    With batch sizes or slots of the engine as rows, in place of repeats, it is the noise of these settings.
     """
     variance, freedom = pooled_seed_variance(models)
     if not freedom:
         raise ValueError("the noise of a benchmark needs two repeats, add --repeats=3")
+    expected = float(np.mean([answer_variance(scores) for scores in models if len(scores) > 1]))
     deviation = math.sqrt(variance)
-    # Independent answers: their variances add up over questions.
-    expected = [float(scores.var(axis=0, ddof=1).mean()) / scores.shape[1] for scores in models if len(scores) > 1]
-    explained = min(1.0, sum(expected) / len(expected) / variance) if variance else 1.0
+    # The estimates may cross.
+    explained = min(1.0, expected / variance) if variance else 1.0
     return Noise(deviation, deviation / math.sqrt(2 * freedom), freedom, explained)
