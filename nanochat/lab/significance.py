@@ -8,8 +8,8 @@ the reference of the same base: (base, mix, benchmark) -> Difference; the refere
 - contrast(plus, minus, variance, freedom) -> Difference: sum of the means of some arms, less those of others. A cell is
   contrast([arm], []), a difference contrast([arm], [reference]), a synergy contrast([both, reference], [one, other]).
 - adjust(table): the same table with p corrected by Holm; holm(p_values) alone.
-- recommend(table, least_gain, scaled): a verdict and a sentence for each base and mix of an adjusted table, by RULE.
-- base_notes(table, least_gain): sentences for gains that are found on one base only, of several.
+- recommend(table, least_gain, scaled): a verdict and a sentence for each base and mix of an adjusted table, by RULE;
+  the sentence also names a mix that is shown to help one base only, of several.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
 - best_of(mean, deviation, n): expected best of n seeds, by luck alone.
 - repeats_noise(models) -> Noise: a row of the noise table.
@@ -18,7 +18,7 @@ Pure functions: no files are read.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ ASSUMED = (
     f"{POWER:.0%} power at {LEVEL:.0%} over the table; assumed: accuracy {ACCURACY:.0%}, correlation {CORRELATION} "
     f"between two arms' answers to a question, a deviation of {100 * SEED_DEVIATION:g} points between seeds"
 )
-# Deviations over repeats: the bounds of the noise table's classes.
+# Deviations over repeats: the bounds of the classes in the noise table.
 HIGH_NOISE = 0.007
 LITTLE_NOISE = 0.0035
 RULE = (
@@ -53,20 +53,20 @@ class Difference(NamedTuple):
     mean: float
     error: float  # standard error, from questions and seeds; from questions alone if no arm has two seeds
     freedom: float  # degrees of freedom of the error
-    p: float  # two-sided, for a true sum of 0; nan if no arm has two seeds
+    p: float  # two-sided, for a true sum of 0; 1 if no arm has two seeds, since nothing can be shown then
     low: float  # 95 % interval
     high: float
-    adjusted: float = math.nan  # p, corrected over the table
+    adjusted: float = 1.0  # p, corrected over the table
 
-    def counts(self, least: float) -> bool:
+    def counts(self, least_gain: float = 0.0) -> bool:
         """Return True for a significant difference, positive or negative, of a size that matters."""
-        return self.adjusted <= LEVEL and abs(self.mean) >= least  # False for nan
+        return self.adjusted <= LEVEL and abs(self.mean) >= least_gain
 
     def __str__(self) -> str:
         return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f} points (corrected p {self.adjusted:.2g})"
 
 
-Table = Mapping[tuple[str, str, str], Difference]  # (base, mix, benchmark); no rows for the reference
+Table = dict[tuple[str, str, str], Difference]  # (base, mix, benchmark); no rows for the reference
 
 
 class Recommendation(NamedTuple):
@@ -76,7 +76,6 @@ class Recommendation(NamedTuple):
     mix: str
     verdict: str  # keep, drop, trade-off, scale up
     sentence: str
-    is_found: bool  # True if a difference counts; otherwise nothing is changed because of this lab
 
 
 class Noise(NamedTuple):
@@ -95,51 +94,44 @@ class Noise(NamedTuple):
 
     def repeats_for(self, target: float) -> int:
         """Return the smallest k for which the deviation of Avg@k is at most the target, which is above 0."""
-        # The slack is for rounding: a target of deviation / √k gives k.
-        return max(1, math.ceil((self.deviation / target) ** 2 - 1e-9))
+        return max(1, math.ceil((self.deviation / target) ** 2))
 
 
 # ---- means and differences ----
 
 
 def pooled_seed_variance(cells: Sequence[Scores]) -> tuple[float, int]:
-    """Return the variance of a seed's mean score, pooled over arms, and its degrees of freedom.
+    """Return the variance of a seed's mean score, pooled over arms, and its degrees of freedom; zeros for single seeds.
 
-    (nan, 0) if no arm has two seeds. The variance includes the noise of the answers.
+    The variance includes the noise of the answers.
     """
     freedom = sum(len(scores) - 1 for scores in cells)
     # NumPy's variance divides by the number of seeds.
     squares = sum(len(scores) * scores.mean(axis=1).var() for scores in cells)
-    return (float(squares) / freedom, freedom) if freedom else (math.nan, 0)
-
-
-def answer_variance(scores: Scores) -> float:
-    """Return the variance of a row's mean if its answers were independent, from the spread within questions."""
-    return float(scores.var(axis=0, ddof=1).mean()) / scores.shape[1] if len(scores) > 1 else 0.0
+    return squares / max(freedom, 1), freedom
 
 
 def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, freedom: int) -> Difference:
     """Return the sum of the means of some arms, less those of others.
 
-    All have the same questions in the same order. variance, freedom: of a seed's mean, from pooled_seed_variance.
+    All have the same questions in the same order, at least two. variance, freedom: from pooled_seed_variance.
     """
     from scipy import stats  # a slow import, which must not delay --help
 
     arms = [*plus, *minus]
-    questions = arms[0].shape[1]
-    if questions < 2 or any(scores.shape[1] != questions for scores in arms):
-        raise ValueError("arms are compared over the same questions, of which there are at least two")
-    # Questions on which the arms agree cancel here.
+    [questions] = {scores.shape[1] for scores in arms}
+    # On the same questions, the part that the arms share cancels.
     by_question = sum(scores.mean(axis=0) for scores in plus) - sum(scores.mean(axis=0) for scores in minus)
-    # If all questions agree, one answer might have been another all the same.
+    # If no question differs from the others, one answer might have been another all the same.
     least = min(scores.size for scores in arms) ** -2
-    from_questions = max(float(by_question.var(ddof=1)) / questions, least)
+    from_questions = max(by_question.var(ddof=1) / questions, least)
     from_seeds = sum(variance / len(scores) for scores in arms)
-    answers = sum(answer_variance(scores) / len(scores) for scores in arms)
+    # From the spread within a question. One seed shows none.
+    answers = sum(scores.var(axis=0).mean() / questions / max(len(scores) - 1, 1) for scores in arms)
     error, degrees = _total_error(from_questions, questions - 1, from_seeds, freedom, answers)
-    mean = float(by_question.mean())
-    p = 2 * float(stats.t.sf(abs(mean) / error, degrees)) if freedom else math.nan
-    half = error * float(stats.t.ppf(1 - LEVEL / 2, degrees))
+    mean = by_question.mean()
+    p = 2 * stats.t.sf(abs(mean) / error, degrees) if freedom else 1.0
+    half = error * stats.t.ppf(1 - LEVEL / 2, degrees)
     return Difference(mean, error, degrees, p, mean - half, mean + half)
 
 
@@ -151,30 +143,28 @@ def _total_error(
     Questions and seeds are both samples of more (a two-way layout). answers: the part that both variances contain, of
     which one is taken off; the total is never below the larger of the two.
     """
-    if not seed_freedom:
-        return math.sqrt(questions), question_freedom
     total = max(questions, seeds, questions + seeds - answers)
-    return math.sqrt(total), total**2 / (questions**2 / question_freedom + seeds**2 / seed_freedom)
+    uncertain = questions**2 / question_freedom + seeds**2 / max(seed_freedom, 1)
+    return math.sqrt(total), total**2 / uncertain
 
 
 # ---- many tests ----
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for their number by Holm's method; nan stays nan, and does not count as a test."""
-    found = np.array(p_values, dtype=float)
-    order = found.argsort()  # nan last
-    tests = int((~np.isnan(found)).sum())
+    """Return p values corrected for their number by Holm's method."""
+    order = np.argsort(p_values)
+    steps = np.array(p_values)[order] * np.arange(len(order), 0, -1)
+    adjusted = np.empty(len(order))
     # A larger p never gets a smaller correction.
-    steps = np.maximum.accumulate(found[order] * (tests - np.arange(len(found))))
-    found[order] = np.minimum(steps, 1.0)
-    return found.tolist()
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted.tolist()
 
 
-def adjust(table: Table) -> dict[tuple[str, str, str], Difference]:
+def adjust(table: Table) -> Table:
     """Return a table with the corrected p values of its differences."""
     adjusted = holm([one.p for one in table.values()])
-    return {key: one._replace(adjusted=p) for (key, one), p in zip(table.items(), adjusted, strict=True)}
+    return {key: table[key]._replace(adjusted=p) for key, p in zip(table, adjusted, strict=True)}
 
 
 # ---- recommendation ----
@@ -185,40 +175,23 @@ def recommend(table: Table, least_gain: float = 0.0, scaled: bool = False) -> li
 
     least_gain: smallest difference that matters, a share. scaled: the lab is the second one, at full size.
     """
+    gains = {key for key, one in table.items() if one.mean > 0 and one.counts(least_gain)}
+    harms = {key for key, one in table.items() if one.mean < 0 and one.counts(least_gain)}
     found = []
     for base, mix in dict.fromkeys(key[:2] for key in table):
-        own = {key[2]: one for key, one in table.items() if key[:2] == (base, mix)}
-        counted = {name: one for name, one in own.items() if one.counts(least_gain)}
-        signs = {one.mean > 0 for one in counted.values()}
-        if not counted:
-            verdict, sentence = "drop" if scaled else "scale up", _undecided(own, scaled)
-        else:
-            verdict = "trade-off" if len(signs) > 1 else "keep" if True in signs else "drop"
-            sentence = ", ".join(f"{name} {one}" for name, one in counted.items())
-        found.append(Recommendation(base, mix, verdict, f"{mix} on {base}: {verdict}; {sentence}", bool(counted)))
+        own = [key for key in table if key[:2] == (base, mix)]
+        has_gain, has_harm = gains.intersection(own), harms.intersection(own)
+        verdict = "trade-off" if has_gain and has_harm else "keep" if has_gain else "drop"
+        reasons = [f"{key[2]} {table[key]}" for key in own if key in gains | harms]
+        if not reasons:
+            verdict = "drop" if scaled else "scale up"
+            most = max(100 * table[key].high for key in own)
+            reasons = [f"not distinguishable from the reference; a gain above {max(most, 0.0):.1f} points is unlikely"]
+        elsewhere = {key[0] for key in table if key[1] == mix} - {base}
+        if has_gain and elsewhere and not any(key[0] in elsewhere and key[1] == mix for key in gains):
+            reasons.append("no gain is shown on another base")
+        found.append(Recommendation(base, mix, verdict, f"{mix} on {base}: {verdict}; {', '.join(reasons)}"))
     return found
-
-
-def _undecided(differences: Mapping[str, Difference], scaled: bool) -> str:
-    if all(math.isnan(one.p) for one in differences.values()):
-        return "nothing is tested, since no arm has two seeds: add a seed"
-    name = min(differences, key=lambda name: differences[name].adjusted)
-    # The end of the interval may be below 0.
-    most = max(0.0, *(100 * one.high for one in differences.values()))
-    sentence = f"not distinguishable, closest is {name} {differences[name]}; gains above {most:.1f} points are unlikely"
-    return sentence if scaled else f"{sentence} at this size"
-
-
-def base_notes(table: Table, least_gain: float = 0.0) -> list[str]:
-    """Return a sentence for each mix and benchmark of an adjusted table with a gain on one base only, of several."""
-    notes = []
-    for place in dict.fromkeys(key[1:] for key in table):
-        by_base = {key[0]: one for key, one in table.items() if key[1:] == place}
-        gaining = [base for base, one in by_base.items() if one.mean > 0 and one.counts(least_gain)]
-        if len(gaining) == 1 < len(by_base):
-            shown = ", ".join(f"{one} on {base}" for base, one in by_base.items())
-            notes.append(f"{place[0]} is shown to help {gaining[0]} only: {place[1]} {shown}")
-    return notes
 
 
 # ---- plans, luck and noise ----
@@ -240,17 +213,16 @@ def smallest_difference(
     """
     from scipy import stats
 
-    freedom = arms * (seeds - 1)
-    if not freedom:
+    if seeds < 2:
         return math.inf
     spread = (1 - CORRELATION) * accuracy * (1 - accuracy)  # variance of an answer, less the part shared by the arms
-    lasting = LASTING * spread
-    noise = (spread - lasting) / repeats
-    answers = 2 * noise / (seeds * questions)  # of two arms
+    # Of the means of two arms.
+    answers = 2 * (1 - LASTING) * spread / (repeats * seeds * questions)
+    from_questions = 2 * LASTING * spread / questions + answers
     from_seeds = 2 * seed_deviation**2 / seeds + answers
-    error, degrees = _total_error(2 * lasting / questions + answers, questions - 1, from_seeds, freedom, answers)
+    error, degrees = _total_error(from_questions, questions - 1, from_seeds, arms * (seeds - 1), answers)
     # The level of Bonferroni is that of the first step of Holm.
-    return error * float(stats.t.ppf([1 - LEVEL / 2 / tests, POWER], degrees).sum())
+    return error * stats.t.ppf([1 - LEVEL / 2 / tests, POWER], degrees).sum()
 
 
 def best_of(mean: float, deviation: float, n: int) -> float:
@@ -258,7 +230,7 @@ def best_of(mean: float, deviation: float, n: int) -> float:
     from scipy import stats
 
     # The density of the highest of n is n φ(x) Φ(x)ⁿ⁻¹.
-    return mean + deviation * float(stats.norm.expect(lambda x: n * x * stats.norm.cdf(x) ** (n - 1)))
+    return mean + deviation * stats.norm.expect(lambda x: n * x * stats.norm.cdf(x) ** (n - 1))
 
 
 def repeats_noise(models: Sequence[Scores]) -> Noise:
@@ -269,8 +241,9 @@ def repeats_noise(models: Sequence[Scores]) -> Noise:
     variance, freedom = pooled_seed_variance(models)
     if not freedom:
         raise ValueError("the noise of a benchmark needs two repeats, add --repeats=3")
-    expected = float(np.mean([answer_variance(scores) for scores in models if len(scores) > 1]))
+    # The variance of a row's mean if its answers are independent, pooled in the same way.
+    expected = sum(len(scores) * scores.var(axis=0).mean() / scores.shape[1] for scores in models) / freedom
     deviation = math.sqrt(variance)
-    # The estimates may cross.
+    # Both are estimates, and may cross.
     explained = min(1.0, expected / variance) if variance else 1.0
     return Noise(deviation, deviation / math.sqrt(2 * freedom), freedom, explained)
