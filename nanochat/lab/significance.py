@@ -138,14 +138,16 @@ def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, f
 def _total_error(
     questions: float, question_freedom: int, seeds: float, seed_freedom: int, answers: float
 ) -> tuple[float, float]:
-    """Return the standard error from two variances, and its degrees of freedom (Satterthwaite).
+    """Return the standard error from two variances, and its degrees of freedom.
 
     Questions and seeds are both samples of more (a two-way layout). answers: the part that both variances contain, of
     which one is taken off; the total is never below the larger of the two.
     """
     total = max(questions, seeds, questions + seeds - answers)
-    uncertain = questions**2 / question_freedom + seeds**2 / max(seed_freedom, 1)
-    return math.sqrt(total), total**2 / uncertain
+    # A mean weighted by the variances. Satterthwaite's weights, their squares, trust the few seeds too much in those
+    # labs where their variance is small by chance.
+    share = questions / question_freedom + seeds / max(seed_freedom, 1)
+    return math.sqrt(total), (questions + seeds) / share
 
 
 # ---- many tests ----
