@@ -7,7 +7,7 @@ interrupted search goes on. At the end the round's number is 0, and `rates` hold
 1. WIDE rates over two decades around `centre`, with the first seed. While the lowest loss lies at an end of the range,
    nothing is fitted, and the range grows by MOVE further rates there, at most MOST_MOVES times.
 2. NARROW: rates around the lowest point of a parabola in log rate, with the first seed.
-3. The two of them nearest to the lowest point of all, with all seeds. The lower mean loss wins.
+3. The two of the narrow rates nearest to the lowest point of all, with all seeds. The lower mean loss wins.
 
 Rates have three digits, and are the same as keys, in tags and on a command line. Pure functions: nothing is run.
 """
@@ -23,7 +23,7 @@ STEP = 2 / (WIDE - 1)  # decades between them
 MOVE = 4
 MOST_MOVES = 3
 NARROW = (-0.24, -0.12, 0.0, 0.12, 0.24)  # decades from the lowest point
-WINDOW = 0.5  # decades on either side of the lowest loss: far from it the curve is no parabola
+WINDOW = 1.2  # of log rate on either side of the lowest loss: far from it the curve is no parabola
 LEAST_POINTS = 3  # of a parabola
 
 Points = Mapping[float, Sequence[float]]  # rate -> losses by seed, in their order; nan: diverged, or failed for good
@@ -41,30 +41,31 @@ class Round(NamedTuple):
 def next_rates(points: Points, seeds: int = 2, centre: float = 1.0) -> Round:
     """Return the first round that is not complete."""
     low, high = 0, WIDE  # of a grid in log rate
-    sentence = f"{WIDE} rates over two decades around {centre:g}"
+    sentence = "rates over two decades"
     for _ in range(MOST_MOVES + 1):
-        wide = _rates(centre, [STEP * (place - (WIDE - 1) / 2) for place in range(low, high)])
+        wide = _rates(centre, np.arange(low, high) * STEP - 1)
         if not _is_complete(points, wide, 1):
             return Round(1, wide, 1, sentence)
-        # In order; they differ, since the parabola lies between points.
-        ends = sorted(_lowest(points, wide))
-        is_low = ends[0] <= wide[0]
-        if not is_low and ends[1] < wide[-1]:
+        vertex, *_ = _lowest(points, wide)
+        sentence = f"the optimum lies at an end of the range, or beyond: near {vertex:.3g}"
+        if vertex < wide[1]:
+            low -= MOVE
+        elif vertex > wide[-2]:
+            high += MOVE
+        else:
             break
-        sentence = f"the optimum lies at an end of the range, or beyond it: {wide[0 if is_low else -1]:g}"
-        low, high = (low - MOVE, high) if is_low else (low, high + MOVE)
     else:
         return Round(0, [], 0, sentence)
-    _, vertex = _lowest(points, wide)
     narrow = _rates(vertex, NARROW)
     if not _is_complete(points, narrow, 1):
-        return Round(2, narrow, 1, f"rates around {vertex:.3g}, the lowest point of a parabola")
-    _, vertex = _lowest(points, wide + narrow)
-    finite = [rate for rate in narrow if math.isfinite(points[rate][0])]
-    two = sorted(finite, key=lambda rate: abs(math.log(rate / vertex)))[:2]
+        return Round(2, narrow, 1, "rates around the lowest point of a parabola")
+    _, *nearest = _lowest(points, wide + narrow)
+    # Wide rates may lie close to others. They stand in if all of the narrow ones have diverged.
+    two = [rate for rate in nearest if rate in narrow][:2] or nearest[:2]
     if not _is_complete(points, two, seeds):
-        return Round(3, two, seeds, f"the rates nearest to {vertex:.3g}, the lowest point of all")
-    best = min(two, key=lambda rate: np.mean(points[rate]))
+        return Round(3, two, seeds, "the rates nearest to the lowest point of all")
+    # A rate with a diverged seed has no mean.
+    best = min(two, key=lambda rate: np.nan_to_num(np.mean(points[rate]), nan=math.inf))
     return Round(0, [best], 0, f"the best rate is {best:g}, with the lower mean loss over {seeds} seeds")
 
 
@@ -76,19 +77,15 @@ def _is_complete(points: Points, rates: Sequence[float], seeds: int) -> bool:
     return all(len(points.get(rate, ())) >= seeds for rate in rates)
 
 
-def _lowest(points: Points, rates: Sequence[float]) -> tuple[float, float]:
-    """Return the rate with the lowest loss, and the lowest point of a parabola near it, within the finite rates.
-
-    If all runs have diverged, both are the lowest rate: better ones lie below.
-    """
-    finite = [rate for rate in rates if math.isfinite(points[rate][0])]
-    if not finite:
-        return rates[0], rates[0]
-    x, losses = np.log10(finite), np.array([points[rate][0] for rate in finite])
-    middle = vertex = x[losses.argmin()]
-    near = abs(x - middle) <= WINDOW
-    if near.sum() >= LEAST_POINTS:
-        square, slope, _ = np.polyfit(x[near], losses[near], 2)
-        # A curve that bends down has no lowest point.
-        vertex = -slope / (2 * square) if square > 0 else middle
-    return 10**middle, 10 ** np.clip(vertex, x.min(), x.max())
+def _lowest(points: Points, rates: Sequence[float]) -> list[float]:
+    """Return the lowest point of a parabola near the lowest loss, then the finite rates by their distance from it."""
+    losses = {rate: points[rate][0] for rate in rates if math.isfinite(points[rate][0])}
+    # If all runs have diverged, the optimum lies below.
+    vertex = min(losses, key=losses.get, default=rates[0])
+    near = [rate for rate in losses if abs(math.log(rate / vertex)) <= WINDOW]
+    if len(near) >= LEAST_POINTS:
+        square, slope, _ = np.polyfit(np.log(near), [losses[rate] for rate in near], 2)
+        # Downwards, a curve has no lowest point. It is never extrapolated.
+        if square > 0:
+            vertex = math.exp(np.clip(-slope / (2 * square), np.log(min(losses)), np.log(max(losses))))
+    return [vertex, *sorted(losses, key=lambda rate: abs(math.log(rate / vertex)))]

@@ -7,7 +7,7 @@ the reference of the same base: (base, mix, benchmark) -> Difference; the refere
 - pooled_seed_variance(cells): variance of a seed's mean score and its degrees of freedom, over the arms of a benchmark.
 - contrast(plus, minus, variance, freedom) -> Difference: sum of the means of some arms, less those of others. A cell is
   contrast([arm], []), a difference contrast([arm], [reference]), a synergy contrast([both, reference], [one, other]).
-- adjust(table): the same table with p corrected by Holm; holm(p_values) alone.
+- adjust(table): the same table with p corrected for the number of differences (Holm).
 - recommend(table, least_gain, scaled): a verdict and a sentence for each base and mix of an adjusted table, by RULE;
   the sentence also names a mix that is shown to help one base only, of several.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
@@ -31,8 +31,8 @@ CORRELATION = 0.6  # between answers of two arms to the same question
 LASTING = 0.25  # share of the remaining spread that belongs to an arm and a question: no further answer calms it
 SEED_DEVIATION = 0.01  # between the means of seeds, beyond the noise of answers
 ASSUMED = (
-    f"{POWER:.0%} power at {LEVEL:.0%} over the table; assumed: accuracy {ACCURACY:.0%}, correlation {CORRELATION} "
-    f"between two arms' answers to a question, a deviation of {100 * SEED_DEVIATION:g} points between seeds"
+    "80 % power at 5 % over the table; assumed: accuracy 50 %, correlation 0.6 between two arms' answers to a "
+    "question, a deviation of 1 point between seeds"
 )
 # Deviations over repeats: the bounds of the classes in the noise table.
 HIGH_NOISE = 0.007
@@ -43,6 +43,8 @@ RULE = (
     "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
     "again; in a lab at full size drop, since the reference does as well without the mix."
 )
+# Directions of the differences that count (True: a gain) -> verdict.
+VERDICTS = {(True,): "keep", (False,): "drop", (False, True): "trade-off"}
 
 Scores = np.ndarray  # (seeds, questions)
 
@@ -119,12 +121,11 @@ def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, f
     from scipy import stats  # a slow import, which must not delay --help
 
     arms = [*plus, *minus]
-    [questions] = {scores.shape[1] for scores in arms}
     # On the same questions, the part that the arms share cancels.
     by_question = sum(scores.mean(axis=0) for scores in plus) - sum(scores.mean(axis=0) for scores in minus)
-    # If no question differs from the others, one answer might have been another all the same.
-    least = min(scores.size for scores in arms) ** -2
-    from_questions = max(by_question.var(ddof=1) / questions, least)
+    questions = len(by_question)
+    # Where all questions agree, one of them might have differed all the same.
+    from_questions = max(by_question.var(ddof=1), 1 / questions) / questions
     from_seeds = sum(variance / len(scores) for scores in arms)
     # From the spread within a question. One seed shows none.
     answers = sum(scores.var(axis=0).mean() / questions / max(len(scores) - 1, 1) for scores in arms)
@@ -153,20 +154,15 @@ def _total_error(
 # ---- many tests ----
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p values corrected for their number by Holm's method."""
-    order = np.argsort(p_values)
-    steps = np.array(p_values)[order] * np.arange(len(order), 0, -1)
-    adjusted = np.empty(len(order))
-    # A larger p never gets a smaller correction.
-    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
-    return adjusted.tolist()
-
-
 def adjust(table: Table) -> Table:
-    """Return a table with the corrected p values of its differences."""
-    adjusted = holm([one.p for one in table.values()])
-    return {key: table[key]._replace(adjusted=p) for key, p in zip(table, adjusted, strict=True)}
+    """Return a table, in order of p, with p corrected for the number of differences (Holm's method)."""
+    adjusted, highest = {}, 0.0
+    in_order = sorted(table.items(), key=lambda row: row[1].p)
+    for rank, (key, one) in enumerate(in_order):
+        # A larger p never gets a smaller correction.
+        highest = max(highest, min(1.0, (len(table) - rank) * one.p))
+        adjusted[key] = one._replace(adjusted=highest)
+    return adjusted
 
 
 # ---- recommendation ----
@@ -177,22 +173,18 @@ def recommend(table: Table, least_gain: float = 0.0, scaled: bool = False) -> li
 
     least_gain: smallest difference that matters, a share. scaled: the lab is the second one, at full size.
     """
-    gains = {key for key, one in table.items() if one.mean > 0 and one.counts(least_gain)}
-    harms = {key for key, one in table.items() if one.mean < 0 and one.counts(least_gain)}
+    signs = {key: one.mean > 0 for key, one in table.items() if one.counts(least_gain)}
     found = []
     for base, mix in dict.fromkeys(key[:2] for key in table):
         own = [key for key in table if key[:2] == (base, mix)]
-        has_gain, has_harm = gains.intersection(own), harms.intersection(own)
-        verdict = "trade-off" if has_gain and has_harm else "keep" if has_gain else "drop"
-        reasons = [f"{key[2]} {table[key]}" for key in own if key in gains | harms]
-        if not reasons:
-            verdict = "drop" if scaled else "scale up"
-            most = max(100 * table[key].high for key in own)
-            reasons = [f"not distinguishable from the reference; a gain above {max(most, 0.0):.1f} points is unlikely"]
-        elsewhere = {key[0] for key in table if key[1] == mix} - {base}
-        if has_gain and elsewhere and not any(key[0] in elsewhere and key[1] == mix for key in gains):
-            reasons.append("no gain is shown on another base")
-        found.append(Recommendation(base, mix, verdict, f"{mix} on {base}: {verdict}; {', '.join(reasons)}"))
+        directions = sorted({signs[key] for key in own if key in signs})
+        verdict = VERDICTS.get(tuple(directions), "drop" if scaled else "scale up")
+        reason = "" if directions else ", not distinguishable from the reference"
+        helped = {key[0] for key, is_gain in signs.items() if is_gain and key[1] == mix}
+        if helped == {base} < {key[0] for key in table if key[1] == mix}:
+            reason = ", helps this base only"
+        shown = ", ".join(f"{key[2]} {table[key]}" for key in own)
+        found.append(Recommendation(base, mix, verdict, f"{mix} on {base}: {verdict}{reason}: {shown}"))
     return found
 
 
