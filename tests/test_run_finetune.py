@@ -45,6 +45,33 @@ def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     assert said.splitlines()[-1] == f"the run ended at step {STEPS}: nothing is left to train"
 
 
+def test_a_finished_run_goes_on_to_a_longer_horizon(base, straight):
+    """The steps so far stay; those that follow have the rates of the new schedule, as logged."""
+    base.tune("longer").done()
+    longer = "--num-iterations=20"
+    said = base.tune("longer", longer, before=SignalAfter(STEPS + 2, signal.SIGTERM)).done()
+    assert "horizon: 12 -> 20 steps; learning rate x 0.1667 -> x 0.8, then as planned" in said
+    assert not (base.of("longer") / "outcome.json").exists()  # that of the shorter run
+    said = base.tune("longer", longer).done()  # from its middle, as any run
+    assert "horizon:" not in said
+    change = {"steps_before": STEPS, "steps_after": 20, "lrm_before": pytest.approx(1 / 6), "lrm_after": 0.8}
+    logged = [record for record in base.metrics("longer") if record["kind"] == "horizon"]
+    assert logged == [{"kind": "horizon", "step": STEPS, **change}]
+    rates = found(base, "longer", "train/lrm")
+    assert list(rates) == list(range(1, 21))
+    assert rates[STEPS] == pytest.approx(1 / 6)
+    assert [rates[step] for step in range(STEPS + 1, 21)] == pytest.approx([0.8 - 0.1 * step for step in range(8)])
+    assert base.losses("longer")[:STEPS] == base.losses("straight")
+    assert base.outcome("longer")["metrics"]["Number of iterations"] == 20
+    # A run that has not ended keeps its horizon, and no horizon becomes shorter.
+    for tag, steps_now in (("longer", 19), ("cut", 20)):
+        if tag == "cut":
+            base.tune(tag, before=SignalAfter(4, signal.SIGTERM)).done()
+        job = base.tune(tag, f"--num-iterations={steps_now}")
+        assert job.codes() == [2]
+        assert f"and is {steps_now}. Take another --tag" in job.err()
+
+
 def test_ranks_and_micro_batches_find_the_same(base, straight):
     jobs = base.tune("two", ranks=2), base.tune("one-row", "--device-batch-size=1")
     for job, tag in zip(jobs, ("two", "one-row"), strict=True):

@@ -11,8 +11,9 @@ method, weights and all models with hashes under `merge`. It has no optimizer st
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from nanochat.train import State
 Tensors = Mapping[str, Tensor]  # name → weights
 
 PARALLEL = 1e-6  # sine of the angle between two vectors: below, an arc is a line
+TINY = 1e-30  # instead of a sum of no weights
 
 # ---- methods: from changes (models, size) and shares (models), in float64, to a change (size) ----
 
@@ -58,8 +60,7 @@ def _elected(changes: Tensor, shares: Tensor, density: float) -> Tensor:
     changes = torch.where(changes.abs() >= least, changes, 0)
     agrees = changes * (shares @ changes) > 0  # with the sign of the weighted sum
     weights = agrees * shares[:, None]
-    total = weights.sum(0)
-    return (weights * changes).sum(0) / total.where(total > 0, 1)
+    return (weights * changes).sum(0) / weights.sum(0).clamp(min=TINY)
 
 
 class Method(NamedTuple):
@@ -74,93 +75,80 @@ METHODS = {
     "slerp": Method(_arc, False),
     "task": Method(_mean, True),
     "ties": Method(_elected, True),
+    "soup": Method(_mean, False),  # of the models that `greedy_soup` chooses
 }
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """The settings of a merge."""
+def merge(
+    models: Iterable[Tensors],
+    weights: Sequence[float],
+    method: str = "linear",
+    parent: Tensors | None = None,
+    scale: float = 1.0,
+    density: float = 0.2,
+) -> dict[str, Tensor]:
+    """Return the merged weights of models.
 
-    method: str = "linear"
-    scale: float = 1.0  # factor of the change from the parent: 2 adds the changes of two models
-    density: float = 0.2  # share of each model's changes that count for ties
-
-
-def merge(models: Sequence[Tensors], weights: Sequence[float], recipe: Recipe, parent: Tensors) -> dict[str, Tensor]:
-    """Return the merged weights. weights: divided by their sum. parent: empty for methods without."""
+    weights: divided by their sum. parent, for changes: their factor is `scale`; 2 adds those of two models. density:
+    share of each model's changes that count for ties.
+    """
     used = [model for model, weight in zip(models, weights, strict=True) if weight]
     shares = torch.tensor([weight for weight in weights if weight], dtype=torch.float64)
     shares /= shares.sum()
-    combine = METHODS[recipe.method].combine
     merged = {}
     for name, first in used[0].items():
         values = torch.stack([model[name].double().flatten() for model in used])
         start = parent[name].double().flatten() if parent else 0.0
-        found = start + recipe.scale * combine(values - start, shares, recipe.density)
-        if recipe.scale == 1:  # without a conflict nothing is trimmed, elected or rounded
+        found = start + scale * METHODS[method].combine(values - start, shares, density)
+        if scale == 1:  # without a conflict nothing is trimmed, elected or rounded
             found = torch.where((values == values[0]).all(0), values[0], found)
         merged[name] = found.view_as(first).to(first.dtype)
     return merged
 
 
-class Trial(NamedTuple):
-    """A model that was tried in a soup."""
+def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]) -> list[tuple[str, float, float]]:
+    """Return (model, score alone, score of the soup with it), the best model first (Wortsman et al. 2022).
 
-    model: int  # its number
-    alone: float  # its score
-    together: float  # score of the soup with it
-    kept: bool
-
-
-def greedy_soup(models: Sequence[Tensors], score: Callable[[Tensors], float]) -> list[Trial]:
-    """Return the trials, the best model first: a model stays if the mean with it scores no lower (Wortsman 2022)."""
-    alone = [score(model) for model in models]
-    trials = []
-    soup = []  # numbers
-    best = -math.inf
-    for number in sorted(range(len(models)), key=lambda number: -alone[number]):
-        chosen = [models[one] for one in (*soup, number)]
-        together = score(merge(chosen, [1.0] * len(chosen), Recipe(), {})) if soup else alone[number]
-        kept = together >= best
-        trials.append(Trial(number, alone[number], together, kept))
-        if kept:
-            soup.append(number)
-            best = together
+    A model is left out, and the score with it is NaN, if it would lower the score of the soup so far.
+    """
+    alone = {name: score(model) for name, model in models.items()}
+    soup, best, trials = [], -math.inf, []
+    for name in sorted(models, key=alone.get, reverse=True):
+        more = [*soup, models[name]]
+        found = score(merge(more, [1.0] * len(more)))
+        if found >= best:
+            soup, best = more, found
+        trials.append((name, alone[name], best if soup is more else math.nan))
     return trials
 
 
 # ---- checkpoints ----
 
 
-def read_models(stage: str, names: Sequence[str]) -> list[Checkpoint]:
-    """Return the models of a stage by their names, TAG or TAG@STEP, after reading and verifying all files.
+def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
+    """Return models of a stage and their weights by name, after reading and verifying all files.
 
-    A ValueError if they differ in shape, tokenizer or parent.
+    text: TAG or TAG@STEP, separated by commas, each perhaps with a weight: facts:0.7,sums@1000:0.3. A ValueError if
+    the models differ in shape, tokenizer or parent.
     """
-    models = []
-    for name in names:
-        tag, _, step = name.partition("@")
-        if not (step or "0").isdecimal():
-            raise ValueError(f"--models: {name} has to be a tag, or a tag and a step like {tag}@1000")
-        models.append(verified(stage, tag, int(step or -1)))
-    first = _identity(models[0])
-    for name, model in zip(names, models, strict=True):
-        for what, value in _identity(model).items():
-            if value != first[what]:
-                raise ValueError(f"--models: {name} has another {what} than {names[0]}: {value}, not {first[what]}")
-    return models
-
-
-def _identity(model: Checkpoint) -> Record:
-    """Return what models that are merged have in common."""
-    manifest = model.manifest
-    parent = manifest["parent"] or {"stage": manifest["stage"], "tag": model.path.parent.name}
-    return {
-        "shape": manifest["model"],
-        "tokenizer": manifest["tokenizer"]["hash"][:12],
-        # A model without a parent has steps of its own run beside it.
-        "parent": " ".join(map(str, parent.values())),
-    }
+    found, alike = {}, {}
+    for name in text.split(","):
+        match = re.fullmatch(r"([^@:]+)(?:@(\d+))?(?::(\d+\.?\d*))?", name)
+        if not match:
+            raise ValueError(f"--models: {name} is not a model like d8, d8@1000 or d8@1000:0.5")
+        model = verified(stage, match[1], int(match[2] or -1))
+        manifest = model.manifest
+        facts = {
+            "shape": manifest["model"],
+            "tokenizer": manifest["tokenizer"]["hash"],
+            # Without a parent, only checkpoints of one run are alike.
+            "parent": manifest["parent"] or match[1],
+        }
+        for what, value in facts.items():
+            if value != alike.setdefault(what, value):
+                raise ValueError(f"--models: {name} has another {what}: {value}, not {alike[what]}")
+        found[name] = model, float(match[3] or 1)
+    return found
 
 
 def read_parent(model: Checkpoint) -> Checkpoint:
@@ -173,13 +161,8 @@ def read_parent(model: Checkpoint) -> Checkpoint:
 
 def origin(model: Checkpoint) -> Record:
     """Return a model as the manifest of a merge names it."""
-    files = model.manifest["files"]
-    return {
-        "stage": model.manifest["stage"],
-        "tag": model.path.parent.name,
-        "step": model.step,
-        "sha256": files[MODEL]["sha256"],
-    }
+    sha256 = model.manifest["files"][MODEL]["sha256"]
+    return {"stage": model.manifest["stage"], "tag": model.path.parent.name, "step": model.step, "sha256": sha256}
 
 
 def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts: Record) -> Path:
