@@ -1,0 +1,316 @@
+"""Significance, on made labs with known truth: the model of ASSUMED, drawn again and again. No models are trained."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nanochat.lab.significance import (
+    ACCURACY,
+    ASSUMED,
+    CORRELATION,
+    HIGH_NOISE,
+    LASTING,
+    LEVEL,
+    LITTLE_NOISE,
+    POWER,
+    RULE,
+    SEED_DEVIATION,
+    Difference,
+    Noise,
+    adjust,
+    best_of,
+    contrast,
+    pooled_seed_variance,
+    recommend,
+    repeats_noise,
+    smallest_difference,
+)
+
+LABS = 200
+# Settings of labs: accuracy, seeds, questions, repeats, deviation between seeds.
+SETTINGS = {
+    "few questions": (0.5, 2, 60, 1, 0.01),
+    "many questions": (0.5, 2, 1000, 1, 0.02),
+    "unequal seeds": (0.3, 2, 100, 1, 0.03),
+    "repeats": (0.8, 3, 300, 2, 0.01),
+    "equal seeds": (0.6, 3, 200, 1, 0.0),
+}
+
+
+def made_scores(random, accuracies, seeds, questions, repeats=1, deviation=SEED_DEVIATION):
+    """Return scores (arms, seeds, questions); an arm's expected score is its accuracy exactly.
+
+    An answer is right if a normal variable lies below the accuracy's quantile. The variable is a sum of parts: of the
+    question, of the arm and question, and of the answer. Two of them, correlated by sin(r π/2), have verdicts that are
+    correlated by r at an accuracy of a half.
+    """
+    same_arm = CORRELATION + LASTING * (1 - CORRELATION)
+    common, lasting = np.sin(np.pi / 2 * np.array([CORRELATION, same_arm]))
+    arms = len(accuracies)
+    hardness = np.sqrt(common) * random.standard_normal(questions)
+    hardness = hardness + np.sqrt(lasting - common) * random.standard_normal((arms, 1, 1, questions))
+    hardness = hardness + np.sqrt(1 - lasting) * random.standard_normal((arms, seeds, repeats, questions))
+    by_seed = np.array(accuracies)[:, None] + deviation * random.standard_normal((arms, seeds))
+    thresholds = stats.norm.ppf(by_seed.clip(1e-6, 1 - 1e-6))
+    return (hardness < thresholds[:, :, None, None]).mean(axis=2)
+
+
+def made_table(random, setting, gain=0.0, bases=2, mixes=4, benchmarks=3):
+    """Return the adjusted table of a lab. gain: of the first mix, on the first base and benchmark."""
+    accuracy, seeds, questions, repeats, deviation = setting
+    table = {}
+    for base in range(bases):
+        for benchmark in range(benchmarks):
+            accuracies = np.full(mixes + 1, accuracy)
+            if base == benchmark == 0:  # around the accuracy, so that its spread stays
+                accuracies[:2] += -gain / 2, gain / 2
+            reference, *arms = made_scores(random, accuracies, seeds, questions, repeats, deviation)
+            variance, freedom = pooled_seed_variance([reference, *arms])
+            assert freedom == (mixes + 1) * (seeds - 1)
+            for mix, arm in enumerate(arms):
+                table[f"base{base}", f"mix{mix}", f"task{benchmark}"] = contrast([arm], [reference], variance, freedom)
+    return adjust(table)
+
+
+# ---- the four simulations ----
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_labs_without_any_effect_recommend_no_change(name):
+    seed = list(SETTINGS).index(name)
+    random = np.random.default_rng(seed)
+    changed = 0
+    for _ in range(LABS):
+        verdicts = {one.verdict for one in recommend(made_table(random, SETTINGS[name]))}
+        changed += verdicts != {"scale up"}
+    print(f"{name}: {changed} of {LABS} labs without an effect recommend a change, seed {seed}")
+    # Twice the deviation of a count above 5 %.
+    assert changed <= LABS * LEVEL + 2 * math.sqrt(LABS * LEVEL * (1 - LEVEL))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_twice_the_smallest_difference_is_found(name):
+    seed = list(SETTINGS).index(name)
+    random = np.random.default_rng(seed)
+    accuracy, seeds, questions, repeats, deviation = SETTINGS[name]
+    smallest = smallest_difference(questions, seeds, repeats, 5, 12, accuracy, deviation)
+    found = {}
+    for factor in (1, 2):
+        tables = (made_table(random, SETTINGS[name], factor * smallest, bases=1) for _ in range(LABS))
+        gains = [table["base0", "mix0", "task0"] for table in tables]
+        found[factor] = sum(gain.counts() and gain.mean > 0 for gain in gains)
+    print(f"{name}: {100 * smallest:.1f} points are found in {found[1]} of {LABS}, twice as many in {found[2]}")
+    assert found[2] >= 0.9 * LABS
+    # The printed power, nearly.
+    assert 0.6 * LABS <= found[1] <= 0.93 * LABS
+
+
+@pytest.mark.parametrize("arms", [1, 2, 4])
+def test_intervals_cover_the_truth(arms):
+    """A cell, a difference and a synergy, over settings in which questions weigh more, or seeds."""
+    random = np.random.default_rng(arms)
+    accuracies = [0.5, 0.6, 0.45, 0.5, 0.5, 0.5]
+    signs = [1, -1, -1, 1][:arms]
+    truth = sum(sign * accuracy for sign, accuracy in zip(signs, accuracies, strict=False))
+    covered = total = 0
+    for _, seeds, questions, repeats, deviation in SETTINGS.values():
+        for _ in range(420):
+            scores = made_scores(random, accuracies, seeds, questions, repeats, deviation)
+            own = list(scores[:arms])
+            plus = [one for one, sign in zip(own, signs, strict=True) if sign > 0]
+            minus = [one for one, sign in zip(own, signs, strict=True) if sign < 0]
+            found = contrast(plus, minus, *pooled_seed_variance(list(scores)))
+            covered += found.low <= truth <= found.high
+            total += 1
+    print(f"{arms} arms: {covered} of {total} intervals cover the truth, seed {arms}")
+    assert total >= 2000
+    assert 0.93 <= covered / total <= 0.97
+
+
+def test_averages_of_k_repeats_are_calmer_by_the_root_of_k():
+    random = np.random.default_rng(0)
+    # Models, repeats, questions; each question of a model has its own probability p, and the mean of p (1 - p) is 1/6.
+    chances = random.random((60, 1, 150))
+    noises = {}
+    for k in (1, 2, 4, 8, 16):
+        answers = random.random((60, 6 * k, 150)) < chances
+        noises[k] = repeats_noise(list(answers.reshape(60, 6, k, 150).mean(axis=2)))
+    for k, noise in noises.items():
+        expected = math.sqrt(1 / 6 / 150 / k)
+        print(f"Avg@{k}: {100 * noise.deviation:.3f} ± {100 * noise.error:.3f} points, expected {100 * expected:.3f}")
+        assert abs(noise.deviation - expected) <= 3 * noise.error
+        # Answers are independent here, so the number of questions explains all.
+        assert noise.explained > 0.85
+        assert noise.freedom == 60 * 5
+    assert noises[1].repeats_for(noises[1].deviation / 4) == 16
+
+
+# ---- figures, checked by hand or by SciPy ----
+
+
+def test_seed_variance_is_pooled_over_arms():
+    cells = [np.array([[0, 0], [1, 0]]), np.array([[1, 1]]), np.array([[0, 0], [0, 1], [1, 1]])]
+    # Means 0, 1/2 | 1 | 0, 1/2, 1: squares 1/8 and 1/2 with one and two degrees of freedom.
+    assert pooled_seed_variance(cells) == (pytest.approx(0.625 / 3), 3)
+    assert pooled_seed_variance(cells[1:2]) == (0.0, 0)
+
+
+def test_without_spread_between_seeds_a_difference_is_the_paired_test_over_questions():
+    random = np.random.default_rng(2)
+    one, other = random.random((2, 1, 50))
+    # Three seeds with the same answers; their variance is 0, and many degrees of freedom say so.
+    found = contrast([one.repeat(3, axis=0)], [other.repeat(3, axis=0)], 0.0, 10**9)
+    expected = stats.ttest_rel(one[0], other[0])
+    low, high = expected.confidence_interval()
+    assert (found.mean, found.p, found.low, found.high) == pytest.approx(
+        (np.mean(one - other), expected.pvalue, low, high)
+    )
+    assert found.error == pytest.approx(stats.sem((one - other)[0]))
+
+
+def test_without_spread_between_questions_a_difference_is_the_test_over_seeds():
+    random = np.random.default_rng(3)
+    means = random.random((2, 4))
+    # So many questions, all alike, that their floor is far below.
+    one, other = means[:, :, None].repeat(10_000, axis=2)
+    found = contrast([one], [other], *pooled_seed_variance([one, other]))
+    expected = stats.ttest_ind(means[0], means[1])
+    low, high = expected.confidence_interval()
+    assert found.freedom == 6
+    assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, low, high), rel=0.01)
+
+
+def test_the_noise_of_answers_is_counted_once():
+    """Independent answers: the error of a cell is that of all answers, not of twice as many."""
+    random = np.random.default_rng(4)
+    errors = []
+    for _ in range(300):
+        scores = (random.random((8, 40, 100)) < 0.5).astype(float)
+        variance, freedom = pooled_seed_variance(list(scores))
+        errors.append(contrast([scores[0]], [], variance, freedom).error ** 2)
+    assert np.mean(errors) == pytest.approx(0.25 / 4000, rel=0.15)
+
+
+def test_one_seed_each_shows_nothing():
+    scores = made_scores(np.random.default_rng(5), [0.2, 0.9], 1, 100)
+    variance, freedom = pooled_seed_variance(list(scores))
+    found = contrast([scores[1]], [scores[0]], variance, freedom)
+    assert (freedom, found.p) == (0, 1.0)
+    # The error is that of the questions.
+    assert found.error == pytest.approx(stats.sem(scores[1, 0] - scores[0, 0]))
+    [one] = recommend(adjust({("base", "mix", "task"): found}))
+    assert one.verdict == "scale up"
+    assert smallest_difference(1000, seeds=1) == math.inf
+
+
+def test_equal_answers_leave_an_error():
+    scores = np.ones((2, 50))
+    found = contrast([scores], [scores], *pooled_seed_variance([scores, scores]))
+    assert (found.mean, found.error, found.p) == (0.0, pytest.approx(1 / 100), 1.0)
+
+
+def test_other_questions_cannot_be_compared():
+    with pytest.raises(ValueError):
+        contrast([np.zeros((2, 5))], [np.zeros((2, 6))], 0.1, 3)
+
+
+def difference_of(mean, p):
+    return Difference(mean, 0.01, 10, p, mean - 0.02, mean + 0.02)
+
+
+def test_p_values_are_corrected_by_holm():
+    p_values = [0.01, 0.04, 0.03, 0.005, 0.9]
+    table = {("base", "mix", str(place)): difference_of(0.1, p) for place, p in enumerate(p_values)}
+    adjusted = adjust(table)
+    found = [adjusted["base", "mix", str(place)].adjusted for place in range(5)]
+    # 5 × 0.005, 4 × 0.01, 3 × 0.03, then no less than that, and 0.9.
+    assert found == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.9])
+    assert [one.counts() for one in adjusted.values()] == [True, True, False, False, False]
+
+
+# ---- recommendations ----
+
+GAIN, HARM, NOTHING = difference_of(0.1, 1e-6), difference_of(-0.1, 1e-6), difference_of(0.01, 0.3)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_rule(scaled):
+    table = {
+        ("base", mix, f"task{place}"): one
+        for mix, differences in {
+            "helper": (GAIN, NOTHING),
+            "poison": (NOTHING, HARM),
+            "mixed": (GAIN, HARM),
+            "nothing": (NOTHING, NOTHING),
+        }.items()
+        for place, one in enumerate(differences)
+    }
+    found = {one.mix: one for one in recommend(adjust(table), scaled=scaled)}
+    verdicts = [found[mix].verdict for mix in ("helper", "poison", "mixed", "nothing")]
+    assert verdicts == ["keep", "drop", "trade-off", "drop" if scaled else "scale up"]
+    assert found["helper"].sentence == (
+        "helper on base: keep: task0 +10.0 ± 1.0 points (corrected p 8e-06), task1 +1.0 ± 1.0 points (corrected p 1)"
+    )
+    assert "not distinguishable from the reference" in found["nothing"].sentence
+    assert all(word in RULE for word in ("keep", "drop", "trade-off", "scale up"))
+
+
+def test_a_gain_below_the_least_one_is_none():
+    table = adjust({("base", "mix", "task"): GAIN})
+    assert [one.verdict for one in recommend(table, least_gain=0.09)] == ["keep"]
+    assert [one.verdict for one in recommend(table, least_gain=0.11)] == ["scale up"]
+
+
+def test_a_mix_that_helps_one_base_only():
+    table = {("first", "mix", "task"): GAIN, ("second", "mix", "task"): NOTHING}
+    first, second = recommend(adjust(table))
+    assert "helps this base only" in first.sentence and "only" not in second.sentence
+    for other in ({}, {("second", "mix", "task"): GAIN}, {("second", "another", "task"): NOTHING}):
+        first, *_ = recommend(adjust({("first", "mix", "task"): GAIN} | other))
+        assert "only" not in first.sentence
+
+
+# ---- plans, luck and noise ----
+
+
+def test_the_smallest_difference_falls_with_questions_seeds_and_repeats():
+    smallest = smallest_difference(200, 2, arms=6)
+    assert smallest_difference(800, 2, arms=6) < smallest_difference(200, 4, arms=6) < smallest
+    assert smallest_difference(200, 2, repeats=4, arms=6) < smallest < smallest_difference(200, 2, arms=6, tests=10)
+    # One hundred questions and two seeds show no two points.
+    assert smallest_difference(100, 2, arms=6) > 0.1
+    # Seeds that differ by a deviation of 1 point set a bound: 2.8 errors of √(2 / seeds) points.
+    many = smallest_difference(10**7, 50, arms=6)
+    assert many == pytest.approx(2.8 * math.sqrt(2 / 50) * 0.01, rel=0.02)
+
+
+def test_the_assumptions_are_printed():
+    figures = (f"{POWER:.0%}", f"{LEVEL:.0%}", f"{ACCURACY:.0%}", CORRELATION, f"{100 * SEED_DEVIATION:g} point")
+    assert all(str(figure).replace("%", " %") in ASSUMED for figure in figures)
+
+
+def test_the_best_of_n_by_luck():
+    # Known values of the expected highest of n normal variables.
+    expected = {1: 0.0, 2: 1 / math.sqrt(math.pi), 3: 1.5 / math.sqrt(math.pi), 10: 1.5388}
+    for n, highest in expected.items():
+        assert best_of(0.4, 0.02, n) == pytest.approx(0.4 + 0.02 * highest, abs=1e-5)
+
+
+def test_the_classes_of_noise():
+    kinds = [Noise(deviation, 0.0, 9, 1.0).kind for deviation in (0.0148, HIGH_NOISE, 0.0056, LITTLE_NOISE, 0.0022)]
+    assert kinds == ["high", "high", "stable", "stable", "very stable"]
+    assert [Noise(0.0148, 0.0, 9, 1.0).repeats_for(target) for target in (0.02, 0.0148, 0.0074, 0.005)] == [1, 1, 4, 9]
+
+
+def test_noise_that_the_number_of_questions_does_not_explain():
+    """All answers of a repeat rise or fall together, as with another batch size."""
+    random = np.random.default_rng(6)
+    together = random.choice([0.3, 0.7], (40, 5, 1))
+    noise = repeats_noise(list(random.random((40, 5, 400)) < together))
+    # 0.04 between repeats, 0.21 / 400 within them.
+    assert noise.deviation == pytest.approx(0.2, abs=3 * noise.error)
+    assert noise.explained < 0.05
+    with pytest.raises(ValueError, match="two repeats"):
+        repeats_noise([np.zeros((1, 5))])
