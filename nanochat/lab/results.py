@@ -33,7 +33,8 @@ HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 NOT_RUN = "not run"
 LONGEST = 160  # characters of a reason
 
-Cells = dict[tuple[str, str, str], significance.Scores]  # (base, mix, benchmark)
+Key = tuple[str, str, str]  # base, mix, benchmark
+Cells = dict[Key, significance.Scores]
 
 
 class RunResult(NamedTuple):
@@ -127,13 +128,17 @@ def cells(results: Sequence[RunResult], benchmarks: Iterable[str]) -> Cells:
     return {key: np.array(row) for key, row in rows.items()}
 
 
-def _contrast(found: Cells, key: Sequence[str], plus: Sequence[str], minus: Sequence[str]) -> significance.Difference:
+def pooled(found: Cells, key: Key) -> tuple[float, int]:
+    """Return the variance of a seed's mean over all mixes of a base in a benchmark, and its degrees of freedom."""
+    own = [scores for other, scores in found.items() if other[::2] == key[::2]]
+    return significance.pooled_seed_variance(own)
+
+
+def _contrast(found: Cells, key: Key, plus: Sequence[str], minus: Sequence[str]) -> significance.Difference:
     """Return a sum of means of mixes with signs, on the base and benchmark of a key."""
     base, _, benchmark = key
-    own = {mix: scores for (some, mix, other), scores in found.items() if (some, other) == (base, benchmark)}
-    # Pooled over all mixes.
-    variance, freedom = significance.pooled_seed_variance(list(own.values()))
-    return significance.contrast([own[mix] for mix in plus], [own[mix] for mix in minus], variance, freedom)
+    sides = [[found[base, mix, benchmark] for mix in mixes] for mixes in (plus, minus)]
+    return significance.contrast(*sides, *pooled(found, key))
 
 
 def means(found: Cells) -> significance.Table:
@@ -197,7 +202,7 @@ def losses(results: Iterable[RunResult]) -> dict[tuple[str, str], dict[float, li
     for result in results:
         _, values = metric_curve(result.records, "val/loss")
         _, right = metric_curve(result.records, "eval/pass@1")
-        values = values or [1 - share for share in right]
+        values += [1 - share for share in right]
         if result.failure != NOT_RUN:
             arm = result.run.arm
             # A run that diverged has no outcome.
