@@ -19,6 +19,7 @@ Pure functions: no files are read.
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -147,13 +148,11 @@ def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, f
 
 def adjust(table: Table) -> Table:
     """Return a table, in order of p, with p corrected for the number of differences (Holm's method)."""
-    adjusted, highest = {}, 0.0
-    in_order = sorted(table.items(), key=lambda row: row[1].p)
-    for rank, (key, one) in enumerate(in_order):
-        # A larger p never gets a smaller correction.
-        highest = max(highest, min(1.0, (len(table) - rank) * one.p))
-        adjusted[key] = one._replace(adjusted=highest)
-    return adjusted
+    in_order = sorted(table, key=lambda key: table[key].p)
+    steps = [min(1.0, (len(table) - rank) * table[key].p) for rank, key in enumerate(in_order)]
+    # A larger p never gets a smaller correction.
+    adjusted = zip(in_order, accumulate(steps, max), strict=True)
+    return {key: table[key]._replace(adjusted=p) for key, p in adjusted}
 
 
 # ---- recommendation ----
