@@ -46,7 +46,8 @@ def test_it_ends_near_the_optimum(name, decades):
         runs += sum(map(len, points.values()))
         # Outside of the first range, nothing is fitted before the range is moved.
         if abs(math.log10(optimum)) > 1:
-            assert rounds[1].number == 1 and "lay at an end of the range" in rounds[1].sentence
+            assert rounds[1].number == 1
+            assert "lay at an end of the range" in rounds[1].sentence
     print(f"{name}, optimum in {decades}: {near} of 200 within a factor 1.5, {runs / 200:.1f} runs, seed {seed}")
     assert near >= 190
 
@@ -57,7 +58,8 @@ def test_the_rounds_of_a_curve_without_noise():
     assert [one.number for one in rounds] == [1, 2, 3, 0]
     assert wide == [0.1, 0.167, 0.278, 0.464, 0.774, 1.29, 2.15, 3.59, 5.99, 10.0]
     assert narrow == [1.15, 1.52, 2.0, 2.64, 3.48]
-    assert two[0] == best[0] == 2.0 and two[1] in narrow
+    assert two[0] == best[0] == 2.0
+    assert two[1] in narrow
     assert sorted(map(len, points.values())) == [1] * (WIDE + 3) + [SEEDS, SEEDS]
 
 
