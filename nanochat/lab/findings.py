@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from nanochat.lab import rates, significance
 from nanochat.lab.results import (
     HELD_OUT,
+    NOT_RUN,
     Cells,
     RunResult,
     cells,
@@ -41,7 +42,7 @@ TARGET = 0.0035  # deviation that the noise table wants from Avg@k: the bound of
 POINTS = 100  # of a curve
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
 MARKS = {"gain": " ▲", "harm": " ▼", "not distinguishable": ""}
-DIFFERENCE = "Base | Mix | Benchmark | Points:+.1f | ±:.1f | Low:+.1f | High:+.1f | Freedom:.1f | p:.2g | Corrected p:.2g | Shown"
+DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:.1f|p:.2g|Corrected p:.2g|Shown"
 
 
 def write_recommendation(spec: "Spec", results: Sequence[RunResult]) -> Path:
@@ -65,7 +66,7 @@ def write_report(spec: "Spec", outcome: Outcome, look: int = 0) -> None:
     tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
         *matrices("Scores", spec, results, shown, gains),
-        table_of("Recommendation", "Base | Mix | Verdict | Reason", [list(one) for one in verdicts]),
+        table_of("Recommendation", "Base | Mix | Verdict | In words", [list(one) for one in verdicts]),
         difference_table("Differences from the reference", gains, spec.least_gain),
         difference_table("Synergies: gain beyond the sum of both", synergies(found, spec.reference)),
         luck_table(found),
@@ -89,7 +90,7 @@ def write_report(spec: "Spec", outcome: Outcome, look: int = 0) -> None:
         "Question": spec.question,
         "Runs": f"{len(results)}, {left_out} of them left out",
         "Reference": spec.reference,
-        "Budget of a run": ", ".join(f"{name} {value:,}" for name, value in spec.budget.items()),
+        "Budget of a run": ", ".join(f"{name} {value:,g}" for name, value in spec.budget.items()),
         "Rule": significance.RULE,
     }
     outcome.metrics |= {f"{one.mix} on {one.base}": one.verdict for one in verdicts}
@@ -194,7 +195,7 @@ def alarm_rows(spec: "Spec", results: Iterable[RunResult]) -> list[list[str]]:
     rows = []
     for result in results:
         tag = spec.tag_of(result.run)
-        if result.failure:
+        if result.failure not in ("", NOT_RUN):
             rows.append([tag, "failed", "yes", result.failure])
         for alarm in result.alarms:
             rows.append([tag, alarm.kind, "yes" if alarm.breaks else "no", alarm.sentence])

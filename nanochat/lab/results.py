@@ -13,7 +13,9 @@ with an alarm that breaks them are left out, and so are failed ones: a cell with
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +25,7 @@ from nanochat.lab import significance
 from nanochat.lab.alarms import Alarm, alarms, stop_share
 from nanochat.log import Record, metric_curve, read_metrics
 from nanochat.outcome import Estimate, Outcome, mean_estimate
-from nanochat.paths import read_jsonl, stage_dir
+from nanochat.paths import read_jsonl, stage_dir, text_sha256
 from nanochat.stages import STAGES
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class RunResult(NamedTuple):
     run: "Run"
     base: str  # with the rate, if the lab has several
     failure: str  # reason why there are no answers; empty if there are
-    questions: Mapping[str, list[str]]  # of each benchmark
+    questions: Mapping[str, str]  # of each benchmark: a hash of the prompts
     answers: Mapping[str, np.ndarray]  # of each benchmark: (answers to a question, questions), 1 if right, or 0
     alarms: Sequence[Alarm]
     records: Sequence[Record]  # of the metric log
@@ -77,7 +79,7 @@ def read_results(spec: "Spec", suffix: str = "") -> list[RunResult]:
                 run=run,
                 base=arm.base if len(spec.rates) == 1 else f"{arm.base}*{arm.rate:g}",
                 failure="" if answers else _reason(spec, tag),
-                questions={name: [record["prompt"] for record in each] for name, each in answers.items()},
+                questions={name: _prompts(each) for name, each in answers.items()},
                 answers={name: _verdicts(each) for name, each in answers.items()},
                 alarms=alarms(records, _shares(answers, spec.stable), _shares(parents[arm.base], spec.stable)),
                 records=records,
@@ -93,6 +95,10 @@ def _read_answers(folder: Path, benchmarks: Iterable[str]) -> dict[str, list[Rec
     return {name: list(read_jsonl(path, dict)) for name, path in paths.items() if path.exists()}
 
 
+def _prompts(records: Sequence[Record]) -> str:
+    return text_sha256("\0".join(record["prompt"] for record in records))
+
+
 def _verdicts(records: Sequence[Record]) -> np.ndarray:
     return np.array([[answer["right"] for answer in record["completions"]] for record in records], float).T
 
@@ -105,9 +111,9 @@ def _shares(answers: Mapping[str, Sequence[Record]], stable: Sequence[str]) -> d
 
 
 def _reason(spec: "Spec", tag: str) -> str:
-    """Return the last line of the newest log of a run."""
-    logs = stage_dir("lab", spec.name).glob(f"{tag}*.log")
-    newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+    """Return the last line of the log of a run."""
+    logs = [stage_dir("lab", spec.name) / f"{tag}-{step}.log" for step in ("eval", "train")]
+    newest = next((log for log in logs if log.exists()), None)
     if not newest:
         return NOT_RUN
     return newest.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
@@ -117,13 +123,16 @@ def _reason(spec: "Spec", tag: str) -> str:
 
 
 def cells(results: Sequence[RunResult], benchmarks: Iterable[str]) -> Cells:
-    """Return the scores of all intact runs on the same questions as the first run of their base."""
-    questions, rows = {}, {}
-    for benchmark in benchmarks:
-        for result in results:
-            asked = result.questions.get(benchmark)
-            if asked and not result.broken and asked == questions.setdefault((result.base, benchmark), asked):
-                row = rows.setdefault((result.base, result.run.arm.mix, benchmark), [])
+    """Return the scores of the intact runs that have answered the same questions as most runs of their base."""
+    rows = {}
+    for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
+        own = [
+            result for result in results if result.base == base and benchmark in result.answers and not result.broken
+        ]
+        common = Counter(result.questions[benchmark] for result in own).most_common(1)
+        for result in own:
+            if result.questions[benchmark] == common[0][0]:
+                row = rows.setdefault((base, result.run.arm.mix, benchmark), [])
                 row.append(result.answers[benchmark].mean(0))
     return {key: np.array(row) for key, row in rows.items()}
 
