@@ -6,6 +6,7 @@
   open_text, read_arms, refit_exits, unmet_criteria, verdict: recursion compared with its compute.
 - `golf`: BASELINES, PHASES, SCALES, Packed, Result, check_comparable, check_size, code_bytes, means, results_table,
   scale_of: budgets, entries and results of the golf track.
-- `merge`: merge, greedy_soup, read_models, read_parent, origin, write_merge, METHODS, Tensors, Trial: one model of several.
+- `merge`: merge, greedy_soup, read_models, read_parent, origin, write_merge, METHODS, Tensors: one model of several.
+- `rates`: next_rates: the search for the best rate. `significance` is used inside, by `results` and `sweep`.
 - `alarms`: alarms, staircase, stop_share, Alarm: signs of broken runs.
 """

@@ -147,12 +147,12 @@ def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, f
 
 
 def adjust(table: Table) -> Table:
-    """Return a table, in order of p, with p corrected for the number of differences (Holm's method)."""
+    """Return a table with p corrected for the number of differences (Holm's method)."""
     in_order = sorted(table, key=lambda key: table[key].p)
     steps = [min(1.0, (len(table) - rank) * table[key].p) for rank, key in enumerate(in_order)]
     # A larger p never gets a smaller correction.
-    adjusted = zip(in_order, accumulate(steps, max), strict=True)
-    return {key: table[key]._replace(adjusted=p) for key, p in adjusted}
+    adjusted = dict(zip(in_order, accumulate(steps, max), strict=True))
+    return {key: one._replace(adjusted=adjusted[key]) for key, one in table.items()}
 
 
 # ---- recommendation ----
