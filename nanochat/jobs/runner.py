@@ -38,6 +38,7 @@ class Step:
     parent: str = ""  # stage with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
     files: Sequence[list] = ()  # further inputs on the hub or in the base folder: [path, repo, revision]
+    local: Sequence[str] = ()  # further input files, absolute
     launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
     options: Sequence[str] = ()  # flags without influence on the result
     skip: str = ""  # reason to leave the step out; empty: the step runs
@@ -129,6 +130,8 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
         path = hub.find(file)
         if path:
             found[str(file)] = file_hash(path, known)
+    for path in step.local:
+        found[path] = file_hash(Path(path), known)
     write_json(memory, known)
     return found
 

@@ -235,7 +235,7 @@ def _training_step(spec: Spec, run: Run) -> Step:
         [f"scripts.{spec.stage}", *(f"{flag}={value}" for flag, value in flags.items())],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(arm.base),
-        files=[[path, "", None] for path in _files(spec.words_of(arm.mix))],
+        local=_files(spec.words_of(arm.mix)),
         quiet=True,
     )
 
