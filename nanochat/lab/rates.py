@@ -37,35 +37,49 @@ class Round(NamedTuple):
     sentence: str
 
 
-def next_rates(points: Points, seeds: int = 2, centre: float = 1.0, moves: int = MOST_MOVES) -> Round:
+def next_rates(
+    points: Points,
+    seeds: int = 2,
+    centre: float = 1.0,
+    moves: int = MOST_MOVES,
+) -> Round:
     """Return the first round that is not complete. moves: times that the range may still be moved."""
     wide = _rates(centre, np.linspace(-1, 1, WIDE))
-    sentence = "rates over two decades"
-    if moves < MOST_MOVES:
-        sentence += ", moved since the optimum lay at an end of the range"
     if not _is_complete(points, wide, 1):
+        sentence = "rates over two decades"
+        if moves < MOST_MOVES:
+            sentence += ", moved since the optimum lay at an end of the range"
         return Round(1, wide, 1, sentence)
     vertex, *_ = _lowest(points, wide)
-    side = int(vertex > wide[-2]) - int(vertex < wide[1])
+    side = 0  # of the range that the optimum lies on
+    if vertex < wide[1]:
+        side = -1
+    elif vertex > wide[-2]:
+        side = 1
     if side and moves:
-        return next_rates(points, seeds, centre * 10 ** (side * MOVE), moves - 1)
+        centre *= 10 ** (side * MOVE)
+        return next_rates(points, seeds, centre, moves - 1)
     if side:
         return Round(0, [], 0, f"the optimum lies beyond {vertex:.3g}, after {MOST_MOVES} moves of the range")
+
     narrow = _rates(vertex, NARROW)
     if not _is_complete(points, narrow, 1):
         return Round(2, narrow, 1, "rates around the lowest point of a parabola")
     _, *nearest = _lowest(points, wide + narrow)
     # Wide rates may lie close to others. They stand in if all of the narrow ones have diverged.
-    two = [rate for rate in nearest if rate in narrow][:2] or nearest[:2]
+    two = [rate for rate in nearest if rate in narrow] or nearest
+    two = two[:2]
     if not _is_complete(points, two, seeds):
         return Round(3, two, seeds, "the rates nearest to the lowest point of all")
-    # A rate with a diverged seed has no mean.
-    best = min(two, key=lambda rate: np.nan_to_num(np.mean(points[rate]), nan=math.inf))
+    means = [np.mean(points[rate]) for rate in two]
+    # A rate with a diverged seed has no mean: nan is taken last.
+    best = two[np.argsort(means)[0]]
     return Round(0, [best], 0, f"the best rate is {best:g}, with the lower mean loss over {seeds} seeds")
 
 
 def _rates(centre: float, decades: Sequence[float]) -> list[float]:
-    return [float(f"{centre * 10**distance:.3g}") for distance in decades]
+    rates = [centre * 10**distance for distance in decades]
+    return [float(f"{rate:.3g}") for rate in rates]
 
 
 def _is_complete(points: Points, rates: Sequence[float], seeds: int) -> bool:
@@ -74,13 +88,25 @@ def _is_complete(points: Points, rates: Sequence[float], seeds: int) -> bool:
 
 def _lowest(points: Points, rates: Sequence[float]) -> list[float]:
     """Return the lowest point of a parabola near the lowest loss, then the finite rates by their distance from it."""
-    losses = {rate: points[rate][0] for rate in rates if math.isfinite(points[rate][0])}
-    # If all runs have diverged, the optimum lies below.
-    vertex = min(losses, key=losses.get, default=rates[0])
-    near = [rate for rate in losses if abs(math.log(rate / vertex)) <= WINDOW]
+    first = {rate: points[rate][0] for rate in rates}
+    losses = {rate: loss for rate, loss in first.items() if math.isfinite(loss)}
+    if not losses:
+        # All runs have diverged: the optimum lies below.
+        return [rates[0]]
+    vertex = min(losses, key=losses.get)
+    near = [rate for rate in losses if _distance(rate, vertex) <= WINDOW]
     if len(near) >= LEAST_POINTS:
-        square, slope, _ = np.polyfit(np.log(near), [losses[rate] for rate in near], 2)
-        # Downwards, a curve has no lowest point. It is never extrapolated.
+        y = [losses[rate] for rate in near]
+        square, slope, _ = np.polyfit(np.log(near), y, 2)
+        # Downwards, a curve has no lowest point.
         if square > 0:
-            vertex = math.exp(np.clip(-slope / (2 * square), np.log(min(losses)), np.log(max(losses))))
-    return [vertex, *sorted(losses, key=lambda rate: abs(math.log(rate / vertex)))]
+            lowest = -slope / (2 * square)
+            # Never extrapolated.
+            low, high = np.log(min(losses)), np.log(max(losses))
+            vertex = math.exp(np.clip(lowest, low, high))
+    nearest = sorted(losses, key=lambda rate: _distance(rate, vertex))
+    return [vertex, *nearest]
+
+
+def _distance(rate: float, other: float) -> float:
+    return abs(math.log(rate / other))
