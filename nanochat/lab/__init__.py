@@ -8,5 +8,6 @@
   scale_of: budgets, entries and results of the golf track.
 - `merge`: merge, greedy_soup, read_models, read_parent, origin, write_merge, METHODS, Tensors: one model of several.
 - `rates`: next_rates: the search for the best rate. `significance` is used inside, by `results` and `sweep`.
+- `results`: read_results, recommended, losses; `findings`: write_report, write_recommendation: the report of a lab.
 - `alarms`: alarms, staircase, stop_share, Alarm: signs of broken runs.
 """
