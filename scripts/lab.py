@@ -1,4 +1,4 @@
-"""Compare mixes of chat data over bases and seeds: a matrix with errors, a recommendation, and held-out scores at the end.
+"""Compare mixes of chat data over bases and seeds: a matrix with errors, a recommendation, held-out scores at the end.
 
 python -m scripts.lab --spec=mix.toml --plan
 python -m scripts.lab --spec=mix.toml --jobs=2
@@ -9,23 +9,24 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from nanochat.config import Count, option, options, run
-from nanochat.lab.engines import ENGINES
+from nanochat.jobs.runner import Job
+from nanochat.lab.engines import ENGINES, Chain
 from nanochat.lab.sweep import (
-    Arm,
     Run,
     Spec,
     add_look,
-    held_out_steps,
+    add_round,
+    check_disk,
+    held_out_chains,
     looks,
-    make_job,
     mistakes,
     plan_lines,
     read_spec,
+    run_chains,
 )
 from nanochat.log import print0
 from nanochat.outcome import Outcome
@@ -37,13 +38,14 @@ from tasks.mixing import parse_mixture
 
 @options("lab")
 class Config:
-    """Run a lab: the same stage on several bases with several mixes, rates and seeds, and what can be said about them."""
+    """Run a lab: the same stage on several bases with several mixes, rates and seeds, and what they show."""
 
     spec: str = option("", "TOML file that describes the lab; docs/lab.md has its keys")
     tag: str = option("", "name of the lab, and of its folder (default: that of the file)")
     kind: Literal["mix", "rates"] = option("mix", "mix: all runs of the spec; rates: search for the best learning rate")
     plan: bool = option(False, "print the plan, and the smallest difference each benchmark can show, and stop")
     jobs: Count = option(1, "runs at the same time", least=1)
+    gpus: Count = option(0, "GPUs for each run, where ray or slurm places it (0: none, or this machine's)")
     engine: Literal[tuple(ENGINES)] = option("local", "where runs are trained")
     keep: Literal["all", "best", "none"] = option("all", "checkpoints to keep of finished runs (best: the recommended)")
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
@@ -54,6 +56,8 @@ def main(config: Config) -> None:
         raise ValueError("name the file that describes the lab: --spec=FILE")
     spec = read_spec(Path(config.spec).expanduser().resolve(), config.tag)
     found = mistakes(spec) + task_mistakes(spec)
+    if config.final and not spec.held_out:
+        found.append("--final needs benchmarks that are held_out")
     if found:
         raise ValueError("\n  ".join([f"{config.spec}:", *found]))
     if config.plan:
@@ -64,13 +68,12 @@ def main(config: Config) -> None:
 
     outcome = Outcome.begin("lab", spec.name, config)
     look = looks(spec)  # an edited ledger is found before anything runs
-    resume = shlex.join(["python", "-m", "scripts.lab", *sys.argv[1:]])
     if config.kind == "rates":
-        spec = search_rates(spec, config, resume)
+        spec = search_rates(spec, config)
     else:
-        train(spec, spec.runs, config, resume)
+        train(spec, spec.runs, config)
     if config.final:
-        look = evaluate_held_out(spec, config, resume)
+        look = evaluate_held_out(spec, config)
     write_report(spec, outcome, look)
     prune(spec, config.keep)
 
@@ -104,52 +107,48 @@ def questions(spec: Spec, name: str) -> int:
 # ---- runs ----
 
 
-def train(spec: Spec, runs: Sequence[Run], config: Config, resume: str) -> None:
+def train(spec: Spec, runs: Sequence[Run], config: Config) -> None:
     """Train and evaluate runs; a run that fails is a hole in the report."""
-    job = make_job(spec, runs, resume)
-    job.folder.mkdir(parents=True, exist_ok=True)
-    job.save()
-    chains = [job.steps[start : start + 2] for start in range(0, len(job.steps), 2)]
-    failed = ENGINES[config.engine](job, chains, config.jobs)
+    check_disk(spec)
+    failed = start(spec, run_chains(spec, runs), config)
     if failed:
-        print0(f"lab: {failed} of {len(chains)} runs failed, and are left out")
+        print0(f"lab: {failed} failed, and are left out")
 
 
-def search_rates(spec: Spec, config: Config, resume: str) -> Spec:
+def start(spec: Spec, chains: Sequence[Chain], config: Config) -> int:
+    """Run chains of steps with the engine; return the number of those that failed."""
+    resume = shlex.join(["python", "-m", "scripts.lab", *sys.argv[1:]])
+    job = Job("lab", spec.name, [step for chain in chains for step in chain], resume=resume)
+    job.save()
+    return ENGINES[config.engine](job, chains, config.jobs, config.gpus)
+
+
+def search_rates(spec: Spec, config: Config) -> Spec:
     """Train the rounds of the search for the best rate on each base and mix; return the lab with all its rates."""
-    from nanochat.lab.rates import next_rates
     from nanochat.lab.results import losses, read_results
 
-    tried: list[float] = []
+    spec = spec.model_copy(update={"rates": []})
     while True:
-        searched = spec.model_copy(update={"rates": tried or spec.rates})
-        points = losses(read_results(searched)) if tried else {}
-        runs = []
-        for base, mix in product(spec.bases, spec.mixes):
-            # Finished rounds are in the points; after the last one there are no runs.
-            found = next_rates(points.get((base, mix), {}), len(spec.seeds))
-            runs += [Run(Arm(base, mix, rate), seed) for rate in found.rates for seed in spec.seeds[: found.seeds]]
+        spec, runs = add_round(spec, losses(read_results(spec)))
         if not runs:
-            return searched
-        train(searched, runs, config, resume)
-        tried = sorted({*tried, *(run.arm.rate for run in runs)})
+            return spec
+        train(spec, runs, config)
 
 
-def evaluate_held_out(spec: Spec, config: Config, resume: str) -> int:
+def evaluate_held_out(spec: Spec, config: Config) -> int:
     """Evaluate the recommended runs on the held-out benchmarks; return the number of looks at these, with this one."""
     from nanochat.lab.findings import write_recommendation
     from nanochat.lab.results import read_results, recommended
 
-    if not spec.held_out:
-        raise ValueError("--final needs held_out benchmarks in the spec")
     # Written and hashed before a held-out task is opened.
     results = read_results(spec)
     path = write_recommendation(spec, results)
     arms = recommended(spec)
     runs = [result.run for result in results if result.run.arm in arms and not result.broken]
+    if not runs:
+        raise ValueError("no run of the reference has a result: the alarms in the report name the reasons")
     look = add_look(spec, path, runs)
-    job = make_job(spec, spec.runs, resume)
-    ENGINES[config.engine](job, [[step] for step in held_out_steps(spec, runs)], config.jobs)
+    start(spec, held_out_chains(spec, runs), config)
     return look
 
 

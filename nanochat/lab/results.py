@@ -64,7 +64,7 @@ def read_results(spec: "Spec", suffix: str = "") -> list[RunResult]:
     """Return the results of all runs."""
     benchmarks = spec.held_out if suffix else [*spec.dev, *spec.stable]
     evaluation = next(stage.name for stage in STAGES if stage.source and stage.parent == spec.stage)
-    parents = {base: _read_answers(stage_dir(f"chat_eval_{spec.source}", base), spec.stable) for base in spec.bases}
+    parents = {base: _read_answers(stage_dir(f"chat_eval_{spec.source}", f"{spec.name}-{base}"), spec.stable) for base in spec.bases}
     found = []
     for run in spec.runs:
         tag, arm = spec.tag_of(run), run.arm

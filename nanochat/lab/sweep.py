@@ -1,8 +1,10 @@
 """A lab's spec, its runs as steps of a job, its plan, and the ledger of looks at held-out benchmarks.
 
-- read_spec(path, tag) -> Spec: a TOML file, checked; `mistakes(spec, known)` adds those that need the tasks and the disk.
+- read_spec(path, tag) -> Spec: a TOML file, checked; `mistakes(spec)` adds those that need the disk.
 - Spec.runs, Spec.tag_of(run): an *arm* is a base, a mix and a rate; a *run* is an arm with a seed.
-- make_job(spec, runs, resume), held_out_steps(spec, runs): two steps for each run, training and evaluation.
+- run_chains(spec, runs): for each base an evaluation of `stable` benchmarks, and for each run training and evaluation;
+  held_out_chains(spec, runs); add_round(spec, points): the next runs of the search for a rate.
+- check_disk(spec): a ValueError if the checkpoints have no room.
 - plan_lines(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
 - add_look(spec, path, tags) -> int: a line in the ledger; `looks(spec)` checks and counts the lines.
 """
@@ -10,6 +12,7 @@
 import difflib
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -19,8 +22,9 @@ import tomllib
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from nanochat.config import flag_of
-from nanochat.jobs.runner import Job, Step, read_record
+from nanochat.jobs.runner import Step, read_record
 from nanochat.lab import significance
+from nanochat.lab.rates import Points, next_rates
 from nanochat.lab.results import HELD_OUT
 from nanochat.log import duration
 from nanochat.outcome import Outcome
@@ -29,7 +33,7 @@ from nanochat.report.card import hourly_rate
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS, STAGES
 
-EVALUATIONS = {stage.parent: stage.name for stage in STAGES if stage.source}  # training stage -> its evaluation
+EVALUATED = {stage.parent: stage.name for stage in STAGES if stage.source}  # training stage -> its evaluation
 SOURCES = {parent: source for source, parent in MODELS.items()}
 # The flag that a mix is a value of, and the default of --source.
 MIX_FLAGS = {"chat_sft": "--mixture", "mid_train": "--mixture", "chat_rl": "--task"}
@@ -200,17 +204,35 @@ def mistakes(spec: Spec) -> list[str]:
 # ---- the job ----
 
 
-def make_job(spec: Spec, runs: Sequence[Run], resume: str) -> Job:
-    """Return the job of a lab. resume: the command that goes on with it."""
-    steps = []
+def run_chains(spec: Spec, runs: Sequence[Run]) -> list[list[Step]]:
+    """Return the steps of a lab; those in a list follow one another."""
+    # Alarms compare a run with its base.
+    chains = [[_evaluation_step(spec, spec.source, base, f"{spec.name}-{base}", spec.stable)] for base in spec.bases]
+    if not spec.stable:
+        chains = []
     for run in runs:
-        steps += [_training_step(spec, run), _evaluation_step(spec, run, [*spec.dev, *spec.stable])]
-    return Job("lab", spec.name, steps, resume=resume)
+        tag = spec.tag_of(run)
+        evaluation = _evaluation_step(spec, SOURCES[spec.stage], tag, tag, [*spec.dev, *spec.stable])
+        chains.append([_training_step(spec, run), evaluation])
+    return chains
 
 
-def held_out_steps(spec: Spec, runs: Sequence[Run]) -> list[Step]:
+def held_out_chains(spec: Spec, runs: Sequence[Run]) -> list[list[Step]]:
     """Return the evaluations of runs on the held-out benchmarks."""
-    return [_evaluation_step(spec, run, spec.held_out, HELD_OUT) for run in runs]
+    tags = [spec.tag_of(run) for run in runs]
+    return [[_evaluation_step(spec, SOURCES[spec.stage], tag, tag + HELD_OUT, spec.held_out)] for tag in tags]
+
+
+def add_round(spec: Spec, points: Mapping[tuple[str, str], Points]) -> tuple[Spec, list[Run]]:
+    """Return the lab with the rates of the next rounds of the search, and their runs; none at the end of it."""
+    runs = []
+    for base, mix in product(spec.bases, spec.mixes):
+        coming = next_rates(points.get((base, mix), {}), len(spec.seeds))
+        # The last round has the best rate, and nothing to run.
+        for rate, seed in product(coming.rates if coming.number else [], spec.seeds[: coming.seeds]):
+            runs.append(Run(Arm(base, mix, rate), seed))
+    rates = sorted({*spec.rates, *(run.arm.rate for run in runs)})
+    return spec.model_copy(update={"rates": rates}), runs
 
 
 def _training_step(spec: Spec, run: Run) -> Step:
@@ -249,24 +271,23 @@ def _files(words: str) -> list[str]:
     return found
 
 
-def _evaluation_step(spec: Spec, run: Run, tasks: Sequence[str], suffix: str = "") -> Step:
-    tag = spec.tag_of(run)
+def _evaluation_step(spec: Spec, source: str, tag: str, out_tag: str, tasks: Sequence[str]) -> Step:
+    """Return the evaluation of a model. out_tag: names its folder."""
     sampling = {name: value for name, value in spec.sampling if value is not None}
-    flags = [f"{flag_of(name)}={value}" for name, value in sampling.items()]
-    stage = EVALUATIONS[spec.stage]
+    stage = MODELS[source]
     return Step(
-        f"{tag}-eval{suffix}",
+        f"{out_tag}-eval",
         [
             "scripts.chat_eval",
-            f"--source={SOURCES[spec.stage]}",
+            f"--source={source}",
             f"--tag={tag}",
-            f"--out-tag={tag}{suffix}",
+            f"--out-tag={out_tag}",
             f"--tasks={'|'.join(tasks)}",
             f"--repeats={spec.repeats}",
-            *flags,
+            *(f"{flag_of(name)}={value}" for name, value in sampling.items()),
         ],
-        output=f"{stage}/{tag}{suffix}",
-        parent=f"{spec.stage}/{tag}",
+        output=f"{EVALUATED[stage]}/{out_tag}",
+        parent=f"{stage}/{tag}",
         quiet=True,
     )
 
@@ -276,13 +297,14 @@ def _evaluation_step(spec: Spec, run: Run, tasks: Sequence[str], suffix: str = "
 
 def plan_lines(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     """Return the plan in words. questions: number of each development benchmark."""
-    count, jobs = len(spec.runs), make_job(spec, spec.runs, "")
-    records = [read_record(jobs.record(step)) for step in jobs.steps]
+    count = len(spec.runs)
+    steps = [step for chain in run_chains(spec, spec.runs) for step in chain]
+    records = [read_record(stage_dir("lab", spec.name) / f"{step.name}.json") for step in steps]
     done = [record["seconds"] for record in records if record.get("finished")]
     lines = [
         f"{count} runs: {len(spec.bases)} bases x {len(spec.mixes)} mixes x {len(spec.rates)} rates x "
         f"{len(spec.seeds)} seeds, stage {spec.stage}, reference {spec.reference}",
-        f"{len(done)} of {2 * count} steps are finished",
+        f"{len(done)} of {len(steps)} steps are finished",
     ]
     if not set(EQUAL) & set(spec.budget):
         lines.append("the arms do not learn from as many tokens: their horizon is no number of steps or tokens")
@@ -294,15 +316,31 @@ def plan_lines(spec: Spec, questions: Mapping[str, int]) -> list[str]:
         lines.append(f"about {duration(seconds)} left, one run after the other{dollars}")
     else:
         lines.append("time and dollars are not known before the first run has finished")
-    folders = [base_dir() / spec.parent_of(base) for base in spec.bases]
-    sizes = [max(map(_size, folder.glob("step_*"))) for folder in folders]
-    lines.append(f"about {count / len(sizes) * sum(sizes) / 2**30:.1f} GB of checkpoints, before --keep removes some")
+    lines.append(f"{_checkpoint_bytes(spec) / 1e9:.1f} GB of checkpoints, before --keep removes some")
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
     for name, number in questions.items():
         least = significance.smallest_difference(number, len(spec.seeds), spec.repeats, len(spec.mixes), max(tests, 1))
         shown = "none, it needs two seeds" if least == float("inf") else f"{100 * least:.1f} points"
         lines.append(f"{name}: {number:,} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]
+
+
+def check_disk(spec: Spec) -> None:
+    """Raise a ValueError if the checkpoints of the runs that have none yet have no room on the disk."""
+    needed, free = _checkpoint_bytes(spec, is_all=False), shutil.disk_usage(base_dir()).free
+    if needed > free:
+        sizes = f"{needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} are free"
+        raise ValueError(f"{base_dir()} has too little room: {sizes}; see scripts.runs --list")
+
+
+def _checkpoint_bytes(spec: Spec, is_all: bool = True) -> int:
+    """Return the size of the last checkpoints, as large as those of the bases. is_all: also of runs that have one."""
+    total = 0
+    for run in spec.runs:
+        own = (base_dir() / spec.stage / spec.tag_of(run)).glob("step_*/manifest.json")
+        if is_all or not any(own):
+            total += max(map(_size, (base_dir() / spec.parent_of(run.arm.base)).glob("step_*")))
+    return total
 
 
 def _gpus(spec: Spec) -> str:
