@@ -5,7 +5,7 @@ beside those of its parent: right answers in the `stable` benchmarks, and answer
 a kind, a sentence, and `breaks`: True if the run is broken and leaves the recommendation.
 
 - loss, gradient norm (both as logarithms): a step far above the steps before it, or an end above the
-  first step.
+  first step. A spike of one or two steps breaks nothing.
 - share: one of the shares is at least 10 points and more than 5 errors below the parent's.
 - staircase: the training loss steps down where epochs end. It shows that rows are remembered, and breaks nothing.
 
@@ -23,6 +23,7 @@ from nanochat.outcome import Estimate, mean_estimate
 
 WINDOW = 32  # steps before a spike
 SPIKE = 6.0  # deviations of the window
+LASTING = 3  # steps of a spike that breaks a run
 LEAST_FALL = 0.10
 FALL_ERRORS = 5.0
 STAIR = 5.0  # errors
@@ -50,7 +51,7 @@ def alarms(
     records: of the metric log. shares: by a name for the sentence, from 0 to 1; those that the parent lacks are not
     compared.
     """
-    found = [Alarm(name, sentence) for name in CURVES for sentence in _rises(records, name)]
+    found = [alarm for name in CURVES for alarm in _rises(records, name)]
     for name, after in shares.items():
         before = parent_shares.get(name, after)
         fall = before.value - after.value
@@ -70,8 +71,8 @@ def stop_share(answers: Sequence[Record]) -> Estimate | None:
     return mean_estimate(stopped) if stopped else None
 
 
-def _rises(records: Sequence[Record], name: str) -> Iterable[str]:
-    """Yield a sentence about the largest spike of a curve, and one about an end above the first step."""
+def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:
+    """Yield an alarm about the largest spike of a curve, and one about an end above the first step."""
     figure, least = CURVES[name]
     # An idle step has neither loss nor gradient.
     points = [(record["step"], math.log(record[figure])) for record in records if record.get(figure, 0) > 0]
@@ -83,13 +84,19 @@ def _rises(records: Sequence[Record], name: str) -> Iterable[str]:
     deviations = rises / windows.std(1, ddof=1).clip(1e-9) * (rises > math.log(least))
     worst = int(deviations.argmax())
     if deviations[worst] > SPIKE:
+        # One step may be its data. Later windows contain the spike, so the level of this one counts.
+        level = values[WINDOW + worst : WINDOW + worst + LASTING].min() - windows[worst].mean()
+        lasts = bool(level > SPIKE * windows[worst].std(ddof=1))
         factor = f"{math.exp(rises[worst]):.2f} times that of the {WINDOW} steps before"
-        yield f"the {name} of step {steps[WINDOW + worst]:.0f} is {factor}, {deviations[worst]:.1f} deviations above"
+        sentence = (
+            f"the {name} of step {steps[WINDOW + worst]:.0f} is {factor}, {deviations[worst]:.1f} deviations above"
+        )
+        yield Alarm(name, sentence, breaks=lasts)
     # The first step shows the parent: a rate that is far too high breaks the model within a few.
     end = values[-len(values) // 10 :]
     rise = end.mean() - values[0]
     if rise > max(math.log(least), SPIKE * end.std(ddof=1)):
-        yield f"the {name} ends {math.exp(rise):.2f} times as high as in the first step"
+        yield Alarm(name, f"the {name} ends {math.exp(rise):.2f} times as high as in the first step")
 
 
 def staircase(records: Sequence[Record]) -> Estimate | None:
