@@ -126,21 +126,37 @@ def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, f
 
     arms = [*plus, *minus]
     # On the same questions, the part that the arms share cancels.
-    by_question = sum(scores.mean(axis=0) for scores in plus) - sum(scores.mean(axis=0) for scores in minus)
+    added = sum(scores.mean(axis=0) for scores in plus)
+    taken = sum(scores.mean(axis=0) for scores in minus)
+    by_question = added - taken
     questions = len(by_question)
+    spread = by_question.var(ddof=1)
     # Where all questions agree, one of the answers might have differed all the same.
     least = min(map(len, arms)) ** -2 / questions
-    from_questions = max(by_question.var(ddof=1), least) / questions
+    from_questions = max(spread, least) / questions
     from_seeds = sum(variance / len(scores) for scores in arms)
-    # The noise of answers is in both. It shows in the spread within a question, unless there is one seed.
-    answers = sum(scores.var(axis=0).mean() / questions / max(len(scores) - 1, 1) for scores in arms)
     sources = np.array([from_questions, from_seeds])
-    error = math.sqrt(max(*sources, sources.sum() - answers))
-    weights, degrees = sources / sources.sum(), [questions - 1, max(freedom, 1)]
+    both = sources.sum()
+    # The noise of answers is in both sources. It shows in the spread within a question, unless there is one seed.
+    answers = 0.0
+    for scores in arms:
+        within = scores.var(axis=0).mean()
+        answers += within / questions / max(len(scores) - 1, 1)
+    error = math.sqrt(max(*sources, both - answers))
     mean = by_question.mean()
-    p = 2 * weights @ stdtr(degrees, -abs(mean) / error) if freedom else 1.0
+    # Of questions and seeds; without two seeds the weight of seeds is 0.
+    degrees = [questions - 1, max(freedom, 1)]
+    weights = sources / both
+    tails = stdtr(degrees, -abs(mean) / error)
     half = error * weights @ stdtrit(degrees, 1 - LEVEL / 2)
-    return Difference(mean, error, freedom, p, mean - half, mean + half)
+    return Difference(
+        mean,
+        error,
+        freedom,
+        p=2 * weights @ tails if freedom else 1.0,
+        low=mean - half,
+        high=mean + half,
+    )
 
 
 # ---- many tests ----
@@ -164,17 +180,23 @@ def recommend(table: Table, least_gain: float = 0.0, scaled: bool = False) -> li
     least_gain: smallest difference that matters, a share. scaled: the lab is the second one, at full size.
     """
     signs = {key: one.mean > 0 for key, one in table.items() if one.counts(least_gain)}
+    bases, helped = {}, {}  # mix -> the bases on which it was tried, and on which a gain is shown
+    for key in table:
+        bases.setdefault(key[1], set()).add(key[0])
+        if signs.get(key):
+            helped.setdefault(key[1], set()).add(key[0])
     found = []
     for base, mix in dict.fromkeys(key[:2] for key in table):
         own = [key for key in table if key[:2] == (base, mix)]
         directions = sorted({signs[key] for key in own if key in signs})
         verdict = VERDICTS.get(tuple(directions), "drop" if scaled else "scale up")
-        reason = "" if directions else ", not distinguishable from the reference"
-        helped = {key[0] for key, is_gain in signs.items() if is_gain and key[1] == mix}
-        if helped == {base} < {key[0] for key in table if key[1] == mix}:
-            reason = ", helps this base only"
+        reason = verdict
+        if not directions:
+            reason += ", not distinguishable from the reference"
+        elif helped.get(mix) == {base} < bases[mix]:
+            reason += ", helps this base only"
         shown = ", ".join(f"{key[2]} {table[key]}" for key in own)
-        found.append(Recommendation(base, mix, verdict, f"{mix} on {base}: {verdict}{reason}: {shown}"))
+        found.append(Recommendation(base, mix, verdict, f"{mix} on {base}: {reason}: {shown}"))
     return found
 
 
@@ -199,15 +221,19 @@ def smallest_difference(
 
     if seeds < 2:
         return math.inf
-    spread = (1 - CORRELATION) * accuracy * (1 - accuracy)  # variance of an answer, less the part shared by the arms
-    # Of the means of two arms.
+    # Variance of an answer, less the part shared by the arms.
+    spread = (1 - CORRELATION) * accuracy * (1 - accuracy)
+    # Parts of the variance of the difference of two means.
+    lasting = 2 * LASTING * spread / questions
     answers = 2 * (1 - LASTING) * spread / (repeats * seeds * questions)
-    sources = np.array([2 * LASTING * spread / questions + answers, 2 * seed_deviation**2 / seeds + answers])
-    error = math.sqrt(sources.sum() - answers)
+    by_seed = 2 * seed_deviation**2 / seeds
+    sources = np.array([lasting + answers, by_seed + answers])
+    error = math.sqrt(lasting + by_seed + answers)
     # The level of Bonferroni is that of the first step of Holm.
     levels = [1 - LEVEL / 2 / tests, POWER]
-    quantiles = stdtrit([[questions - 1], [arms * (seeds - 1)]], levels)
-    return error * (sources / sources.sum() @ quantiles).sum()
+    degrees = [[questions - 1], [arms * (seeds - 1)]]
+    quantiles = sources @ stdtrit(degrees, levels) / sources.sum()
+    return error * quantiles.sum()
 
 
 def best_of(mean: float, deviation: float, n: int) -> float:
@@ -215,7 +241,8 @@ def best_of(mean: float, deviation: float, n: int) -> float:
     from scipy import stats
 
     # The density of the highest of n is n φ(x) Φ(x)ⁿ⁻¹.
-    return mean + deviation * stats.norm.expect(lambda x: n * x * stats.norm.cdf(x) ** (n - 1))
+    highest = stats.norm.expect(lambda x: n * x * stats.norm.cdf(x) ** (n - 1))
+    return mean + deviation * highest
 
 
 def repeats_noise(models: Sequence[Scores]) -> Noise:
@@ -227,8 +254,10 @@ def repeats_noise(models: Sequence[Scores]) -> Noise:
     if not freedom:
         raise ValueError("the noise of a benchmark needs two repeats, add --repeats=3")
     # The variance of a row's mean if its answers are independent, pooled in the same way.
-    expected = sum(len(scores) * scores.var(axis=0).mean() / scores.shape[1] for scores in models) / freedom
+    squares = sum(len(scores) * scores.var(axis=0).mean() / scores.shape[1] for scores in models)
+    expected = squares / freedom
     deviation = math.sqrt(variance)
-    # Both are estimates, and may cross.
-    explained = min(1.0, expected / variance) if variance else 1.0
-    return Noise(deviation, deviation / math.sqrt(2 * freedom), freedom, explained)
+    error = deviation / math.sqrt(2 * freedom)
+    # Both are estimates, and may cross. Without any noise there is nothing to explain.
+    explained = min(expected, variance) / variance if variance else 1.0
+    return Noise(deviation, error, freedom, explained)
