@@ -12,6 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,6 +35,7 @@ from nanochat.paths import (
 )
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
+HASHING = threading.Lock()  # steps that run side by side share one file of hashes
 TAIL = 10  # lines of the log to show when a quiet step fails
 
 
