@@ -44,7 +44,8 @@ def on_ray(job: Job, chains: Sequence[Chain], jobs: int, gpus: int) -> int:
     except ImportError:
         raise ValueError("--engine=ray needs Ray: pip install 'nanochat[ray]'") from None
 
-    variables = {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base_dir().resolve())}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    variables = {"PYTHONPATH": path, "NANOCHAT_BASE_DIR": str(base_dir().resolve())}
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), runtime_env={"env_vars": variables}, log_to_driver=False)
     # A chain whose machine is lost begins again on another one: finished steps are skipped, training resumes.
     place = ray.remote(num_gpus=gpus, max_retries=RETRIES)(_run_words)
@@ -91,11 +92,13 @@ def chain_words(job: Job, chain: Chain) -> list[str]:
     runner = [sys.executable, "-m", "nanochat.jobs.runner", f"--job={job.folder.resolve()}", "--lock=9"]
     steps = " && ".join(shlex.join([*runner, f"--step={step.name}"]) for step in chain)
     lock = job.folder.resolve() / f"{chain[0].name}.lock"
-    return ["bash", "-c", f"exec 9>>{shlex.quote(str(lock))}; {steps}"]
+    # The first attempt may still be saving: the second one waits for the lock.
+    return ["bash", "-c", f"exec 9>>{shlex.quote(str(lock))}; flock 9 && {steps}"]
 
 
 def _run_words(words: list[str]) -> int:
-    return subprocess.run(words, cwd=ROOT).returncode
+    """Run a command that ends with this process, and return its exit status."""
+    return subprocess.run(["setpriv", "--pdeathsig=KILL", *words], cwd=ROOT).returncode
 
 
 ENGINES: dict[str, Runner] = {"local": local, "ray": on_ray, "slurm": on_slurm}

@@ -100,7 +100,7 @@ class Spec(Table):
     budget: dict[Literal["num_iterations", "tokens", "num_epochs", "target_seconds"], float] = Field(
         min_length=1, max_length=1
     )
-    flags: dict[str, int | float | str] = {}
+    flags: dict[str, bool | int | float | str] = {}
     repeats: int = Field(1, ge=1)
     benchmarks: Benchmarks
     sampling: Sampling = Sampling()
@@ -254,12 +254,19 @@ def _training_step(spec: Spec, run: Run) -> Step:
     flags["--init-lr-frac"] = f"{arm.rate * float(spec.flags.get('init-lr-frac', usual)):g}"
     return Step(
         f"{tag}-train",
-        [f"scripts.{spec.stage}", *(f"{flag}={value}" for flag, value in flags.items())],
+        [f"scripts.{spec.stage}", *(_flag_word(flag, value) for flag, value in flags.items())],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(arm.base),
         local=_files(spec.words_of(arm.mix)),
         quiet=True,
     )
+
+
+def _flag_word(flag: str, value: bool | float | str) -> str:
+    """Return a flag with its value; a switch is on or off by its name alone."""
+    if isinstance(value, bool):
+        return flag if value else flag.replace("--", "--no-", 1)
+    return f"{flag}={value}"
 
 
 def _files(words: str) -> list[str]:
