@@ -25,10 +25,10 @@ STYLE = """
 .plot { color: #4b5563; font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
   font-variant-numeric: tabular-nums; }
 .plot .s0 { --color: #0072b2; } .plot .s1 { --color: #d55e00; } .plot .s2 { --color: #009e73; }
-.plot .s3 { --color: #b5568c; } .plot .s4 { --color: #a87300; } .plot .s5 { --color: #56607a; }
+.plot .s3 { --color: #b5568c; } .plot .s4 { --color: #a87300; } .plot .s5 { --color: #1f2937; }
 @media (prefers-color-scheme: dark) { .plot { color: #a3adba; }
   .plot .s0 { --color: #56b4e9; } .plot .s1 { --color: #ff8c42; } .plot .s2 { --color: #2fc79a; }
-  .plot .s3 { --color: #e8a0c8; } .plot .s4 { --color: #f0c040; } .plot .s5 { --color: #a6b0c3; } }
+  .plot .s3 { --color: #d68fb8; } .plot .s4 { --color: #f0c040; } .plot .s5 { --color: #ffffff; } }
 .plot text { fill: var(--color, currentColor); }
 .plot .title { font-size: 13px; font-weight: 600; }
 .plot .end { text-anchor: end; }
@@ -38,7 +38,7 @@ STYLE = """
 .plot .track { opacity: .12; }
 .plot .whisker { stroke: currentColor; stroke-width: 1.5; }
 .plot .line { fill: none; stroke: var(--color); stroke-width: 1.5; stroke-linejoin: round; }
-.plot .line:is(.s1, .s4) { stroke-dasharray: 6 3; } .plot .line:is(.s2, .s5) { stroke-dasharray: 2 3; }
+.plot .line:is(.s2, .s4) { stroke-dasharray: 6 3; } .plot .line:is(.s3, .s5) { stroke-dasharray: 2 3; }
 """
 
 Plot = Mapping[str, Any]
