@@ -71,6 +71,7 @@ OTHER_SECTIONS = {
     "judge": "Judge",
     "scaling": "Scaling",
     "lab": "Lab",
+    "merge": "Merge",
 }
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # --source → stage
 Source = Literal[tuple(MODELS)]  # type of such a flag

@@ -2,10 +2,13 @@
 
 import math
 import signal
+import string
 from itertools import pairwise
+from random import Random
 
 import pytest
 import torch
+import tune_runs
 from base_runs import SignalAfter, files_of
 from loop_parts import ALONE
 from tune_runs import STEPS, Tunes, sums
@@ -99,6 +102,39 @@ def test_the_record(base, straight):
     assert list(record["curves"][0]["series"]) == ["train", "validation"]
     bpb = found(base, "straight", "val/bpb")
     assert record["curves"][1]["series"] == {"validation": [[256 * step for step in bpb], list(bpb.values())]}
+
+
+class Pairs:
+    """The conversations: a sign, and a letter that does not follow from it; 90 that repeat, or 5 times as many."""
+
+    def __init__(self, repeat: bool):
+        self.count = 90 if repeat else 450
+
+    def __call__(self) -> None:
+        random = Random(7)
+        made = []
+        for number in range(self.count):
+            said = [("user", string.printable[number % 90]), ("assistant", random.choice("abcdefghij"))]
+            made.append({"messages": [{"role": role, "content": content} for role, content in said]})
+        tune_runs.sums = lambda count, first=0: made
+
+
+def test_repeated_rows_are_remembered_the_same_on_any_ranks(base):
+    """Five epochs are one curve on one rank and on two, with and without recomputation; fresh rows are not learned."""
+    rates = ("--matrix-lr=0.02", "--embedding-lr=0.3", "--eval-every=-1", "--save-every=-1")
+    base.run("wide", "--depth=2", "--width=128", "--num-iterations=30", *rates)
+    flags = ("--model-tag=wide", "--num-iterations=-1", "--total-batch-size=64", "--device-batch-size=1")
+    flags += ("--warmdown-ratio=0", "--init-lr-frac=0.3", "--eval-every=-1", "--eval-metrics-every=-1")
+    for tag, own, ranks in (("five", (), 1), ("five-two", (), 2), ("five-again", ("--checkpointing",), 1)):
+        base.tune(tag, *flags, "--num-epochs=5", *own, ranks=ranks, before=Pairs(repeat=True)).done()
+        assert base.losses(tag) == pytest.approx(base.losses("five"), abs=1e-4)
+    assert found(base, "five", "train/epoch")[len(base.losses("five"))] >= 5
+    # Learned faster, on one rank, where 5 epochs are all that differs.
+    flags += ("--total-batch-size=32", "--init-lr-frac=5")
+    base.tune("repeated", *flags, "--num-epochs=5", before=Pairs(repeat=True)).done()
+    base.tune("fresh", *flags, before=Pairs(repeat=False)).done()
+    repeated, fresh = (sum(base.losses(tag)[-5:]) / 5 for tag in ("repeated", "fresh"))
+    assert repeated < 0.5 * fresh
 
 
 def test_the_learning_rate_falls_to_nothing_at_the_horizon(base):
