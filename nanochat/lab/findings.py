@@ -20,20 +20,20 @@ from nanochat.lab.results import (
     NOT_RUN,
     Cells,
     RunResult,
+    cell_means,
     cells,
     differences,
     losses,
-    means,
     noise,
     pooled,
     read_results,
-    recommend,
     synergies,
+    verdicts_on,
 )
 from nanochat.log import Record, metric_curve, table_of
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import base_dir, stage_dir, write_json
-from nanochat.report.card import EVALUATIONS, hourly_rate
+from nanochat.report.card import hourly_rate
 
 if TYPE_CHECKING:
     from nanochat.lab.sweep import Spec
@@ -48,7 +48,7 @@ DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:.
 def write_recommendation(spec: "Spec", results: Sequence[RunResult]) -> Path:
     """Write the recommendation from the development benchmarks, with the runs that it rests on."""
     path = stage_dir("lab", spec.name) / "recommendation.json"
-    verdicts = [one._asdict() for one in recommend(spec, results)]
+    verdicts = [one._asdict() for one in verdicts_on(spec, results)]
     runs = [spec.tag_of(result.run) for result in results if not result.broken]
     write_json(path, {"rule": significance.RULE, "recommendation": verdicts, "runs": runs})
     return path
@@ -58,14 +58,14 @@ def write_report(spec: "Spec", outcome: Outcome, look: int = 0) -> None:
     """Fill, print and write the outcome of a lab."""
     results = read_results(spec)
     outcome.add_artifact(write_recommendation(spec, results))
-    verdicts = recommend(spec, results)
+    verdicts = verdicts_on(spec, results)
     found = cells(results, spec.dev)
     gains = differences(found, spec.reference)
     # A stable benchmark raises alarms, and decides nothing.
     shown = found | cells(results, spec.stable)
     tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
-        *matrices("Scores", spec, results, shown, gains),
+        *score_tables("Scores", spec, results, shown, gains),
         table_of("Recommendation", "Base | Mix | Verdict | In words", [list(one) for one in verdicts]),
         difference_table("Differences from the reference", gains, spec.least_gain),
         difference_table("Synergies: gain beyond the sum of both", synergies(found, spec.reference)),
@@ -81,7 +81,7 @@ def write_report(spec: "Spec", outcome: Outcome, look: int = 0) -> None:
         title = "held out, look 1" if look == 1 else f"look {look}, no longer held out"
         found = cells(sealed, spec.held_out)
         gains = differences(found, spec.reference)
-        tables += matrices(f"Scores, {title}", spec, sealed, found, gains)
+        tables += score_tables(f"Scores, {title}", spec, sealed, found, gains)
         tables.append(difference_table(f"Differences, {title}", gains, spec.least_gain))
     tables.append(cost_table(results, sealed))
     outcome.tables = [table for table in tables if table["rows"]]
@@ -94,7 +94,7 @@ def write_report(spec: "Spec", outcome: Outcome, look: int = 0) -> None:
         "Rule": significance.RULE,
     }
     outcome.metrics |= {f"{one.mix} on {one.base}": one.verdict for one in verdicts}
-    outcome.curves = curves(results)
+    outcome.curves = overlays(results)
     outcome.show()
     outcome.write()
 
@@ -102,11 +102,11 @@ def write_report(spec: "Spec", outcome: Outcome, look: int = 0) -> None:
 # ---- tables ----
 
 
-def matrices(
+def score_tables(
     title: str, spec: "Spec", results: Sequence[RunResult], found: Cells, gains: significance.Table
 ) -> list[Record]:
     """Return a table of mixes by benchmarks for each base, in points, with marks; a hole has its reason."""
-    scores = means(found)
+    scores = cell_means(found)
     benchmarks = list(dict.fromkeys(benchmark for _, _, benchmark in found))
     tables = []
     for base in dict.fromkeys(result.base for result in results):
@@ -210,12 +210,10 @@ def cost_table(results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Rec
     rows = []
     for part, outcomes in {"Recipe": recipe, "Final": final}.items():
         flops = [
-            outcome.metrics["Total training flops"]["value"]
-            for outcome in outcomes
-            if not outcome.stage.startswith(EVALUATIONS)
+            outcome.metrics["Total training flops"]["value"] for outcome in outcomes if "eval" not in outcome.stage
         ]
         seconds = sum(outcome.seconds for outcome in outcomes)
-        asked = sum(outcome.seconds for outcome in outcomes if outcome.stage.startswith(EVALUATIONS))
+        asked = sum(outcome.seconds for outcome in outcomes if "eval" in outcome.stage)
         prices = [hourly_rate(outcome.environment["Hardware"]["GPUs"]) for outcome in outcomes]
         # A sum with a missing part would look complete.
         dollars = None
@@ -230,7 +228,7 @@ def cost_table(results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Rec
 # ---- curves ----
 
 
-def curves(results: Iterable[RunResult]) -> list[Record]:
+def overlays(results: Iterable[RunResult]) -> list[Record]:
     """Return a picture for each row of a matrix and each figure, with a line for each run."""
     pictures = {}
     for result in results:

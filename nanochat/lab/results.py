@@ -4,8 +4,8 @@
   evaluation's tag, HELD_OUT for the evaluations of --final.
 - cells(results, benchmarks) -> Cells: scores by (base, mix, benchmark), of intact runs.
 - differences(cells, reference), synergies(cells, reference): tables of `significance`, p corrected over each table.
-- recommend(spec, results) -> list[Recommendation]; recommended(spec) -> list[Arm]: the arms of the reference, and those
-  with the verdict keep, which --final evaluates.
+- verdicts_on(spec, results) -> list[Recommendation].
+- recommended(spec) -> list[Arm]: the arms of the reference and those with the verdict keep, which --final evaluates.
 - losses(results) -> (base, mix) -> rate -> losses by seed, nan for failed runs: the points of `rates`.
 
 In a lab with several rates, mixes are compared at equal rates: each base at each rate counts as a base (d20*0.5). Runs
@@ -64,7 +64,10 @@ def read_results(spec: "Spec", suffix: str = "") -> list[RunResult]:
     """Return the results of all runs."""
     benchmarks = spec.held_out if suffix else [*spec.dev, *spec.stable]
     evaluation = next(stage.name for stage in STAGES if stage.source and stage.parent == spec.stage)
-    parents = {base: _read_answers(stage_dir(f"chat_eval_{spec.source}", f"{spec.name}-{base}"), spec.stable) for base in spec.bases}
+    parents = {}
+    for base in spec.bases:
+        folder = stage_dir(f"chat_eval_{spec.source}", f"{spec.name}-{base}")
+        parents[base] = _shares(_read_answers(folder, benchmarks), spec.stable)
     found = []
     for run in spec.runs:
         tag, arm = spec.tag_of(run), run.arm
@@ -81,7 +84,7 @@ def read_results(spec: "Spec", suffix: str = "") -> list[RunResult]:
                 failure="" if answers else _reason(spec, tag),
                 questions={name: _prompts(each) for name, each in answers.items()},
                 answers={name: _verdicts(each) for name, each in answers.items()},
-                alarms=alarms(records, _shares(answers, spec.stable), _shares(parents[arm.base], spec.stable)),
+                alarms=alarms(records, _shares(answers, spec.stable), parents[arm.base]),
                 records=records,
                 outcomes=outcomes,
             )
@@ -150,7 +153,7 @@ def _contrast(found: Cells, key: Key, plus: Sequence[str], minus: Sequence[str])
     return significance.contrast(*sides, *pooled(found, key))
 
 
-def means(found: Cells) -> significance.Table:
+def cell_means(found: Cells) -> significance.Table:
     return {key: _contrast(found, key, [key[1]], []) for key in found}
 
 
@@ -176,7 +179,7 @@ def synergies(found: Cells, reference: str) -> significance.Table:
     return significance.adjust(table)
 
 
-def recommend(spec: "Spec", results: Sequence[RunResult]) -> list[significance.Recommendation]:
+def verdicts_on(spec: "Spec", results: Sequence[RunResult]) -> list[significance.Recommendation]:
     """Return the verdicts on all mixes, by their differences in the development benchmarks."""
     table = differences(cells(results, spec.dev), spec.reference)
     return significance.recommend(table, spec.least_gain, spec.scaled)
@@ -185,7 +188,7 @@ def recommend(spec: "Spec", results: Sequence[RunResult]) -> list[significance.R
 def recommended(spec: "Spec") -> list["Arm"]:
     """Return the arms of the reference, and those that are kept."""
     results = read_results(spec)
-    kept = {(one.base, one.mix) for one in recommend(spec, results) if one.verdict == "keep"}
+    kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
     kept |= {(result.base, spec.reference) for result in results}
     # Once for all seeds of an arm.
     return list(dict.fromkeys(result.run.arm for result in results if (result.base, result.run.arm.mix) in kept))

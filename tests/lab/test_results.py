@@ -9,7 +9,7 @@ import pytest
 from made_labs import QUESTIONS, make_lab, read_lab, train
 
 from nanochat.lab.rates import next_rates
-from nanochat.lab.results import cells, differences, losses, noise, read_results, recommend, recommended, synergies
+from nanochat.lab.results import cells, differences, losses, noise, read_results, recommended, synergies, verdicts_on
 from nanochat.lab.sweep import Arm
 from nanochat.paths import read_jsonl, write_jsonl
 
@@ -23,7 +23,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def verdicts(spec) -> dict[tuple[str, str], str]:
-    return {(one.base, one.mix): one.verdict for one in recommend(spec, read_results(spec))}
+    return {(one.base, one.mix): one.verdict for one in verdicts_on(spec, read_results(spec))}
 
 
 def test_the_truth_is_found_on_both_bases(base):
