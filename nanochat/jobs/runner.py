@@ -12,7 +12,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,7 +34,6 @@ from nanochat.paths import (
 )
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
-HASHING = threading.Lock()  # steps that run side by side share one file of hashes
 TAIL = 10  # lines of the log to show when a quiet step fails
 
 
