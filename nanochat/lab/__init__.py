@@ -10,4 +10,7 @@
 - `rates`: next_rates: the search for the best rate. `significance` is used inside, by `results` and `sweep`.
 - `results`: read_results, recommended, losses; `findings`: write_report, write_recommendation: the report of a lab.
 - `alarms`: alarms, staircase, stop_share, Alarm: signs of broken runs.
+- `sweep`: Run, Spec, add_look, add_round, check_disk, held_out_chains, looks, mistakes, plan_lines, read_spec, run_chains:
+  the spec of a lab, and its runs as steps.
+- `engines`: ENGINES, Chain: where chains of steps run.
 """

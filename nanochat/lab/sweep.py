@@ -34,7 +34,7 @@ from nanochat.settings import AnswerTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS, STAGES
 
 EVALUATED = {stage.parent: stage.name for stage in STAGES if stage.source}  # training stage -> its evaluation
-SOURCES = {parent: source for source, parent in MODELS.items()}
+SOURCES = {stage.parent: stage.source for stage in STAGES if stage.source}
 # The flag that a mix is a value of, and the default of --source.
 MIX_FLAGS = {"chat_sft": "--mixture", "mid_train": "--mixture", "chat_rl": "--task"}
 DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
