@@ -246,7 +246,7 @@ def _training_step(spec: Spec, run: Run) -> Step:
         "--source": spec.source,
         MIX_FLAGS[spec.stage]: spec.words_of(arm.mix),
         "--seed": run.seed,
-        flag_of(budget): f"{amount:g}",
+        flag_of(budget): f"{amount:.15g}",
     }
     flags |= {flag_of(name): value for name, value in spec.flags.items()}
     # A rate is a factor of the stage's own, or of that in the flags.
