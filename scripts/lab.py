@@ -8,7 +8,8 @@ python -m scripts.lab --spec=mix.toml --final
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -30,10 +31,12 @@ from nanochat.lab.sweep import (
 )
 from nanochat.log import print0
 from nanochat.outcome import Outcome
-from nanochat.paths import stage_dir
-from tasks import TASKS, pick
+from nanochat.paths import base_dir, stage_dir
+from tasks import JUDGED, TASKS, find_task
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import parse_mixture
+
+Files = Mapping[str, Sequence[str]]  # mix -> files of conversations
 
 
 @options("lab")
@@ -55,7 +58,10 @@ def main(config: Config) -> None:
     if not config.spec:
         raise ValueError("name the file that describes the lab: --spec=FILE")
     spec = read_spec(Path(config.spec).expanduser().resolve(), config.tag)
-    found = mistakes(spec) + task_mistakes(spec)
+    files, found = open_mixes(spec)
+    found += mistakes(spec)
+    for name in [*spec.dev, *spec.stable, *spec.held_out]:
+        found += task_mistake(name)
     if config.final and not spec.held_out:
         found.append("--final needs benchmarks that are held_out")
     if found:
@@ -67,11 +73,11 @@ def main(config: Config) -> None:
     from nanochat.lab.findings import write_report
 
     outcome = Outcome.begin("lab", spec.name, config)
-    look = looks(spec)  # an edited ledger is found before anything runs
+    look = len(looks(spec))  # an edited ledger is found before anything runs
     if config.kind == "rates":
-        spec = search_rates(spec, config)
+        spec = search_rates(spec, files, config)
     else:
-        train(spec, spec.runs, config)
+        train(spec, spec.runs, files, config)
     if config.final:
         look = evaluate_held_out(spec, config)
     write_report(spec, outcome, look)
@@ -81,49 +87,58 @@ def main(config: Config) -> None:
 # ---- checks ----
 
 
-def task_mistakes(spec: Spec) -> list[str]:
-    """Return the mistakes in names of tasks, mixes and files. Held-out tasks are looked up by name, and not opened."""
-    found = []
-    for words in spec.mixes if spec.stage != "chat_rl" else ():
+def open_mixes(spec: Spec) -> tuple[Files, list[str]]:
+    """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
+    files, found = {}, []
+    for mix in spec.mixes:
+        words = spec.words_of(mix)
         try:
-            for member in [one for some in parse_mixture(spec.words_of(words), TASKS) for one in some]:
-                if member.data.task is JsonLines:
-                    chat_files(Path(member.data.path))
+            if spec.stage == "chat_rl":
+                find_task(words, TASKS)
+                continue
+            members = chain(*parse_mixture(words, TASKS))
+            # The hub's files have no absolute paths.
+            places = [Path(member.data.path) for member in members if member.data.task is JsonLines]
+            files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
         except ValueError as error:
-            found.append(f"the mix {words}: {error}")
-    for name in [*spec.dev, *spec.stable, *spec.held_out]:
-        try:
-            pick(name, TASKS)
-        except ValueError as error:
-            found.append(str(error))
-    return found
+            found.append(f"the mix {mix}: {error}")
+    return files, found
+
+
+def task_mistake(name: str) -> list[str]:
+    """Return the mistake in a benchmark's name, if any; the benchmark is not opened."""
+    try:
+        find_task(name, JUDGED)
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def questions(spec: Spec, name: str) -> int:
     """Return the number of questions of a benchmark in the lab."""
-    return min(len(TASKS[name]()), spec.sampling.max_problems or sys.maxsize)
+    return int(min(len(TASKS[name]()), spec.sampling.get("max_problems", sys.maxsize)))
 
 
 # ---- runs ----
 
 
-def train(spec: Spec, runs: Sequence[Run], config: Config) -> None:
+def train(spec: Spec, runs: Sequence[Run], files: Files, config: Config) -> None:
     """Train and evaluate runs; a run that fails is a hole in the report."""
     check_disk(spec)
-    failed = start(spec, run_chains(spec, runs), config)
-    if failed:
-        print0(f"lab: {failed} failed, and are left out")
+    start(spec, run_chains(spec, runs, files), config)
 
 
-def start(spec: Spec, chains: Sequence[Chain], config: Config) -> int:
-    """Run chains of steps with the engine; return the number of those that failed."""
+def start(spec: Spec, chains: Sequence[Chain], config: Config) -> None:
+    """Run chains of steps with the engine."""
     resume = shlex.join(["python", "-m", "scripts.lab", *sys.argv[1:]])
     job = Job("lab", spec.name, [step for chain in chains for step in chain], resume=resume)
     job.save()
-    return ENGINES[config.engine](job, chains, config.jobs, config.gpus)
+    failed = ENGINES[config.engine](job, chains, config.jobs, config.gpus)
+    if failed:
+        print0(f"lab: {failed} of {len(chains)} failed, and are left out")
 
 
-def search_rates(spec: Spec, config: Config) -> Spec:
+def search_rates(spec: Spec, files: Files, config: Config) -> Spec:
     """Train the rounds of the search for the best rate on each base and mix; return the lab with all its rates."""
     from nanochat.lab.results import losses, read_results
 
@@ -132,7 +147,7 @@ def search_rates(spec: Spec, config: Config) -> Spec:
         spec, runs = add_round(spec, losses(read_results(spec)))
         if not runs:
             return spec
-        train(spec, runs, config)
+        train(spec, runs, files, config)
 
 
 def evaluate_held_out(spec: Spec, config: Config) -> int:
@@ -147,8 +162,12 @@ def evaluate_held_out(spec: Spec, config: Config) -> int:
     runs = [result.run for result in results if result.run.arm in arms and not result.broken]
     if not runs:
         raise ValueError("no run of the reference has a result: the alarms in the report name the reasons")
+    chains = held_out_chains(spec, runs)
+    for [step] in chains:
+        if not step.outcome.exists() and not any((base_dir() / step.parent).glob("step_*")):
+            raise ValueError(f"{step.parent} has no checkpoint any more: delete it with scripts.runs to train it again")
     look = add_look(spec, path, runs)
-    start(spec, held_out_chains(spec, runs), config)
+    start(spec, chains, config)
     return look
 
 
