@@ -33,14 +33,7 @@ from nanochat.report.card import hourly_rate
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS
 
-<<<<<<< Updated upstream
-EVALUATED = {stage.parent: stage.name for stage in STAGES if stage.source}  # training stage -> its evaluation
-SOURCES = {stage.parent: stage.source for stage in STAGES if stage.source}
-# The flag that a mix is a value of, and the default of --source.
-MIX_FLAGS = {"chat_sft": "--mixture", "mid_train": "--mixture", "chat_rl": "--task"}
-=======
 SOURCES = {parent: source for source, parent in MODELS.items()}
->>>>>>> Stashed changes
 DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
 EQUAL = ("num_iterations", "tokens")  # budgets with which all arms learn from as many tokens
 FIRST = "0" * 64  # stands for the line before the first one in a ledger
@@ -225,18 +218,6 @@ def _training_step(spec: Spec, run: Run, files: Sequence[str]) -> Step:
     if budget == "tokens":
         budget, amount = "num_iterations", amount // int(spec.flags["total-batch-size"])
     tag, arm = spec.tag_of(run), run.arm
-<<<<<<< Updated upstream
-    flags = {
-        "--tag": tag,
-        "--model-tag": arm.base,
-        "--source": spec.source,
-        MIX_FLAGS[spec.stage]: spec.words_of(arm.mix),
-        "--seed": run.seed,
-        flag_of(budget): f"{amount:.15g}",
-    }
-    flags |= {flag_of(name): value for name, value in spec.flags.items()}
-=======
->>>>>>> Stashed changes
     # A rate is a factor of the stage's own, or of that in the flags.
     mix_flag, settings = ("task", AnswerTuneSettings) if spec.stage == "chat_rl" else ("mixture", FineTuneSettings)
     factor = float(spec.flags.get("init-lr-frac", settings.init_lr_frac))
