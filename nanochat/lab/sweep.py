@@ -31,9 +31,9 @@ from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_jsonl, read_sha256, stage_dir, text_sha256
 from nanochat.report.card import hourly_rate
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
-from nanochat.stages import MODELS
+from nanochat.stages import MODELS, STAGES
 
-SOURCES = {parent: source for source, parent in MODELS.items()}
+SOURCES = {stage.parent: stage.source for stage in STAGES if stage.source}
 DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
 EQUAL = ("num_iterations", "tokens")  # budgets with which all arms learn from as many tokens
 FIRST = "0" * 64  # stands for the line before the first one in a ledger
