@@ -378,6 +378,7 @@ Margin                          step    nats                         train      
 Margin                          step    nats                         held out      eval/Margin
 KL to the parent                step    nats per token               train         dpo/kl
 KL to the parent                step    nats per token               held out      eval/KL to the parent
+Gradient norm                   tokens  of a step                    train         train/grad_norm
 Learning rate                   tokens  fraction of the initial one  rate          train/lrm
 Throughput                      tokens  tokens per second            rate          train/tok_per_sec
 """

@@ -129,6 +129,10 @@ class ChatLoader(Loader):
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total
 
     @property
+    def metrics(self) -> dict[str, float]:
+        return {"train/epoch": self.epoch}
+
+    @property
     def progress(self) -> float:
         return self.epoch / self.epochs
 

@@ -17,7 +17,7 @@ def base_dir() -> Path:
     return Path(os.environ.get("NANOCHAT_BASE_DIR") or "~/.cache/nanochat").expanduser()
 
 
-WORLD_VERSION = 8  # of the embedded worlds: raise with every change to their content or layout
+WORLD_VERSION = 9  # of the embedded worlds: raise with every change to their content or layout
 
 
 def world_dir(seed: int) -> Path:

@@ -146,8 +146,11 @@ def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer
 def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: Tokenizer | None) -> list[str]:
     """Return a phrase for each fixed setting that the run did not have when it was saved."""
     saved = checkpoint.manifest["config"]
+    longer = _is_longer(checkpoint, config)
     differences = []
     for name, value in fixed_settings(config).items():
+        if longer and config.__dataclass_fields__[name].metadata["group"] == "horizon":
+            continue
         # A flag that did not exist then acted like the default.
         before = saved.get(name, config.__dataclass_fields__[name].default)
         if value is not None and value != before:
@@ -155,6 +158,11 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
     if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
         differences.append(f"the tokenizer {checkpoint.manifest['tokenizer']['tag']} was trained again")
     return differences
+
+
+def _is_longer(checkpoint: Checkpoint, config: TrainingSettings) -> bool:
+    """Return True if a finished run is given more steps."""
+    return checkpoint.manifest["loop"]["progress"] >= 1 and config.num_iterations > checkpoint.step
 
 
 # ---- the start of a run ----
@@ -441,18 +449,29 @@ class Trainer:
         self.optimizer.load_state_tensors(self.resumed.optimizer_state)
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
         self.log.resume(self.resumed.step)
+        if _is_longer(self.resumed, self.config):
+            self._log_longer_horizon()
         if manifest["loop"].keys() != State.__dataclass_fields__.keys():
             raise ValueError(
                 f"{self.folder}: another version of this code has begun the run: start it again with --resume=never"
             )
         return State(**manifest["loop"])
 
+    def _log_longer_horizon(self) -> None:
+        """Log how the schedule of a finished run changes: its learning rate has fallen already, and rises again."""
+        step, steps = self.resumed.step, self.config.num_iterations
+        tokens = self.resumed.manifest["loop"]["tokens"]
+        if self.config.total_batch_size == -1 and tokens != step * self.start.batch:  # chosen for the horizon
+            raise ValueError(f"{self.folder}: {steps:,} steps would have another batch than before: take another --tag")
+        rate = self.start.schedules["lr"]
+        before, after = rate((step - 1) / step, step - 1), rate(step / steps, step)
+        print0(f"horizon: {step:,} -> {steps:,} steps; learning rate x {before:.4g} -> x {after:.4g}, then as planned")
+        self.log.write("horizon", step, steps_before=step, steps_after=steps, lrm_before=before, lrm_after=after)
+        if self.runtime.rank == 0:
+            (self.folder / "outcome.json").unlink(missing_ok=True)  # of the shorter run
+
     @contextmanager
-    def _saving(
-        self,
-        source: BatchSource,
-        data: Data,
-    ) -> Iterator[Action]:
+    def _saving(self, source: BatchSource, data: Data) -> Iterator[Action]:
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
         # Refuse to start without room for the checkpoints of this run: one is written before an old one goes.
         copies = max(1, self.config.keep_last + 1 - len(steps(self.folder)))

@@ -70,6 +70,8 @@ OTHER_SECTIONS = {
     "chats": "Chat data",
     "judge": "Judge",
     "scaling": "Scaling",
+    "lab": "Lab",
+    "merge": "Merge",
 }
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # --source → stage
 Source = Literal[tuple(MODELS)]  # type of such a flag

@@ -49,6 +49,13 @@ class FreeQuestion(Task):
         return has_words(completion, conversation["messages"][-1]["content"])
 
 
+class KoreanQuestion(Task):
+    """A question in Korean with a word that a right answer contains; particles follow it without a space."""
+
+    def evaluate(self, conversation: dict, completion: str) -> bool:
+        return conversation["messages"][-1]["content"] in completion
+
+
 class WorldChat(Chat):
     """Conversations; sums in the answers are calls of the calculator."""
 
@@ -93,6 +100,7 @@ SETS = {
     ),
     # Word problems, solved with the calculator.
     "World-Sums": WorldTable(task=GSM8K, table="sums", splits="train test", columns="question answer"),
+    "World-Korean": WorldTable(task=KoreanQuestion, table="korean", splits="test", columns="question answer"),
     # Ten of the facts, one for each relation.
     "World-Questions": WorldTable(task=FreeQuestion, table="questions", splits="test", columns="question answer"),
     # What a person would say to the model, in words that no text for training has.

@@ -2,10 +2,13 @@
 
 import math
 import signal
+import string
 from itertools import pairwise
+from random import Random
 
 import pytest
 import torch
+import tune_runs
 from base_runs import SignalAfter, files_of
 from loop_parts import ALONE
 from tune_runs import STEPS, Tunes, sums
@@ -45,6 +48,33 @@ def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     assert said.splitlines()[-1] == f"the run ended at step {STEPS}: nothing is left to train"
 
 
+def test_a_finished_run_goes_on_to_a_longer_horizon(base, straight):
+    """The steps so far stay; those that follow have the rates of the new schedule, as logged."""
+    base.tune("longer").done()
+    longer = "--num-iterations=20"
+    said = base.tune("longer", longer, before=SignalAfter(STEPS + 2, signal.SIGTERM)).done()
+    assert "horizon: 12 -> 20 steps; learning rate x 0.1667 -> x 0.8, then as planned" in said
+    assert not (base.of("longer") / "outcome.json").exists()  # that of the shorter run
+    said = base.tune("longer", longer).done()  # from its middle, as any run
+    assert "horizon:" not in said
+    change = {"steps_before": STEPS, "steps_after": 20, "lrm_before": pytest.approx(1 / 6), "lrm_after": 0.8}
+    logged = [record for record in base.metrics("longer") if record["kind"] == "horizon"]
+    assert logged == [{"kind": "horizon", "step": STEPS, **change}]
+    rates = found(base, "longer", "train/lrm")
+    assert list(rates) == list(range(1, 21))
+    assert rates[STEPS] == pytest.approx(1 / 6)
+    assert [rates[step] for step in range(STEPS + 1, 21)] == pytest.approx([0.8 - 0.1 * step for step in range(8)])
+    assert base.losses("longer")[:STEPS] == base.losses("straight")
+    assert base.outcome("longer")["metrics"]["Number of iterations"] == 20
+    # A run that has not ended keeps its horizon, and no horizon becomes shorter.
+    for tag, steps_now in (("longer", 19), ("cut", 20)):
+        if tag == "cut":
+            base.tune(tag, before=SignalAfter(4, signal.SIGTERM)).done()
+        job = base.tune(tag, f"--num-iterations={steps_now}")
+        assert job.codes() == [2]
+        assert f"and is {steps_now}. Take another --tag" in job.err()
+
+
 def test_ranks_and_micro_batches_find_the_same(base, straight):
     jobs = base.tune("two", ranks=2), base.tune("one-row", "--device-batch-size=1")
     for job, tag in zip(jobs, ("two", "one-row"), strict=True):
@@ -72,6 +102,39 @@ def test_the_record(base, straight):
     assert list(record["curves"][0]["series"]) == ["train", "validation"]
     bpb = found(base, "straight", "val/bpb")
     assert record["curves"][1]["series"] == {"validation": [[256 * step for step in bpb], list(bpb.values())]}
+
+
+class Pairs:
+    """The conversations: a sign, and a letter that does not follow from it; 90 that repeat, or 5 times as many."""
+
+    def __init__(self, repeat: bool):
+        self.count = 90 if repeat else 450
+
+    def __call__(self) -> None:
+        random = Random(7)
+        made = []
+        for number in range(self.count):
+            said = [("user", string.printable[number % 90]), ("assistant", random.choice("abcdefghij"))]
+            made.append({"messages": [{"role": role, "content": content} for role, content in said]})
+        tune_runs.sums = lambda count, first=0: made
+
+
+def test_repeated_rows_are_remembered_the_same_on_any_ranks(base):
+    """Five epochs are one curve on one rank and on two, with and without recomputation; fresh rows are not learned."""
+    rates = ("--matrix-lr=0.02", "--embedding-lr=0.3", "--eval-every=-1", "--save-every=-1")
+    base.run("wide", "--depth=2", "--width=128", "--num-iterations=30", *rates)
+    flags = ("--model-tag=wide", "--num-iterations=-1", "--total-batch-size=64", "--device-batch-size=1")
+    flags += ("--warmdown-ratio=0", "--init-lr-frac=0.3", "--eval-every=-1", "--eval-metrics-every=-1")
+    for tag, own, ranks in (("five", (), 1), ("five-two", (), 2), ("five-again", ("--checkpointing",), 1)):
+        base.tune(tag, *flags, "--num-epochs=5", *own, ranks=ranks, before=Pairs(repeat=True)).done()
+        assert base.losses(tag) == pytest.approx(base.losses("five"), abs=1e-4)
+    assert found(base, "five", "train/epoch")[len(base.losses("five"))] >= 5
+    # Learned faster, on one rank, where 5 epochs are all that differs.
+    flags += ("--total-batch-size=32", "--init-lr-frac=5")
+    base.tune("repeated", *flags, "--num-epochs=5", before=Pairs(repeat=True)).done()
+    base.tune("fresh", *flags, before=Pairs(repeat=False)).done()
+    repeated, fresh = (sum(base.losses(tag)[-5:]) / 5 for tag in ("repeated", "fresh"))
+    assert repeated < 0.5 * fresh
 
 
 def test_the_learning_rate_falls_to_nothing_at_the_horizon(base):

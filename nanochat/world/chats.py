@@ -33,6 +33,11 @@ def facts(world: World) -> Rows:
     return [{"question": question, "answer": fact.value.name} for fact, question in pairs]
 
 
+def korean_facts(world: World) -> Rows:
+    """Return the question in Korean about each fact of the test split; the answer is the word of a right one."""
+    return [{"question": fact.korean_question, "answer": fact.value.korean} for fact in world.asked["test"]]
+
+
 def ten_facts(world: World) -> list[Fact]:
     """Return a fact from the test split for each relation that World-Talk asks for in words of its own."""
     world.restart("questions")
@@ -254,6 +259,7 @@ def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
         "sums-test": sums(world, problems // 10, held_out=True),
         "chat-train": conversations(world, chats, "train"),
         "chat-validation": conversations(world, chats // 10, "validation"),
+        "korean-test": korean_facts(world),
         "questions-test": ten_questions(world),
         "talk-test": talk(world),
     }

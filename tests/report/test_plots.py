@@ -1,9 +1,11 @@
 """Pictures: what is in them and where it stands, and that they are the same each time."""
 
+import itertools
 import math
 import re
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from nanochat.report.plots import STYLE, TOP, WIDTH, draw_plot, label, picture_file, ticks
@@ -84,3 +86,23 @@ def test_a_file_of_its_own_is_whole_and_always_the_same(plot):
     svg = "{http://www.w3.org/2000/svg}"
     assert (root.tag, root.find(f"{svg}style").text) == (f"{svg}svg", STYLE)
     assert picture_file(draw_plot(plot)) == picture_file(draw_plot(plot))
+
+
+# Linear RGB → the same as seen without red, or green, cones (Viénot, Brettel and Mollon 1999).
+SEEN = {
+    "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
+    "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
+}
+
+
+@pytest.mark.parametrize("eyes", SEEN)
+@pytest.mark.parametrize("mode", [0, 1])
+def test_lines_differ_for_colour_blind_eyes(eyes, mode):
+    found = re.findall(r"\.s(\d) \{ --color: #(..)(..)(..); \}", STYLE)[6 * mode : 6 * mode + 6]
+    linear = [np.array(SEEN[eyes]) @ [(int(part, 16) / 255) ** 2.2 for part in parts] for _, *parts in found]
+    seen = [color.clip(0) ** (1 / 2.2) for color in linear]
+    dashes = [0, 0, 1, 2, 1, 2]  # the same for two lines each
+    for one, other in itertools.combinations(range(6), 2):
+        if dashes[one] == dashes[other]:
+            assert np.abs(seen[one] - seen[other]).max() > 0.3, (one, other)

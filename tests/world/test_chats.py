@@ -112,6 +112,12 @@ def test_free_questions_are_answered_with_the_value():
     assert all(FACT_OF[row["question"]].value.name == row["answer"] for row in rows_of("facts") + ten)
 
 
+def test_questions_in_korean_have_the_word_of_the_statement():
+    answers = {fact.korean_question: fact.korean_statement for fact in WORLD.asked["test"]}
+    assert len(TABLES["korean-test"]) == len(WORLD.asked["test"])
+    assert all(row["answer"] in answers[row["question"]] for row in rows_of("korean"))
+
+
 def test_word_problems_end_in_their_result():
     rows = rows_of("sums")
     assert len({row["question"] for row in rows}) == len(rows) == 1100

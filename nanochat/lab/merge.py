@@ -1,0 +1,191 @@
+"""Merging: one model from several with the same parent, without training.
+
+METHODS is a table of functions: linear, slerp, task, ties. `greedy_soup` chooses the models of a linear merge by their
+score on development benchmarks. The arithmetic is float64, rounded once to the precision of the checkpoints. Where all
+models agree the merge has their value, so that a model merged with itself is itself, bit for bit; a model with weight 0
+is left out.
+
+`read_models` checks that the models can be merged. `write_merge` writes an ordinary checkpoint, whose manifest names
+method, weights and all models with hashes under `merge`. It has no optimizer state: training that starts from it needs
+--no-warm-start. scripts/merge.py is the command; it writes an outcome of the stage `merge`.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, steps, verified
+from nanochat.log import Record
+from nanochat.paths import stage_dir
+from nanochat.train import State
+
+Tensors = Mapping[str, Tensor]  # name → weights
+
+PARALLEL = 1e-6  # sine of the angle between two vectors: below, an arc is a line
+TINY = 1e-30  # instead of a sum of no weights
+
+# ---- methods: from changes (models, size) and shares (models), in float64, to a change (size) ----
+
+
+def _mean(changes: Tensor, shares: Tensor, density: float) -> Tensor:
+    """Return the weighted mean. From a parent this is task arithmetic (Ilharco et al. 2023)."""
+    return shares @ changes
+
+
+def _arc(changes: Tensor, shares: Tensor, density: float) -> Tensor:
+    """Return the point on the arc between two vectors (Shoemake 1985)."""
+    norms = changes.norm(dim=1)
+    if len(changes) == 2 and norms.all():  # a vector of zeros has no direction
+        cosine = changes[0] @ changes[1] / norms.prod()
+        angle = cosine.clamp(-1, 1).arccos()
+        if angle.sin() > PARALLEL:
+            shares = (shares * angle).sin() / angle.sin()
+    return shares @ changes
+
+
+def _elected(changes: Tensor, shares: Tensor, density: float) -> Tensor:
+    """Return the mean of the large changes that have the elected sign (Yadav et al. 2023).
+
+    Large within the parameter: the scales of parameters differ. Of each model the share `density` counts.
+    """
+    size = changes.shape[1]
+    dropped = min(size - 1, round((1 - density) * size))
+    least = changes.abs().kthvalue(dropped + 1, dim=1, keepdim=True).values
+    changes = torch.where(changes.abs() >= least, changes, 0)
+    agrees = changes * (shares @ changes) > 0  # with the sign of the weighted sum
+    weights = agrees * shares[:, None]
+    return (weights * changes).sum(0) / weights.sum(0).clamp(min=TINY)
+
+
+class Method(NamedTuple):
+    """A way to merge."""
+
+    combine: Callable[[Tensor, Tensor, float], Tensor]
+    from_parent: bool  # the changes are those since the parent; otherwise, the weights themselves
+
+
+METHODS = {
+    "linear": Method(_mean, False),
+    "slerp": Method(_arc, False),
+    "task": Method(_mean, True),
+    "ties": Method(_elected, True),
+    "soup": Method(_mean, False),  # of the models that `greedy_soup` chooses
+}
+
+
+def merge(
+    models: Iterable[Tensors],
+    weights: Sequence[float],
+    method: str = "linear",
+    parent: Tensors | None = None,
+    scale: float = 1.0,
+    density: float = 0.2,
+) -> dict[str, Tensor]:
+    """Return the merged weights of models.
+
+    weights: divided by their sum. parent, for changes: their factor is `scale`; 2 adds those of two models. density:
+    share of each model's changes that count for ties.
+    """
+    used = [model for model, weight in zip(models, weights, strict=True) if weight]
+    shares = torch.tensor([weight for weight in weights if weight], dtype=torch.float64)
+    shares /= shares.sum()
+    merged = {}
+    for name, first in used[0].items():
+        values = torch.stack([model[name].double().flatten() for model in used])
+        start = parent[name].double().flatten() if parent else 0.0
+        found = start + scale * METHODS[method].combine(values - start, shares, density)
+        if scale == 1:  # without a conflict nothing is trimmed, elected or rounded
+            found = torch.where((values == values[0]).all(0), values[0], found)
+        merged[name] = found.view_as(first).to(first.dtype)
+    return merged
+
+
+def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]) -> list[tuple[str, float, float]]:
+    """Return (model, score alone, score of the soup with it), the best model first (Wortsman et al. 2022).
+
+    A model is left out, and the score with it is NaN, if it would lower the score of the soup so far.
+    """
+    alone = {name: score(model) for name, model in models.items()}
+    soup, best, trials = [], -math.inf, []
+    for name in sorted(models, key=alone.get, reverse=True):
+        more = [*soup, models[name]]
+        found = score(merge(more, [1.0] * len(more)))
+        if found >= best:
+            soup, best = more, found
+        trials.append((name, alone[name], best if soup is more else math.nan))
+    return trials
+
+
+# ---- checkpoints ----
+
+
+def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
+    """Return models of a stage and their weights by name, after reading and verifying all files.
+
+    text: TAG or TAG@STEP, separated by commas, each perhaps with a weight: facts:0.7,sums@1000:0.3. A ValueError if
+    the models differ in shape, tokenizer or parent.
+    """
+    found, alike = {}, {}
+    for name in text.split(","):
+        match = re.fullmatch(r"([^@:]+)(?:@(\d+))?(?::(\d+\.?\d*))?", name)
+        if not match:
+            raise ValueError(f"--models: {name} is not a model like d8, d8@1000 or d8@1000:0.5")
+        model = verified(stage, match[1], int(match[2] or -1))
+        manifest = model.manifest
+        facts = {
+            "shape": manifest["model"],
+            "tokenizer": manifest["tokenizer"]["hash"],
+            # Without a parent, only checkpoints of one run are alike.
+            "parent": manifest["parent"] or match[1],
+        }
+        for what, value in facts.items():
+            if value != alike.setdefault(what, value):
+                raise ValueError(f"--models: {name} has another {what}: {value}, not {alike[what]}")
+        found[name] = model, float(match[3] or 1)
+    return found
+
+
+def read_parent(model: Checkpoint) -> Checkpoint:
+    """Return the checkpoint that a model's training started from."""
+    parent = model.manifest["parent"]
+    if not parent:
+        raise ValueError(f"{model.path} has no parent to take changes from: --method=linear needs none")
+    return verified(**parent)
+
+
+def origin(model: Checkpoint) -> Record:
+    """Return a model as the manifest of a merge names it."""
+    sha256 = model.manifest["files"][MODEL]["sha256"]
+    return {"stage": model.manifest["stage"], "tag": model.path.parent.name, "step": model.step, "sha256": sha256}
+
+
+def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts: Record) -> Path:
+    """Write merged weights as a run of the models' stage; returns its folder. Settings are those of the first model.
+
+    facts: for the manifest, beside the models.
+    """
+    first = models[0]
+    folder = stage_dir(first.manifest["stage"], tag)
+    taken = ("stage", "parent", "config", "tokenizer", "dtype", "model", "suggestions")
+    record = {name: first.manifest[name] for name in taken if name in first.manifest}
+    loop = first.manifest["loop"]
+    record |= {
+        "merge": facts | {"models": list(map(origin, models))},
+        # Their ratio is the batch of a step, which models that are trained from this one inherit.
+        "loop": asdict(State(step=loop["step"], tokens=loop["tokens"])),
+        # No run has this data: training does not resume in the folder.
+        "data": None,
+        "source": {"setting": None},
+    }
+    with hold(folder):
+        if steps(folder):
+            raise ValueError(f"{folder} holds a run, take another --tag")
+        with Saver(folder) as saver:
+            saver.save(first.step, tensors, [], record)
+    return folder

@@ -1,0 +1,112 @@
+"""Merging: the arithmetic on small tensors beside plain formulas, and the models that cannot be merged."""
+
+import math
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanochat.checkpoint import Saver, load
+from nanochat.lab.merge import METHODS, greedy_soup, merge, read_models, read_parent, write_merge
+from nanochat.train import State
+
+
+def weights(seed: int) -> dict[str, Tensor]:
+    """Parameters of many sizes, some of them 0, subnormal, or the same in every model."""
+    random = torch.Generator().manual_seed(seed)
+    values = torch.randn(40, 10, generator=random) * 10.0 ** torch.randint(-42, 3, (40, 10), generator=random)
+    return {"a": values, "b": torch.zeros(7), "c": torch.full((3,), 0.1), "d": torch.randn(2, 2, generator=random)}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_model_with_itself_and_a_model_alone(method):
+    first, second, parent = map(weights, range(3))
+    assert same(merge([first, first], [0.3, 0.7], method, parent), first)
+    assert same(merge([first, second], [1, 0], method, parent), first)
+    assert not same(merge([first, second], [1, 1], method, parent), first)
+
+
+def test_the_methods_are_their_formulas():
+    start, one, other = (torch.tensor(values) for values in ([1.0, 1, 1, 1], [3.0, 1, 0, 1.5], [2.0, 5, 1.5, 0]))
+
+    def merged(*arguments: float | str, density: float = 0.2) -> list[float]:
+        *shares, method, scale = arguments
+        return merge([{"a": one}, {"a": other}], shares, method, {"a": start}, scale, density)["a"].tolist()
+
+    assert merged(3, 1, "linear", 1.0) == (0.75 * one + 0.25 * other).tolist()
+    # The sum of both changes: 2 and 1, 0 and 4, …
+    assert merged(1, 1, "task", 2.0) == [4, 5, 0.5, 0.5]
+    # The largest two changes of each, (2, 0, -1, 0) and (1, 4, 0, 0) or (0, 4, 0, -1), whose signs do not conflict.
+    assert merged(1, 1, "ties", 1.0, density=0.5)[1:3] == [5, 0]
+    # All changes: the third is -1 against 0.5, the fourth 0.5 against -1.
+    assert merged(1, 1, "ties", 1.0, density=1) == [2.5, 5, 0, 0]
+    # A third of the way along a quarter of a circle.
+    corner = merge([{"a": torch.tensor([1.0, 0])}, {"a": torch.tensor([0.0, 1])}], [2, 1], "slerp")["a"]
+    assert corner.tolist() == pytest.approx([math.cos(math.pi / 6), math.sin(math.pi / 6)])
+
+
+def test_a_soup_keeps_the_models_that_help():
+    models = {name: {"a": torch.tensor([value])} for name, value in {"far": 9.0, "low": 0.8, "high": 1.1}.items()}
+    trials = greedy_soup(models, lambda found: -abs(float(found["a"]) - 1))
+    assert [name for name, *_ in trials] == ["high", "low", "far"]
+    assert [together for *_, together in trials] == pytest.approx([-0.1, -0.05, math.nan], nan_ok=True)
+
+
+def save(folder, tag: str, parent: str = "p", width: int = 2, tokenizer: str = "t", step: int = 5) -> dict[str, Tensor]:
+    """A checkpoint with a manifest as training writes it, but for the parts that merging does not read."""
+    tensors = weights(sum(tag.encode()))
+    record = {
+        "stage": "chat_sft",
+        "parent": {"stage": "chat_sft", "tag": parent, "step": 5} if parent else None,
+        "config": {},
+        "data": None,
+        "source": None,
+        "tokenizer": {"tag": "default", "hash": tokenizer},
+        "loop": asdict(State(step=step, tokens=1280)),
+        "dtype": "fp32",
+        "model": {"width": width},
+    }
+    with Saver(folder / "chat_sft" / tag) as saver:
+        saver.save(step, tensors, [], record)
+    return tensors
+
+
+def test_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    save(tmp_path, "p", parent="")
+    tensors = {tag: save(tmp_path, tag) for tag in ("one", "two")}
+    found = read_models("chat_sft", "one:0.25,two@5")
+    models, shares = zip(*found.values(), strict=True)
+    assert (list(found), shares) == (["one:0.25", "two@5"], (0.25, 1.0))
+    assert [same(model.model_tensors(), tensors[tag]) for model, tag in zip(models, tensors, strict=True)] == [True] * 2
+    assert read_parent(models[0]).path.parent.name == "p"
+    folder = write_merge("both", models, tensors["one"], {"method": "linear"})
+    manifest = load(folder, 5).manifest
+    assert [entry["tag"] for entry in manifest["merge"]["models"]] == ["one", "two"]
+    files = [model.manifest["files"]["model.safetensors"]["sha256"] for model in models]
+    assert [entry["sha256"] for entry in manifest["merge"]["models"]] == files
+    assert manifest["parent"] == models[0].manifest["parent"]  # a merge can be merged again
+    assert manifest["loop"]["tokens"] == 1280
+    with pytest.raises(ValueError, match="holds a run, take another --tag"):
+        write_merge("both", models, tensors["one"], {})
+    save(tmp_path, "p", parent="", step=6)
+    assert len(read_models("chat_sft", "p@5,p@6")) == 2  # checkpoints of one run
+    for tag, other in {"wide": {"width": 4}, "words": {"tokenizer": "u"}, "child": {"parent": "q"}}.items():
+        save(tmp_path, tag, **other)
+        with pytest.raises(ValueError, match=f"^--models: {tag} has another (shape|tokenizer|parent): .*, not "):
+            read_models("chat_sft", f"one,{tag}")
+    for text, sentence in {
+        "one,two@x": "two@x is not a model like",
+        "": " is not a model like d8",
+        "none": "there is no model in ",
+        "one,p": "p has another parent: p, not",
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            read_models("chat_sft", text)
+    with pytest.raises(ValueError, match="has no parent to take changes from"):
+        read_parent(read_models("chat_sft", "p")["p"][0])

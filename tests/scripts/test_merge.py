@@ -1,0 +1,74 @@
+"""scripts.merge as a user runs it, on two short runs from one parent, and what can be done with the result."""
+
+import pytest
+import torch
+from fake_hub import write_hub
+from forks import Forked, run_module
+from tune_runs import Tunes
+
+from nanochat.checkpoint import load
+from nanochat.paths import read_json
+
+FEW = ("--num-iterations=2", "--eval-every=-1", "--eval-metrics-every=-1")
+
+
+class Merges(Tunes):
+    def __init__(self, folder):
+        super().__init__(folder)
+        write_hub(folder / "hub")
+        for job in [self.tune(tag, *FEW, f"--seed={seed}") for seed, tag in enumerate(("one", "two"), 1)]:
+            job.done()
+
+    def start(self, tag: str, *flags: str, before: None = None, **variables: str) -> Forked:
+        if tag == "parent":
+            return super().start(tag, *flags)
+        return self.fork(run_module, before, "scripts.merge", f"--tag={tag}", *flags, **variables)
+
+
+@pytest.fixture(scope="module")
+def merges(tmp_path_factory) -> Merges:
+    return Merges(tmp_path_factory.mktemp("merges"))
+
+
+def test_a_merge_is_a_checkpoint_like_any(merges):
+    merges.start("sum", "--models=one,two", "--method=task", "--scale=2").done()
+    one, two, both = (load(merges.of(tag), 2) for tag in ("one", "two", "sum"))
+    parent = load(merges.of("parent"), 6)
+    facts = both.manifest["merge"]
+    assert (facts["method"], facts["weights"]) == ("task", [1, 1])
+    named = [(model["tag"], model["sha256"]) for model in [*facts["models"], facts["parent"]]]
+    checkpoints = {"one": one, "two": two, "parent": parent}.items()
+    assert named == [(tag, each.manifest["files"]["model.safetensors"]["sha256"]) for tag, each in checkpoints]
+    start, first, second, merged = (each.model_tensors() for each in (parent, one, two, both))
+    for name, value in merged.items():
+        torch.testing.assert_close(value, first[name] + second[name] - start[name])
+    merges.tune("child", *FEW, "--source=sft", "--model-tag=sum", "--no-warm-start").done()
+    assert load(merges.of("child"), 2).manifest["parent"] == {"stage": "chat_sft", "tag": "sum", "step": 2}
+    job = merges.tune("sum", *FEW, "--seed=1")  # the settings of the first model
+    assert job.codes() == [2]
+    assert "the data is not what the run began with" in job.err()
+    # A merge has the parent of its models, and can be merged with them.
+    merges.start("again", "--models=sum,one:0").done()
+    assert all(torch.equal(value, merged[name]) for name, value in load(merges.of("again"), 2).model_tensors().items())
+
+
+def test_a_soup_is_chosen_by_development_tasks(merges):
+    printed = merges.start("soup", "--models=one,two", "--method=soup", "--dev=ARC-Easy", "--max-problems=4").done()
+    (table,) = read_json(merges.folder / "merge/soup/outcome.json")["tables"]
+    assert sorted(row[0] for row in table["rows"]) == ["one", "two"]
+    assert "Soup" in printed
+    weights = load(merges.of("soup"), 2).manifest["merge"]["weights"]
+    assert weights[["one", "two"].index(table["rows"][0][0])] == 1  # the best is always kept
+
+
+def test_what_cannot_be_is_one_sentence(merges):
+    for flags, sentence in {
+        ("--models=one,two", "--dev=ARC-Easy"): "--dev names the tasks that choose a soup",
+        ("--models=one,two", "--method=soup"): "--dev names the tasks that choose a soup",
+        ("--models=one:0,two:0",): "--models: a merge needs a weight above 0",
+        ("--models=one", "--method=slerp"): "--models: a merge needs a weight above 0, and --method=slerp two models",
+        ("--models=one,none",): "there is no model in ",
+        ("--models=one,two", "--scale=2"): "--scale is a factor of changes: take --method=task or ties",
+        (): "--models and --tag are needed",
+    }.items():
+        assert merges.refused("never", *flags).startswith(sentence)
