@@ -1,5 +1,5 @@
 """The main job, and a runner for any list of steps.
 
-The door: `runner` (Job, Step, archive, read_record, run_step), `plan` (STEPS, choose_setting, stage_flags, make_job),
+The door: `runner` (Job, Step, archive), `plan` (STEPS, choose_setting, stage_flags, make_job),
 `estimate` (dry_run, plan_lines), `scales` (SCALES).
 """

@@ -22,16 +22,7 @@ from nanochat.config import Count, collect_signals, option, options, run, stop_s
 from nanochat.data import hub
 from nanochat.log import Record, duration, print0, write
 from nanochat.outcome import ROOT, Outcome
-from nanochat.paths import (
-    base_dir,
-    hold_folder,
-    one_at_a_time,
-    read_json,
-    stage_dir,
-    take_lock,
-    text_sha256,
-    write_json,
-)
+from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, take_lock, text_sha256, write_json
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
 TAIL = 10  # lines of the log to show when a quiet step fails
@@ -47,7 +38,6 @@ class Step:
     parent: str = ""  # stage with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
     files: Sequence[list] = ()  # further inputs on the hub or in the base folder: [path, repo, revision]
-    local: Sequence[str] = ()  # further input files, absolute
     launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
     options: Sequence[str] = ()  # flags without influence on the result
     skip: str = ""  # reason to leave the step out; empty: the step runs
@@ -124,17 +114,7 @@ def input_hashes(job: Job, step: Step) -> dict[str, str]:
         for name, digest in Outcome.load(outcome).artifacts.items():
             found[f"{step.parent}/{name}"] = digest
     memory = job.folder / "hashes.json"
-    # Steps that run side by side share the memory.
-    with one_at_a_time(job.folder / "hashes.lock"):
-        known = read_record(memory)
-        found |= _file_hashes(step, known)
-        write_json(memory, known)
-    return found
-
-
-def _file_hashes(step: Step, known: dict[str, str]) -> dict[str, str]:
-    """Return the hashes of a step's text and data sets. known: see `file_hash`."""
-    found = {}
+    known = read_record(memory)
     if step.data:
         from nanochat.data.corpus import parse_data, source_files  # slow to import, and most steps read no text
 
@@ -149,8 +129,7 @@ def _file_hashes(step: Step, known: dict[str, str]) -> dict[str, str]:
         path = hub.find(file)
         if path:
             found[str(file)] = file_hash(path, known)
-    for path in step.local:
-        found[path] = file_hash(Path(path), known)
+    write_json(memory, known)
     return found
 
 

@@ -6,6 +6,7 @@ import signal
 from typing import Any
 
 import pytest
+import torch
 from base_runs import SignalAfter, files_of
 from forks import Forked
 from tune_runs import FromParent
