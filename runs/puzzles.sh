@@ -59,6 +59,6 @@ for arm in "RPW":
         seconds.append(loop["seconds"])
         steps.append(loop["step"])
     rows.append([arm, *interval(exact), sum(steps) / len(steps), sum(seconds) / len(seconds), " ".join(map(str, exact))])
-columns = {"Arm": "", "Exact": ".3f", "± 95 %": ".3f", "Steps": ",.0f", "Seconds": ",.0f", "Each seed": ""}
+columns = "Arm | Exact:.3f | ± 95 %:.3f | Steps:,.0f | Seconds:,.0f | Each seed"
 print0(terminal_table(table_of("Sudoku-4: 200 held-out problems", columns, rows)))
 PYTHON
