@@ -1,17 +1,16 @@
 #!/usr/bin/env bash
-# Train on a puzzle that needs several steps of thought, and score 200 problems that share no board with training. Three arms for
-# each seed: R recursion; P the same parameters without a loop, equal steps; W as P, for the same seconds. A table ends the run.
+# Train on a small Sudoku, which needs several steps of thought, and score 200 problems that share no board with training. Three arms
+# for each seed: R recursion; P the same parameters without a loop, equal steps; W as P, for the same seconds. A table ends the run.
 # No network is needed. Run the same command again to resume.
-#   bash runs/puzzles.sh                                Sudoku-4, three seeds, half an hour on two cores
-#   bash runs/puzzles.sh --task=Maze --steps=2000 --depth=2 --width=128 --seeds=1 --tag=maze
+#   bash runs/puzzles.sh                                one layer of width 64, three seeds, half an hour on two cores
+#   bash runs/puzzles.sh --steps=400 --depth=2 --width=128 --seeds=1 --tag=wide
 # Other flags go to scripts.base_train, for all arms.
 set -euo pipefail
 
-seeds=3 task=Sudoku-4 steps=800 depth=1 width=64 tag=puzzles
+seeds=3 steps=800 depth=1 width=64 tag=puzzles
 own() {
   case $1 in
     --seeds=?*) seeds=${1#*=} ;;
-    --task=?*) task=${1#*=} ;;
     --steps=?*) steps=${1#*=} ;;
     --depth=?*) depth=${1#*=} ;;
     --width=?*) width=${1#*=} ;;
@@ -25,12 +24,12 @@ base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
 arm() { # name, seed, horizon, flags of the model
   local run="$tag-$1-$2"
   printf '\n== seed %s, arm %s\n' "$2" "$1"
-  # Two steps on text make a model; the conversations of the puzzle train it, prompts masked.
+  # Two steps on text make a model; the conversations of the Sudoku train it, prompts masked.
   train --tag="$run" --seed="$2" --depth="$depth" --width="$width" --head-dim=32 --max-seq-len=256 --window-pattern=L \
     --total-batch-size=4096 --num-iterations=2 --eval-every=-1 --sample-every=-1 "${@:4}"
-  bash "$root/runs/launch.sh" chat_sft --tag="$run" --seed="$2" --source=base --mixture="$task:1000" "$3" --init-lr-frac=1 \
+  bash "$root/runs/launch.sh" chat_sft --tag="$run" --seed="$2" --source=base --mixture=Sudoku-4:1000 "$3" --init-lr-frac=1 \
     --warmup-steps=20 --eval-every=0 --eval-metrics-every=-1 --save-every=100
-  "$python" -m scripts.chat_eval --tag="$run" --source=sft --tasks="$task" --max-problems=200 --max-new-tokens=64
+  "$python" -m scripts.chat_eval --tag="$run" --source=sft --tasks=Sudoku-4 --max-problems=200 --max-new-tokens=64
 }
 for seed in $(seq "$seeds"); do
   arm R "$seed" "--num-iterations=$steps" --recursion=aggressive
@@ -40,7 +39,7 @@ for seed in $(seq "$seeds"); do
   arm W "$seed" "--target-seconds=$seconds"
 done
 
-"$python" - "$base" "$tag" "$task" "$seeds" <<'PYTHON'
+"$python" - "$base" "$tag" "$seeds" <<'PYTHON'
 import json
 import sys
 from pathlib import Path
@@ -48,18 +47,18 @@ from pathlib import Path
 from nanochat.lab.intervals import interval
 from nanochat.log import print0, table_of, terminal_table
 
-base, tag, task, seeds = sys.argv[1:]
+base, tag, seeds = sys.argv[1:]
 rows = []
 for arm in "RPW":
     exact, seconds, steps = [], [], []
     for seed in range(1, int(seeds) + 1):
         outcome = json.loads(Path(base, "chat_eval_sft", f"{tag}-{arm}-{seed}", "outcome.json").read_text())
-        exact.append(outcome["metrics"][task]["value"])
+        exact.append(outcome["metrics"]["Sudoku-4"]["value"])
         manifest = sorted(Path(base, "chat_sft", f"{tag}-{arm}-{seed}").glob("step_*/manifest.json"))[-1]
         loop = json.loads(manifest.read_text())["loop"]
         seconds.append(loop["seconds"])
         steps.append(loop["step"])
     rows.append([arm, *interval(exact), sum(steps) / len(steps), sum(seconds) / len(seconds), " ".join(map(str, exact))])
-columns = {"Arm": "", "Exact": ".3f", "± 95 %": ".3f", "Steps": ",.0f", "Seconds": ",.0f", "Each seed": ""}
-print0(terminal_table(table_of(f"{task}: 200 held-out problems", columns, rows)))
+columns = "Arm | Exact:.3f | ± 95 %:.3f | Steps:,.0f | Seconds:,.0f | Each seed"
+print0(terminal_table(table_of("Sudoku-4: 200 held-out problems", columns, rows)))
 PYTHON
