@@ -110,6 +110,11 @@ def options(group: str = "") -> Callable[[type[Config]], type[Config]]:
     return decorate
 
 
+def fixed_settings(config: Config) -> dict[str, Any]:
+    """Return the fields of a config that no resume may change."""
+    return {one.name: getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]}
+
+
 def flag_of(name: str) -> str:
     """Return the flag for a field: max_seq_len -> --max-seq-len."""
     return f"--{name.replace('_', '-')}"

@@ -8,7 +8,7 @@ with training("chat_sft", config) as trainer:
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,11 +29,11 @@ from nanochat.checkpoint import (
     steps,
     tokenizer_of,
 )
-from nanochat.config import flag_of
-from nanochat.data.corpus import Corpus
+from nanochat.config import fixed_settings, flag_of
+from nanochat.data.corpus import Corpus, open_corpus, shards_for
 from nanochat.dataloader import BatchSource, TextLoader, require_multiple
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import MetricLog, Record, format_value, print0
+from nanochat.log import MetricLog, Record, format_value, print0, read_metrics
 from nanochat.models import config_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
@@ -101,11 +101,6 @@ def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
 # ---- resuming ----
 
 
-def fixed_settings(config: TrainingSettings) -> Record:
-    """Return the config fields that no resume may change."""
-    return {one.name: getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]}
-
-
 def checkpoint_to_resume(
     folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None, runtime: Runtime
 ) -> Checkpoint | None:
@@ -134,6 +129,8 @@ def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer
         if resume not in map(str, saved):
             raise ValueError(f"--resume={resume}: take auto, never, or a step of {saved} in {folder}")
         checkpoint = load(folder, int(resume))
+    if "merge" in checkpoint.manifest:
+        raise ValueError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
     differences = _differences(checkpoint, config, tokenizer)
     if differences:
         found = "; ".join(differences)
@@ -347,6 +344,14 @@ class Trainer:
         """Rows in a step, over all ranks."""
         return self.start.batch // self.config.max_seq_len  # tokens -> rows
 
+    def open_corpus(self, tokens: int | None) -> Corpus:
+        """Return the text for so many tokens. A resumed run keeps its shards, also with a longer horizon."""
+        kept = self.resumed.manifest.get("num_shards", 0) if self.resumed else 0
+        # A clock gives no number of tokens: 0 leaves the choice to the corpus.
+        shards = self.config.num_shards or kept or shards_for(self.config.data, tokens or 0)
+        self.start.record["num_shards"] = shards
+        return open_corpus(self.config.data, shards)
+
     def text_loader(self, corpus: Corpus, repeats: int = 0) -> TextLoader:
         """Return the source of a new model's batches: rows of a corpus, for this rank. repeats: of each batch."""
         return TextLoader(
@@ -442,6 +447,10 @@ class Trainer:
             self.log.resume(-1)  # marks old records as another run's
             return State()
         manifest = self.resumed.manifest
+        if manifest["loop"].keys() != State.__dataclass_fields__.keys():
+            raise ValueError(
+                f"{self.folder}: another version of this code has begun the run: start it again with --resume=never"
+            )
         before = manifest["data"], manifest["source"]["setting"]
         if before != (data, source.state_dict()["setting"]):
             raise ValueError(f"{self.folder}: the data is not what the run began with: put it back, or --resume=never")
@@ -451,20 +460,13 @@ class Trainer:
         self.log.resume(self.resumed.step)
         if _is_longer(self.resumed, self.config):
             self._log_longer_horizon()
-        if manifest["loop"].keys() != State.__dataclass_fields__.keys():
-            raise ValueError(
-                f"{self.folder}: another version of this code has begun the run: start it again with --resume=never"
-            )
         return State(**manifest["loop"])
 
     def _log_longer_horizon(self) -> None:
         """Log how the schedule of a finished run changes: its learning rate has fallen already, and rises again."""
         step, steps = self.resumed.step, self.config.num_iterations
-        tokens = self.resumed.manifest["loop"]["tokens"]
-        if self.config.total_batch_size == -1 and tokens != step * self.start.batch:  # chosen for the horizon
-            raise ValueError(f"{self.folder}: {steps:,} steps would have another batch than before: take another --tag")
-        rate = self.start.schedules["lr"]
-        before, after = rate((step - 1) / step, step - 1), rate(step / steps, step)
+        rates = [one["train/lrm"] for one in read_metrics(self.log.path) if "train/lrm" in one]
+        before, after = rates[-1], self.start.schedules["lr"](step / steps, step)
         print0(f"horizon: {step:,} -> {steps:,} steps; learning rate x {before:.4g} -> x {after:.4g}, then as planned")
         self.log.write("horizon", step, steps_before=step, steps_after=steps, lrm_before=before, lrm_after=after)
         if self.runtime.rank == 0:

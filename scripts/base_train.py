@@ -25,7 +25,6 @@ class Config(PretrainSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.data.corpus import open_corpus, shards_for
     from nanochat.evals.bpb import sample_writing, text_validation
     from nanochat.evals.core import core_scores
     from nanochat.evals.refinement import refinement_alarms
@@ -39,9 +38,7 @@ def main(config: Config) -> None:
 
     # From here on the folder is locked, and the model is built.
     with training("base_train", config, plan, tokenizer, in_fp8=config.fp8) as trainer:
-        # A clock gives no token count: 0 leaves the choice to the corpus.
-        num_shards = config.num_shards or shards_for(config.data, plan.tokens or 0)
-        corpus = open_corpus(config.data, num_shards)
+        corpus = trainer.open_corpus(plan.tokens)
         source = trainer.text_loader(corpus, repeats=config.supervision if config.carry else 0)
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)

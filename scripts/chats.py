@@ -7,10 +7,9 @@ import json
 import re
 import shutil
 from contextlib import closing
-from dataclasses import fields
 from pathlib import Path
 
-from nanochat.config import flag_of, option, options, run
+from nanochat.config import fixed_settings, flag_of, option, options, run
 from nanochat.curate.filters import Context, FilterSettings, check_names, check_settings, chosen_filters, pairs
 from nanochat.log import print0
 from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, write_json
@@ -71,9 +70,7 @@ def main(config: Config) -> None:
     out = Path(config.out).expanduser() if config.out else stage_dir("chats", config.tag)
     manifest = out / "manifest.json"
     # All that decides the output.
-    settings = {
-        flag_of(one.name): getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]
-    }
+    settings = {flag_of(name): value for name, value in fixed_settings(config).items()}
     settings |= {
         "tokenizer": tokenizer.content_hash,
         "benchmarks": {name: task.hashes() for name, task in tests.items()},

@@ -65,7 +65,8 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> 
 def choose_weights(model: "GPT", checkpoint: "Checkpoint") -> None:
     """Take the average of the weights if the run has kept one; rows beyond the vocabulary become zero."""
     for name, value in model.state_dict().items():
-        if checkpoint.manifest["config"].get("ema"):
+        # A merge has no optimizer state, and so no average.
+        if checkpoint.manifest["config"].get("ema") and "merge" not in checkpoint.manifest:
             value.copy_(checkpoint.optimizer_state(name)["average"])
         if name.startswith(("embed.", "head.", "value_embeds.")):
             value[model.config.vocab_size :] = 0

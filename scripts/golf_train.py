@@ -22,13 +22,12 @@ class Config(PretrainSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.data.corpus import open_corpus, shards_for
     from nanochat.evals.bpb import text_validation
     from nanochat.models import new_model
     from nanochat.objectives import pretraining
     from nanochat.quant import FakeQuantization
     from nanochat.run import plan_with_tokenizer, training
-    from nanochat.train import State, warm_up
+    from nanochat.train import warm_up
 
     if config.qat and config.ema:
         raise ValueError(
@@ -48,16 +47,20 @@ def main(config: Config) -> None:
         model, objective = trainer.model, pretraining(config)
         if config.compile and config.warm_up and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
-        corpus = open_corpus(config.data, config.num_shards or shards_for(config.data, plan.tokens or 0))
+        corpus = trainer.open_corpus(plan.tokens)
         # Before layers are replaced, because it counts the model's FLOPs.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
-        before = State(**trainer.resumed.manifest["loop"]) if trainer.resumed else State()
-        if model.compiled and before.progress < 1:
+        progress = 0.0
+        if trainer.resumed:
+            before = trainer.resumed.manifest["loop"]
+            # A finished run may go on to a longer horizon.
+            progress = before["step"] / plan.steps if plan.steps else before["progress"]
+        if model.compiled and progress < 1:
             for rounds in (True, False) if config.qat else (False,):  # both kinds of layers are compiled
                 rounding.switch(rounds)
                 warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, config.warm_up)
-        rounding(before.progress)
+        rounding(progress)
         source = trainer.text_loader(corpus)
         state = trainer.fit(
             source,

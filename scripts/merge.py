@@ -11,6 +11,7 @@ from typing import Literal
 from nanochat.config import changed, option, options, run
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
+from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
 from nanochat.stages import MODELS, Source
 from tasks import JUDGED, pick
@@ -24,10 +25,10 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
     source: Source = option("sft", "stage of the models", short="-i")
     models: str = option("", "models as TAG or TAG@STEP, with commas between; perhaps with weights: facts:0.7,sums:0.3")
     method: Literal["linear", "slerp", "task", "ties", "soup"] = option(
-        "linear", "mean, arc between two models, sum of changes, largest changes with one sign, or a greedy soup"
+        "linear", "mean, arc between two models, mean of changes, largest changes with one sign, or a greedy soup"
     )
     scale: float = option(1.0, "factor of the change from the parent, for task and ties")
-    density: float = option(0.2, "share of each model's changes that ties keeps", below=1)
+    density: float = option(0.2, "share of each model's changes that ties keeps, above 0")
     dev: str = option("", "tasks joined by | whose mean score chooses the models of a soup")
 
     def __post_init__(self):
@@ -35,6 +36,8 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
             raise ValueError("--models and --tag are needed, see --help")
         if bool(self.dev) != (self.method == "soup"):
             raise ValueError("--dev names the tasks that choose a soup: give it with --method=soup alone")
+        if not 0 < self.density <= 1:
+            raise ValueError(f"--density={self.density:g} has to be above 0, and at most 1")
         if self.scale != 1 and self.method not in ("task", "ties"):
             raise ValueError("--scale is a factor of changes: take --method=task or ties")
         pick(self.dev, JUDGED)  # an unknown task is an error before a model is read
@@ -42,7 +45,7 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.checkpoint import MANIFEST, build_model, tokenizer_of
+    from nanochat.checkpoint import MANIFEST, build_model, steps, tokenizer_of
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task
     from nanochat.lab import merge
@@ -50,12 +53,20 @@ def main(config: Config) -> None:
     from nanochat.runtime import setup
     from tasks import open_tasks
 
+    stage = MODELS[config.source]
+    # Found before a soup is evaluated, and once more under the folder's lock.
+    if steps(stage_dir(stage, config.tag)):
+        raise ValueError(f"{stage_dir(stage, config.tag)} holds a run, take another --tag")
     outcome = Outcome.begin("merge", config.tag, config)
-    found = merge.read_models(MODELS[config.source], config.models)
+    found = merge.read_models(stage, config.models)
     models, weights = zip(*found.values(), strict=True)
+    if not any(weights):
+        raise ValueError("--models: one of the weights has to be above 0")
+    if config.method == "slerp" and len(models) != 2:
+        raise ValueError(f"--method=slerp merges two models, not {len(models)}")
+    if config.method == "soup" and ":" in config.models:
+        raise ValueError("--method=soup chooses the weights: name the models without weights")
     tensors = {name: model.model_tensors() for name, (model, _) in found.items()}
-    if not any(weights) or (config.method == "slerp" and len(models) != 2):
-        raise ValueError(f"--models: a merge needs a weight above 0, and --method=slerp two models, not {len(models)}")
     first = models[0]
     if config.method == "soup":
         with setup(config.device_type, config.dtype) as runtime:
@@ -74,7 +85,7 @@ def main(config: Config) -> None:
             trials = merge.greedy_soup(tensors, score)
         outcome.tables.append(table_of("Soup", "Model|Alone:.4f|In the soup:.4f", trials))
         together = {name: score for name, _, score in trials}
-        weights = [float(together[name] == together[name]) for name in tensors]  # NaN: left out
+        weights = [float(together[name] is not None) for name in tensors]
     parent = merge.read_parent(first) if merge.METHODS[config.method].from_parent else None
     before = parent and parent.model_tensors()
     merged = merge.merge(tensors.values(), weights, config.method, before, config.scale, config.density)

@@ -19,6 +19,9 @@ MIXTURE = "World-Chat:0.55,World-Sums:0.33,World-Choices:0.4,SimpleSpelling:0.2,
 SUGGESTED = ("about_facts", "about_things", "with_sums", "with_words")
 
 
+PARTICLES = "이?다|이|가|을|를|은|는|에|에서|의|로|으로|만큼"  # that follow a word in the answers
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorldTable(DataSet):
     """A table in the world's folder `tasks`. table: beginning of the file name, before the split."""
@@ -53,7 +56,9 @@ class KoreanQuestion(Task):
     """A question in Korean with a word that a right answer contains; particles follow it without a space."""
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        return conversation["messages"][-1]["content"] in completion
+        word = re.escape(conversation["messages"][-1]["content"])
+        # "11월이다" has not the word "1월", and "소금" not "소".
+        return re.search(rf"(?<!\w){word}(?:{PARTICLES})?(?!\w)", completion) is not None
 
 
 class WorldChat(Chat):

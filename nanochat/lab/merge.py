@@ -10,7 +10,6 @@ method, weights and all models with hashes under `merge`. It has no optimizer st
 --no-warm-start. scripts/merge.py is the command; it writes an outcome of the stage `merge`.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -26,6 +25,7 @@ from nanochat.paths import stage_dir
 from nanochat.train import State
 
 Tensors = Mapping[str, Tensor]  # name → weights
+Trial = tuple[str, float, float | None]  # model, score alone, score of the soup with it
 
 PARALLEL = 1e-6  # sine of the angle between two vectors: below, an arc is a line
 TINY = 1e-30  # instead of a sum of no weights
@@ -106,19 +106,21 @@ def merge(
     return merged
 
 
-def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]) -> list[tuple[str, float, float]]:
-    """Return (model, score alone, score of the soup with it), the best model first (Wortsman et al. 2022).
+def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]) -> list[Trial]:
+    """Return a trial for each model, the best model first (Wortsman et al. 2022).
 
-    A model is left out, and the score with it is NaN, if it would lower the score of the soup so far.
+    A model is left out, and the score with it is None, if it would lower the score of the soup so far.
     """
     alone = {name: score(model) for name, model in models.items()}
-    soup, best, trials = [], -math.inf, []
-    for name in sorted(models, key=alone.get, reverse=True):
+    first, *others = sorted(models, key=alone.get, reverse=True)
+    soup, best = [models[first]], alone[first]
+    trials = [(first, best, best)]
+    for name in others:
         more = [*soup, models[name]]
         found = score(merge(more, [1.0] * len(more)))
         if found >= best:
             soup, best = more, found
-        trials.append((name, alone[name], best if soup is more else math.nan))
+        trials.append((name, alone[name], best if soup is more else None))
     return trials
 
 
@@ -132,22 +134,21 @@ def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
     the models differ in shape, tokenizer or parent.
     """
     found, alike = {}, {}
-    for name in text.split(","):
-        match = re.fullmatch(r"([^@:]+)(?:@(\d+))?(?::(\d+\.?\d*))?", name)
+    for word in text.split(","):
+        match = re.fullmatch(r"(([^@:]+)(?:@(\d+))?)(?::(\d+\.?\d*))?", word)
         if not match:
-            raise ValueError(f"--models: {name} is not a model like d8, d8@1000 or d8@1000:0.5")
-        model = verified(stage, match[1], int(match[2] or -1))
+            raise ValueError(f"--models: {word} is not a model like d8, d8@1000 or d8@1000:0.5")
+        name, tag, step, weight = match.groups()
+        model = verified(stage, tag, int(step or -1))
         manifest = model.manifest
-        facts = {
-            "shape": manifest["model"],
-            "tokenizer": manifest["tokenizer"]["hash"],
-            # Without a parent, only checkpoints of one run are alike.
-            "parent": manifest["parent"] or match[1],
-        }
-        for what, value in facts.items():
-            if value != alike.setdefault(what, value):
-                raise ValueError(f"--models: {name} has another {what}: {value}, not {alike[what]}")
-        found[name] = model, float(match[3] or 1)
+        # Without a parent, only checkpoints of one run are alike.
+        facts = manifest["model"] | {"tokenizer": manifest["tokenizer"]["hash"], "parent": manifest["parent"] or tag}
+        for kind, value in facts.items():
+            if value != alike.setdefault(kind, value):
+                raise ValueError(f"--models: {name} has another {kind} than the models before it, {value}")
+        if name in found:
+            raise ValueError(f"--models: {name} is named twice, give it a weight instead")
+        found[name] = model, float(weight or 1)
     return found
 
 
@@ -178,7 +179,7 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
     record |= {
         "merge": facts | {"models": list(map(origin, models))},
         # Their ratio is the batch of a step, which models that are trained from this one inherit.
-        "loop": asdict(State(step=loop["step"], tokens=loop["tokens"])),
+        "loop": asdict(State(step=loop["step"], tokens=loop["tokens"], progress=1.0)),
         # No run has this data: training does not resume in the folder.
         "data": None,
         "source": {"setting": None},

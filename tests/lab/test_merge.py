@@ -54,7 +54,7 @@ def test_a_soup_keeps_the_models_that_help():
     models = {name: {"a": torch.tensor([value])} for name, value in {"far": 9.0, "low": 0.8, "high": 1.1}.items()}
     trials = greedy_soup(models, lambda found: -abs(float(found["a"]) - 1))
     assert [name for name, *_ in trials] == ["high", "low", "far"]
-    assert [together for *_, together in trials] == pytest.approx([-0.1, -0.05, math.nan], nan_ok=True)
+    assert [together for *_, together in trials] == [pytest.approx(-0.1), pytest.approx(-0.05), None]
 
 
 def save(folder, tag: str, parent: str = "p", width: int = 2, tokenizer: str = "t", step: int = 5) -> dict[str, Tensor]:
@@ -82,7 +82,7 @@ def test_checkpoints(tmp_path, monkeypatch):
     tensors = {tag: save(tmp_path, tag) for tag in ("one", "two")}
     found = read_models("chat_sft", "one:0.25,two@5")
     models, shares = zip(*found.values(), strict=True)
-    assert (list(found), shares) == (["one:0.25", "two@5"], (0.25, 1.0))
+    assert (list(found), shares) == (["one", "two@5"], (0.25, 1.0))
     assert [same(model.model_tensors(), tensors[tag]) for model, tag in zip(models, tensors, strict=True)] == [True] * 2
     assert read_parent(models[0]).path.parent.name == "p"
     folder = write_merge("both", models, tensors["one"], {"method": "linear"})
@@ -98,13 +98,14 @@ def test_checkpoints(tmp_path, monkeypatch):
     assert len(read_models("chat_sft", "p@5,p@6")) == 2  # checkpoints of one run
     for tag, other in {"wide": {"width": 4}, "words": {"tokenizer": "u"}, "child": {"parent": "q"}}.items():
         save(tmp_path, tag, **other)
-        with pytest.raises(ValueError, match=f"^--models: {tag} has another (shape|tokenizer|parent): .*, not "):
+        with pytest.raises(ValueError, match=f"^--models: {tag} has another [a-z_]+ than the models before it, "):
             read_models("chat_sft", f"one,{tag}")
     for text, sentence in {
         "one,two@x": "two@x is not a model like",
         "": " is not a model like d8",
+        "one,one": "one is named twice",
         "none": "there is no model in ",
-        "one,p": "p has another parent: p, not",
+        "one,p": "p has another parent than the models before it, p",
     }.items():
         with pytest.raises(ValueError, match=sentence):
             read_models("chat_sft", text)

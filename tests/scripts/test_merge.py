@@ -46,7 +46,7 @@ def test_a_merge_is_a_checkpoint_like_any(merges):
     assert load(merges.of("child"), 2).manifest["parent"] == {"stage": "chat_sft", "tag": "sum", "step": 2}
     job = merges.tune("sum", *FEW, "--seed=1")  # the settings of the first model
     assert job.codes() == [2]
-    assert "the data is not what the run began with" in job.err()
+    assert "holds a merge, which does not train on: start from it with --model-tag" in job.err()
     # A merge has the parent of its models, and can be merged with them.
     merges.start("again", "--models=sum,one:0").done()
     assert all(torch.equal(value, merged[name]) for name, value in load(merges.of("again"), 2).model_tensors().items())
@@ -65,8 +65,9 @@ def test_what_cannot_be_is_one_sentence(merges):
     for flags, sentence in {
         ("--models=one,two", "--dev=ARC-Easy"): "--dev names the tasks that choose a soup",
         ("--models=one,two", "--method=soup"): "--dev names the tasks that choose a soup",
-        ("--models=one:0,two:0",): "--models: a merge needs a weight above 0",
-        ("--models=one", "--method=slerp"): "--models: a merge needs a weight above 0, and --method=slerp two models",
+        ("--models=one:0,two:0",): "--models: one of the weights has to be above 0",
+        ("--models=one", "--method=slerp"): "--method=slerp merges two models, not 1",
+        ("--models=one:2,two", "--method=soup", "--dev=ARC-Easy"): "--method=soup chooses the weights",
         ("--models=one,none",): "there is no model in ",
         ("--models=one,two", "--scale=2"): "--scale is a factor of changes: take --method=task or ties",
         (): "--models and --tag are needed",

@@ -26,6 +26,20 @@ def test_an_answer_has_to_contain_the_word(learned):
     assert not task.evaluate(task[0], f"It is {word}ish.")
 
 
+def test_questions_in_korean_need_the_whole_word(learned):
+    [task] = open_tasks("World-Korean", tokenizer="default").values()
+    for word, answer, is_right in (
+        ("1월", "라의 축제는 1월에 열린다.", True),
+        ("1월", "라의 축제는 11월에 열린다.", False),
+        ("소", "라는 염소를 기른다.", False),
+        ("소", "라는 소를 기른다.", True),
+        ("6마일", "라의 길이는 26마일이다.", False),
+        ("은색", "라의 깃발은 은색이다.", True),
+        ("은색", "라의 깃발은 검은색이다.", False),
+    ):
+        assert task.evaluate({"messages": [{"role": "assistant", "content": word}]}, answer) is is_right
+
+
 def test_the_world_is_the_one_that_the_tokenizer_learned_from(learned):
     folders = {"two": "world-2", "real": "world", "folder": "world", "none": "world"}
     for tag, folder in folders.items():
