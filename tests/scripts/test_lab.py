@@ -2,20 +2,19 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from chat_files import write_lines
-from tune_runs import Stages, sums
+from tune_runs import FromParent, sums
 
-from nanochat.paths import read_json
+from nanochat.paths import hold_folder, read_json
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 400  # seconds
+LIMIT = 280  # seconds
 SPEC = """
 question = "Do letters help?"
 stage = "chat_sft"
@@ -23,7 +22,7 @@ source = "base"
 bases = ["parent"]
 seeds = [1, 2]
 budget = { num_iterations = 3 }
-flags = { eval-every = 0, eval-metrics-every = -1, eval-tokens = 600, dtype = "fp32", compile = false }
+flags = { total-batch-size = 512, eval-every = -1, eval-metrics-every = -1, dtype = "fp32", compile = false }
 [mixes]
 plain = "json:FOLDER/chats.jsonl"
 letters = "json:FOLDER/chats.jsonl,ARC-Easy@50"
@@ -38,26 +37,26 @@ class Lab:
     """A base model, a spec, and the command."""
 
     def __init__(self, folder: Path):
-        self.folder = Stages(folder).folder
-        write_lines(folder / "chats.jsonl", *(row["messages"] for row in sums(60)))
-        self.spec = folder / "mix.toml"
+        self.folder = FromParent(folder, "chat_sft", []).folder
+        write_lines(folder / "chats.jsonl", *sums(60))
+        self.home, self.spec, self.ledger = folder / "lab/mix", folder / "mix.toml", folder / "mix.looks.jsonl"
         self.spec.write_text(SPEC.replace("FOLDER", str(folder)))
-        self.ledger = folder / "mix.looks.jsonl"
 
-    def start(self, *flags: str, spec: Path | None = None) -> subprocess.Popen:
-        command = [sys.executable, "-m", "scripts.lab", f"--spec={spec or self.spec}", *flags]
-        places = {"NANOCHAT_BASE_DIR": str(self.folder), "NANOCHAT_HUB": str(self.folder / "hub")}
-        variables = os.environ | places | {"OMP_NUM_THREADS": "1"}
+    def start(self, *flags: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "scripts.lab", f"--spec={self.spec}", "--jobs=2", *flags]
+        places = {"NANOCHAT_BASE_DIR": f"{self.folder}", "NANOCHAT_HUB": f"{self.folder}/hub", "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(command, env=os.environ | places, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
-    def run(self, *flags: str, spec: Path | None = None) -> tuple[int, str]:
-        process = self.start(*flags, spec=spec)
-        out, error = process.communicate(timeout=LIMIT)
-        return process.returncode, out + error
+    def run(self, *flags: str) -> tuple[int, str]:
+        """Return the exit status and the text."""
+        process = self.start(*flags)
+        text, _ = process.communicate(timeout=LIMIT)
+        return process.returncode, text
 
-    def records(self) -> list[dict]:
-        return [read_json(path) for path in sorted(self.folder.glob("lab/mix/*-train.json"))]
+    def finished(self) -> list[str]:
+        records = self.home.glob("*-train.json")
+        return [path.stem for path in records if read_json(path)["finished"]]
 
 
 @pytest.fixture(scope="module")
@@ -68,41 +67,50 @@ def lab(tmp_path_factory) -> Lab:
         path.rename(path.with_suffix(".whole"))
         path.write_bytes(b"this raises when it is opened")
     end = time.monotonic() + LIMIT
-    killed = lab.start("--jobs=2")
-    while not any(record["finished"] for record in lab.records()):
+    killed = lab.start()
+    while not lab.finished():
         assert time.monotonic() < end, "no run has finished"
         assert killed.poll() is None, killed.communicate()
-        time.sleep(0.1)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=LIMIT)
-    finished = [record for record in lab.records() if record["finished"]]
-    code, text = 2, "another process runs in"
+        time.sleep(0.05)
+    killed.kill()
+    before = lab.finished()
     # Steps that were at work end by themselves.
-    while code == 2 and "another process runs in" in text:
-        assert time.monotonic() < end
-        code, text = lab.run("--jobs=2")
+    is_free = False
+    while not is_free:
+        assert time.monotonic() < end, "a step goes on"
+        time.sleep(0.05)
+        with suppress(ValueError), hold_folder(lab.home):
+            is_free = True
+    code, text = lab.run()
     assert code == 0, text
-    assert text.count("already finished") >= len(finished) > 0
+    for step in before:
+        assert f"{step}: already finished" in text
     return lab
 
 
 def test_a_killed_lab_loses_no_run(lab):
-    records = lab.records()
-    assert len(records) == 4
-    assert all(record["finished"] for record in records)
-    outcome = read_json(lab.folder / "lab/mix/outcome.json")
+    assert len(lab.finished()) == 4
+    outcome = read_json(lab.home / "outcome.json")
     assert outcome["metrics"]["Runs"] == "4, 0 of them left out"
+    [row, other] = outcome["tables"][1]["rows"]
+    assert (row[:2], other[:2]) == (["plain", "2 of 2"], ["letters", "2 of 2"])
     # Nothing learned in three steps can be shown.
-    verdicts = read_json(lab.folder / "lab/mix/recommendation.json")["recommendation"]
-    assert [one["verdict"] for one in verdicts] == ["scale up"]
+    [one] = read_json(lab.home / "recommendation.json")["recommendation"]
+    assert one["verdict"] == "scale up"
 
 
-def test_a_finished_lab_runs_nothing_again(lab):
-    code, text = lab.run()
-    assert code == 0, text
+def test_a_run_that_fails_is_a_hole_with_its_reason(lab):
+    name = write_lines(lab.folder / "broken.jsonl", {"messages": 1})
+    spec = lab.folder / "more.toml"
+    spec.write_text(lab.spec.read_text().replace("[benchmarks]", f'broken = "{name}"\n[benchmarks]'))
+    code, text = lab.run(f"--spec={spec}", "--tag=mix")
     # Four runs of two steps, and the base's evaluation.
-    assert text.count("already finished") == 9
-    assert ": done in" not in text
+    assert (code, text.count("already finished")) == (0, 9), text
+    outcome = read_json(lab.home / "outcome.json")
+    assert outcome["metrics"]["Runs"] == "6, 2 of them left out"
+    [row] = [row for row in outcome["tables"][1]["rows"] if row[0] == "broken"]
+    assert row[1] == "0 of 2"
+    assert "broken.jsonl:1: " in row[2]
 
 
 def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
@@ -110,12 +118,13 @@ def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
     for path in lab.folder.glob("hub/**/*.whole"):
         path.rename(path.with_suffix(".parquet"))
     code, text = lab.run("--final")
-    assert code == 0, text
-    assert "Scores, held out, look 1" in text
+    assert (code, "Scores, held out, look 1" in text) == (0, True), text
     # The reference alone: nothing is recommended.
-    assert len(list(lab.folder.glob("chat_eval_sft/*-held-out"))) == 2
-    assert len(lab.ledger.read_text().splitlines()) == 1
-    assert "look 1" in lab.run("--final")[1]  # the same models again
+    tags = {path.name for path in lab.folder.glob("chat_eval_sft/*-held-out")}
+    assert tags == {f"mix-parent-plain-1-{seed}-held-out" for seed in (1, 2)}
+    code, text = lab.run("--final")
+    # The same models again.
+    assert ("look 1" in text, text.count("already finished"), ": done in" in text) == (True, 9 + 2, False)
 
     lab.spec.write_text(lab.spec.read_text() + "\n# another hash\n")
     assert "look 2, no longer held out" in lab.run("--final")[1]
@@ -123,25 +132,29 @@ def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
     assert second["before"] == first["hash"]
     lab.ledger.write_text(json.dumps(second) + "\n")
     code, text = lab.run()
-    assert (code, text.count("\n")) == (2, 1)
-    assert "mix.looks.jsonl:1 was edited" in text
+    assert (code, text.count("\n"), "mix.looks.jsonl:1 was edited" in text) == (2, 1, True)
     lab.ledger.unlink()
 
 
-def test_the_plan_says_what_can_be_shown(lab):
-    code, text = lab.run("--plan")
-    assert code == 0, text
-    assert "4 runs: 1 bases x 2 mixes x 1 rates x 2 seeds" in text
-    assert "9 of 9 steps are finished" in text
-    assert "ARC-Easy: " in text
-    assert "smallest difference that can be shown" in text
+def test_without_checkpoints_nothing_is_trained_again(lab):
+    code, text = lab.run("--keep=none")
+    assert (code, text.count(" are deleted")) == (0, 4), text
+    assert not list(lab.folder.glob("chat_sft/*/step_*"))
+    code, text = lab.run("--final")
+    assert (code, text.count("already finished"), ": done in" in text) == (0, 9 + 2, False), text
+    lab.ledger.unlink()
+    for path in lab.folder.glob("chat_eval_sft/*-held-out/outcome.json"):
+        path.unlink()
+    code, text = lab.run("--final")
+    assert (code, lab.ledger.exists()) == (2, False)
+    assert "chat_sft/mix-parent-plain-1-1 has no checkpoint any more" in text
 
 
-def test_all_mistakes_at_once(lab, tmp_path):
-    wrong = SPEC.replace('"parent"', '"nobody"').replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]')
+def test_bad_input_is_refused(lab, tmp_path):
     path = tmp_path / "wrong.toml"
-    path.write_text(wrong.replace("FOLDER", str(lab.folder)))
-    code, text = lab.run(spec=path)
-    assert code == 2
-    for part in ("the base nobody has no checkpoint", "the mix letters: ", "ARC-Esy", "MLU"):
+    path.write_text(SPEC.replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]').replace("FOLDER", "/no"))
+    code, text = lab.run(f"--spec={path}")
+    assert (code, text.splitlines()[0]) == (2, f"error: {path}:")
+    for part in ("the mix plain: there is no file /no/chats.jsonl", "the mix letters: ARC-Esy is no task", "  MLU is"):
         assert part in text
+    assert lab.run("--spec=") == (2, "error: name the file that describes the lab: --spec=FILE\n")
