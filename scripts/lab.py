@@ -17,7 +17,6 @@ from nanochat.config import Count, option, options, run
 from nanochat.jobs.runner import Job
 from nanochat.lab.engines import ENGINES, Chain
 from nanochat.lab.sweep import (
-    Run,
     Spec,
     add_look,
     add_round,
@@ -77,7 +76,8 @@ def main(config: Config) -> None:
     if config.kind == "rates":
         spec = search_rates(spec, files, config)
     else:
-        train(spec, spec.runs, files, config)
+        check_disk(spec)
+        start(spec, run_chains(spec, spec.runs, files), config)
     if config.final:
         look = evaluate_held_out(spec, config)
     write_report(spec, outcome, look)
@@ -122,14 +122,8 @@ def questions(spec: Spec, name: str) -> int:
 # ---- runs ----
 
 
-def train(spec: Spec, runs: Sequence[Run], files: Files, config: Config) -> None:
-    """Train and evaluate runs; a run that fails is a hole in the report."""
-    check_disk(spec)
-    start(spec, run_chains(spec, runs, files), config)
-
-
 def start(spec: Spec, chains: Sequence[Chain], config: Config) -> None:
-    """Run chains of steps with the engine."""
+    """Run chains of steps with the engine; a run that fails is a hole in the report."""
     resume = shlex.join(["python", "-m", "scripts.lab", *sys.argv[1:]])
     job = Job("lab", spec.name, [step for chain in chains for step in chain], resume=resume)
     job.save()
@@ -147,7 +141,8 @@ def search_rates(spec: Spec, files: Files, config: Config) -> Spec:
         spec, runs = add_round(spec, losses(read_results(spec)))
         if not runs:
             return spec
-        train(spec, runs, files, config)
+        check_disk(spec)
+        start(spec, run_chains(spec, runs, files), config)
 
 
 def evaluate_held_out(spec: Spec, config: Config) -> int:

@@ -140,11 +140,12 @@ def _unknown_keys(values: Record) -> list[str]:
     """Return a sentence for each key that a spec does not have."""
     known = list(Spec.model_fields)[3:]  # the others are not from the file
     found = []
-    for key in values.keys() - set(known):
+    for key in values:
         near = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        found.append(f"{key} is no key, {hint}")
-    return sorted(found)
+        if key not in known:
+            found.append(f"{key} is no key, {hint}")
+    return found
 
 
 def mistakes(spec: Spec) -> list[str]:
