@@ -1,6 +1,5 @@
 """scripts.lab on a tiny base model: four runs of three steps, killed midway, and looks at a held-out benchmark."""
 
-import json
 import os
 import subprocess
 import sys
@@ -91,9 +90,7 @@ def lab(tmp_path_factory) -> Lab:
 def test_a_killed_lab_loses_no_run(lab):
     assert len(lab.finished()) == 4
     outcome = read_json(lab.home / "outcome.json")
-    assert outcome["metrics"]["Runs"] == "4, 0 of them left out"
-    [row, other] = outcome["tables"][1]["rows"]
-    assert (row[:2], other[:2]) == (["plain", "2 of 2"], ["letters", "2 of 2"])
+    assert [row[:2] for row in outcome["tables"][1]["rows"]] == [["plain", "2 of 2"], ["letters", "2 of 2"]]
     # Nothing learned in three steps can be shown.
     [one] = read_json(lab.home / "recommendation.json")["recommendation"]
     assert one["verdict"] == "scale up"
@@ -108,9 +105,8 @@ def test_a_run_that_fails_is_a_hole_with_its_reason(lab):
     assert (code, text.count("already finished")) == (0, 9), text
     outcome = read_json(lab.home / "outcome.json")
     assert outcome["metrics"]["Runs"] == "6, 2 of them left out"
-    [row] = [row for row in outcome["tables"][1]["rows"] if row[0] == "broken"]
-    assert row[1] == "0 of 2"
-    assert "broken.jsonl:1: " in row[2]
+    *_, (mix, seeds, reason, *_) = outcome["tables"][1]["rows"]
+    assert (mix, seeds, "broken.jsonl:1: " in reason) == ("broken", "0 of 2", True)
 
 
 def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
@@ -128,9 +124,7 @@ def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
 
     lab.spec.write_text(lab.spec.read_text() + "\n# another hash\n")
     assert "look 2, no longer held out" in lab.run("--final")[1]
-    first, second = map(json.loads, lab.ledger.read_text().splitlines())
-    assert second["before"] == first["hash"]
-    lab.ledger.write_text(json.dumps(second) + "\n")
+    lab.ledger.write_text(lab.ledger.read_text().replace("plain", "letters"))
     code, text = lab.run()
     assert (code, text.count("\n"), "mix.looks.jsonl:1 was edited" in text) == (2, 1, True)
     lab.ledger.unlink()
