@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import torch
 import tune_runs
-from base_runs import SignalAfter, files_of
+from base_runs import Base, SignalAfter, files_of
 from loop_parts import ALONE
 from tune_runs import STEPS, Tunes, sums
 
@@ -122,7 +122,7 @@ class Pairs:
 def test_repeated_rows_are_remembered_the_same_on_any_ranks(base):
     """Five epochs are one curve on one rank and on two, with and without recomputation; fresh rows are not learned."""
     rates = ("--matrix-lr=0.02", "--embedding-lr=0.3", "--eval-every=-1", "--save-every=-1")
-    base.run("wide", "--depth=2", "--width=128", "--num-iterations=30", *rates)
+    Base.start(base, "wide", "--depth=2", "--width=128", "--num-iterations=30", *rates).done()
     flags = ("--model-tag=wide", "--num-iterations=-1", "--total-batch-size=64", "--device-batch-size=1")
     flags += ("--warmdown-ratio=0", "--init-lr-frac=0.3", "--eval-every=-1", "--eval-metrics-every=-1")
     for tag, own, ranks in (("five", (), 1), ("five-two", (), 2), ("five-again", ("--checkpointing",), 1)):
