@@ -15,7 +15,7 @@ ANNOUNCEMENTS = (
     re.compile(r"####\s*(.+)"),
     re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"),  # with braces inside, three deep
     # The word alone also occurs in prose.
-    re.compile(r"(?i:answer(?:\s+is\b|\s*[:=])|답(?:은|\s*[:=]))[\s:=*]*(?:(?:about|approximately|약|총)\s)?(.+)"),
+    re.compile(r"(?i:answer(?:\s+is\b|\s*[:=])|답(?:은|\s*[:=]))[\s:=]*(.+)"),
     re.compile(r"(?<![\d.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/[1-9]\d*)?"),  # any number
 )
 MAX_ANSWER = 300  # characters
@@ -23,8 +23,8 @@ MAX_ANSWER = 300  # characters
 # Blanks go after thousands separators: "120, 240" and "120 and 240", with a tab for now, are two numbers.
 SPELLINGS = r"""
 \\(?:text|mathrm)\{\s*(?:and|or|또는|그리고)\s*\}|\s(?:and|or|또는|그리고)\s => ,\t
-\*\*|\s(?:because|since|which|so)\s.*|\.\s.* =>
-(?<=\d)\s+(?:an?\s(?=[A-Za-z])|[A-Za-z]{2,}\s|[A-Za-z]{3,}).* =>
+\s(?:because|since|which|so)\s.*|\.\s.* =>
+(?<=\d)\s+[A-Za-z]{3,}.* =>
 (\\\\)|\\left|\\right|\\displaystyle|\\q?quad|\\[!,;:()\[\] ]|\\?[$%]|\^?\{?(?:\\circ|°|\\degree)\}? => \1
 \{,\} => ,
 \\[dtc]frac => \\frac
