@@ -12,14 +12,15 @@ from nanochat.evals.sandbox import NoSandbox
 from nanochat.log import Record, print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
-from tasks import chats, gsm8k, humaneval, korean_math, mixing, multiple_choice, puzzles, spelling, world
+from tasks import chats, gsm8k, hrm8k, humaneval, mclm, mixing, multiple_choice, puzzles, spelling, world
 from tasks.augmented import TaskTable
 from tasks.common import DataSet, Task, find_task, pick
 
 TASKS: dict[str, DataSet] = {
     **multiple_choice.SETS,
     **gsm8k.SETS,
-    **korean_math.SETS,
+    **hrm8k.SETS,
+    **mclm.SETS,
     **humaneval.SETS,
     **spelling.SETS,
     **puzzles.SETS,

@@ -1,10 +1,10 @@
-r"""Mathematics in Korean: right and wrong spellings of answers, and columns in the layout of the hub."""
+r"""MCLM: right and wrong spellings of mathematical answers, and columns in the layout of the hub."""
 
 import pytest
 from chat_files import contents
 
 from tasks import TASKS
-from tasks.korean_math import normal_form
+from tasks.mclm import normal_form
 
 # The right answer | spellings that are right, separated by two blanks | others that are wrong.
 ANSWERS = r"""
@@ -56,18 +56,7 @@ def test_a_hundred_spellings_and_more():
     assert wrong == []
 
 
-# A / at the end of a word begins a line.
 IN_SENTENCES = r"""
-#### 1,234,567 dollars => 1234567
-#### $1,000.50. => 1000.5
-\boxed{3} or rather #### 4 => 4
-The answer is 18 apples. => 18
-The answer needs thought./ It may be 18. => 18
-정답은 18명입니다. => 18
-답: 0.25 => 0.25
-따라서 총 18개 => 18
-16-3=13 => 13
-x = -7 => -7
 먼저 2를 더하면 \boxed{3}, 따라서 \boxed{\frac{\sqrt{3}}{2}}입니다. => \frac{\sqrt3}{2}
 정답은 $\frac{3}{4}$입니다. => 0.75
 답: 18명입니다. 다른 값은 없습니다. => 18
@@ -79,7 +68,7 @@ The answer is \(x+1\). => x+1
 
 @pytest.mark.parametrize("line", IN_SENTENCES.strip().split("\n"))
 def test_answers_in_sentences(line):
-    text, answer = line.replace("/ ", "\n").split(" => ")
+    text, answer = line.split(" => ")
     assert normal_form(text) == normal_form(f"#### {answer}") != normal_form("#### 1")
 
 
@@ -90,15 +79,16 @@ def test_hostile_answers_end_soon():
     assert normal_form("") == ""
 
 
-@pytest.mark.parametrize(
-    ("name", "column", "answers"), [("HRM8K", "question", [18.0, "1,200"]), ("MT-MATH100", "ko", [r"\frac{3}{4}"])]
-)
-def test_columns_of_the_hub(name, column, answers, write_rows):
-    """A file for each part, which may have answers of another type, or a column for each language."""
-    write_rows(name, *([{column: f"{n}번 값은?", "en": "?", "answer": answer}] for n, answer in enumerate(answers)))
-    task = TASKS[name]()
-    assert len(task) == len(task.data.files())
+def test_columns_of_the_hub(write_rows):
+    """A column for each language, and the answer in LaTeX."""
+    answers = list(dict.fromkeys(right for right, _, _ in CASES))
+    write_rows("MT-MATH100", [{"ko": f"{n}번 값은?", "en": "?", "answer": answers[n]} for n in range(20)])
+    task = TASKS["MT-MATH100"]()
+    assert [file.path for file in task.data.files()] == ["MT-MATH100/test/0000.parquet"]
     for conversation in task:
         question, right = contents(conversation)
-        texts = [right, f"따라서 \\boxed{{{answers[int(question[0])]}}}", "\\boxed{77}", "모름"]
-        assert [task.evaluate(conversation, text) for text in texts] == [True, True, False, False]
+        answer = answers[int(question.partition("번")[0])]
+        assert task.evaluate(conversation, right)
+        assert task.evaluate(conversation, f"따라서 \\boxed{{{answer}}}")
+        assert not task.evaluate(conversation, "\\boxed{77}")
+        assert not task.evaluate(conversation, "모름")

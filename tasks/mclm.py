@@ -1,4 +1,4 @@
-r"""Mathematics in Korean: HRM8K and MCLM. Answers are compared by value where they are numbers, else by spelling.
+r"""MCLM: competition mathematics in Korean. Answers are compared by value where they are numbers, else by spelling.
 
 A number is arithmetic with fractions, roots and π: 1\frac{1}{2} is 1.5. Solutions and sets have no order, tuples and
 intervals have one. Units, degrees and percent signs do not count.
@@ -8,23 +8,15 @@ import re
 
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.log import parse_rows
-from tasks.common import CONVERTED, DataSet, Task, exchange
+from tasks.common import CONVERTED, DataSet
+from tasks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
-# Announcements of an answer, the most reliable first. The answer ends with its line or its brace.
-ANNOUNCEMENTS = (
-    re.compile(r"####\s*(.+)"),
-    re.compile(r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\})*)\}"),  # with braces inside, three deep
-    # The word alone also occurs in prose.
-    re.compile(r"(?i:answer(?:\s+is\b|\s*[:=])|답(?:은|\s*[:=]))[\s:=]*(.+)"),
-    re.compile(r"(?<![\d.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/[1-9]\d*)?"),  # any number
-)
 MAX_ANSWER = 300  # characters
 # Rewritten in this order, so that spellings of one answer become equal. Three times: fractions and roots in each other.
 # Blanks go after thousands separators: "120, 240" and "120 and 240", with a tab for now, are two numbers.
 SPELLINGS = r"""
 \\(?:text|mathrm)\{\s*(?:and|or|또는|그리고)\s*\}|\s(?:and|or|또는|그리고)\s => ,\t
 \s(?:because|since|which|so)\s.*|\.\s.* =>
-(?<=\d)\s+[A-Za-z]{3,}.* =>
 (\\\\)|\\left|\\right|\\displaystyle|\\q?quad|\\[!,;:()\[\] ]|\\?[$%]|\^?\{?(?:\\circ|°|\\degree)\}? => \1
 \{,\} => ,
 \\[dtc]frac => \\frac
@@ -68,8 +60,8 @@ ARITHMETIC = re.compile(r"[-+*/().\d]+")
 
 def normal_form(text: str) -> str:
     """Return the announced answer, or else the last number, in a form that is equal for equal answers."""
-    # The surest announcement counts, and the last of its kind.
-    found = [found for pattern in ANNOUNCEMENTS for found in pattern.findall(text)[-1:]]
+    # As for HRM8K: the surest announcement counts, and the last of its kind.
+    found = [found for pattern in (*ANNOUNCEMENTS, NUMBER) for found in pattern.findall(text)[-1:]]
     answer = "".join(found[:1])[:MAX_ANSWER].strip()
     for pattern, replacement in RULES:
         answer = re.sub(pattern, replacement, answer)
@@ -90,31 +82,19 @@ def _number(text: str) -> str:
     return f"{float(value):.9g}" if "." in value else value
 
 
-class KoreanMath(Task):
-    def conversation(self, question: str, answer: float | str) -> dict:
-        return exchange(question, f"#### {answer}")
-
+class MCLM(HRM8K):
     def evaluate(self, conversation: dict, completion: str) -> bool:
         return normal_form(completion) == normal_form(conversation["messages"][-1]["content"])
 
 
 SETS = {
-    # From school to olympiads; most answers are numbers.
-    "HRM8K": DataSet(
-        task=KoreanMath,
-        repo="HAERAE-HUB/HRM8K",
-        path=CONVERTED,
-        splits="test",
-        columns="question answer",
-        parts="GSM8K KSM MATH MMMLU OMNI_MATH",
-    ),
     # 99 problems of MATH, translated.
     "MT-MATH100": DataSet(
-        task=KoreanMath,
+        task=MCLM,
         repo="amphora/MCLM",
         path=CONVERTED,
         splits="test",
         columns="ko answer",
         parts="MT-MATH100",
-    ),
+    )
 }
