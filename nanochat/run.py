@@ -469,8 +469,7 @@ class Trainer:
         before, after = rates[-1], self.start.schedules["lr"](step / steps, step)
         print0(f"horizon: {step:,} -> {steps:,} steps; learning rate x {before:.4g} -> x {after:.4g}, then as planned")
         self.log.write("horizon", step, steps_before=step, steps_after=steps, lrm_before=before, lrm_after=after)
-        if self.runtime.rank == 0:
-            (self.folder / "outcome.json").unlink(missing_ok=True)  # of the shorter run
+        (self.folder / "outcome.json").unlink(missing_ok=True)  # of the shorter run
 
     @contextmanager
     def _saving(self, source: BatchSource, data: Data) -> Iterator[Action]:

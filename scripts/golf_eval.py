@@ -19,11 +19,10 @@ from nanochat.config import Count, option, options, run
 from nanochat.lab.golf import BASELINES, SCALES, Scale, check_size, scale_of
 from nanochat.lab.series import comparison_table, read_arm, require_equal
 from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
-from nanochat.outcome import Outcome, measured
+from nanochat.outcome import ROOT, Outcome, measured
 from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 
-ROOT = Path(__file__).parent.parent
 STAGE = "golf_eval"
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
@@ -156,6 +155,8 @@ def evaluate(config: Config) -> None:
         started = time.monotonic()
         sliding = run_scoring(stride, rows)
         spent = time.monotonic() - started
+        if spent > scale.scoring:
+            raise ValueError(f"scoring took {spent:.1f} of {scale.scoring:g} seconds: take a longer --stride")
         banded = run_scoring(0, "--banded")
     outcome.metrics = {
         "bpb": measured(sliding["bpb"]),

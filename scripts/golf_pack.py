@@ -104,14 +104,14 @@ def tensors_table(packed: Packed, weights: "Tensors") -> Record:
 
 
 def pack_scaled(
-    model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", factor: float = 1.0
+    model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", corrected: int, factor: float = 1.0
 ) -> Packed:
-    """Return a packed model whose recipes have their clips times a factor."""
+    """Return a packed model whose recipes have their clips times a factor. corrected: see `quantize_weights`."""
     from nanochat.artifact import read_artifact, write_artifact
     from nanochat.quant import quantize_weights, scale_clip
 
     scaled = {name: scale_clip(recipe, factor) for name, recipe in recipes.items()}
-    stored = quantize_weights(model.state_dict(), scaled, hessians)
+    stored = quantize_weights(model.state_dict(), scaled, hessians, corrected)
     data = write_artifact(without_defaults(model.config), stored, vocabulary_of(tokenizer), scaled)
     return Packed(scaled, stored, data, len(data) - read_artifact(data).bytes["tokenizer"])
 
@@ -126,12 +126,17 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
         print0(f"golf_pack: reading {config.calibration:,} tokens for calibration")
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
 
-    pack = partial(pack_scaled, model, tokenizer, recipes, hessians)  # a function of the factor for the clips
+    # A function of the factor for the clips.
+    pack = partial(pack_scaled, model, tokenizer, recipes, hessians, config.corrected)
     codes = sum(matrix.numel() for name, matrix in matrices.items() if "clip" in recipes[name])
     room = config.model_bytes
+    if not room or not codes:  # nothing can be scaled; the code is not measured, which would take time on the clock
+        return pack(1.0)
     if room < 0:
         room = SCALES[config.scale].bytes - code_bytes()
-    return fill_room(pack, room, codes) if room and codes else pack(1.0)
+    if room <= 0:
+        raise ValueError(f"--scale={config.scale}: the code alone is larger than the budget by {-room:,} bytes")
+    return fill_room(pack, room, codes)
 
 
 def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:

@@ -54,7 +54,7 @@ def main(config: Config) -> None:
     from tasks import open_tasks
 
     stage = MODELS[config.source]
-    # Found before a soup is evaluated, and once more under the folder's lock.
+    # Before a soup is evaluated.
     if steps(stage_dir(stage, config.tag)):
         raise ValueError(f"{stage_dir(stage, config.tag)} holds a run, take another --tag")
     outcome = Outcome.begin("merge", config.tag, config)

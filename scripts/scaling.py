@@ -27,7 +27,7 @@ class Config(TagSettings):
     prefix: str = option("", "prefix of the runs' tags (default: all of base_train)")
 
 
-# The table of runs has a row for each.
+# Columns of the table of runs, which has a row for each.
 COLUMNS = "Run | Depth | N:,d | Tokens:,d | Tokens : N:.2f | FLOPs:.3e | --target-flops:g | Bits per byte:.4f | ±:.4f"
 
 

@@ -29,13 +29,13 @@ def main(config: Config) -> None:
 
     rows = []
     for source in open_sources(config.sources, "", TASKS, "default"):
-        rows += source.stream()
-    for number, row in enumerate(rows, 1):
-        try:
-            check_conversation(row)
-        except ValueError as error:
-            # A row that a task cannot convert has no messages, and the reason.
-            raise ValueError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
+        for number, row in enumerate(source.stream(), 1):
+            try:
+                check_conversation(row)
+            except ValueError as error:
+                # A row that a task cannot convert has no messages, and the reason.
+                raise ValueError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
+            rows.append(row)
     work = partial(translate, language=config.language) if config.language else answer
     write_jsonl(Path(config.out), Teacher(config).map(work, rows))
 

@@ -11,7 +11,6 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 SHARED = 3  # questions
 GAPS = re.compile(r"[\W_]+")
@@ -58,9 +57,10 @@ class Benchmarks:
         for name, items in questions.items():
             left = range(len(items))
             for form in (0, -1):
-                found = [traces(item[form]) for item in items]
+                found = {number: traces(items[number][form]) for number in left}
+                wanted = set().union(*found.values())
                 # Counted over all items: a sequence of many questions is no trace of the few that are left.
-                owners = Counter(chain(*found))
+                owners = Counter(text for item in items for text in traces(item[form]) & wanted)
                 general = []
                 for number in left:
                     own = [text for text in found[number] if owners[text] <= SHARED]

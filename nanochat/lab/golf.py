@@ -7,15 +7,14 @@ taken back: `--without=NAME` gives the flags of the entry without it; the ablati
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nanochat.log import Record
+from nanochat.outcome import ROOT
 
 if TYPE_CHECKING:
     from nanochat.artifact import Stored
 
-ROOT = Path(__file__).parent.parent.parent
 Flags = dict[str, str | None]  # flag → value, "" for a switch
 DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, steps, verified
+from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, verified
 from nanochat.log import Record
 from nanochat.paths import stage_dir
 from nanochat.train import State
@@ -184,9 +184,6 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
         "data": None,
         "source": {"setting": None},
     }
-    with hold(folder):
-        if steps(folder):
-            raise ValueError(f"{folder} holds a run, take another --tag")
-        with Saver(folder) as saver:
-            saver.save(first.step, tensors, [], record)
+    with hold(folder), Saver(folder) as saver:
+        saver.save(first.step, tensors, [], record)
     return folder

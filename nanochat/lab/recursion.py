@@ -98,10 +98,13 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     recursion = arms["R"]
     if recursion.checkpoint.manifest["config"]["seed"] != seed:
         raise ValueError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
-    for run in arms.values():
+    for arm, run in arms.items():
         run.require_settings_of(recursion, FREE_IN_ARM)
         if not any("val/bpb" in record for record in run.records):
             raise ValueError(f"{run.outcome.tag} has no validation: train it again, with --eval-every")
+        model = run.checkpoint.manifest["model"]
+        if (model["supervision"] > 0) != (arm == "R") or (model["sweeps"] > 1) != (arm == "L"):
+            raise ValueError(f"{run.outcome.tag} is not the model of arm {arm}: train it again")
     tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
     for name, (some, tolerance) in tolerated.items():
         for arm in some:

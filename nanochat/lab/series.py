@@ -20,6 +20,9 @@ class Arm(NamedTuple):
 
     def values(self, metric: str) -> list:
         """Return a metric of each run, without its format."""
+        for run in self.runs:
+            if metric not in run.metrics:
+                raise ValueError(f"{run.tag} has no {metric}, its record is of an earlier version: run its stage again")
         found = [run.metrics[metric] for run in self.runs]
         return [value["value"] if isinstance(value, dict) else value for value in found]
 
@@ -61,7 +64,8 @@ def require_equal(arms: Sequence[Arm], metrics: Sequence[str]) -> None:
     for metric in metrics:
         values = sorted({str(run.metrics.get(metric)) for arm in arms for run in arm.runs})
         if len(values) > 1:
-            raise ValueError(f"the runs differ in {metric} ({', '.join(values)}), and cannot be compared")
+            found = f"the runs differ in {metric} ({', '.join(values)}), and cannot be compared"
+            raise ValueError(f"{found}: run their stage again, with the same flags")
 
 
 def comparison_table(title: str, metric: str, arms: Sequence[Arm], other: Arm, costs: Mapping[str, str]) -> Record:
