@@ -37,7 +37,7 @@ def test_a_run_leaves_its_record(base, whole):
     assert record["metrics"]["MFU %"] == "n/a"
     config = ["run", "device_type", "depth", "max_seq_len", "num_iterations", "target_param_data_ratio"]
     assert {*config, "device_batch_size", "total_batch_size", "matrix_lr", "embedding_lr"} <= set(record["card"])
-    titles = ["Loss", "Validation", "Learning rate", "Throughput"]
+    titles = ["Loss", "Validation", "Gradient norm", "Learning rate", "Throughput"]
     assert [(curve["title"], curve["x"]) for curve in record["curves"]] == [(title, "tokens") for title in titles]
     assert record["artifacts"].keys() == {"manifest.json"}
     bpb = [line["val/bpb"] for line in base.metrics("whole") if "val/bpb" in line]

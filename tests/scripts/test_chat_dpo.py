@@ -50,7 +50,7 @@ def test_a_run_and_its_record(runs, whole):
     assert metrics["KL to the parent before"]["value"] < 1e-6 < metrics["KL to the parent after"]["value"]
     scored = [[name, record["step"]] for record in runs.metrics("whole") for name in record if name == "chat/GSM8K"]
     assert scored == [["chat/GSM8K", 0], ["chat/GSM8K", STEPS]]
-    titles = ["Loss", "Pair accuracy", "Margin", "KL to the parent", "Learning rate", "Throughput"]
+    titles = ["Loss", "Pair accuracy", "Margin", "KL to the parent", "Gradient norm", "Learning rate", "Throughput"]
     assert [curve["title"] for curve in runs.outcome("whole")["curves"]] == titles
     card = markdown(read_card(runs.folder), "report")
     assert re.search(r"## Chat DPO\n(.*\n)*- GSM8K before: 0\.\d{4}.*\n(.*\n)*- Pair accuracy after: ", card)
