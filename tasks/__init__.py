@@ -12,7 +12,7 @@ from nanochat.evals.sandbox import NoSandbox
 from nanochat.log import Record, print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
-from tasks import chats, gsm8k, hrm8k, humaneval, mclm, mixing, multiple_choice, puzzles, spelling, world
+from tasks import chats, gsm8k, hrm8k, humaneval, livecodebench, mclm, mixing, multiple_choice, puzzles, spelling, world
 from tasks.augmented import TaskTable
 from tasks.common import DataSet, Task, find_task, pick
 
@@ -22,6 +22,7 @@ TASKS: dict[str, DataSet] = {
     **hrm8k.SETS,
     **mclm.SETS,
     **humaneval.SETS,
+    **livecodebench.SETS,
     **spelling.SETS,
     **puzzles.SETS,
     **chats.SETS,

@@ -1,7 +1,8 @@
 """Sources of chats: tasks, files and folders, as files of rows; and the questions of benchmarks.
 
 `facts=World-Chat,korean=KoAlpaca-v1,web=json:my.jsonl,code=my-folder` names a source for each bucket: a task, with its
-split behind a slash if that is not train; a JSONL file, or several by a pattern; a folder with JSONL and Parquet files.
+split behind a slash if that is not train; a JSONL file, or several by a pattern; a folder with JSONL and Parquet files;
+or such files of a data set on the hub, `hub:owner/name`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,13 +13,14 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 
 from nanochat.curate.filters import pairs
-from nanochat.data.hub import sha256
+from nanochat.data.hub import dataset_files, fetch, sha256
 from nanochat.log import Record
 from nanochat.paths import read_jsonl
 from tasks.chats import as_row, chat_files
 from tasks.common import EVALUATION_SPLIT, DataSet, Task, find_task
 from tasks.multiple_choice import MultipleChoice
 
+SUFFIXES = (".jsonl", ".parquet")
 BATCH = 256  # rows of a Parquet file that are Python objects at once
 
 
@@ -43,7 +45,11 @@ def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], toke
         place = Path(word.removeprefix("json:")).expanduser()
         origin = {"bucket": bucket, "source": place.name, "license": pairs(licenses).get(bucket, "unknown")}
         if word.startswith("json:") or place.is_dir():
-            files = [_open_file(path, origin) for path in chat_files(place, (".jsonl", ".parquet"))]
+            files = [_open_file(path, origin) for path in chat_files(place, SUFFIXES)]
+        elif word.startswith("hub:"):
+            repo = word.removeprefix("hub:")
+            paths = fetch(dataset_files(repo, SUFFIXES))
+            files = [_open_file(path, origin | {"source": repo}) for path in paths]
         else:
             files = [_open_task(word, origin, known, tokenizer)]
         if not any(file.rows for file in files):

@@ -81,6 +81,23 @@ def fetch(files: Sequence[HubFile], offline: bool = False, refused: str = "") ->
     return [found[file] for file in files]
 
 
+def dataset_files(repo: str, suffixes: Sequence[str]) -> list[HubFile]:
+    """Return the files of a data set with one of the suffixes: those in a mirror, or else all that the hub lists."""
+    folder = (mirror() or base_dir()) / "datasets" / repo
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    if not names:
+        if reason := refusal(""):
+            raise HubError(f"the data set {repo} is not on this machine; {reason}")
+        from huggingface_hub import HfApi, errors
+
+        _distrust_answers()
+        try:
+            names = HfApi().list_repo_files(repo, repo_type="dataset")
+        except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+            raise HubError(f"the data set {repo}: {str(error).partition(chr(10))[0]}") from None
+    return [HubFile(name, repo) for name in sorted(names) if name.endswith(tuple(suffixes))]
+
+
 def refusal(server: str, offline: bool = False) -> str:
     """Return the reason to download nothing from a server (empty: the hub); empty if there is none."""
     from huggingface_hub import constants  # reads HF_ENDPOINT and HF_HUB_OFFLINE when it is imported

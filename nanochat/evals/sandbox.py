@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -65,10 +65,15 @@ class Verdict(NamedTuple):
 
 
 def judge_all(cases: Iterable[Case], limits: Limits = LIMITS, unsafe: bool = False) -> list[Verdict]:
-    """Judge cases side by side, one per CPU of this rank."""
+    """Judge cases side by side."""
+    return side_by_side(lambda case: judge(case, limits, unsafe), cases)
+
+
+def side_by_side(function: Callable, items: Iterable) -> list:
+    """Return the function's results; it waits for programs, for as many at once as this rank has CPUs."""
     cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     with ThreadPoolExecutor(min(max(cpus, 1), MAX_AT_ONCE)) as pool:
-        return list(pool.map(lambda case: judge(case, limits, unsafe), cases))
+        return list(pool.map(function, items))
 
 
 def require(unsafe: bool) -> None:

@@ -96,6 +96,20 @@ def test_the_hub_has_what_a_mirror_lacks_and_failures_are_counted(server, tmp_pa
     assert [path.read_bytes() for path in hub.fetch([A, B], offline=True)] == [str(A).encode(), server.files["b.bin"]]
 
 
+def test_the_files_of_a_set_are_those_of_the_mirror_or_those_that_the_hub_lists(server, tmp_path, monkeypatch):
+    assert hub.dataset_files("some/set", [".bin"]) == [A, B, DEEP]
+    assert hub.dataset_files("some/set", ["c.bin"]) == [DEEP]
+    with pytest.raises(HubError, match="the data set other/set: 404 Client Error"):
+        hub.dataset_files("other/set", [".bin"])
+    with pytest.raises(HubError, match="the data set no name: Repo id must"):
+        hub.dataset_files("no name", [".bin"])
+    monkeypatch.setenv("NANOCHAT_HUB", str(write(tmp_path / "mirror", f"{DEEP}", "datasets/some/set/read.me")))
+    assert hub.dataset_files("some/set", [".bin"]) == [DEEP]
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match="the data set other/set is not on this machine; downloads are switched off"):
+        hub.dataset_files("other/set", [".bin"])
+
+
 def test_a_gated_set_names_its_conditions_and_the_token(server, monkeypatch):
     server.gated = True
     page = "accept the conditions on huggingface.co/datasets/some/set and put a token of the account into HF_TOKEN"

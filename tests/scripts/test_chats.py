@@ -34,7 +34,7 @@ def output(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "outcome.json" and path.is_file()}
 
 
-def test_planted_rows_are_found_and_counted(here, base, tmp_path):
+def test_planted_rows_are_found_and_counted(here, base, tmp_path, monkeypatch):
     good = chats(1, 60)
     question = TASKS["World-Facts"]()[0]["messages"][0]["content"]
     planted = {
@@ -47,7 +47,10 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     write_lines(tmp_path / "mixed/b.jsonl", *(one["messages"] for one in chats(3, 20)))
     translated = chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?")
     pq.write_table(pa.Table.from_pylist([translated, *chats(2, 30)]), tmp_path / "mixed/a.parquet")
-    sources = f"--sources=facts=World-Chat/validation,web={web},mixed={tmp_path / 'mixed'}"
+    hub = base / "hub"
+    write_lines(hub / "datasets/some/set/data/train.jsonl", *chats(4, 10))
+    monkeypatch.setenv("NANOCHAT_HUB", str(hub))
+    sources = f"--sources=facts=World-Chat/validation,web={web},mixed={tmp_path / 'mixed'},more=hub:some/set"
     flags = (sources, "--against=world-facts", "--licenses=web=CC0-1.0", "--tag=t")
     done = here(SCRIPT, *flags)
     assert done.returncode == 0, done.stderr
@@ -55,12 +58,13 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     found = tables(folder)
     dropped = {name: count for name, bucket, count in found["Dropped rows"] if bucket == "web"}
     assert dropped == dict.fromkeys(planted, 1) | {"exact": 2}
-    assert [counts[:3] for counts in found["Buckets"][1:]] == [["web", len(rows), 60], ["mixed", 51, 51]]
+    assert [counts[:3] for counts in found["Buckets"][1:]] == [["web", len(rows), 60], ["mixed", 51, 51], ["more", 10, 10]]
     assert found["Length of translations, relative to the usual one"] == [["en-ko", 0.5, 1]]
     assert ["World-Facts", "web", 1] in found["Contamination"]
     kept = list(read_jsonl(folder / "web-00000.jsonl", dict))
     assert [row["messages"] for row in kept] == [row["messages"] for row in good]
     assert {(row["bucket"], row["source"], row["license"]) for row in kept} == {("web", "web.jsonl", "CC0-1.0")}
+    assert next(read_jsonl(folder / "more-00000.jsonl", dict))["source"] == "some/set"
     assert '"original": "One two three four?"' in (folder / "mixed-00000.jsonl").read_text()
     manifest = read_json(folder / "manifest.json")
     assert {*manifest["files"]} == {path.name for path in folder.glob("*-0*.jsonl")}
