@@ -34,7 +34,7 @@ def output(folder) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "outcome.json" and path.is_file()}
 
 
-def test_planted_rows_are_found_and_counted(here, base, tmp_path, monkeypatch):
+def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     good = chats(1, 60)
     question = TASKS["World-Facts"]()[0]["messages"][0]["content"]
     planted = {
@@ -47,12 +47,11 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path, monkeypatch):
     write_lines(tmp_path / "mixed/b.jsonl", *(one["messages"] for one in chats(3, 20)))
     translated = chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?")
     pq.write_table(pa.Table.from_pylist([translated, *chats(2, 30)]), tmp_path / "mixed/a.parquet")
-    hub = base / "hub"
-    write_lines(hub / "datasets/some/set/data/train.jsonl", *chats(4, 10))
-    monkeypatch.setenv("NANOCHAT_HUB", str(hub))
+    mirror = tmp_path / "hub"
+    write_lines(mirror / "datasets/some/set/data/train.jsonl", *chats(4, 10))
     sources = f"--sources=facts=World-Chat/validation,web={web},mixed={tmp_path / 'mixed'},more=hub:some/set"
     flags = (sources, "--against=world-facts", "--licenses=web=CC0-1.0", "--tag=t")
-    done = here(SCRIPT, *flags)
+    done = here(SCRIPT, *flags, NANOCHAT_HUB=str(mirror))
     assert done.returncode == 0, done.stderr
     folder = base / "chats/t"
     found = tables(folder)
@@ -69,7 +68,7 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path, monkeypatch):
     manifest = read_json(folder / "manifest.json")
     assert {*manifest["files"]} == {path.name for path in folder.glob("*-0*.jsonl")}
     assert [name for name, *_ in manifest["counts"]["Filters"]] == [*FILTERS]
-    assert "is finished" in here(SCRIPT, *flags).stdout
+    assert "is finished" in here(SCRIPT, *flags, NANOCHAT_HUB=str(mirror)).stdout
 
 
 def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base, tmp_path):
