@@ -297,7 +297,6 @@ class PlanSettings:
 
 @options()
 class TrainingSettings(
-    PlanSettings,
     CheckpointSettings,
     EvaluationSettings,
     OptimizerSettings,
@@ -310,7 +309,7 @@ class TrainingSettings(
 
 
 @options("model")
-class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
+class PretrainSettings(RecursionSettings, CorpusSettings, PlanSettings, TrainingSettings):
     """A new model, the text to train it on, and the length of the run. All that is not given follows from --depth."""
 
     tag = changed("", text="name of the run, and of its folders (default: d and the depth)")
