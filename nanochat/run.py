@@ -171,7 +171,7 @@ def plan_with_tokenizer(config: PretrainSettings) -> tuple[RunPlan, Tokenizer | 
     A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
     """
     vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
-    if config.plan_only and not vocabulary.exists():
+    if config.dry_run and not vocabulary.exists():
         tokenizer = None
         plan = plan_run(config, None)  # assumes a size of the vocabulary
     else:

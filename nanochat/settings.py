@@ -279,22 +279,6 @@ class EvaluationSettings:
     eval_every: Count = option(250, "validate every N steps (0: only before and after training; -1: never)", least=-1)
 
 
-@options("run")
-class PlanSettings:
-    """The plan of a run, printed instead of training."""
-
-    dry_run: bool = option(False, "print the plan of the run with its cost, and stop", may_change=True, in_card=False)
-    on: str = option("", "hardware of the dry run, like 8xH100 (default: this machine)", may_change=True, in_card=False)
-    json: bool = option(False, "print the dry run as JSON", may_change=True, in_card=False)
-
-    @property
-    def plan_only(self) -> bool:
-        """Return True for a dry run."""
-        if (self.on or self.json) and not self.dry_run:
-            raise ValueError("--on and --json are for a plan: add --dry-run")
-        return self.dry_run
-
-
 @options()
 class TrainingSettings(
     CheckpointSettings,
@@ -307,12 +291,23 @@ class TrainingSettings(
 ):
     """Every training script has these."""
 
+    dry_run: bool = option(False, "print the plan of the run, and stop", group="run", may_change=True, in_card=False)
+
 
 @options("model")
-class PretrainSettings(RecursionSettings, CorpusSettings, PlanSettings, TrainingSettings):
+class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
     """A new model, the text to train it on, and the length of the run. All that is not given follows from --depth."""
 
     tag = changed("", text="name of the run, and of its folders (default: d and the depth)")
+
+    on: str = option(
+        "",
+        "hardware of the dry run, like 8xH100 (default: this machine)",
+        group="run",
+        may_change=True,
+        in_card=False,
+    )
+    json: bool = option(False, "print the dry run as JSON", group="run", may_change=True, in_card=False)
 
     # Master weights stay fp32; fp8.convert picks the layers.
     fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
@@ -340,6 +335,11 @@ class PretrainSettings(RecursionSettings, CorpusSettings, PlanSettings, Training
     )
     # Counted in bytes, so that runs with other tokenizers read the same text.
     eval_bytes: Count = option(-1, "bytes of validation text (-1: 20 MB, on a CPU 500 kB)", group="evaluation", least=1)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if (self.on or self.json) and not self.dry_run:
+            raise ValueError("--on and --json are for a plan: add --dry-run")
 
 
 # ---- fine-tuning ----

@@ -36,11 +36,15 @@ def main(config: Config) -> None:
     from nanochat.evals.chat import log_figures, task_scores
     from nanochat.preferences import Preference, open_pairs, pair_scores, preference_metrics, read_pairs
     from nanochat.run import training
+    from nanochat.tuning import print_plan
 
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to pairs: use --examples-per-step")
     objective = Preference(config.loss, config.beta, config.sft_weight)
     pairs = read_pairs(config.pairs)
+    if config.dry_run:
+        print_plan(config, lambda tokenizer: pairs[int(len(pairs) * config.held_out) :], answers=2)
+        return
     with training("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
         source = open_pairs(trainer, pairs, objective)
         tasks = {}

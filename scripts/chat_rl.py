@@ -65,9 +65,13 @@ def main(config: Config) -> None:
     from nanochat.log import MetricLog
     from nanochat.rollouts import PolicyGradient, Rollouts, reinforcement_metrics
     from nanochat.run import training
+    from nanochat.tuning import print_plan
 
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
+    if config.dry_run:
+        print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], config.num_samples)
+        return
     with training(
         "chat_rl", config, rows=config.examples_per_step * config.num_samples
     ) as trainer:  # a row for each answer

@@ -21,7 +21,9 @@ class Config(FilterSettings, TagSettings):
     """Make chats to train on from tasks, files, folders and data sets of the hub."""
 
     tag = "default"
-    sources: str = option("", "source of each bucket, like facts=World-Chat,web=json:my.jsonl,code=folder,more=hub:owner/name")
+    sources: str = option(
+        "", "source of each bucket, like facts=World-Chat,web=json:my.jsonl,code=folder,more=hub:owner/name"
+    )
     licenses: str = option("", "license of each bucket, like web=CC-BY-4.0 (default: unknown)")
     against: str = option("", "tasks whose test questions are kept out, like CLIcK,MMLU")
     tokenizer_tag: str = option("default", "run that trained the tokenizer, for --min-tokens and --max-tokens")

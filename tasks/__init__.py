@@ -37,7 +37,7 @@ WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")
 def train_on_chats(
     stage: str, config: ChatTuneSettings, default: str, supervise: str, count: Count | None = None
 ) -> None:
-    """Train a stage on a mixture of conversations: the whole of such a script.
+    """Train a stage on a mixture of conversations, or print its plan: the whole of such a script.
 
     default: mixture to take if the settings name none; a model of an embedded world learns from the world instead.
     supervise: learn "all" tokens, or those that the "assistant" writes. count: for further metrics.
@@ -45,12 +45,15 @@ def train_on_chats(
     # Slow imports stay out of --help.
     from nanochat.evals.chat import chat_validation, task_scores
     from nanochat.run import training
-    from nanochat.tuning import tune_on_chats
+    from nanochat.tuning import print_plan, tune_on_chats
 
     def mixture(tokenizer: str, split: str = "train") -> mixing.Mixture:
         chosen = default if learned_world(tokenizer) is None else world.MIXTURE
         return mixing.mix(TASKS, config.mixture, split, config.seed, chosen, tokenizer)
 
+    if config.dry_run:
+        print_plan(config, mixture)
+        return
     with training(stage, config) as trainer:
         tokenizer = trainer.tokenizer_tag
         chats, new_chats = mixture(tokenizer), mixture(tokenizer, "validation")

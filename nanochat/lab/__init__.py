@@ -6,5 +6,5 @@
   open_text, read_arms, refit_exits, unmet_criteria, verdict: recursion compared with its compute.
 - `series`: Arm, comparison_table, read_arm, require_equal: arms with several seeds each, compared.
 - `golf`: BASELINES, SCALES, Packed, Scale, check_size, code_bytes, scale_of: budgets and entries of the golf track.
-- `merge`: merge, greedy_soup, read_models, read_parent, origin, write_merge, METHODS, Tensors: one model of several.
+- `merge`: merge, read_models, read_parent, origin, write_merge, METHODS, Tensors: one model of several.
 """

@@ -1,9 +1,8 @@
 """Merging: one model from several with the same parent, without training.
 
-METHODS is a table of functions: linear, slerp, task, ties. `greedy_soup` chooses the models of a linear merge by their
-score on development benchmarks. The arithmetic is float64, rounded once to the precision of the checkpoints. Where all
-models agree the merge has their value, so that a model merged with itself is itself, bit for bit; a model with weight 0
-is left out.
+METHODS is a table of functions: linear, task, ties. The arithmetic is float64, rounded once to the precision of the
+checkpoints. Where all models agree the merge has their value, so that a model merged with itself is itself, bit for
+bit; a model with weight 0 is left out.
 
 `read_models` checks that the models can be merged. `write_merge` writes an ordinary checkpoint, whose manifest names
 method, weights and all models with hashes under `merge`. It has no optimizer state: training that starts from it needs
@@ -25,9 +24,7 @@ from nanochat.paths import stage_dir
 from nanochat.train import State
 
 Tensors = Mapping[str, Tensor]  # name → weights
-Trial = tuple[str, float, float | None]  # model, score alone, score of the soup with it
 
-PARALLEL = 1e-6  # sine of the angle between two vectors: below, an arc is a line
 TINY = 1e-30  # instead of a sum of no weights
 
 # ---- methods: from changes (models, size) and shares (models), in float64, to a change (size) ----
@@ -35,17 +32,6 @@ TINY = 1e-30  # instead of a sum of no weights
 
 def _mean(changes: Tensor, shares: Tensor, density: float) -> Tensor:
     """Return the weighted mean. From a parent this is task arithmetic (Ilharco et al. 2023)."""
-    return shares @ changes
-
-
-def _arc(changes: Tensor, shares: Tensor, density: float) -> Tensor:
-    """Return the point on the arc between two vectors (Shoemake 1985)."""
-    norms = changes.norm(dim=1)
-    if len(changes) == 2 and norms.all():  # a vector of zeros has no direction
-        cosine = changes[0] @ changes[1] / norms.prod()
-        angle = cosine.clamp(-1, 1).arccos()
-        if angle.sin() > PARALLEL:
-            shares = (shares * angle).sin() / angle.sin()
     return shares @ changes
 
 
@@ -72,10 +58,8 @@ class Method(NamedTuple):
 
 METHODS = {
     "linear": Method(_mean, False),
-    "slerp": Method(_arc, False),
     "task": Method(_mean, True),
     "ties": Method(_elected, True),
-    "soup": Method(_mean, False),  # of the models that `greedy_soup` chooses
 }
 
 
@@ -104,24 +88,6 @@ def merge(
             found = torch.where((values == values[0]).all(0), values[0], found)
         merged[name] = found.view_as(first).to(first.dtype)
     return merged
-
-
-def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]) -> list[Trial]:
-    """Return a trial for each model, the best model first (Wortsman et al. 2022).
-
-    A model is left out, and the score with it is None, if it would lower the score of the soup so far.
-    """
-    alone = {name: score(model) for name, model in models.items()}
-    first, *others = sorted(models, key=alone.get, reverse=True)
-    soup, best = [models[first]], alone[first]
-    trials = [(first, best, best)]
-    for name in others:
-        more = [*soup, models[name]]
-        found = score(merge(more, [1.0] * len(more)))
-        if found >= best:
-            soup, best = more, found
-        trials.append((name, alone[name], best if soup is more else None))
-    return trials
 
 
 # ---- checkpoints ----

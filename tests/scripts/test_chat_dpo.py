@@ -83,3 +83,9 @@ def test_another_reference_is_refused(runs, whole):
     save_file({"logprobs": right * (1 + 0.2 * (right < -5))}, path)
     assert re.match(r"the loss begins at 0\.\d+, not at ln 2: .*remove it", runs.refused("never"))
     path.unlink()
+
+
+def test_a_plan(runs, monkeypatch, capsys):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
+    chat_dpo.main(parse(chat_dpo.Config, [*runs.own_flags, "--dry-run"]))
+    assert "A step: 4 prompts, with 2 answers each\n" in capsys.readouterr().out

@@ -57,7 +57,11 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     found = tables(folder)
     dropped = {name: count for name, bucket, count in found["Dropped rows"] if bucket == "web"}
     assert dropped == dict.fromkeys(planted, 1) | {"exact": 2}
-    assert [counts[:3] for counts in found["Buckets"][1:]] == [["web", len(rows), 60], ["mixed", 51, 51], ["more", 10, 10]]
+    assert [counts[:3] for counts in found["Buckets"][1:]] == [
+        ["web", len(rows), 60],
+        ["mixed", 51, 51],
+        ["more", 10, 10],
+    ]
     assert found["Length of translations, relative to the usual one"] == [["en-ko", 0.5, 1]]
     assert ["World-Facts", "web", 1] in found["Contamination"]
     kept = list(read_jsonl(folder / "web-00000.jsonl", dict))

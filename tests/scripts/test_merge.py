@@ -7,7 +7,6 @@ from forks import Forked, run_module
 from tune_runs import Tunes
 
 from nanochat.checkpoint import load
-from nanochat.paths import read_json
 
 FEW = ("--num-iterations=2", "--eval-every=-1", "--eval-metrics-every=-1")
 
@@ -53,22 +52,9 @@ def test_a_merge_is_a_checkpoint_like_any(merges):
     assert all(torch.equal(value, merged[name]) for name, value in load(merges.of("again"), 2).model_tensors().items())
 
 
-def test_a_soup_is_chosen_by_development_tasks(merges):
-    printed = merges.start("soup", "--models=one,two", "--method=soup", "--dev=ARC-Easy", "--max-problems=4").done()
-    (table,) = read_json(merges.folder / "merge/soup/outcome.json")["tables"]
-    assert sorted(row[0] for row in table["rows"]) == ["one", "two"]
-    assert "Soup" in printed
-    weights = load(merges.of("soup"), 2).manifest["merge"]["weights"]
-    assert weights[["one", "two"].index(table["rows"][0][0])] == 1  # the best is always kept
-
-
 def test_what_cannot_be_is_one_sentence(merges):
     for flags, sentence in {
-        ("--models=one,two", "--dev=ARC-Easy"): "--dev names the tasks that choose a soup",
-        ("--models=one,two", "--method=soup"): "--dev names the tasks that choose a soup",
         ("--models=one:0,two:0",): "--models: one of the weights has to be above 0",
-        ("--models=one", "--method=slerp"): "--method=slerp merges two models, not 1",
-        ("--models=one:2,two", "--method=soup", "--dev=ARC-Easy"): "--method=soup chooses the weights",
         ("--models=one,none",): "there is no model in ",
         ("--models=one,two", "--scale=2"): "--scale is a factor of changes: take --method=task or ties",
         (): "--models and --tag are needed",
