@@ -107,7 +107,7 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
         for chosen, rejected in islice(zip(right, wrong, strict=False), most):
             pairs.append({"prompt": json.loads(messages), "chosen": chosen, "rejected": rejected})
     if not pairs:
-        raise ValueError("no question has a better and a worse answer: sample more answers, or at a higher temperature")
+        raise ValueError("no prompt has a better and a worse answer: take more prompts, or a higher temperature")
     return pairs
 
 

@@ -99,7 +99,7 @@ def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path):
     decoded = TOKENIZER.decode(render_conversation(chosen, TOKENIZER)[0])
     assert decoded == f"{records[0]['prompt']}{right}<|assistant_end|>"
     few = [records[0] | {"samples": records[0]["samples"][:1]}]
-    with pytest.raises(ValueError, match="no question has a better and a worse answer"):
+    with pytest.raises(ValueError, match="no prompt has a better and a worse answer"):
         make_pairs(few, 1)
     del few[0]["messages"]
     with pytest.raises(ValueError, match="the samples are from an earlier version"):
