@@ -75,7 +75,8 @@ def test_planted_breaks_are_found(monkeypatch):
 
 
 # recursion, depth, rows, ranks, options. Five layers: matrices of a shape are no multiple of the ranks.
-CASES = "off 6 32 8 fp8 | off 5 4 16 | off 6 32 8 checkpointing | aggressive 4 16 1".split(" | ")
+CASES = """off 6 32 8 fp8 | off 5 4 16 | off 6 32 8 checkpointing | aggressive 4 16 1
+    | aggressive 4 16 1 checkpointing""".split(" | ")
 SLOW_CASES = """off 20 32 8 | off 20 32 8 fp8 checkpointing | off 22 16 8 fp8 | off 12 8 1 | aggressive 12 4 1 fp8
     | aggressive 12 16 1 checkpointing""".split(" | ")
 
