@@ -11,6 +11,7 @@ with an alarm that breaks them are left out, and so are failed ones: a cell with
 in tables are points, with standard errors from questions and seeds.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -123,14 +124,14 @@ def _reason(folder: Path, tag: str) -> str:
 
 
 def cells(results: Sequence[RunResult], benchmarks: Iterable[str]) -> Cells:
-    """Return the scores of the intact runs that have answered the same questions as the first one of their base."""
-    rows, asked = {}, {}
-    for result, benchmark in product(results, benchmarks):
-        if result.broken or benchmark not in result.answers:
-            continue
-        prompts = result.prompts(benchmark)
-        if asked.setdefault((result.base, benchmark), prompts) == prompts:
-            rows.setdefault((result.base, result.run.arm.mix, benchmark), []).append(_right(result.answers[benchmark]))
+    """Return the scores of the intact runs that have answered the same questions as most runs of their base."""
+    rows = {}
+    for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
+        own = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
+        common = Counter(one.prompts(benchmark) for one in own).most_common(1)
+        for one in own:
+            if one.prompts(benchmark) == common[0][0]:
+                rows.setdefault((base, one.run.arm.mix, benchmark), []).append(_right(one.answers[benchmark]))
     return {key: np.array(row) for key, row in rows.items()}
 
 
