@@ -78,9 +78,9 @@ def open_mixes(spec: sweep.Spec) -> tuple[Mapping[str, Sequence[str]], list[str]
             if spec.stage == "chat_rl":
                 find_task(words, TASKS)
                 continue
-            members = chain(*parse_mixture(words, TASKS))
+            sets = chain.from_iterable(member.sources.values() for member in parse_mixture(words, TASKS))
             # The hub's files have no absolute paths.
-            places = [Path(member.data.path) for member in members if member.data.task is JsonLines]
+            places = [Path(data.path) for data in sets if data.task is JsonLines]
             files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
         except ValueError as error:
             found.append(f"the mix {mix}: {error}")
