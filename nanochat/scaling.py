@@ -40,7 +40,7 @@ FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 # first key is checkpointing, the second is --fp8. Found by rehearsals (bench/rehearse.py).
 BLOCK_KEEPS = {False: (20.6, 15.8), True: (1.5, 1.5)}
 BLOCK_TAKES = {False: (10, 26), True: (29, 37)}
-# Around each application of a recursive model, by checkpointing, which keeps its input and nothing of the block.
+# To add to BLOCK_KEEPS for each application of a recursive model, by checkpointing: with it, only the input is kept.
 RECURSION_KEEPS = {False: 2.2, True: -0.35}
 REST_KEEPS = 5  # outside the blocks
 
