@@ -1,7 +1,8 @@
-"""Let a teacher translate the prompts of conversations, or write the answers.
+"""Let a teacher translate the prompts of conversations, write the answers, or check multiple-choice questions.
 
 python -m scripts.teach --language=Korean --sources=web=json:chats.jsonl --out=prompts.jsonl --teacher=...
 python -m scripts.teach --sources=web=json:prompts.jsonl --teacher=http://localhost:8000/v1 --teacher-model=...
+python -m scripts.teach --check-choices --sources=mcq=MMLU~options:8 --out=checked.jsonl --teacher=...
 """
 
 from functools import partial
@@ -9,17 +10,18 @@ from pathlib import Path
 
 from nanochat.chat import check_conversation
 from nanochat.config import option, options, run
-from nanochat.curate.teacher import Teacher, TeacherSettings, answer, translate
+from nanochat.curate.teacher import Teacher, TeacherSettings, answer, check_choices, translate
 from nanochat.paths import write_jsonl
 
 
 @options("data")
 class Config(TeacherSettings):
-    """Translate or answer conversations. Run the same command again to resume: answers are kept."""
+    """Translate, answer or check conversations. Run the same command again to resume: answers are kept."""
 
     sources: str = option("", "source of each bucket, like facts=World-Chat,web=json:my.jsonl")
     out: str = option("taught.jsonl", "file to write, JSONL")
     language: str = option("", "translate the prompts into it (default: write the answers)")
+    check_choices: bool = option(False, "keep the multiple-choice questions that have one right choice alone")
 
 
 def main(config: Config) -> None:
@@ -36,7 +38,9 @@ def main(config: Config) -> None:
                 # A row that a task cannot convert has no messages, and the reason.
                 raise ValueError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
             rows.append(row)
-    work = partial(translate, language=config.language) if config.language else answer
+    work = check_choices if config.check_choices else answer
+    if config.language:
+        work = partial(translate, language=config.language)
     write_jsonl(Path(config.out), Teacher(config).map(work, rows))
 
 

@@ -100,7 +100,7 @@ class Teacher:
             try:
                 return work(self, row)
             except NoAnswer as reason:
-                failures.append(f"the first without an answer: {reason}")
+                failures.append(f"the first that is left out: {reason}")
 
         done = []
         progress = Progress("teacher", "rows")
@@ -176,13 +176,21 @@ def answer(teacher: Teacher, row: Record) -> Record:
     return row | {"messages": messages, "teacher": teacher.settings.teacher_model}
 
 
+def check_choices(teacher: Teacher, row: Record) -> Record:
+    """Return a multiple-choice question if its answer is the only right choice, and no two choices say the same."""
+    question, right = (text_of(message) for message in row["messages"][-2:])
+    if _verdict("yes|no", teacher.ask("choices", question=question, right=right)) == "no":
+        raise NoAnswer("its answer is not the only right choice, or two choices say the same")
+    return row
+
+
 def judge(teacher: Teacher, row: Record) -> Record:
     """Compare two samples of a row in both orders: their `reward` is 1, 0, or 0.5 for a tie and if verdicts differ.
 
     `first` and `longer` are the scores of the sample that stands first, and of the longer one.
     """
     a, b = row["samples"]
-    first = [_verdict(teacher, row, a, b), _verdict(teacher, row, b, a)]
+    first = [_score(teacher, row, a, b), _score(teacher, row, b, a)]
     a["reward"] = first[0] if sum(first) == 1 else 0.5
     b["reward"] = 1 - a["reward"]
     rewards = {len(a["text"]): a["reward"], len(b["text"]): b["reward"]}
@@ -190,13 +198,17 @@ def judge(teacher: Teacher, row: Record) -> Record:
     return row | {"first": sum(first) / 2, "longer": longer}
 
 
-def _verdict(teacher: Teacher, row: Record, first: Record, second: Record) -> float:
+def _score(teacher: Teacher, row: Record, first: Record, second: Record) -> float:
     """Return the score of the first sample: 1, 0, or 0.5 for a tie."""
     text = teacher.ask("judge", prompt=row["prompt"], first=first["text"], second=second["text"])
-    verdicts = re.findall(r"verdict\W*(1|2|tie)\b", text.lower())
+    return SCORES[_verdict("1|2|tie", text)]
+
+
+def _verdict(words: str, text: str) -> str:
+    verdicts = re.findall(rf"verdict\W*({words})\b", text.lower())
     if not verdicts:
         raise NoAnswer("the judge gives no verdict")
-    return SCORES[verdicts[-1]]
+    return verdicts[-1]
 
 
 def judged_metrics(judged: list[Record]) -> Metrics:

@@ -61,7 +61,7 @@ def test_a_row_without_an_answer_is_counted_and_left_out(capsys, base):
             shown = capsys.readouterr().out
             assert "teacher: 2 of 9 rows, " in shown
             sentence = {"long": "400 - [key] is too long", "odd": "an answer is cut off or empty"}[first]
-            assert f"; the first without an answer: {sentence}" in shown.replace("Error code: ", "")
+            assert f"; the first that is left out: {sentence}" in shown.replace("Error code: ", "")
             assert "sk-secret" not in shown
         with pytest.raises(ValueError, match="no answer to any row, so nothing"):
             teacher.map(ask, ["cut"])

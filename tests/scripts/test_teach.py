@@ -21,3 +21,28 @@ def test_prompts_are_translated_and_then_answered(tmp_path, here):
     assert texts == ["<Be short.>", "<{text}?>", "<<{text}?>>", "<How?>", "<<How?>>"]
     own = {"source": "mine", "license": "unknown", "bucket": "b"}
     assert row == own | {"original": "{text}?", "teacher": "wise"}
+
+
+def test_questions_with_a_second_right_choice_are_left_out(tmp_path, here):
+    def reply(text: str) -> tuple:
+        # The scripted judge finds two right choices where the question is about fish.
+        return completion("I am not sure." if "bird" in text else f"Verdict: {'no' if 'fish' in text else 'yes'}")
+
+    questions, out = tmp_path / "questions.jsonl", tmp_path / "out.jsonl"
+    rows = []
+    for word in ("mammal", "fish", "bird"):
+        prompt = f"Which is a {word}?\n\n- cat=A\n- cod=B\n- hake=C"
+        rows.append({"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": "A"}]})
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    command = ("scripts.teach", "--check-choices", f"--sources=b=json:{questions}", f"--out={out}")
+    with teaching(reply) as served:
+        printed = here(*command, *served.flags).stdout
+        assert all("hake=C\n\nThe answer:\nA\n" in text for text in served.asked)
+    assert [json.loads(line)["messages"] for line in out.read_text().splitlines()] == [rows[0]["messages"]]
+    assert "teacher: 1 of 3 rows" in printed
+    assert "its answer is not the only right choice" in printed or "no verdict" in printed
+    questions.write_text(json.dumps(rows[1]))
+    with teaching(reply) as served:
+        refused = here(*command, *served.flags)
+    assert refused.returncode == 2
+    assert "nothing is written" in refused.stderr
