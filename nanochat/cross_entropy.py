@@ -1,11 +1,9 @@
 """Cross-entropy of a linear head, a chunk of tokens at a time: the logits of a whole batch never exist at once.
 
 A chunk's logits become losses and, if the loss is to be differentiated, their own gradient at once: the backward pass
-only multiplies by one number. The Triton kernel is in cross_entropy_triton.py, because torch.compile traces only
-kernels of a module, and triton is imported only where it is used.
+only multiplies by one number.
 """
 
-import importlib.util
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -28,7 +26,7 @@ LEAST_TOKENS = {False: 64, True: 512}
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
 
 # (logits (n, V), targets (n,), softcap, vocab_size, gradient_scale) → losses (n,), and the gradient of the logits in
-# their dtype, multiplied by gradient_scale; None for a scale of 0. A form may overwrite the logits.
+# their dtype, multiplied by gradient_scale; None for a scale of 0.
 Losses = tuple[Tensor, Tensor | None]
 Form = Callable[..., Losses]
 Settings = tuple[Form, float, int]  # form, softcap, vocab_size
@@ -55,7 +53,8 @@ def cross_entropy(
     """
     hidden, labels = hidden.flatten(0, -2), targets.flatten()
     factors = None if factors is None else factors.flatten()
-    settings = FORMS[form or choose_form(hidden.device)], softcap, vocab_size or len(weight)
+    # Not compiled, the form makes several copies of a chunk in fp32, which is large on a GPU.
+    settings = FORMS[form or ("compiled" if hidden.is_cuda else "torch")], softcap, vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     chunk = _chunk_length(hidden, len(weight), LEAST_TOKENS[recorded], chunk)
     if recorded and reduction == "sum":
@@ -184,17 +183,4 @@ def compiled_form(*given: Any) -> Losses:
     return form(*given)
 
 
-def triton_form(*given: Any) -> Losses:
-    from nanochat import cross_entropy_triton  # imports triton, which some platforms lack
-
-    return cross_entropy_triton.triton_losses(*given, ignored=IGNORED)
-
-
-FORMS = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}
-
-
-def choose_form(device: torch.device, compiling: bool = False) -> str:
-    """Return the fastest form for a device; compiling: time may be spent on the compiler."""
-    if device.type == "cuda" and importlib.util.find_spec("triton"):
-        return "triton"  # one kernel turns the logits into their gradient in place
-    return "compiled" if compiling else "torch"
+FORMS = {"torch": torch_form, "compiled": compiled_form}

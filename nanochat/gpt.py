@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, exclude_own, make_mask, previous
-from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, choose_form, cross_entropy
+from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, cross_entropy
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -284,7 +284,7 @@ class GPT(nn.Module):
         self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
-        self.loss_form = None  # a key in cross_entropy.FORMS; None: the fastest uncompiled
+        self.loss_form = None  # a key in cross_entropy.FORMS; None: chosen by the device
         self.cached_layers = config.depth  # applications of blocks in a forward, each with keys and values of its own
         values_width = config.kv_heads * config.head_dim
         self.embed = Embedding(config.padded_vocab, config.width)
@@ -315,7 +315,7 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
         self.compiled = True
-        self.loss_form = choose_form(self.device, compiling=True)
+        self.loss_form = "compiled"
 
     def to_empty(self, *, device: torch.device | str) -> "GPT":
         """Do the same as torch's method, and fill the tables that no checkpoint holds.

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanochat.cross_entropy import choose_form, cross_entropy
+from nanochat.cross_entropy import cross_entropy
 
 # Greatest difference from the plain loss computed in fp64, relative to the greatest value. In both, the weight is
 # rounded to the dtype of the hidden states first.
@@ -142,9 +142,3 @@ def check_inside_a_graph(form, device, backend):
 @pytest.mark.parametrize("form", ["torch", "compiled"])
 def test_it_may_stand_inside_a_compiled_graph(form):
     check_inside_a_graph(form, "cpu", "aot_eager")
-
-
-def test_the_choice_of_a_form():
-    assert choose_form(torch.device("cpu")) == "torch"
-    assert choose_form(torch.device("cpu"), compiling=True) == "compiled"
-    assert choose_form(torch.device("cuda")) in ("torch", "triton")
