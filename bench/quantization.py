@@ -41,7 +41,7 @@ class Subject:
 
     def pack(self, plan: str, factor: float = 1.0) -> Packed:
         recipes = quant.assign(plan, quant.matrices(self.model))
-        return pack_scaled(self.model, self.tokenizer, recipes, self.hessians, 0, factor)
+        return pack_scaled(self.model, self.tokenizer, recipes, self.hessians, factor)
 
     def gap(self, packed: Packed) -> float:
         """Return the score of a file, minus that of the weights in fp32."""

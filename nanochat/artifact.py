@@ -63,7 +63,6 @@ class Quantized(NamedTuple):
 
 Tensors = dict[str, Tensor]  # by name
 Stored = dict[str, Quantized | Tensor]  # name → codes, or values that are kept in fp16
-CORRECTION = ("#left", "#right")  # endings of the names of two factors, whose product is added to a tensor
 
 
 class Artifact(NamedTuple):
@@ -82,13 +81,8 @@ def group_of(name: str) -> str:
 
 
 def dequantize(stored: Stored) -> Tensors:
-    """Return the weights in fp32, corrections included."""
-    weights = {name: value.dequantize() if isinstance(value, Quantized) else value for name, value in stored.items()}
-    for name in stored:
-        left, right = (name + ending for ending in CORRECTION)
-        if left in weights:
-            weights[name] = weights[name] + weights.pop(left) @ weights.pop(right)
-    return weights
+    """Return the weights in fp32."""
+    return {name: value.dequantize() if isinstance(value, Quantized) else value for name, value in stored.items()}
 
 
 # ---- codes as bytes ----

@@ -3,7 +3,6 @@
 python -m scripts.golf_pack --tag=golf-1
 """
 
-import re
 import time
 from dataclasses import asdict
 from functools import partial
@@ -41,8 +40,7 @@ class Config(TagSettings):
     tag = "golf"
     scale: str = option("embedded", f"budget: {', '.join(SCALES)}")
     plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
-    corrected: Count = option(0, "tensors that get lqer, those with the largest errors (0: all)")
-    calibration: Count = option(65536, "tokens of training text for gptq and lqer", least=1)
+    calibration: Count = option(65536, "tokens of training text for gptq", least=1)
     # The finest steps of the codes that fit; recipes without a clip have no steps to choose.
     model_bytes: Count = option(
         -1, "bytes to fill by scaling clips (-1: the budget without the code; 0: leave the clips as they are)"
@@ -104,14 +102,14 @@ def tensors_table(packed: Packed, weights: "Tensors") -> Record:
 
 
 def pack_scaled(
-    model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", corrected: int, factor: float = 1.0
+    model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", factor: float = 1.0
 ) -> Packed:
-    """Return a packed model whose recipes have their clips times a factor. corrected: see `quantize_weights`."""
+    """Return a packed model whose recipes have their clips times a factor."""
     from nanochat.artifact import read_artifact, write_artifact
     from nanochat.quant import quantize_weights, scale_clip
 
     scaled = {name: scale_clip(recipe, factor) for name, recipe in recipes.items()}
-    stored = quantize_weights(model.state_dict(), scaled, hessians, corrected)
+    stored = quantize_weights(model.state_dict(), scaled, hessians)
     data = write_artifact(without_defaults(model.config), stored, vocabulary_of(tokenizer), scaled)
     return Packed(scaled, stored, data, len(data) - read_artifact(data).bytes["tokenizer"])
 
@@ -122,12 +120,12 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
 
     matrices = quant.matrices(model)
     recipes, hessians = quant.assign(config.plan, matrices), {}
-    if re.search("gptq|lqer", config.plan):
+    if "gptq" in config.plan:
         print0(f"golf_pack: reading {config.calibration:,} tokens for calibration")
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
 
     # A function of the factor for the clips.
-    pack = partial(pack_scaled, model, tokenizer, recipes, hessians, config.corrected)
+    pack = partial(pack_scaled, model, tokenizer, recipes, hessians)
     codes = sum(matrix.numel() for name, matrix in matrices.items() if "clip" in recipes[name])
     room = config.model_bytes
     if not room or not codes:  # nothing can be scaled; the code is not measured, which would take time on the clock
