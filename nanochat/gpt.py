@@ -117,6 +117,8 @@ Initial = Callable[..., Tensor]  # from (an empty fp32 tensor on the CPU, config
 class Linear(nn.Linear):
     """A linear layer without bias. The fp32 weight is cast to the input's dtype, so gradients add up in fp32."""
 
+    rounded = None  # values that act in place of the weight's, in quantization-aware training
+
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, bias=False)
 
@@ -125,15 +127,19 @@ class Linear(nn.Linear):
 
     @property
     def active_weight(self) -> Tensor:
-        return self.weight
+        """The weight, or its rounded values, whose gradient goes to the weight (straight-through)."""
+        if self.rounded is None:
+            return self.weight
+        return self.rounded + (self.weight - self.weight.detach())  # plus zero
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+        return F.linear(x, self.active_weight.to(x.dtype))
 
 
 class Embedding(nn.Embedding):
     """A table without values until init_weights: random numbers on the meta device would import the compiler."""
 
+    rounded = None
     reset_parameters = Linear.reset_parameters
     active_weight = Linear.active_weight
 
@@ -141,8 +147,8 @@ class Embedding(nn.Embedding):
         grad = self.weight.grad
         # A view is a place in our optimizer's buffer, which is never replaced: a sparse gradient is added to it by
         # index, and no whole table is made. Other optimizers do not take sparse gradients; nobody tried them on MPS.
-        sparse = grad is not None and grad._is_view() and not ids.is_mps
-        return F.embedding(ids, self.weight, sparse=sparse)
+        sparse = grad is not None and grad._is_view() and not ids.is_mps and self.rounded is None
+        return F.embedding(ids, self.active_weight, sparse=sparse)
 
 
 def norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanochat.artifact import Quantized, Stored, Tensors, dequantize
@@ -189,42 +188,21 @@ def collect_hessians(model: "GPT", batches: Iterable[Tensor]) -> Tensors:
 # ---- fake quantization in training ----
 
 
-class Fake(nn.Module):
-    """A layer whose weight acts as its quantized values do. No buffer: a checkpoint holds the weight alone."""
-
-    def __init__(self, layer: nn.Module, recipe: Recipe):
-        super().__init__()
-        self.weight = layer.weight  # the same Parameter: optimizers notice nothing
-        self.recipe, self.is_table = recipe, isinstance(layer, nn.Embedding)
-        self.rounded = torch.empty_like(layer.weight.detach())
-        self.train(layer.training)
-
-    @property
-    def active_weight(self) -> Tensor:
-        """The rounded weight; its gradient goes to the weight as if it were not rounded (straight-through)."""
-        return self.rounded + (self.weight - self.weight.detach())  # plus zero
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.is_table:
-            return F.embedding(x, self.active_weight)
-        return F.linear(x, self.active_weight.to(x.dtype))
-
-
 class FakeQuantization:
-    """Quantization-aware training: replaces each matrix's layer by one with rounded weights, late in the run.
+    """Quantization-aware training: late in the run, each matrix acts as its rounded values do.
 
     It is called after each optimizer step, and begins when the share `start` of the run is over. Gradients and
-    checkpoints are those of the weights that are not rounded. An empty plan replaces nothing.
+    checkpoints are those of the weights that are not rounded. An empty plan rounds nothing.
     """
 
     def __init__(self, model: "GPT", plan: str, start: float):
         if "gptq" in plan:
             raise ValueError(f"--qat={plan}: gptq cannot be used in training, leave it out")
-        self.model, self.start, self.active = model, start, False
-        self.layers = {}  # name → the layer, and one with rounded weights
+        self.start, self.active = start, False
+        self.layers = []  # layer, recipe, rounded weight
         for name, recipe in assign(plan, matrices(model)).items() if plan else ():
             layer = model.get_submodule(name.removesuffix(".weight"))
-            self.layers[name.removesuffix(".weight")] = layer, Fake(layer, parse_recipe(recipe))
+            self.layers.append((layer, parse_recipe(recipe), torch.empty_like(layer.weight.detach())))
 
     def __call__(self, progress: float) -> None:
         """Switch on if the run has come so far, and round the weights that the last step has changed."""
@@ -234,12 +212,12 @@ class FakeQuantization:
             self.switch(True)
 
     def switch(self, active: bool) -> None:
-        for name, (exact, fake) in self.layers.items():
-            self.model.set_submodule(name, fake if active else exact)
+        for layer, _, rounded in self.layers:
+            layer.rounded = rounded if active else None
         self.active = active
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        for _, fake in self.layers.values():
-            fake.rounded.copy_(quantize(fake.weight, fake.recipe).dequantize())
+        for layer, recipe, rounded in self.layers:
+            rounded.copy_(quantize(layer.weight, recipe).dequantize())
