@@ -185,11 +185,11 @@ def evaluate(config: Config) -> None:
 def compare(config: Config) -> None:
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
     outcome = Outcome.begin(STAGE, config.tag, config)
-    own, *others = [read_arm(STAGE, config.tag, entry, config.seeds) for entry in config.entries.split(",")]
-    baselines = [read_arm(STAGE, config.tag, entry, config.seeds) for entry in BASELINES]
-    best = min(baselines, key=lambda baseline: baseline.values("bpb")[0])  # by the first seed, which all have
-    require_equal([own, *others, *baselines], ["Scale", "Stride", "Text"])
-    difference, p = own.against(best, "bpb")
+    own, *others = [read_arm(config.tag, entry, config.seeds) for entry in config.entries.split(",")]
+    baselines = [read_arm(config.tag, entry, config.seeds) for entry in BASELINES]
+    best = min(baselines, key=lambda baseline: baseline.values()[0])  # by the first seed, which all have
+    require_equal([own, *others, *baselines])
+    difference, p = own.against(best)
     outcome.metrics = {
         "Entry": own.name,
         "Seeds": len(own.runs),
@@ -198,12 +198,11 @@ def compare(config: Config) -> None:
         "p": measured(p, spec=".2g"),
         **own.means(),
     }
-    costs = {"Bytes": ",.0f", "Training seconds": ".1f", "Packing seconds": ".1f"}
     arms = list({arm.name: arm for arm in (own, *baselines)}.values())  # own may be a baseline
-    outcome.tables = [comparison_table("Entries, against the best baseline", "bpb", arms, best, costs)]
+    outcome.tables = [comparison_table("Entries, against the best baseline", arms, best)]
     if others:
         title = f"{own.name} without a trick each, against it"
-        outcome.tables.append(comparison_table(title, "bpb", [own, *others], own, costs))
+        outcome.tables.append(comparison_table(title, [own, *others], own))
     outcome.show()
     outcome.tables += own.runs[0].tables
     # Bytes by group, as shares of the budget, and validation over the clock, both of the first seed.
