@@ -49,7 +49,7 @@ class Quantized(NamedTuple):
     """A matrix as whole numbers, with a scale for each row."""
 
     codes: Tensor  # (rows, columns) int8, from -(2^(bits - 1) - 1) to 2^(bits - 1) - 1
-    scales: Tensor  # (rows,) fp16
+    scales: Tensor  # (rows,) fp16, in fp32 once they are read
     bits: int
 
     def dequantize(self) -> Tensor:
@@ -69,10 +69,14 @@ class Artifact(NamedTuple):
     """The content of a file."""
 
     config: Fields  # of GPTConfig that are not the default
-    weights: Tensors  # fp32
+    stored: Stored
     vocabulary: Fields  # merges, special tokens, pattern: arguments of rustbpe.Tokenizer
     recipes: Fields  # for the record: tensor → recipe
     bytes: dict[str, int]  # group → bytes in the file; "tokenizer" is the vocabulary's part
+
+    @property
+    def weights(self) -> Tensors:
+        return dequantize(self.stored)
 
 
 def group_of(name: str) -> str:
@@ -186,6 +190,6 @@ def read_artifact(data: bytes) -> Artifact:
         stored[name] = take(SCALARS, FULL, shape if bits == FULL else shape[:1])
         if bits != FULL:
             codes = take(group_of(name), bits, shape) - 2 ** (bits - 1)
-            stored[name] = Quantized(codes, stored[name], bits)
+            stored[name] = Quantized(codes.to(torch.int8), stored[name], bits)
     vocabulary = json.loads(COMPRESSORS["lzma"][1](tokens))
-    return Artifact(header["config"], dequantize(stored), vocabulary, header["recipes"], sizes)
+    return Artifact(header["config"], stored, vocabulary, header["recipes"], sizes)
