@@ -165,7 +165,7 @@ def rehearse(
         without_garbage_collection(),  # as in the loop: a cycle of references keeps its memory
     ):
         loop = build(Runtime(torch.device("cpu"), dtype, "sdpa", world_size=ranks))  # keeps what fused attention keeps
-        loop.model.loss_form = "compiled" if on == "cuda" else "torch"
+        loop.model.compiled = on == "cuda"  # the loss
         for kind, tensors in resident(loop).items():
             for tensor in tensors:
                 meter.hold(tensor, kind)
@@ -203,8 +203,10 @@ def _pretend_device(device: str, ranks: int) -> Iterator[None]:
         with (
             patch.dict(cross_entropy.CHUNK_BYTES, cpu=cross_entropy.CHUNK_BYTES[device]),
             # Compiled, it stores the losses and the gradient alone.
-            patch.dict(
-                cross_entropy.FORMS, compiled=lambda logits, *_: (torch.empty(len(logits)), torch.empty_like(logits))
+            patch.object(
+                cross_entropy,
+                "compiled_form",
+                lambda logits, *_: (torch.empty(len(logits)), torch.empty_like(logits)),
             ),
             # A cache would mix real masks with fake ones.
             patch.object(attention, "_cached_mask", attention._cached_mask.__wrapped__),

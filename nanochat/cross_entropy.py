@@ -43,20 +43,23 @@ def cross_entropy(
     reduction: str = "sum",
     factors: Tensor | None = None,
     chunk: int = 0,
-    form: str | None = None,
+    compiled: bool = False,
 ) -> Reduced:
     """Return the losses of logits softcap·tanh(z / softcap), z = hidden @ weightᵀ, of all targets that are not -1.
 
     hidden (…, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (…). reduction: "sum", a scalar,
     or "none", (…); in fp32. factors (…): return the sum of losses times factors, and the losses, without a gradient.
-    softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
+    softcap: 0 for none. chunk: tokens, 0: as many as fit. compiled: compile the form; on a GPU it always is.
     """
     hidden, labels = hidden.flatten(0, -2), targets.flatten()
     factors = None if factors is None else factors.flatten()
     # Not compiled, the form makes several copies of a chunk in fp32, which is large on a GPU.
-    settings = FORMS[form or ("compiled" if hidden.is_cuda else "torch")], softcap, vocab_size or len(weight)
+    form = compiled_form if compiled or hidden.is_cuda else torch_form
+    settings = form, softcap, vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    chunk = _chunk_length(hidden, len(weight), LEAST_TOKENS[recorded], chunk)
+    fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
+    chunks = max(1, -(-len(hidden) // (chunk or max(LEAST_TOKENS[recorded], fitting))))
+    chunk = -(-len(hidden) // chunks)  # equal lengths: few shapes to compile for
     if recorded and reduction == "sum":
         total, each = _SumOfLosses.apply(hidden, weight, labels, factors, chunk, settings)
         return total if factors is None else (total, each.view_as(targets))
@@ -66,18 +69,11 @@ def cross_entropy(
     else:
         weight = weight.to(hidden.dtype)  # once; recorded, gradients of chunks add up in the weight's dtype
         losses = _losses
-    chunks = zip(hidden.split(chunk), labels.split(chunk), strict=True)
-    each = torch.cat([losses(rows, weight, part, settings) for rows, part in chunks])
+    parts = zip(hidden.split(chunk), labels.split(chunk), strict=True)
+    each = torch.cat([losses(rows, weight, part, settings) for rows, part in parts])
     if reduction == "none":
         return each.view_as(targets)
     return each.sum() if factors is None else (each @ factors, each.view_as(targets))
-
-
-def _chunk_length(hidden: Tensor, vocab_size: int, least: int, most: int = 0) -> int:
-    """Return the tokens in a chunk of logits, at most `most` (0: as many as fit, and at least `least`)."""
-    fitting = CHUNK_BYTES[hidden.device.type] // (vocab_size * hidden.element_size())
-    chunks = max(1, -(-len(hidden) // (most or max(least, fitting))))
-    return -(-len(hidden) // chunks)  # equal lengths: few shapes to compile for
 
 
 def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -> Tensor:
@@ -183,6 +179,3 @@ def _compiled() -> Form:
 def compiled_form(*given: Any) -> Losses:
     form = torch_form if torch.compiler.is_compiling() else _compiled()
     return form(*given)
-
-
-FORMS = {"torch": torch_form, "compiled": compiled_form}

@@ -290,7 +290,6 @@ class GPT(nn.Module):
         self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
-        self.loss_form = None  # a key in cross_entropy.FORMS; None: chosen by the device
         self.cached_layers = config.depth  # applications of blocks in a forward, each with keys and values of its own
         values_width = config.kv_heads * config.head_dim
         self.embed = Embedding(config.padded_vocab, config.width)
@@ -321,7 +320,6 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
         self.compiled = True
-        self.loss_form = "compiled"
 
     def to_empty(self, *, device: torch.device | str) -> "GPT":
         """Do the same as torch's method, and fill the tables that no checkpoint holds.
@@ -359,7 +357,7 @@ class GPT(nn.Module):
 
     def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None) -> Reduced:
         """Return the loss of the head's inputs (…, width) at targets, as `forward` does. factors: see cross_entropy."""
-        settings = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "form": self.loss_form}
+        settings = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "compiled": self.compiled}
         return cross_entropy(hidden, self.head_weight, targets, reduction=reduction, factors=factors, **settings)
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
