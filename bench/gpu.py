@@ -41,7 +41,7 @@ ITEMS = (
         "Tests that need a GPU",
         5,
         "pytest -m gpu -q -p no:cacheprovider tests",
-        "pytest -m gpu -q -p no:cacheprovider tests/test_attention.py tests/test_cross_entropy_triton.py",
+        "pytest -m gpu -q -p no:cacheprovider tests/test_attention.py tests/test_cross_entropy.py",
     ),
     Item(
         "step-12",

@@ -19,9 +19,8 @@ from nanochat.checkpoint import load_model
 from nanochat.data.corpus import open_corpus
 from nanochat.evals.bpb import bits_by_exit, read_text
 from nanochat.gpt import GPT
-from nanochat.lab.golf import Packed
 from nanochat.runtime import Runtime, setup
-from scripts.golf_pack import calibration_batches, fill_room, pack_scaled
+from scripts.golf_pack import Packed, calibration_batches, fill_room, pack_scaled
 
 
 class Subject:
@@ -41,11 +40,11 @@ class Subject:
 
     def pack(self, plan: str, factor: float = 1.0) -> Packed:
         recipes = quant.assign(plan, quant.matrices(self.model))
-        return pack_scaled(self.model, self.tokenizer, recipes, self.hessians, 0, factor)
+        return pack_scaled(self.model, self.tokenizer, recipes, self.hessians, factor)
 
     def gap(self, packed: Packed) -> float:
         """Return the score of a file, minus that of the weights in fp32."""
-        self.model.load_state_dict(read_artifact(packed.data).weights)
+        self.model.load_state_dict(read_artifact(packed[1]).weights)
         score = self.measure(self.model)
         self.model.load_state_dict(self.weights)
         return score - self.score
@@ -67,7 +66,7 @@ def main() -> None:
 
     def note(name: str, subject: Subject, packed: Packed) -> None:
         gaps.setdefault(name, []).append(subject.gap(packed))
-        sizes.setdefault(name, []).append(packed.size)
+        sizes.setdefault(name, []).append(packed[0])
 
     with setup("cpu", "fp32") as runtime:
         scores = []

@@ -2,8 +2,8 @@
 
 Fake tensors have shapes and no values, and a fake process group answers for ranks that do not exist: a model of any
 size on any number of ranks takes seconds and no memory. The step is the training loop's own, with the model, loss and
-optimizer of a run. Tensors are labelled cpu, because cuda labels need a driver. The Triton kernel of the loss is left
-out, not its memory. Compiled code is cut into forward and backward as Inductor cuts it, and runs operator by operator:
+optimizer of a run. Tensors are labelled cpu, because cuda labels need a driver. The compiled loss is left out, not
+its memory. Compiled code is cut into forward and backward as Inductor cuts it, and runs operator by operator:
 a peak in the backward counts values that a fused kernel would not store.
 
 Not counted: fragmentation, the device's context, buffers inside libraries, the block masks of flex attention. A shape
@@ -165,7 +165,7 @@ def rehearse(
         without_garbage_collection(),  # as in the loop: a cycle of references keeps its memory
     ):
         loop = build(Runtime(torch.device("cpu"), dtype, "sdpa", world_size=ranks))  # keeps what fused attention keeps
-        loop.model.loss_form = "triton" if on == "cuda" else "torch"
+        loop.model.compiled = on == "cuda"  # the loss
         for kind, tensors in resident(loop).items():
             for tensor in tensors:
                 meter.hold(tensor, kind)
@@ -202,8 +202,12 @@ def _pretend_device(device: str, ranks: int) -> Iterator[None]:
     try:
         with (
             patch.dict(cross_entropy.CHUNK_BYTES, cpu=cross_entropy.CHUNK_BYTES[device]),
-            # The kernel writes the gradient over the logits.
-            patch.dict(cross_entropy.FORMS, triton=lambda logits, *_: (torch.empty(len(logits)), logits)),
+            # Compiled, it stores the losses and the gradient alone.
+            patch.object(
+                cross_entropy,
+                "compiled_form",
+                lambda logits, *_: (torch.empty(len(logits)), torch.empty_like(logits)),
+            ),
             # A cache would mix real masks with fake ones.
             patch.object(attention, "_cached_mask", attention._cached_mask.__wrapped__),
         ):

@@ -49,7 +49,7 @@ class Quantized(NamedTuple):
     """A matrix as whole numbers, with a scale for each row."""
 
     codes: Tensor  # (rows, columns) int8, from -(2^(bits - 1) - 1) to 2^(bits - 1) - 1
-    scales: Tensor  # (rows,) fp16
+    scales: Tensor  # (rows,) fp16, in fp32 once they are read
     bits: int
 
     def dequantize(self) -> Tensor:
@@ -63,17 +63,20 @@ class Quantized(NamedTuple):
 
 Tensors = dict[str, Tensor]  # by name
 Stored = dict[str, Quantized | Tensor]  # name → codes, or values that are kept in fp16
-CORRECTION = ("#left", "#right")  # endings of the names of two factors, whose product is added to a tensor
 
 
 class Artifact(NamedTuple):
     """The content of a file."""
 
     config: Fields  # of GPTConfig that are not the default
-    weights: Tensors  # fp32
+    stored: Stored
     vocabulary: Fields  # merges, special tokens, pattern: arguments of rustbpe.Tokenizer
     recipes: Fields  # for the record: tensor → recipe
     bytes: dict[str, int]  # group → bytes in the file; "tokenizer" is the vocabulary's part
+
+    @property
+    def weights(self) -> Tensors:
+        return dequantize(self.stored)
 
 
 def group_of(name: str) -> str:
@@ -82,13 +85,8 @@ def group_of(name: str) -> str:
 
 
 def dequantize(stored: Stored) -> Tensors:
-    """Return the weights in fp32, corrections included."""
-    weights = {name: value.dequantize() if isinstance(value, Quantized) else value for name, value in stored.items()}
-    for name in stored:
-        left, right = (name + ending for ending in CORRECTION)
-        if left in weights:
-            weights[name] = weights[name] + weights.pop(left) @ weights.pop(right)
-    return weights
+    """Return the weights in fp32."""
+    return {name: value.dequantize() if isinstance(value, Quantized) else value for name, value in stored.items()}
 
 
 # ---- codes as bytes ----
@@ -192,6 +190,6 @@ def read_artifact(data: bytes) -> Artifact:
         stored[name] = take(SCALARS, FULL, shape if bits == FULL else shape[:1])
         if bits != FULL:
             codes = take(group_of(name), bits, shape) - 2 ** (bits - 1)
-            stored[name] = Quantized(codes, stored[name], bits)
+            stored[name] = Quantized(codes.to(torch.int8), stored[name], bits)
     vocabulary = json.loads(COMPRESSORS["lzma"][1](tokens))
-    return Artifact(header["config"], dequantize(stored), vocabulary, header["recipes"], sizes)
+    return Artifact(header["config"], stored, vocabulary, header["recipes"], sizes)

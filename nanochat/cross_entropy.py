@@ -1,11 +1,9 @@
 """Cross-entropy of a linear head, a chunk of tokens at a time: the logits of a whole batch never exist at once.
 
 A chunk's logits become losses and, if the loss is to be differentiated, their own gradient at once: the backward pass
-only multiplies by one number. The Triton kernel is in cross_entropy_triton.py, because torch.compile traces only
-kernels of a module, and triton is imported only where it is used.
+only multiplies by one number.
 """
 
-import importlib.util
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -28,7 +26,7 @@ LEAST_TOKENS = {False: 64, True: 512}
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
 
 # (logits (n, V), targets (n,), softcap, vocab_size, gradient_scale) → losses (n,), and the gradient of the logits in
-# their dtype, multiplied by gradient_scale; None for a scale of 0. A form may overwrite the logits.
+# their dtype, multiplied by gradient_scale; None for a scale of 0.
 Losses = tuple[Tensor, Tensor | None]
 Form = Callable[..., Losses]
 Settings = tuple[Form, float, int]  # form, softcap, vocab_size
@@ -45,19 +43,23 @@ def cross_entropy(
     reduction: str = "sum",
     factors: Tensor | None = None,
     chunk: int = 0,
-    form: str | None = None,
+    compiled: bool = False,
 ) -> Reduced:
     """Return the losses of logits softcap·tanh(z / softcap), z = hidden @ weightᵀ, of all targets that are not -1.
 
     hidden (…, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (…). reduction: "sum", a scalar,
     or "none", (…); in fp32. factors (…): return the sum of losses times factors, and the losses, without a gradient.
-    softcap: 0 for none. chunk: tokens, 0: chosen. form: a key of FORMS.
+    softcap: 0 for none. chunk: tokens, 0: as many as fit. compiled: compile the form; on a GPU it always is.
     """
     hidden, labels = hidden.flatten(0, -2), targets.flatten()
     factors = None if factors is None else factors.flatten()
-    settings = FORMS[form or choose_form(hidden.device)], softcap, vocab_size or len(weight)
+    # Not compiled, the form makes several copies of a chunk in fp32, which is large on a GPU.
+    form = compiled_form if compiled or hidden.is_cuda else torch_form
+    settings = form, softcap, vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
-    chunk = _chunk_length(hidden, len(weight), LEAST_TOKENS[recorded], chunk)
+    fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
+    chunks = max(1, -(-len(hidden) // (chunk or max(LEAST_TOKENS[recorded], fitting))))
+    chunk = -(-len(hidden) // chunks)  # equal lengths: few shapes to compile for
     if recorded and reduction == "sum":
         total, each = _SumOfLosses.apply(hidden, weight, labels, factors, chunk, settings)
         return total if factors is None else (total, each.view_as(targets))
@@ -67,18 +69,11 @@ def cross_entropy(
     else:
         weight = weight.to(hidden.dtype)  # once; recorded, gradients of chunks add up in the weight's dtype
         losses = _losses
-    chunks = zip(hidden.split(chunk), labels.split(chunk), strict=True)
-    each = torch.cat([losses(rows, weight, part, settings) for rows, part in chunks])
+    parts = zip(hidden.split(chunk), labels.split(chunk), strict=True)
+    each = torch.cat([losses(rows, weight, part, settings) for rows, part in parts])
     if reduction == "none":
         return each.view_as(targets)
     return each.sum() if factors is None else (each @ factors, each.view_as(targets))
-
-
-def _chunk_length(hidden: Tensor, vocab_size: int, least: int, most: int = 0) -> int:
-    """Return the tokens in a chunk of logits, at most `most` (0: as many as fit, and at least `least`)."""
-    fitting = CHUNK_BYTES[hidden.device.type] // (vocab_size * hidden.element_size())
-    chunks = max(1, -(-len(hidden) // (most or max(least, fitting))))
-    return -(-len(hidden) // chunks)  # equal lengths: few shapes to compile for
 
 
 def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -> Tensor:
@@ -140,6 +135,8 @@ class _SumOfLosses(torch.autograd.Function):
 
 def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, (rows, length) each; a row starts every `stride` tokens."""
+    if not 1 <= stride <= length:
+        raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
     missing = length + 1 - len(ids)  # of one row; its last token has a target too
     ids = F.pad(ids, (0, max(missing, missing % stride)), value=IGNORED)  # to one row or whole strides
     return ids[:-1].unfold(0, length, stride), ids[1:].unfold(0, length, stride)
@@ -182,19 +179,3 @@ def _compiled() -> Form:
 def compiled_form(*given: Any) -> Losses:
     form = torch_form if torch.compiler.is_compiling() else _compiled()
     return form(*given)
-
-
-def triton_form(*given: Any) -> Losses:
-    from nanochat import cross_entropy_triton  # imports triton, which some platforms lack
-
-    return cross_entropy_triton.triton_losses(*given, ignored=IGNORED)
-
-
-FORMS = {"torch": torch_form, "compiled": compiled_form, "triton": triton_form}
-
-
-def choose_form(device: torch.device, compiling: bool = False) -> str:
-    """Return the fastest form for a device; compiling: time may be spent on the compiler."""
-    if device.type == "cuda" and importlib.util.find_spec("triton"):
-        return "triton"  # one kernel turns the logits into their gradient in place
-    return "compiled" if compiling else "torch"

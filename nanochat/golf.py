@@ -13,7 +13,6 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,16 +25,12 @@ from nanochat.cross_entropy import overlapping_rows
 from nanochat.gpt import GPT, GPTConfig
 
 ROOT = Path(__file__).parent.parent
-BAND_ROWS = 16  # banded: contexts in a row, one row at once
 
 
-def load(artifact: Artifact, length: int, window: int, device: str) -> GPT:
-    """Return the artifact's model for rows of `length` tokens; window: keys that each token sees, 0: all."""
-    trained = GPTConfig(**artifact.config)
-    config = replace(trained, max_seq_len=length)
-    config.__dict__["windows"] = [own or window for own in trained.windows]  # in place of the cached property
+def load(artifact: Artifact, device: str) -> GPT:
+    """Return the artifact's model."""
     with torch.device("meta"):
-        model = GPT(config)
+        model = GPT(GPTConfig(**artifact.config))
     model.to_empty(device=device)
     odd = model.load_state_dict(artifact.weights, strict=False)
     if any(odd):
@@ -51,14 +46,14 @@ def encode(documents: Sequence[str], tokenizer: rustbpe.Tokenizer) -> Tensor:
 
 
 def score(
-    model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, limit: float = math.inf
+    model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, deadline: float = math.inf
 ) -> tuple[float, int, int]:
     """Return the summed loss in nats of tokens that stand for bytes, their bytes, and their number.
 
-    The first row that has a token as target gives it the longest context. rows: at once. TimeoutError after `limit`
-    seconds.
+    The first row that has a token as target gives it the longest context. rows: at once. TimeoutError after the
+    deadline, by the monotonic clock.
     """
-    length, started = model.config.max_seq_len, time.monotonic()
+    length = model.config.max_seq_len
     inputs, targets = overlapping_rows(ids, length, stride)
     nats, size, scored = 0.0, 0, 0
     for numbers in torch.arange(len(inputs)).split(rows):
@@ -70,10 +65,8 @@ def score(
         scored += len(counted)
         losses = model(inputs[numbers].clamp(min=0).to(model.device), goals.to(model.device), reduction="none")
         nats += losses.double().sum().item()
-        if time.monotonic() - started > limit:
-            raise TimeoutError(
-                f"scoring took longer than {limit:g} seconds, after {numbers[-1] + 1:,} of {len(inputs):,} rows"
-            )
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"scoring took longer than allowed, after {numbers[-1] + 1:,} of {len(inputs):,} rows")
     return nats, size, scored
 
 
@@ -90,7 +83,6 @@ def main(words: Sequence[str]) -> None:
     parser = ArgumentParser()
     parser.add_argument("artifact", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--banded", action="store_true")
     defaults = {"stride": 0, "rows": 8, "seconds": math.inf, "device": "cpu"}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
@@ -99,20 +91,15 @@ def main(words: Sequence[str]) -> None:
     data, text = options.artifact.read_bytes(), options.text.read_bytes()
     artifact, documents = read_artifact(data), json.loads(text)
     tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
-    if tokenizer.vocab_size != GPTConfig(**artifact.config).vocab_size:
+    model = load(artifact, options.device)
+    if tokenizer.vocab_size != model.config.vocab_size:
         raise ValueError("the artifact has another tokenizer than its model: pack it again")
     ids = encode(documents, tokenizer)
     lengths = torch.from_numpy(tokenizer.token_lengths()).long()
-    length, window, rows = artifact.config["max_seq_len"], 0, options.rows
-    if options.banded:
-        length, window, rows = BAND_ROWS * length, length, 1
-    stride = options.stride or length
-    if not 1 <= stride <= length:
-        raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
-    model = load(artifact, length, window, options.device)
+    stride = options.stride or model.config.max_seq_len
     ready = time.monotonic()
     with torch.inference_mode():
-        nats, size, scored = score(model, ids, lengths, stride, rows, options.seconds - (ready - started))
+        nats, size, scored = score(model, ids, lengths, stride, options.rows, started + options.seconds)
     assert size == sum(len(document.encode()) for document in documents)
     result = {
         "bytes": size,

@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, exclude_own, make_mask, previous
-from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, choose_form, cross_entropy
+from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, cross_entropy
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -117,6 +117,8 @@ Initial = Callable[..., Tensor]  # from (an empty fp32 tensor on the CPU, config
 class Linear(nn.Linear):
     """A linear layer without bias. The fp32 weight is cast to the input's dtype, so gradients add up in fp32."""
 
+    rounded = None  # values that act in place of the weight's, in quantization-aware training
+
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, bias=False)
 
@@ -125,15 +127,19 @@ class Linear(nn.Linear):
 
     @property
     def active_weight(self) -> Tensor:
-        return self.weight
+        """The weight, or its rounded values, whose gradient goes to the weight (straight-through)."""
+        if self.rounded is None:
+            return self.weight
+        return self.rounded + (self.weight - self.weight.detach())  # plus zero
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+        return F.linear(x, self.active_weight.to(x.dtype))
 
 
 class Embedding(nn.Embedding):
     """A table without values until init_weights: random numbers on the meta device would import the compiler."""
 
+    rounded = None
     reset_parameters = Linear.reset_parameters
     active_weight = Linear.active_weight
 
@@ -141,8 +147,8 @@ class Embedding(nn.Embedding):
         grad = self.weight.grad
         # A view is a place in our optimizer's buffer, which is never replaced: a sparse gradient is added to it by
         # index, and no whole table is made. Other optimizers do not take sparse gradients; nobody tried them on MPS.
-        sparse = grad is not None and grad._is_view() and not ids.is_mps
-        return F.embedding(ids, self.weight, sparse=sparse)
+        sparse = grad is not None and grad._is_view() and not ids.is_mps and self.rounded is None
+        return F.embedding(ids, self.active_weight, sparse=sparse)
 
 
 def norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
@@ -284,7 +290,6 @@ class GPT(nn.Module):
         self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
-        self.loss_form = None  # a key in cross_entropy.FORMS; None: the fastest uncompiled
         self.cached_layers = config.depth  # applications of blocks in a forward, each with keys and values of its own
         values_width = config.kv_heads * config.head_dim
         self.embed = Embedding(config.padded_vocab, config.width)
@@ -315,7 +320,6 @@ class GPT(nn.Module):
         for block in self.blocks:
             block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
         self.compiled = True
-        self.loss_form = choose_form(self.device, compiling=True)
 
     def to_empty(self, *, device: torch.device | str) -> "GPT":
         """Do the same as torch's method, and fill the tables that no checkpoint holds.
@@ -353,7 +357,7 @@ class GPT(nn.Module):
 
     def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None) -> Reduced:
         """Return the loss of the head's inputs (…, width) at targets, as `forward` does. factors: see cross_entropy."""
-        settings = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "form": self.loss_form}
+        settings = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "compiled": self.compiled}
         return cross_entropy(hidden, self.head_weight, targets, reduction=reduction, factors=factors, **settings)
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:

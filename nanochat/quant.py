@@ -1,19 +1,17 @@
-"""Quantization of weights: recipes as text, rounding, GPTQ, low-rank corrections, and fake quantization in training.
+"""Quantization of weights: recipes as text, rounding, GPTQ, and fake quantization in training.
 
-A recipe is a width and further parts, in this order: int6-row+clip-12+gptq+lqer-4. A plan gives patterns of names their
+A recipe is a width and further parts, in this order: int6-row+clip-12+gptq. A plan gives patterns of names their
 recipes: "attn|mlp=int6-row+clip-12,embed=int8-row"; each matrix matches exactly one. A new part is a group in RECIPE.
 """
 
 import re
 from collections.abc import Iterable
-from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nanochat.artifact import CORRECTION, Quantized, Stored, Tensors, dequantize
+from nanochat.artifact import Quantized, Stored, Tensors, dequantize
 from nanochat.log import print0
 
 if TYPE_CHECKING:
@@ -31,7 +29,6 @@ class Recipe(NamedTuple):
     bits: int = 0
     clip: float = 0.0  # the largest code's value, in standard deviations of the row; 0: the row's largest value
     gptq: bool = False
-    rank: int = 0  # of the correction that is added; 0: none
 
     @property
     def top(self) -> int:
@@ -39,7 +36,7 @@ class Recipe(NamedTuple):
         return 2 ** (self.bits - 1) - 1
 
 
-RECIPE = re.compile(r"int([568])-row(?:\+clip-(\d+(?:\.\d+)?))?(?:\+(gptq))?(?:\+lqer-(\d+))?")
+RECIPE = re.compile(r"int([568])-row(?:\+clip-(\d+(?:\.\d+)?))?(?:\+(gptq))?")
 
 
 def parse_recipe(text: str) -> Recipe:
@@ -48,10 +45,10 @@ def parse_recipe(text: str) -> Recipe:
     if not match:
         raise ValueError(
             f"the recipe {text} is not known: write int8-row, int6-row or int5-row, and after it, in this order, any of"
-            " +clip-12.5, +gptq, +lqer-4 (a whole number)"
+            " +clip-12.5, +gptq"
         )
-    bits, clip, gptq, rank = match.groups(0)
-    return Recipe(int(bits), float(clip), bool(gptq), int(rank))
+    bits, clip, gptq = match.groups(0)
+    return Recipe(int(bits), float(clip), bool(gptq))
 
 
 def scale_clip(text: str, factor: float) -> str:
@@ -117,16 +114,6 @@ def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor) -> Tensor:
     return torch.cat(codes, 1)
 
 
-def correction(error: Tensor, columns: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return factors (rows, rank) and (rank, columns) whose product is nearest to an error (LQER).
-
-    columns: the weight of each column of the error.
-    """
-    left, values, right = torch.linalg.svd(error * columns, full_matrices=False)
-    root = values[:rank].sqrt()
-    return left[:, :rank] * root, root[:, None] * right[:rank] / columns
-
-
 def entropy(codes: Tensor) -> float:
     """Return the bits per code that the frequencies of the codes allow."""
     _, counts = codes.unique(return_counts=True)
@@ -143,13 +130,12 @@ def matrices(model: nn.Module) -> Tensors:
     return {name: value.detach() for name, value in named if value.ndim == 2 and value.numel() >= LEAST_VALUES}
 
 
-def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors, corrected: int = 0) -> Stored:
-    """Return all tensors of a model, matrices by their recipes. corrected: tensors that get lqer, 0: all with it.
+def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> Stored:
+    """Return all tensors of a model, matrices by their recipes.
 
     hessians: of matrices, the summed products of their inputs, (columns, columns).
     """
     stored = {}
-    errors = []  # size, name, error, weights of its columns, rank: of matrices with lqer
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{name} has values that are not finite: train the model again")
@@ -161,16 +147,6 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors, corr
         if recipe.gptq and hessian is None:
             raise ValueError(f"{name} has no inputs for gptq, it is a table: give it another recipe")
         stored[name] = quantize(weight, recipe, hessian)
-        if recipe.rank:
-            error = weight - stored[name].dequantize()
-            # Columns with larger inputs weigh more.
-            columns = weight.new_ones(weight.shape[1]) if hessian is None else hessian.diagonal().float().sqrt()
-            size = (error * columns).norm().item()
-            errors.append((size, name, error, columns.clamp(min=1e-6), recipe.rank))
-    errors.sort(key=itemgetter(0), reverse=True)
-    for _, name, *parts in errors[: corrected or None]:
-        for ending, factor in zip(CORRECTION, correction(*parts), strict=True):
-            stored[name + ending] = quantize(factor, Recipe(bits=8))
     return stored
 
 
@@ -212,42 +188,21 @@ def collect_hessians(model: "GPT", batches: Iterable[Tensor]) -> Tensors:
 # ---- fake quantization in training ----
 
 
-class Fake(nn.Module):
-    """A layer whose weight acts as its quantized values do. No buffer: a checkpoint holds the weight alone."""
-
-    def __init__(self, layer: nn.Module, recipe: Recipe):
-        super().__init__()
-        self.weight = layer.weight  # the same Parameter: optimizers notice nothing
-        self.recipe, self.is_table = recipe, isinstance(layer, nn.Embedding)
-        self.rounded = torch.empty_like(layer.weight.detach())
-        self.train(layer.training)
-
-    @property
-    def active_weight(self) -> Tensor:
-        """The rounded weight; its gradient goes to the weight as if it were not rounded (straight-through)."""
-        return self.rounded + (self.weight - self.weight.detach())  # plus zero
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.is_table:
-            return F.embedding(x, self.active_weight)
-        return F.linear(x, self.active_weight.to(x.dtype))
-
-
 class FakeQuantization:
-    """Quantization-aware training: replaces each matrix's layer by one with rounded weights, late in the run.
+    """Quantization-aware training: late in the run, each matrix acts as its rounded values do.
 
     It is called after each optimizer step, and begins when the share `start` of the run is over. Gradients and
-    checkpoints are those of the weights that are not rounded. An empty plan replaces nothing.
+    checkpoints are those of the weights that are not rounded. An empty plan rounds nothing.
     """
 
     def __init__(self, model: "GPT", plan: str, start: float):
-        if re.search("gptq|lqer", plan):
-            raise ValueError(f"--qat={plan}: gptq and lqer cannot be used in training, leave them out")
-        self.model, self.start, self.active = model, start, False
-        self.layers = {}  # name → the layer, and one with rounded weights
+        if "gptq" in plan:
+            raise ValueError(f"--qat={plan}: gptq cannot be used in training, leave it out")
+        self.start, self.active = start, False
+        self.layers = []  # layer, recipe, rounded weight
         for name, recipe in assign(plan, matrices(model)).items() if plan else ():
             layer = model.get_submodule(name.removesuffix(".weight"))
-            self.layers[name.removesuffix(".weight")] = layer, Fake(layer, parse_recipe(recipe))
+            self.layers.append((layer, parse_recipe(recipe), torch.empty_like(layer.weight.detach())))
 
     def __call__(self, progress: float) -> None:
         """Switch on if the run has come so far, and round the weights that the last step has changed."""
@@ -257,12 +212,12 @@ class FakeQuantization:
             self.switch(True)
 
     def switch(self, active: bool) -> None:
-        for name, (exact, fake) in self.layers.items():
-            self.model.set_submodule(name, fake if active else exact)
+        for layer, _, rounded in self.layers:
+            layer.rounded = rounded if active else None
         self.active = active
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        for _, fake in self.layers.values():
-            fake.rounded.copy_(quantize(fake.weight, fake.recipe).dequantize())
+        for layer, recipe, rounded in self.layers:
+            rounded.copy_(quantize(layer.weight, recipe).dequantize())

@@ -307,9 +307,9 @@ def memory(
     keeps = BLOCK_KEEPS[checkpointing][fp8] + (RECURSION_KEEPS[checkpointing] if model.supervision else 0)
     # Each time has a copy, unless the backward makes it again. In fp8 there is one, in two orders.
     copies = 1 if checkpointing or fp8 else times
-    # A chunk of logits, the head in the compute dtype, its gradient in fp32, and one chunk's share; and for each exit
-    # but the last the gradient of the head.
-    loss = min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
+    # A chunk of logits with its gradient, the head in the compute dtype, its gradient in fp32, and one chunk's share;
+    # and for each exit but the last the gradient of the head.
+    loss = 2 * min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
     loss += 4 * head * max(0, model.supervision - 1)
     return {
         "weights": stored,  # master copies

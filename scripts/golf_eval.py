@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 
 from nanochat.config import Count, option, options, run
@@ -67,13 +66,13 @@ def find_sandbox(device: str, unsafe: bool) -> str:
     return "no" if sandbox.missing() else "yes"
 
 
-def scoring_words(folder: str, scale: Scale, stride: int, *flags: str) -> list[str]:
+def scoring_words(folder: str, scale: Scale, stride: int, rows: int) -> list[str]:
     """Return the command line of the scoring process, in fp32; folder: has the artifact and the text."""
-    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}"]
-    return [*words, f"--seconds={scale.scoring}", f"--device={scale.device}", *flags]
+    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}", f"--rows={rows}"]
+    return [*words, f"--seconds={scale.scoring}", f"--device={scale.device}"]
 
 
-def score(folder: str, scale: Scale, unsafe: bool, stride: int, *flags: str) -> Record:
+def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
     On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
@@ -81,7 +80,7 @@ def score(folder: str, scale: Scale, unsafe: bool, stride: int, *flags: str) -> 
     from nanochat.evals import sandbox
 
     root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
-    program = PROGRAM.format(paths=[root, *packages], words=scoring_words(folder, scale, stride, *flags))
+    program = PROGRAM.format(paths=[root, *packages], words=scoring_words(folder, scale, stride, rows))
     if scale.device == "cpu":
         seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
@@ -145,24 +144,21 @@ def evaluate(config: Config) -> None:
         os.chmod(folder, 0o755)
         shutil.copy(path, f"{folder}/artifact")
         write_json(Path(folder, "text"), first_documents(corpus.batches("val"), size))
-        run_scoring = partial(score, folder, scale, config.unsafe_exec)  # a function of the stride and flags
-        rows = f"--rows={config.rows}"
-        plain = run_scoring(0, rows)
+        subject = folder, scale, config.unsafe_exec, config.rows
+        plain = score(*subject)
         groups = plain["groups"] | {"code": sum(plain["sources"].values())}
         apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
         counted = check_size(groups, scale.bytes)
         stride = choose_stride(config.stride, plain, scale)
         started = time.monotonic()
-        sliding = run_scoring(stride, rows)
+        sliding = score(*subject, stride)
         spent = time.monotonic() - started
         if spent > scale.scoring:
             raise ValueError(f"scoring took {spent:.1f} of {scale.scoring:g} seconds: take a longer --stride")
-        banded = run_scoring(0, "--banded")
     outcome.metrics = {
         "bpb": measured(sliding["bpb"]),
         "Stride": stride,
         "bpb, rows that do not overlap": measured(plain["bpb"]),
-        "bpb, banded (another score)": measured(banded["bpb"]),
         "Quantization gap": measured(plain["bpb"] - packed.metrics["bpb before quantization"]["value"]),
         "Bytes": counted,
         "Budget": scale.bytes,
@@ -189,11 +185,11 @@ def evaluate(config: Config) -> None:
 def compare(config: Config) -> None:
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
     outcome = Outcome.begin(STAGE, config.tag, config)
-    own, *others = [read_arm(STAGE, config.tag, entry, config.seeds) for entry in config.entries.split(",")]
-    baselines = [read_arm(STAGE, config.tag, entry, config.seeds) for entry in BASELINES]
-    best = min(baselines, key=lambda baseline: baseline.values("bpb")[0])  # by the first seed, which all have
-    require_equal([own, *others, *baselines], ["Scale", "Stride", "Text"])
-    difference, p = own.against(best, "bpb")
+    own, *others = [read_arm(config.tag, entry, config.seeds) for entry in config.entries.split(",")]
+    baselines = [read_arm(config.tag, entry, config.seeds) for entry in BASELINES]
+    best = min(baselines, key=lambda baseline: baseline.values()[0])  # by the first seed, which all have
+    require_equal([own, *others, *baselines])
+    difference, p = own.against(best)
     outcome.metrics = {
         "Entry": own.name,
         "Seeds": len(own.runs),
@@ -202,12 +198,11 @@ def compare(config: Config) -> None:
         "p": measured(p, spec=".2g"),
         **own.means(),
     }
-    costs = {"Bytes": ",.0f", "Training seconds": ".1f", "Packing seconds": ".1f"}
     arms = list({arm.name: arm for arm in (own, *baselines)}.values())  # own may be a baseline
-    outcome.tables = [comparison_table("Entries, against the best baseline", "bpb", arms, best, costs)]
+    outcome.tables = [comparison_table("Entries, against the best baseline", arms, best)]
     if others:
         title = f"{own.name} without a trick each, against it"
-        outcome.tables.append(comparison_table(title, "bpb", [own, *others], own, costs))
+        outcome.tables.append(comparison_table(title, [own, *others], own))
     outcome.show()
     outcome.tables += own.runs[0].tables
     # Bytes by group, as shares of the budget, and validation over the clock, both of the first seed.

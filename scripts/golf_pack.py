@@ -3,15 +3,13 @@
 python -m scripts.golf_pack --tag=golf-1
 """
 
-import re
 import time
 from dataclasses import asdict
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, options, run
-from nanochat.lab.golf import SCALES, Packed, code_bytes, scale_of
+from nanochat.lab.golf import SCALES, code_bytes, scale_of
 from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import stage_dir, write_bytes
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nanochat.artifact import Tensors
+    from nanochat.artifact import Artifact, Tensors
     from nanochat.checkpoint import Checkpoint
     from nanochat.gpt import GPT, GPTConfig
     from nanochat.quant import Recipes
@@ -32,6 +30,7 @@ STAGE, FILE = "golf_pack", "artifact.golf"
 ROUNDS = 5  # of the search for the finest steps that fit
 ROOM_LEFT = 0.002  # share of the room that may stay empty
 FINEST, COARSEST = 0.25, 4.0  # factors for the clips
+Packed = tuple[int, bytes]  # bytes of the model, which are the file without its vocabulary; the file
 
 
 @options("golf")
@@ -41,8 +40,7 @@ class Config(TagSettings):
     tag = "golf"
     scale: str = option("embedded", f"budget: {', '.join(SCALES)}")
     plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
-    corrected: Count = option(0, "tensors that get lqer, those with the largest errors (0: all)")
-    calibration: Count = option(65536, "tokens of training text for gptq and lqer", least=1)
+    calibration: Count = option(65536, "tokens of training text for gptq", least=1)
     # The finest steps of the codes that fit; recipes without a clip have no steps to choose.
     model_bytes: Count = option(
         -1, "bytes to fill by scaling clips (-1: the budget without the code; 0: leave the clips as they are)"
@@ -84,7 +82,7 @@ def vocabulary_of(tokenizer: "Tokenizer") -> Record:
     return {"merges": tokenizer.core.merges.tolist(), "special_tokens": special, "pattern": tokenizer.core.pattern}
 
 
-def tensors_table(packed: Packed, weights: "Tensors") -> Record:
+def tensors_table(packed: "Artifact", weights: "Tensors") -> Record:
     """Return the table of the quantized tensors: error, entropy of the codes, bytes by the entropy, and real ones."""
     from nanochat.artifact import compress
     from nanochat.quant import entropy
@@ -104,16 +102,16 @@ def tensors_table(packed: Packed, weights: "Tensors") -> Record:
 
 
 def pack_scaled(
-    model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", corrected: int, factor: float = 1.0
+    model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", factor: float = 1.0
 ) -> Packed:
-    """Return a packed model whose recipes have their clips times a factor. corrected: see `quantize_weights`."""
+    """Return a file with the model, whose recipes have their clips times a factor."""
     from nanochat.artifact import read_artifact, write_artifact
     from nanochat.quant import quantize_weights, scale_clip
 
     scaled = {name: scale_clip(recipe, factor) for name, recipe in recipes.items()}
-    stored = quantize_weights(model.state_dict(), scaled, hessians, corrected)
+    stored = quantize_weights(model.state_dict(), scaled, hessians)
     data = write_artifact(without_defaults(model.config), stored, vocabulary_of(tokenizer), scaled)
-    return Packed(scaled, stored, data, len(data) - read_artifact(data).bytes["tokenizer"])
+    return len(data) - read_artifact(data).bytes["tokenizer"], data
 
 
 def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
@@ -122,20 +120,18 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
 
     matrices = quant.matrices(model)
     recipes, hessians = quant.assign(config.plan, matrices), {}
-    if re.search("gptq|lqer", config.plan):
+    if "gptq" in config.plan:
         print0(f"golf_pack: reading {config.calibration:,} tokens for calibration")
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
 
     # A function of the factor for the clips.
-    pack = partial(pack_scaled, model, tokenizer, recipes, hessians, config.corrected)
+    pack = partial(pack_scaled, model, tokenizer, recipes, hessians)
     codes = sum(matrix.numel() for name, matrix in matrices.items() if "clip" in recipes[name])
     room = config.model_bytes
     if not room or not codes:  # nothing can be scaled; the code is not measured, which would take time on the clock
         return pack(1.0)
     if room < 0:
         room = SCALES[config.scale].bytes - code_bytes()
-    if room <= 0:
-        raise ValueError(f"--scale={config.scale}: the code alone is larger than the budget by {-room:,} bytes")
     return fill_room(pack, room, codes)
 
 
@@ -144,18 +140,19 @@ def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packe
     factor, tried = 1.0, []
     for _ in range(ROUNDS):
         tried.append(pack(factor))
-        over = tried[-1].size - room
+        over = tried[-1][0] - room
         if -ROOM_LEFT * room <= over <= 0:
             break
         # A code takes one bit less if the steps are twice as large.
         factor *= 2 ** (8 * (over + ROOM_LEFT * room / 2) / codes)
         factor = min(max(factor, FINEST), COARSEST)
-    return max((packed for packed in tried if packed.size <= room), key=attrgetter("size"), default=tried[-1])
+    return max((packed for packed in tried if packed[0] <= room), default=tried[-1])
 
 
 def main(config: Config) -> None:
     started = time.monotonic()
     # Slow imports stay out of --help.
+    from nanochat.artifact import read_artifact
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import bits_by_exit, read_text
@@ -172,10 +169,10 @@ def main(config: Config) -> None:
         if loop["progress"] < 1:
             raise ValueError(f"the run {config.tag} has not ended: run scripts.golf_train again")
         choose_weights(model, checkpoint)
-        packed = quantize(config, checkpoint, model, tokenizer)
+        size, data = quantize(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
         new = stage_dir(STAGE, config.tag) / f"{FILE}.new"
-        write_bytes(new, packed.data)
+        write_bytes(new, data)
         packing = time.monotonic() - started
         clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
         if loop["seconds"] + packing > scale.seconds:
@@ -195,18 +192,18 @@ def main(config: Config) -> None:
         "Steps": loop["step"],
         "Tokens": loop["tokens"],
         "Tokenizer": tokenizer.content_hash[:12],
-        "Model bytes": packed.size,
+        "Model bytes": size,
         "Parameters": parameters,
-        "Bits per parameter": measured(8 * packed.size / parameters, spec=".2f"),
-        "Compression ratio": measured(4 * parameters / packed.size, spec=".2f"),
+        "Bits per parameter": measured(8 * size / parameters, spec=".2f"),
+        "Compression ratio": measured(4 * parameters / size, spec=".2f"),
         "Training seconds": measured(loop["seconds"], spec=".1f"),
         "Packing seconds": measured(packing, spec=".1f"),
         "bpb before quantization": measured(before),
     }
-    table = tensors_table(packed, matrices(model))
+    table = tensors_table(read_artifact(data), matrices(model))
     outcome.tables = [table]
     print0(terminal_table(table))
-    print0(f"golf_pack: {path}: {packed.size:,} bytes of model; {clocks}")
+    print0(f"golf_pack: {path}: {size:,} bytes of model; {clocks}")
     outcome.add_artifact(path)
     outcome.write()
 

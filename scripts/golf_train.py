@@ -34,7 +34,7 @@ def main(config: Config) -> None:
             "--ema and --qat cannot be combined, the average is not made of rounded weights: leave one out"
         )
     if config.qat and config.fp8:
-        raise ValueError("--fp8 and --qat cannot be combined, both replace the layers: leave one out")
+        raise ValueError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
     plan, tokenizer = plan_with_tokenizer(config)
     if plan.model.supervision or plan.model.sweeps > 1:
         raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
@@ -48,7 +48,6 @@ def main(config: Config) -> None:
         if config.compile and config.warm_up and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
         corpus = trainer.open_corpus(plan.tokens)
-        # Before layers are replaced, because it counts the model's FLOPs.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
         progress = 0.0
@@ -57,7 +56,7 @@ def main(config: Config) -> None:
             # A finished run may go on to a longer horizon.
             progress = before["step"] / plan.steps if plan.steps else before["progress"]
         if model.compiled and progress < 1:
-            for rounds in (True, False) if config.qat else (False,):  # both kinds of layers are compiled
+            for rounds in (True, False) if config.qat else (False,):  # both ways are compiled
                 rounding.switch(rounds)
                 warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, config.warm_up)
         rounding(progress)

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanochat.cross_entropy import choose_form, cross_entropy
+from nanochat.cross_entropy import cross_entropy
 
 # Greatest difference from the plain loss computed in fp64, relative to the greatest value. In both, the weight is
 # rounded to the dtype of the hidden states first.
@@ -129,22 +129,12 @@ def test_the_logits_of_the_batch_never_exist(reduction):
     assert largest.elements == 640 * 128
 
 
-def check_inside_a_graph(form, device, backend):
+@pytest.mark.parametrize("compiles", [False, True])
+def test_it_may_stand_inside_a_compiled_graph(compiles):
     def loss(hidden, weight, targets):
-        return cross_entropy(hidden * 2, weight, targets, softcap=15.0, vocab_size=37, chunk=16, form=form) / 8
+        return cross_entropy(hidden * 2, weight, targets, softcap=15.0, vocab_size=37, chunk=16, compiled=compiles) / 8
 
-    hidden, weight, targets = problem(8, torch.float32, device=device)
-    whole = torch.compile(loss, fullgraph=True, backend=backend)(hidden, weight, targets)
+    hidden, weight, targets = problem(8, torch.float32)
+    whole = torch.compile(loss, fullgraph=True, backend="aot_eager")(hidden, weight, targets)
     expected = plain(hidden * 2, weight, targets, softcap=15.0, vocab_size=37) / 8
     assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (whole, expected)), torch.float32)
-
-
-@pytest.mark.parametrize("form", ["torch", "compiled"])
-def test_it_may_stand_inside_a_compiled_graph(form):
-    check_inside_a_graph(form, "cpu", "aot_eager")
-
-
-def test_the_choice_of_a_form():
-    assert choose_form(torch.device("cpu")) == "torch"
-    assert choose_form(torch.device("cpu"), compiling=True) == "compiled"
-    assert choose_form(torch.device("cuda")) in ("torch", "triton")

@@ -70,7 +70,7 @@ def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
     artifact = read_artifact(data)
     ids = golf.encode(TEXTS, tokenizer.core)
     assert torch.equal(ids, text.ids)
-    loaded = golf.load(artifact, CONTEXT, 0, "cpu")
+    loaded = golf.load(artifact, "cpu")
     with torch.inference_mode():
         nats, size, _ = golf.score(loaded, ids, text.lengths, stride, rows)
     assert size == text.bytes
@@ -93,24 +93,6 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
         2,
         "error: the artifact is damaged: its content does not have the SHA-256 in its header\n",
     )
-
-
-def test_banded_is_another_score_with_the_training_context_as_window(files, packed, tokenizer):
-    loaded = golf.load(read_artifact(packed[1]), 16 * CONTEXT, CONTEXT, "cpu")
-    assert set(loaded.config.windows) == {CONTEXT}
-    banded = score(files, "--banded")
-    ids, lengths = golf.encode(TEXTS, tokenizer.core), torch.from_numpy(tokenizer.token_lengths()).long()
-    with torch.inference_mode():
-        nats, size, _ = golf.score(loaded, ids, lengths, 16 * CONTEXT, 2)
-    assert banded["bpb"] == pytest.approx(nats / math.log(2) / size, rel=1e-6)
-    ids = ids[: 16 * CONTEXT]
-    # A token sees the last CONTEXT tokens in each layer, so what is further back than all layers reach does not count.
-    other = ids.clone()
-    other[0] = 65
-    reach = loaded.config.depth * CONTEXT + 2
-    with torch.inference_mode():
-        one, two = loaded(ids[None]), loaded(other[None])
-    assert torch.equal(one[:, reach:], two[:, reach:])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     "paths log config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
-    "attention cross_entropy_triton cross_entropy fp8 artifact quant optim schedules",
+    "attention cross_entropy fp8 artifact quant optim schedules",
     "gpt recursive models sharding param_groups scaling",
     "world data dataloader packing",
     "fused decoder engine",
@@ -254,11 +254,7 @@ def watch(event, args):
 sys.addaudithook(watch)
 for current in sys.argv[1:]:
     torch_before = "torch" in sys.modules
-    try:
-        importlib.import_module(current)
-    except ModuleNotFoundError as missing:
-        if missing.name != "triton":  # published for Linux only, and what needs it is imported only there
-            raise
+    importlib.import_module(current)
     if "torch" in sys.modules and not torch_before:
         seen.append((current, "imports torch"))
 current = ""

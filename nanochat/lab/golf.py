@@ -7,13 +7,10 @@ taken back: `--without=NAME` gives the flags of the entry without it; the ablati
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nanochat.log import Record
 from nanochat.outcome import ROOT
-
-if TYPE_CHECKING:
-    from nanochat.artifact import Stored
 
 Flags = dict[str, str | None]  # flag → value, "" for a switch
 DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
@@ -193,15 +190,6 @@ def check_size(groups: Mapping[str, int], budget: int) -> int:
         named = ", ".join(f"{group} {groups[group]:,}" for group in largest)
         raise ValueError(f"{total:,} bytes are {total - budget:,} over the budget of {budget:,}; the largest: {named}")
     return total
-
-
-class Packed(NamedTuple):
-    """A quantized model, and the file with it."""
-
-    recipes: Mapping[str, str]  # tensor → recipe, with scaled clips
-    stored: "Stored"
-    data: bytes
-    size: int  # bytes of the model: the file without the vocabulary
 
 
 def main(words: Sequence[str]) -> None:

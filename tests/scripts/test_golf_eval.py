@@ -51,7 +51,6 @@ def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
     assert (metrics["Scoring device"], metrics["Sandbox"]) == ("cpu", "yes")
     assert abs(metrics["Quantization gap"]["value"]) < 0.01
     assert metrics["bpb"]["value"] < metrics["bpb, rows that do not overlap"]["value"]
-    assert metrics["bpb, banded (another score)"]["value"] > 0
     printed = capsys.readouterr().out
     assert "Cost of each stride, from measured speed; it fits if twice that is within 60 seconds" in printed
     assert "final_mixed_quant_roundtrip val_loss:" in printed
@@ -117,9 +116,9 @@ def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_tak
 
 
 def test_on_a_gpu_the_scoring_process_gets_the_device_and_no_sandbox():
-    words = golf_eval.scoring_words("/folder", SCALES["1gpu"], 64, "--banded")
+    words = golf_eval.scoring_words("/folder", SCALES["1gpu"], 64, 8)
     assert words[:3] == ["golf", "/folder/artifact", "/folder/text"]
-    assert words[3:] == ["--stride=64", "--seconds=600", "--device=cuda", "--banded"]
+    assert words[3:] == ["--stride=64", "--rows=8", "--seconds=600", "--device=cuda"]
     assert golf_eval.find_sandbox("cuda", unsafe=False) == "no, on a GPU"
 
 

@@ -71,7 +71,7 @@ def test_compiled_the_warm_up_leaves_no_trace(base):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--qat=int6-row+gptq", "--qat=int6-row+gptq: gptq and lqer cannot be used in training, leave them out"),
+        ("--qat=int6-row+gptq", "--qat=int6-row+gptq: gptq cannot be used in training, leave it out"),
         ("--fp8", "--fp8 and --qat cannot be combined"),
         ("--ema=0.9", "--ema and --qat cannot be combined"),
         ("--model=golf,sweeps=2", "golf artifacts hold plain models: train without --recursion, and with sweeps=1"),
