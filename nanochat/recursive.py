@@ -9,7 +9,7 @@ GPT's. Value embeddings and the factors of the residual stream are part of a blo
 is a part of x, and backout acts on the sweep that ends at the exit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -59,13 +59,6 @@ class RecursiveGPT(GPT):
             yield hidden
             if step < self.config.detached:
                 y, z = y.detach(), z.detach()
-
-    def next_exit(self, ids: Tensor, states: Sequence[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return y, z and the head's input after one supervision step from `states`, y and z; None: the first step."""
-        context = self.context(ids)
-        apply = self.applications(context)
-        y, z = states or (context.x0, torch.zeros_like(context.x0))
-        return self.advance(y, z, context.x0, apply)
 
     def applications(self, context: Context) -> Application:
         """Return the function that runs block i on a state; a cache keeps keys and values for each of its calls."""

@@ -13,7 +13,7 @@ from nanochat.checkpoint import build_model
 from nanochat.decoder import Decoder
 from nanochat.export.hf import architecture_of
 from nanochat.gpt import GPTConfig
-from nanochat.objectives import CarriedSupervision, DeepSupervision, next_token, pretraining
+from nanochat.objectives import DeepSupervision, next_token, pretraining
 from nanochat.recursive import RecursiveGPT, choose_exits, exit_count
 from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config
@@ -85,29 +85,6 @@ def test_the_loss_is_the_seeds_formula():
     assert float(refinement[0] / refinement[1]) == pytest.approx(1 - (losses[2] / losses[0]).item(), rel=1e-3, abs=1e-6)
 
 
-def test_carried_states_are_those_of_a_forward_without_gradients_between_exits():
-    fields = {**CONFIGS["recursive"], "detached": 2}
-    model, twin, ids = lively(fields), lively(fields), tokens(4)
-    targets = ids.roll(-1, dims=1)
-    losses = [twin.loss(hidden, targets) for hidden in twin.exits(ids)]
-    sum(losses).backward()
-    objective = CarriedSupervision()
-
-    def part(rows, number):
-        places = torch.tensor([[row, number] for row in range(4)])
-        return objective(model, (ids[rows], targets[rows], places[rows]))[0]
-
-    for number, expected in enumerate(losses):  # without an update between them, an exit after the other
-        part(slice(0, 4), number)  # a step that ran out of memory, and starts again in parts
-        parts = [part(rows, number) for rows in (slice(0, 1), slice(1, 4))]
-        torch.testing.assert_close(sum(parts), expected)
-        sum(parts).backward()
-    ours, expected = ([parameter.grad for parameter in one.parameters()] for one in (model, twin))
-    torch.testing.assert_close(ours, expected, atol=2e-3, rtol=1e-4)
-    # Another batch starts anew.
-    torch.testing.assert_close(part(slice(0, 4), 0), losses[0])
-
-
 @pytest.mark.parametrize("changes", [{}, {"passes": 2}, {"loops": 1, "supervision": 2}])
 def test_flops_are_those_of_the_products(changes):
     """Against a count of the products as they run, attention aside: the formula takes all keys as seen."""
@@ -147,11 +124,6 @@ def test_presets(name, base, reward, warmup):
     [
         ({"recursion": "agressive"}, "--recursion=agressive is not known, take one of off, moderate, aggressive"),
         ({"loops": 3}, "--loops is for recursion: add --recursion=moderate"),
-        ({"carry": True}, "--carry is for recursion: add --recursion=moderate"),
-        (
-            {"recursion": "extreme", "carry": True, "supervision_base": 3.0},
-            "--supervision-base is for exits that are trained together: leave it out, or --carry",
-        ),
         ({"recursion": "extreme", "detached": 4}, "--detached=4 has to be below --supervision=4"),
     ],
 )
