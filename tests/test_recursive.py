@@ -14,7 +14,7 @@ from nanochat.decoder import Decoder
 from nanochat.export.hf import architecture_of
 from nanochat.gpt import GPTConfig
 from nanochat.objectives import DeepSupervision, next_token, pretraining
-from nanochat.recursive import RecursiveGPT, choose_exits, exit_count
+from nanochat.recursive import RecursiveGPT, choose_exits
 from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config
 
@@ -59,7 +59,7 @@ def test_every_exit_is_that_of_the_formulas(name):
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
     torch.testing.assert_close((exits, gradients[0]), (expected, gradients[1]), atol=1e-3, rtol=1e-4)
     assert torch.equal(model(ids), exits[-1])
-    model.set_steps(1)
+    model.steps = 1
     assert torch.equal(model(ids), exits[0])
 
 
@@ -137,7 +137,7 @@ def test_other_numbers_of_exits_are_told(capsys, monkeypatch):
     assert isinstance(model, RecursiveGPT)
     choose_exits(model, 2)
     assert capsys.readouterr().out.endswith("recursion: 2 exits, trained with 3\n")
-    assert exit_count(model) == len(list(model.exits(tokens()))) == 2
+    assert model.steps == len(list(model.exits(tokens()))) == 2
     with pytest.raises(ValueError, match="--exits is for recursive models, and this model is none"):
         choose_exits(lively(CONFIGS["reference"]), 2)
     monkeypatch.setattr("nanochat.decoder.free_memory", lambda device: 1e6)

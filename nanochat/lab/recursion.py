@@ -152,7 +152,7 @@ def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> GPT:
     # A tied head is the embedding, which has to stay as it is.
     tensors.setdefault("head.weight", tensors["embed.weight"].clone())
     model.load_state_dict(tensors)
-    model.set_steps(exits)
+    model.steps = exits
     model.requires_grad_(False).head.requires_grad_(True)
     return model
 
