@@ -162,7 +162,7 @@ class Rotation(NamedTuple):
 
 
 class RotaryTable(nn.Module):
-    """Cosines and sines for all positions in a context. No checkpoint holds them: call `fill` after to_empty.
+    """Cosines and sines for all positions in a context. No checkpoint holds them: call `fill` after `to_empty`.
 
     channels: of a head that rotate, in half as many pairs.
     """
@@ -173,6 +173,7 @@ class RotaryTable(nn.Module):
         shape = (positions, channels // 2)
         self.register_buffer("cos", torch.empty(shape), persistent=False)
         self.register_buffer("sin", torch.empty(shape), persistent=False)
+        self.fill()
 
     def fill(self) -> None:
         positions, pairs = self.cos.shape

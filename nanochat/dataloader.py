@@ -71,19 +71,13 @@ class Loader(BatchSource):
     rank: int = 0
     world_size: int = 1
     device: torch.device | str = "cpu"
-    # Times that each batch is given: with a third column, each row's number and how often it was given before, on the
-    # host. A loaded position begins with a new batch. 0: once, without the column.
-    repeats: int = 0
 
     def __post_init__(self):
         require_multiple("rows of a batch", self.batch_size, self.world_size)
         self.device = torch.device(self.device)
         self._pool = None
-        self._given, self._turn = (), 0  # the last batch, and how often it was given
 
     def __next__(self) -> Batch:
-        if 0 < self._turn < self.repeats:
-            return self._again()
         start = time.perf_counter()
         if self._pool is None:
             # One thread, so that the batches are made one after the other.
@@ -101,15 +95,7 @@ class Loader(BatchSource):
         # Only now is the batch part of a saved state: batches made ahead are not.
         self._consumed(marks)
         self.wait_seconds += time.perf_counter() - start
-        self._given, self._turn = batch.unbind(), 0
-        return self._again() if self.repeats else self._given
-
-    def _again(self) -> Batch:
-        """Return the last batch, with the column for repeats."""
-        rows = torch.arange(len(self._given[0]))
-        places = torch.stack([rows, torch.full_like(rows, self._turn)], dim=1)
-        self._turn += 1
-        return *self._given, places
+        return batch.unbind()
 
     def _make_batches(self) -> Iterator[tuple]:
         """Yield inputs and targets, the event after their copy to the device, and the marks of their rows.
@@ -137,7 +123,6 @@ class Loader(BatchSource):
 
     def close(self) -> None:
         """End the background thread; the next batch starts a new one at the position of the consumer."""
-        self._given, self._turn = (), 0
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from nanochat.attention import RotaryTable
 from nanochat.gpt import GPT, Attention
 from nanochat.models import new_model
-from nanochat.recursive import RecursiveGPT
 
 PACKED_ROWS = 32  # the row count for which oneDNN orders a weight; the order is good for one row too
 # Row counts that a packed weight meets. oneDNN keeps 0.5 to 3 MB for each row count and weight shape, up to a
@@ -106,8 +105,7 @@ def pack(model: GPT) -> GPT:
     dtype = model.compute_dtype
     packed = new_model(model.config, attention="decode" if device.type == "cpu" else "sdpa")
     packed.compute_dtype = dtype
-    if isinstance(model, RecursiveGPT):
-        packed.set_steps(model.steps)
+    packed.steps = model.steps
     for block, source in zip(packed.blocks, model.blocks, strict=True):
         _pack_attention(block.attn, source.attn, dtype)
     for name, module in list(packed.named_modules()):

@@ -62,7 +62,7 @@ class GPTConfig:
     loops: int = 2  # recursion: updates of the latent state before the answer is updated once
     passes: int = 1  # recursion: sweeps over the layers for each exit; the last one has a gradient
     detached: int = 0  # recursion: exits after which no gradient is passed back
-    sweeps: int = 1  # times that the layers run on one state (recursive.LoopedGPT); not with supervision
+    sweeps: int = 1  # times that the layers run on one state; 1 with supervision
     bos_id: int = -1  # the token that starts a document: smear stops there; -1: a row is one document
 
     def __post_init__(self):
@@ -290,9 +290,9 @@ class GPT(nn.Module):
         self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
-        self.cached_layers = config.depth  # applications of blocks in a forward, each with keys and values of its own
-        values_width = config.kv_heads * config.head_dim
+        self.steps = config.supervision or 1  # exits of a forward; a recursive model takes other numbers too
         self.embed = Embedding(config.padded_vocab, config.width)
+        values_width = config.kv_heads * config.head_dim
         tables = {str(i): Embedding(config.padded_vocab, values_width) for i in config.value_layers}
         self.value_embeds = nn.ModuleDict(tables)
         self.blocks = nn.ModuleList(Block(config, i) for i in range(config.depth))
@@ -304,7 +304,6 @@ class GPT(nn.Module):
         self.smear_lambda = nn.Parameter(torch.empty(1)) if config.smear else None
         self.backout_lambda = nn.Parameter(torch.empty(1)) if config.backout else None
         self.rotary = RotaryTable(config.max_seq_len, config.rope_dims or config.head_dim, config.rope_base)
-        self.rotary.fill()
 
     @property
     def device(self) -> torch.device:
@@ -333,8 +332,7 @@ class GPT(nn.Module):
     def init_weights(self, seed: int) -> None:
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
 
-        def initial(named: tuple[str, nn.Parameter]) -> Tensor:
-            name, parameter = named
+        def initial(name: str, parameter: nn.Parameter) -> Tensor:
             generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             return parameter_row(name).initial(torch.empty(parameter.shape, device="cpu"), self.config, generator)
 
@@ -342,7 +340,7 @@ class GPT(nn.Module):
         with ThreadPoolExecutor(INITIAL_THREADS) as pool:
             for start in range(0, len(parameters), INITIAL_THREADS):
                 some = parameters[start : start + INITIAL_THREADS]
-                for (_, parameter), values in zip(some, pool.map(initial, some), strict=True):
+                for (_, parameter), values in zip(some, pool.map(initial, *zip(*some, strict=True)), strict=True):
                     parameter.data.copy_(values)  # by this thread: others do not know its device
         if self.config.induction:
             for block in self.blocks:
@@ -363,7 +361,10 @@ class GPT(nn.Module):
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input, (B, T, width) in compute_dtype."""
         context = self.context(ids, cache)
-        return self.sweep(context.x0, context)
+        x = context.x0
+        for number in range(self.config.sweeps):
+            x = self.sweep(x, context._replace(first=number * self.config.depth))
+        return x
 
     def context(self, ids: Tensor, cache: "Cache | None" = None) -> Context:
         """Return the inputs common to all blocks for tokens (B, T); with a cache they continue the cache's rows."""
@@ -437,10 +438,10 @@ class GPT(nn.Module):
         return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
 
     def sweep_flops(self) -> int:
-        """Return FLOPs for a run of all blocks: 6 per matmul weight, 12 per channel and key; norms are left out."""
+        """Return FLOPs for all blocks, run `sweeps` times: 6 per matmul weight, 12 per channel and key; no norms."""
         weights = sum(weight.numel() for weight in self.blocks.parameters() if weight.ndim == 2)
         keys = (window or self.config.max_seq_len for window in self.config.windows)
-        return 6 * weights + 12 * self.config.width * sum(keys)
+        return self.config.sweeps * (6 * weights + 12 * self.config.width * sum(keys))
 
     def flops_per_token(self) -> int:
         """Return FLOPs forward and backward: of the blocks, the head, and smear."""

@@ -8,7 +8,7 @@ import torch
 
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig
 from nanochat.log import Record
-from nanochat.recursive import LoopedGPT, RecursiveGPT
+from nanochat.recursive import RecursiveGPT
 
 # Other flags set these fields, so --model does not change them.
 FLAG_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
@@ -87,9 +87,9 @@ def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = 
 
 def model_class(config: GPTConfig) -> type[GPT]:
     """Return the class of models with this config."""
-    if config.supervision:
-        return RecursiveGPT
-    return GPT if config.sweeps == 1 else LoopedGPT
+    if config.sweeps < 1 or (config.supervision and config.sweeps > 1):
+        raise ValueError(f"sweeps={config.sweeps} has to be at least 1, and 1 with supervision")
+    return RecursiveGPT if config.supervision else GPT
 
 
 @contextmanager

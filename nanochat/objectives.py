@@ -66,35 +66,8 @@ class DeepSupervision:
         return total / len(sums), kept.sum(), metrics
 
 
-class CarriedSupervision:
-    """The loss of one exit of a recursive model; the next update goes on from its states, without a gradient.
-
-    batch: inputs, targets, and for each row its number and the exit (rows, 2), on the host. The source gives each batch
-    once for each exit. A step that starts again, perhaps with other micro-batches, starts from the same states.
-    """
-
-    def __init__(self):
-        self.exit = -1  # of the last micro-batch
-        self.before = {}  # number of a row -> y and z at the exit before
-        self.after = {}
-
-    def __call__(self, model: "RecursiveGPT", batch: Batch) -> Loss:
-        inputs, targets, places = batch
-        rows, [number, *_] = places[:, 0].tolist(), places[:, 1].tolist()
-        if number != self.exit:
-            self.exit, self.before, self.after = number, self.after, {}
-        states = None
-        if number:
-            states = [torch.stack(parts) for parts in zip(*(self.before[row] for row in rows), strict=True)]
-        y, z, hidden = model.next_exit(inputs, states)
-        self.after |= zip(rows, zip(y.detach(), z.detach(), strict=True), strict=True)
-        return model.loss(hidden, targets), (targets >= 0).sum(), {}
-
-
 def pretraining(config: "RecursionSettings") -> Objective:
     """Return the objective for a new model."""
     if config.recursion == "off":
         return next_token
-    if config.carry:
-        return CarriedSupervision()
     return DeepSupervision(config.supervision_base, config.improvement_reward)

@@ -9,7 +9,7 @@ GPT's. Value embeddings and the factors of the residual stream are part of a blo
 is a part of x, and backout acts on the sweep that ends at the exit.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.gpt import GPT, Context, GPTConfig, LayerContext, norm
+from nanochat.gpt import GPT, Context, LayerContext, norm
 from nanochat.log import print0
 
 if TYPE_CHECKING:
@@ -29,19 +29,7 @@ Application = Callable[[int, Tensor], Tensor]  # from a block's number and a sta
 
 
 class RecursiveGPT(GPT):
-    """A GPT whose layers are applied again and again. steps: supervision steps of a forward."""
-
-    def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
-        super().__init__(config, attention, checkpointing)
-        if config.sweeps != 1:
-            raise ValueError(f"sweeps={config.sweeps} is for a model without supervision")
-        self.set_steps(config.supervision)
-
-    def set_steps(self, steps: int) -> None:
-        """Take another number of supervision steps than in training."""
-        config = self.config
-        self.steps = steps
-        self.cached_layers = config.depth * steps * config.passes * (config.loops + 1)
+    """A GPT whose layers are applied again and again."""
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input at the last exit, (B, T, width) in compute_dtype."""
@@ -59,13 +47,6 @@ class RecursiveGPT(GPT):
             yield hidden
             if step < self.config.detached:
                 y, z = y.detach(), z.detach()
-
-    def next_exit(self, ids: Tensor, states: Sequence[Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return y, z and the head's input after one supervision step from `states`, y and z; None: the first step."""
-        context = self.context(ids)
-        apply = self.applications(context)
-        y, z = states or (context.x0, torch.zeros_like(context.x0))
-        return self.advance(y, z, context.x0, apply)
 
     def applications(self, context: Context) -> Application:
         """Return the function that runs block i on a state; a cache keeps keys and values for each of its calls."""
@@ -109,44 +90,9 @@ class RecursiveGPT(GPT):
         return round(super().flops_per_token() + (sweeps - 1) * self.sweep_flops() + heads)
 
 
-class LoopedGPT(GPT):
-    """A GPT whose layers run `sweeps` times on one state, with a loss at the end alone: recursion without its parts."""
-
-    def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
-        super().__init__(config, attention, checkpointing)
-        if config.sweeps < 1:
-            raise ValueError(f"sweeps={config.sweeps} must be at least 1")
-        self.cached_layers = config.depth * config.sweeps
-
-    def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
-        """Return the head's input after the last sweep, (B, T, width) in compute_dtype."""
-        context = self.context(ids, cache)
-        x = context.x0
-        for number in range(self.config.sweeps):
-            x = self.sweep(x, context._replace(first=number * self.config.depth))
-        return x
-
-    def flops_per_token(self) -> int:
-        """Return FLOPs forward and backward."""
-        return super().flops_per_token() + (self.config.sweeps - 1) * self.sweep_flops()
-
-
-def exit_count(model: GPT) -> int:
-    """Return the number of exits in a forward; a plain model has one."""
-    return model.steps if isinstance(model, RecursiveGPT) else 1
-
-
-def exit_losses(model: GPT, ids: Tensor, targets: Tensor, reduction: str = "none") -> Tensor:
-    """Return the losses at targets (B, T; -1: none) at every exit: (exits, B, T), or sums (exits,)."""
-    if not isinstance(model, RecursiveGPT):
-        return model(ids, targets, reduction=reduction)[None]
-    losses = [model.loss(hidden, targets, reduction) for hidden in model.exits(ids)]
-    return torch.stack(losses)
-
-
 def choose_exits(model: GPT, exits: int) -> None:
     """Let a trained model run another number of exits, and print that; ValueError for a plain model."""
-    if not isinstance(model, RecursiveGPT):
+    if not model.config.supervision:
         raise ValueError("--exits is for recursive models, and this model is none")
     print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
-    model.set_steps(exits)
+    model.steps = exits

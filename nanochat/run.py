@@ -352,8 +352,8 @@ class Trainer:
         self.start.record["num_shards"] = shards
         return open_corpus(self.config.data, shards)
 
-    def text_loader(self, corpus: Corpus, repeats: int = 0) -> TextLoader:
-        """Return the source of a new model's batches: rows of a corpus, for this rank. repeats: of each batch."""
+    def text_loader(self, corpus: Corpus) -> TextLoader:
+        """Return the source of a new model's batches: rows of a corpus, for this rank."""
         return TextLoader(
             corpus,
             self.tokenizer,
@@ -364,7 +364,6 @@ class Trainer:
             rank=self.runtime.rank,
             world_size=self.runtime.world_size,
             device=self.runtime.device,
-            repeats=repeats,
         )
 
     def fit(

@@ -105,8 +105,6 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
     n = scaled_size(counts)  # the size that scaling laws compare
     reference_n = scaled_size(parameter_counts(reference))
     flops = model.flops_per_token()  # forward and backward
-    if config.carry:  # a step runs one exit alone
-        flops //= shape.supervision
 
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
     # A given batch changes learning rates and weight decay too.

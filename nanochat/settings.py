@@ -224,8 +224,6 @@ class RecursionSettings(OptimizerSettings):
     detached: Count | None = option(None, "exits after which no gradient is passed back (default: 0)")
     supervision_base: Rate = option(None, "weight of each exit, relative to the one before (default: the preset's)")
     improvement_reward: Rate = option(None, "reward for the relative improvement of each exit (default: the preset's)")
-    # As in the original. Base and reward do not matter then. A step counts the tokens of its batch again.
-    carry: bool = option(False, "an update for each exit: every batch comes once for each, and states are carried on")
     warmup_steps: Count | None = changed(
         None,
         text="steps of learning rate warmup, at most a tenth of a run of known length (default: 40, or the preset's)",
@@ -238,17 +236,11 @@ class RecursionSettings(OptimizerSettings):
             raise ValueError(f"--recursion={self.recursion} is not known, take one of off, {', '.join(PRESETS)}")
         usual = {one.name: one.default for one in fields(OptimizerSettings)}
         chosen = usual if self.recursion == "off" else PRESETS[self.recursion]._asdict()
-        if self.carry and self.recursion == "off":
-            raise ValueError(f"--carry is for recursion: add --recursion={next(iter(PRESETS))}")
         for name in Preset._fields:
-            weighs = name in ("supervision_base", "improvement_reward")
             if getattr(self, name) is None:
-                value = None if self.carry and weighs else chosen.get(name)
-                object.__setattr__(self, name, value)  # the dataclass is frozen
+                object.__setattr__(self, name, chosen.get(name))  # the dataclass is frozen
             elif name not in chosen:
                 raise ValueError(f"{flag_of(name)} is for recursion: add --recursion={next(iter(PRESETS))}")
-            elif self.carry and weighs:
-                raise ValueError(f"{flag_of(name)} is for exits that are trained together: leave it out, or --carry")
         if self.recursion != "off" and 0 < self.supervision <= self.detached:
             raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")
 

@@ -16,7 +16,7 @@ own() {
     --steps=?*) steps=${1#*=} ;;
     --depth=?*) depth=${1#*=} ;;
     --width=?*) width=${1#*=} ;;
-    --supervision=?* | --loops=?* | --passes=?* | --detached=?* | --supervision-base=?* | --improvement-reward=?* | --carry)
+    --supervision=?* | --loops=?* | --passes=?* | --detached=?* | --supervision-base=?* | --improvement-reward=?*)
       recursion+=("$1") ;;
     --seed=* | --recursion=* | --model=* | --num-iterations=* | --target-seconds=*)
       stop "${1%%=*} differs between arms: give --seeds, --preset or --steps" ;;

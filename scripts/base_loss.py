@@ -39,9 +39,9 @@ def exit_table(model: "GPT", text: "EvalText", batch_size: int, runtime: "Runtim
     if not trained:
         return []
     chosen = model.steps
-    model.set_steps(2 * trained)
+    model.steps = 2 * trained
     found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
-    model.set_steps(chosen)
+    model.steps = chosen
     rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
     print0(*(f"base_loss: val bpb at exit {i} (trained: {known}) {bpb:.4f}" for i, known, bpb, _ in rows), sep="\n")
     return [table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)]

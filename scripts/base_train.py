@@ -39,7 +39,7 @@ def main(config: Config) -> None:
     # From here on the folder is locked, and the model is built.
     with training("base_train", config, plan, tokenizer, in_fp8=config.fp8) as trainer:
         corpus = trainer.open_corpus(plan.tokens)
-        source = trainer.text_loader(corpus, repeats=config.supervision if config.carry else 0)
+        source = trainer.text_loader(corpus)
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         evaluations += refinement_alarms(trainer, config.eval_every)

@@ -32,7 +32,7 @@ class Config(TagSettings):
             raise ValueError("--models and --tag are needed, see --help")
         if not 0 < self.density <= 1:
             raise ValueError(f"--density={self.density:g} has to be above 0, and at most 1")
-        if self.scale != 1 and self.method not in ("task", "ties"):
+        if self.scale != 1 and self.method == "linear":
             raise ValueError("--scale is a factor of changes: take --method=task or ties")
 
 
@@ -50,7 +50,7 @@ def main(config: Config) -> None:
     if not any(weights):
         raise ValueError("--models: one of the weights has to be above 0")
     first = models[0]
-    parent = merge.read_parent(first) if merge.METHODS[config.method].from_parent else None
+    parent = None if config.method == "linear" else merge.read_parent(first)
     before = parent and parent.model_tensors()
     tensors = [model.model_tensors() for model in models]
     merged = merge.merge(tensors, weights, config.method, before, config.scale, config.density)

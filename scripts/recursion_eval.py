@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, options, run
 from nanochat.lab.intervals import interval
-from nanochat.log import MetricLog, Record, duration, metric_curve, print0, table_of
+from nanochat.log import MetricLog, Record, duration, metric_curve, table_of
 from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.paths import stage_dir
 from nanochat.settings import DeviceSettings, Preset, TagSettings
@@ -24,7 +24,6 @@ class Config(DeviceSettings, TagSettings):
 
     tag = changed("recursion", text="prefix of the runs' tags")
     seeds: Count = option(1, "compare the seeds 1 to N", least=1)
-    check: bool = option(False, "only check if the run --tag meets the criteria for a longer one", in_card=False)
 
 
 def exits_table(results: Sequence["SeedResult"]) -> Record:
@@ -92,19 +91,7 @@ def figures(results: Sequence["SeedResult"]) -> Metrics:
     }
 
 
-def check_criteria(tag: str) -> None:
-    """Print that a run meets the criteria for a longer one, or raise a ValueError."""
-    from nanochat.lab.recursion import ArmRun, unmet_criteria
-
-    if unmet := unmet_criteria(ArmRun.read(tag).records):
-        raise ValueError(f"the run {tag} does not meet the criteria: {'; '.join(unmet)}")
-    print0(f"the run {tag} meets all four criteria")
-
-
 def main(config: Config) -> None:
-    if config.check:
-        check_criteria(config.tag)
-        return
     # Slow imports stay out of --help.
     from nanochat.lab.recursion import FREE_IN_SEED, SeedResult, common_hash, open_text, read_arms, refit_exits
     from nanochat.runtime import setup

@@ -155,7 +155,7 @@ def assert_decoding_is_the_full_pass(fields, path="sdpa", dtype=torch.float32, b
     """Prompts of unequal lengths at once, then token by token past the short window, packed for inference."""
     model, ids = lively(fields), tokens(3, 150)
     if steps:
-        model.set_steps(steps)
+        model.steps = steps
     exact = model(ids)
     model.compute_dtype = dtype
     packed = pack(model)

@@ -13,8 +13,8 @@ from nanochat.checkpoint import build_model
 from nanochat.decoder import Decoder
 from nanochat.export.hf import architecture_of
 from nanochat.gpt import GPTConfig
-from nanochat.objectives import CarriedSupervision, DeepSupervision, next_token, pretraining
-from nanochat.recursive import RecursiveGPT, choose_exits, exit_count
+from nanochat.objectives import DeepSupervision, next_token, pretraining
+from nanochat.recursive import RecursiveGPT, choose_exits
 from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config
 
@@ -59,7 +59,7 @@ def test_every_exit_is_that_of_the_formulas(name):
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
     torch.testing.assert_close((exits, gradients[0]), (expected, gradients[1]), atol=1e-3, rtol=1e-4)
     assert torch.equal(model(ids), exits[-1])
-    model.set_steps(1)
+    model.steps = 1
     assert torch.equal(model(ids), exits[0])
 
 
@@ -83,29 +83,6 @@ def test_the_loss_is_the_seeds_formula():
         assert float(metrics[f"train/exit_{i}"][0] / count) == pytest.approx(loss.item(), rel=1e-5)
     refinement = metrics["train/refinement"]
     assert float(refinement[0] / refinement[1]) == pytest.approx(1 - (losses[2] / losses[0]).item(), rel=1e-3, abs=1e-6)
-
-
-def test_carried_states_are_those_of_a_forward_without_gradients_between_exits():
-    fields = {**CONFIGS["recursive"], "detached": 2}
-    model, twin, ids = lively(fields), lively(fields), tokens(4)
-    targets = ids.roll(-1, dims=1)
-    losses = [twin.loss(hidden, targets) for hidden in twin.exits(ids)]
-    sum(losses).backward()
-    objective = CarriedSupervision()
-
-    def part(rows, number):
-        places = torch.tensor([[row, number] for row in range(4)])
-        return objective(model, (ids[rows], targets[rows], places[rows]))[0]
-
-    for number, expected in enumerate(losses):  # without an update between them, an exit after the other
-        part(slice(0, 4), number)  # a step that ran out of memory, and starts again in parts
-        parts = [part(rows, number) for rows in (slice(0, 1), slice(1, 4))]
-        torch.testing.assert_close(sum(parts), expected)
-        sum(parts).backward()
-    ours, expected = ([parameter.grad for parameter in one.parameters()] for one in (model, twin))
-    torch.testing.assert_close(ours, expected, atol=2e-3, rtol=1e-4)
-    # Another batch starts anew.
-    torch.testing.assert_close(part(slice(0, 4), 0), losses[0])
 
 
 @pytest.mark.parametrize("changes", [{}, {"passes": 2}, {"loops": 1, "supervision": 2}])
@@ -147,11 +124,6 @@ def test_presets(name, base, reward, warmup):
     [
         ({"recursion": "agressive"}, "--recursion=agressive is not known, take one of off, moderate, aggressive"),
         ({"loops": 3}, "--loops is for recursion: add --recursion=moderate"),
-        ({"carry": True}, "--carry is for recursion: add --recursion=moderate"),
-        (
-            {"recursion": "extreme", "carry": True, "supervision_base": 3.0},
-            "--supervision-base is for exits that are trained together: leave it out, or --carry",
-        ),
         ({"recursion": "extreme", "detached": 4}, "--detached=4 has to be below --supervision=4"),
     ],
 )
@@ -165,7 +137,7 @@ def test_other_numbers_of_exits_are_told(capsys, monkeypatch):
     assert isinstance(model, RecursiveGPT)
     choose_exits(model, 2)
     assert capsys.readouterr().out.endswith("recursion: 2 exits, trained with 3\n")
-    assert exit_count(model) == len(list(model.exits(tokens()))) == 2
+    assert model.steps == len(list(model.exits(tokens()))) == 2
     with pytest.raises(ValueError, match="--exits is for recursive models, and this model is none"):
         choose_exits(lively(CONFIGS["reference"]), 2)
     monkeypatch.setattr("nanochat.decoder.free_memory", lambda device: 1e6)

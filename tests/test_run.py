@@ -93,21 +93,6 @@ def test_a_recursive_model_and_the_average_of_its_weights(base):
     assert averaged["value"] == validations[-1]["val/bpb of the average"]
 
 
-def test_carried_states_take_each_batch_once_for_each_exit(base):
-    flags = ("--recursion=aggressive", "--supervision=2", "--carry", "--device-batch-size=8", "--num-iterations=2")
-    base.run("carried", *flags)
-    base.run("carried-parts", *flags, "--device-batch-size=2")
-    one, two = (load(base.of(tag), 2).model_tensors() for tag in ("carried", "carried-parts"))
-    assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-4  # rounding; plain: 3e-5
-    assert load(base.of("carried"), 2).manifest["source"]["rows"] == 8
-    metrics = base.outcome("carried")["metrics"]
-    flops = metrics["Number of FLOPs per token"]["value"]
-    assert metrics["Total training flops"]["value"] == 2 * 256 * flops
-    base.run("whole", *(flag for flag in flags if flag != "--carry"))
-    whole = base.outcome("whole")["metrics"]["Number of FLOPs per token"]["value"]
-    assert flops == pytest.approx(whole / 2, abs=1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base):

@@ -74,18 +74,12 @@ def test_an_evening_on_a_laptop_is_a_scale_of_the_main_job(runs):
     assert runs("cpu.sh", "--data=my text", "--tag=mine").stdout == "--scale=cpu --data=my text --tag=mine\n"
 
 
-def test_the_phases_of_a_recursive_model(runs, base):
-    """The second one starts where the first one was good, or anyway."""
+def test_the_phases_of_a_recursive_model(runs):
     flags = ["--data=letters", *SMALL, "--depth=1", "--width=32", "--num-iterations=6", "--save-every=-1"]
     first = runs("train_h100_fast.sh", *flags)
     assert first.returncode == 0, first.stderr
     assert "recursion aggressive: each block runs 4 exits x 1 passes x (2 loops + 1) times for a token" in first.stdout
-    refused = runs("train_h100_extreme.sh", *flags)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: the run h100-fast does not meet the criteria: ")
-    assert refused.stderr.endswith("\n--anyway starts this phase in any case\n")
-    assert not (base / "base_train/h100-extreme").exists()
-    second = runs("train_h100_extreme.sh", "--anyway", *flags)
+    second = runs("train_h100_extreme.sh", *flags)
     assert second.returncode == 0, second.stderr
     assert "recursion extreme: " in second.stdout
 

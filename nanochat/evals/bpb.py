@@ -9,7 +9,6 @@ tokens and overlap: then no token is predicted from a short context, except in t
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +22,6 @@ from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.models import as_written
 from nanochat.outcome import Estimate, keep_figures
-from nanochat.recursive import exit_count, exit_losses
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
@@ -97,9 +95,14 @@ def bits_by_exit(
     stride = stride or seq_len
     inputs, targets = overlapping_rows(text.ids, seq_len, stride)
     # One kind of sum for each exit: a token weighs as many bytes as it stands for.
-    weights = text.lengths.expand(exit_count(model), -1)
+    weights = text.lengths.expand(model.steps, -1)
     found = []
-    for sums in sum_rows(partial(exit_losses, model), inputs, targets, weights, batch_size, runtime, seq_len - stride):
+
+    def losses(ids: Tensor, goals: Tensor, reduction: str) -> Tensor:
+        exits = model.exits(ids) if model.config.supervision else [model.hidden(ids)]
+        return torch.stack([model.loss(hidden, goals, reduction) for hidden in exits])
+
+    for sums in sum_rows(losses, inputs, targets, weights, batch_size, runtime, seq_len - stride):
         assert sums[:, 1].sum() == text.bytes
         value, stderr = ratio(sums)  # nats per byte
         found.append(Estimate(value / math.log(2), stderr / math.log(2)))

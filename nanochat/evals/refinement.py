@@ -5,7 +5,6 @@ from itertools import count, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from nanochat.log import Record, print0, read_metrics
-from nanochat.recursive import exit_count
 from nanochat.train import Evaluation, State
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def in_order(bpb: Sequence[float]) -> bool:
 
 def refinement_alarms(trainer: "Trainer", every: int) -> list[Evaluation]:
     """Return the evaluation that prints the alarms, to run after validation; none for a plain model."""
-    if exit_count(trainer.model) < 2 or every < 0:
+    if trainer.model.steps < 2:
         return []
 
     def check(state: State) -> None:

@@ -10,10 +10,9 @@ method, weights and all models with hashes under `merge`. It has no optimizer st
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,18 +48,8 @@ def _elected(changes: Tensor, shares: Tensor, density: float) -> Tensor:
     return (weights * changes).sum(0) / weights.sum(0).clamp(min=TINY)
 
 
-class Method(NamedTuple):
-    """A way to merge."""
-
-    combine: Callable[[Tensor, Tensor, float], Tensor]
-    from_parent: bool  # the changes are those since the parent; otherwise, the weights themselves
-
-
-METHODS = {
-    "linear": Method(_mean, False),
-    "task": Method(_mean, True),
-    "ties": Method(_elected, True),
-}
+# The changes are those since the parent; for linear there is none, and they are the weights themselves.
+METHODS = {"linear": _mean, "task": _mean, "ties": _elected}
 
 
 def merge(
@@ -83,7 +72,7 @@ def merge(
     for name, first in used[0].items():
         values = torch.stack([model[name].double().flatten() for model in used])
         start = parent[name].double().flatten() if parent else 0.0
-        found = start + scale * METHODS[method].combine(values - start, shares, density)
+        found = start + scale * METHODS[method](values - start, shares, density)
         if scale == 1:  # without a conflict nothing is trimmed, elected or rounded
             found = torch.where((values == values[0]).all(0), values[0], found)
         merged[name] = found.view_as(first).to(first.dtype)

@@ -10,7 +10,6 @@ import json
 import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
@@ -51,9 +50,6 @@ TOLERANCE = 0.05  # for the FLOPs of F and the seconds of W, relative to R
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
 LEAST_GAIN = 0.001  # of the bits per byte: less counts as no fall
-# Criteria for a run before a longer one.
-EXPECTED_REFINEMENT, EXPECTED_NORM = 0.15, (0.5, 1.5)
-LOSS_PARTS = 5
 
 
 # ---- finished arms ----
@@ -156,7 +152,7 @@ def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> GPT:
     # A tied head is the embedding, which has to stay as it is.
     tensors.setdefault("head.weight", tensors["embed.weight"].clone())
     model.load_state_dict(tensors)
-    model.set_steps(exits)
+    model.steps = exits
     model.requires_grad_(False).head.requires_grad_(True)
     return model
 
@@ -258,25 +254,3 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
     if beats_exit and interval(gains["P"]).is_positive:
         return "better than its compute" if interval(gains["F"]).is_positive else "depth only"
     return "none" if beats_exit or statistics.fmean(own) < LEAST_REFINEMENT else "a poor first exit"
-
-
-# ---- a run before a longer one ----
-
-
-def unmet_criteria(records: Sequence[Record]) -> list[str]:
-    """Return the criteria for a longer run that a finished one of the preset aggressive does not meet."""
-    exits = validated_exits(records)
-    steps = [record for record in records if "train/grad_norm" in record]
-    if not exits or len(steps) < LOSS_PARTS:
-        return ["it has no validation, or too few steps"]
-    fall, (low, high) = refinement(exits[-1]), EXPECTED_NORM
-    norm = statistics.median(record["train/grad_norm"] for record in steps)
-    size = len(steps) // LOSS_PARTS
-    sums = [sum(record["train/loss"] for record in steps[i * size :][:size]) for i in range(LOSS_PARTS)]
-    criteria = {
-        "an exit is not better than the one before it": all(later < earlier for earlier, later in pairwise(exits[-1])),
-        f"the refinement is {100 * fall:.1f}%, below {100 * EXPECTED_REFINEMENT:.0f}%": fall >= EXPECTED_REFINEMENT,
-        f"the gradient's norm is {norm:.2f} in the median, not {low} to {high}": low <= norm <= high,
-        "the loss does not fall from each fifth of the run to the next": sums == sorted(sums, reverse=True),
-    }
-    return [sentence for sentence, is_met in criteria.items() if not is_met]

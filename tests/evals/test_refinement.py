@@ -3,7 +3,6 @@
 import pytest
 
 from nanochat.evals.refinement import find_alarms
-from nanochat.lab.recursion import unmet_criteria
 
 
 def validation(*bpb):
@@ -33,27 +32,3 @@ NORM = {"step": 7, "train/grad_norm": 1.0}
 )
 def test_alarms(records, finished, alarms):
     assert list(find_alarms(records, finished)) == alarms
-
-
-def steps(losses, norm=1.0):
-    return [{"step": i, "train/loss": loss, "train/grad_norm": norm} for i, loss in enumerate(losses, 1)]
-
-
-FALLING = [3.0 - 0.1 * step for step in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("records", "unmet"),
-    [
-        ([*steps(FALLING), GOOD], []),
-        (
-            [*steps(FALLING), INVERTED],
-            ["an exit is not better than the one before it", "the refinement is -20.0%, below 15%"],
-        ),
-        ([*steps(FALLING, 0.3), GOOD], ["the gradient's norm is 0.30 in the median, not 0.5 to 1.5"]),
-        ([*steps([*FALLING[:8], 4.0, 4.0]), GOOD], ["the loss does not fall from each fifth of the run to the next"]),
-        (steps(FALLING), ["it has no validation, or too few steps"]),
-    ],
-)
-def test_criteria(records, unmet):
-    assert unmet_criteria(records) == unmet
