@@ -12,7 +12,7 @@ import numpy as np
 from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, answers_in, list_choices, remix
 from nanochat.curate.bm25 import BM25
 from tasks.common import DataSet, exchange
-from tasks.multiple_choice import MultipleChoice, Rationale
+from tasks.multiple_choice import MultipleChoice
 
 
 class Styled(MultipleChoice):
@@ -79,8 +79,7 @@ class TaskTable(dict[str, DataSet]):
             raise ValueError(f"{word or key} is no augmentation, choose from {', '.join(AUGMENTATIONS)}")
         data = self[name]
         task = AUGMENTATIONS[word]
-        # The letters in a rationale are those of the choices as they were.
-        if not issubclass(data.task, MultipleChoice) or issubclass(data.task, Rationale):
+        if not issubclass(data.task, MultipleChoice):
             raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
         number = number or str(task.number)
         if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
