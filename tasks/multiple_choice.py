@@ -39,9 +39,9 @@ class NamedChoice(MultipleChoice):
     closing = "Name the right choice, then its letter, like this: It is choice=X."
     form = "It is {text}={letter}."  # after a space the choice has the same tokens as in the question
 
-    def evaluate(self, conversation: dict, completion: str) -> bool:
-        """Compare only the letter, as the other tasks do."""
-        return completion.strip()[-3:] == conversation["messages"][-1]["content"][-3:]  # "=X."
+    def read(self, text: str) -> str:
+        """Return only the letter, which the other tasks compare too, in its place: "=X."."""
+        return text.strip()[-3:]
 
 
 # ---- column layouts: cells -> (question, choices, index of the right choice or None) ----
