@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
-from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, answers_in, list_choices, remix
+from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, remix
 from nanochat.curate.bm25 import BM25
-from tasks.common import DataSet, exchange
+from tasks.common import DataSet
 from tasks.multiple_choice import MultipleChoice
 
 
@@ -31,11 +31,8 @@ class Styled(MultipleChoice):
         names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
         order = np.random.default_rng((self.seed, row)).permutation(len(names))
         name = names[order[copy]]
-        style = STYLES[name]
-        plain = self.conversation(question, choices, right)  # which finds faults of the row
-        prompt = list_choices(question, choices, style.listing, style.instruction)
-        answer = answers_in(style.answer, choices)[right]
-        return plain | exchange(prompt, answer) | {"style": name, "choices": choices, "right": right}
+        conversation = self.conversation(question, choices, right, STYLES[name])
+        return conversation | {"style": name, "choices": choices, "right": right}
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         style = STYLES[conversation["style"]]

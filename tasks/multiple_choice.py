@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_uppercase as LETTERS
 
-from nanochat.curate.augment import list_choices
+from nanochat.curate.augment import STYLES, Style, answers_in
 from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
 
 # Begins of choices in a text, each on a line of its own: "B: tea", "B. tea" or "B) tea".
@@ -19,25 +19,29 @@ class MultipleChoice(Task):
     """Questions answered with a letter."""
 
     kind = "categorical"
-    closing = "Reply with nothing but the letter of the right choice."
-    form = "{letter}"  # of the answer; {text} is the right choice
+    style = STYLES["letter"]
 
-    def conversation(self, question: str, choices: Sequence[str], right: int | None) -> dict:
+    def conversation(
+        self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None
+    ) -> dict:
         """right: the right choice's index, from 0; None if the data set's answer is no choice."""
         if right not in range(len(choices)):
             raise ValueError(f"the right answer is none of its {len(choices)} choices")
-        # The letter follows its choice: small models bind the two better this way.
-        prompt = list_choices(question, choices, "- {text}={letter}", self.closing)
-        answer = self.form.format(letter=LETTERS[right], text=choices[right])
-        return exchange(prompt, answer) | {"letters": LETTERS[: len(choices)]}
+        style = style or self.style
+        answer = answers_in(style.answer, choices)[right]
+        return exchange(style.prompt(question, choices), answer) | {"letters": LETTERS[: len(choices)]}
 
 
 class NamedChoice(MultipleChoice):
     """Questions answered with a choice and its letter: for models that cannot yet choose by letter alone."""
 
     kind = "generative"
-    closing = "Name the right choice, then its letter, like this: It is choice=X."
-    form = "It is {text}={letter}."  # after a space the choice has the same tokens as in the question
+    style = Style(
+        "- {text}={letter}",
+        "Name the right choice, then its letter, like this: It is choice=X.",
+        "It is {text}={letter}.",  # after a space the choice has the same tokens as in the question
+        "sentence",
+    )
 
     def read(self, text: str) -> str:
         """Return only the letter, which the other tasks compare too, in its place: "=X."."""
