@@ -61,8 +61,9 @@ def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
-    from nanochat.evals.chat import answer_scores
+    from nanochat.evals.chat import evaluate_task, log_figures
     from nanochat.log import MetricLog
+    from nanochat.outcome import Estimate
     from nanochat.rollouts import PolicyGradient, Rollouts, reinforcement_metrics
     from nanochat.run import training
     from nanochat.tuning import print_plan
@@ -90,10 +91,16 @@ def main(config: Config) -> None:
             max_new_tokens=config.max_new_tokens,
             max_problems=config.eval_examples,
         )
+
+        def test_scores() -> dict[str, Estimate]:
+            engine.refresh()  # to the weights of the model
+            score = evaluate_task(test, trainer.model, engine, trainer.tokenizer, trainer.runtime, answers, name)
+            return {f"pass@{k}": estimate for k, estimate in score.pass_at.items()}
+
         state = trainer.fit(
             source,
             PolicyGradient(config.policy_loss, config.kl, reference),
-            [answer_scores(trainer, engine, test, name, answers, config.eval_every)],
+            [log_figures(trainer, test_scores, config.eval_every)],
             tasks=lambda: {name: {"rows": len(task), "files": task.hashes()}},
             after_step=[source.follow],
         )

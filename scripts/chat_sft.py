@@ -31,7 +31,7 @@ def count_aqua(chats: Mixture, new_chats: Mixture) -> Record:
     metrics = {}
     for split, found in (("train", chats), ("val", new_chats)):
         # Augmented ones too, such as AQUA~styles:2.
-        counts = [rows for name, rows in found.examples.items() if re.match("AQUA(-Rationale)?(~|$)", name)]
+        counts = [rows for name, rows in found.examples.items() if re.match("AQUA(~|$)", name)]
         if counts:
             metrics[f"aqua_{split}_examples"] = sum(counts)
     return metrics

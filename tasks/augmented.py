@@ -9,10 +9,10 @@ from functools import cached_property
 
 import numpy as np
 
-from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, answers_in, list_choices, remix
+from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, remix
 from nanochat.curate.bm25 import BM25
-from tasks.common import DataSet, exchange
-from tasks.multiple_choice import MultipleChoice, Rationale
+from tasks.common import DataSet
+from tasks.multiple_choice import MultipleChoice
 
 
 class Styled(MultipleChoice):
@@ -29,13 +29,9 @@ class Styled(MultipleChoice):
         question, choices, right = self.data.convert(*self.rows[row])
         # A question without Korean gets no instruction in Korean.
         names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
-        order = np.random.default_rng((self.seed, row)).permutation(len(names))
-        name = names[order[copy]]
-        style = STYLES[name]
-        plain = self.conversation(question, choices, right)  # which finds faults of the row
-        prompt = list_choices(question, choices, style.listing, style.instruction)
-        answer = answers_in(style.answer, choices)[right]
-        return plain | exchange(prompt, answer) | {"style": name, "choices": choices, "right": right}
+        name = str(np.random.default_rng((self.seed, row)).permutation(names)[copy])
+        conversation = self.conversation(question, choices, right, STYLES[name])
+        return conversation | {"style": name, "choices": choices, "right": right}
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         style = STYLES[conversation["style"]]
@@ -79,8 +75,7 @@ class TaskTable(dict[str, DataSet]):
             raise ValueError(f"{word or key} is no augmentation, choose from {', '.join(AUGMENTATIONS)}")
         data = self[name]
         task = AUGMENTATIONS[word]
-        # The letters in a rationale are those of the choices as they were.
-        if not issubclass(data.task, MultipleChoice) or issubclass(data.task, Rationale):
+        if not issubclass(data.task, MultipleChoice):
             raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
         number = number or str(task.number)
         if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:

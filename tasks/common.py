@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nanochat.chat import text_of
 from nanochat.data.hub import HubFile, fetch, sha256
 
 # A split's files as the hub names them: as uploaded, and as the hub converts CSV or JSON, in another git revision.
@@ -115,6 +116,7 @@ class Task:
     """
 
     kind = "generative"
+    read = staticmethod(str.strip)  # a text -> the answer in it
     copies = 1  # conversations of each row, one after the other
     seed = 0  # for augmentation, set by a mixture
 
@@ -169,8 +171,8 @@ class Task:
         return exchange(question, answer)
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
-        """Return True if a model's completion, in place of the last message, is right: here, if it is the same text."""
-        return completion.strip() == conversation["messages"][-1]["content"]
+        """Return True if `read` finds the same answer in a completion and in the last message, which is right."""
+        return self.read(completion) == self.read(text_of(conversation["messages"][-1]))
 
     def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
         """Return the verdicts on several (conversation, completion)."""

@@ -39,11 +39,10 @@ def _parse_number(text: str) -> Fraction:
 
 
 class HRM8K(Task):
+    read = staticmethod(final_answer)
+
     def conversation(self, question: str, answer: float | str) -> dict:
         return exchange(question, f"#### {answer}")
-
-    def evaluate(self, conversation: dict, completion: str) -> bool:
-        return final_answer(completion) == final_answer(conversation["messages"][-1]["content"])
 
 
 SETS = {

@@ -9,6 +9,7 @@ import pickletools
 import zlib
 from collections.abc import Callable
 from decimal import Decimal
+from itertools import accumulate
 from pathlib import Path
 
 from nanochat.evals import sandbox
@@ -103,11 +104,9 @@ class LiveCodeBench(HumanEval):
         sandbox.require(self.unsafe_exec)
         rows = []
         for path in self.fetch_files():
-            start = 0
             with path.open("rb") as file:
-                for line in file:
-                    rows.append((path, start))
-                    start += len(line)
+                *starts, _ = accumulate(map(len, file), initial=0)
+            rows += [(path, start) for start in starts]
         return rows
 
     def conversation(self, path: Path, start: int) -> dict:

@@ -83,8 +83,7 @@ def _number(text: str) -> str:
 
 
 class MCLM(HRM8K):
-    def evaluate(self, conversation: dict, completion: str) -> bool:
-        return normal_form(completion) == normal_form(conversation["messages"][-1]["content"])
+    read = staticmethod(normal_form)
 
 
 SETS = {

@@ -102,10 +102,18 @@ def mix(
     parts: Parts = {}
     shares = {}  # by the names in parts
     for number, member in enumerate(parse_mixture(spec, known)):
-        opened = _open_first(member, split, tokenizer, is_needed=not available_only)
-        if not opened:
+        # The first source whose files can be had.
+        *_, last = member.sources
+        for name, data in member.sources.items():
+            try:
+                task, rows = _open_split(data, split, tokenizer)
+                break
+            except HubError as error:
+                if name == last and not available_only:
+                    raise
+                print0(f"{split} mixture: {name} is left out: {' '.join(str(error).split())}")
+        else:
             continue
-        name, task, rows = opened
         task.seed = seed
         if name in parts:
             raise ValueError(f"{name} is named twice, give it epochs instead: {name}:2")
@@ -151,19 +159,6 @@ def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
     if total and not is_whole:
         raise ValueError(f"{spec}: all tasks need shares, which add up to 100 %, not to {total:g} %")
     return members
-
-
-def _open_first(member: Member, split: str, tokenizer: str, is_needed: bool) -> tuple[str, Task, np.ndarray] | None:
-    """Return name, task and row numbers of the first source whose files can be had; without any, None or a HubError."""
-    *_, last = member.sources
-    for name, data in member.sources.items():
-        try:
-            return name, *_open_split(data, split, tokenizer)
-        except HubError as error:
-            if is_needed and name == last:
-                raise
-            print0(f"{split} mixture: {name} is left out: {' '.join(str(error).split())}")
-    return None
 
 
 def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:

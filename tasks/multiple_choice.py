@@ -7,35 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from string import ascii_uppercase as LETTERS
 
-from nanochat.curate.augment import list_choices
+from nanochat.curate.augment import STYLES, Style, answers_in
 from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
-
-_LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"  # a choice's letter: (b) or B
-# An announced letter: "The answer is (b).", "Correct option - C", "\boxed{D}".
-ANNOUNCED = re.compile(
-    r"(?i:answer|correct (?:option|choice)|boxed)(?i: is| was| (?:will|should|must) be)?[^A-Za-z0-9?\n]*"
-    rf"(?i:(?:option|choice|letter|boxed|text)[^A-Za-z0-9?\n]*)*{_LETTER}"
-)
-# A letter named by the last line: "Option B", "(A) is the correct answer", "C) 12 km".
-AT_THE_END = re.compile(
-    rf"(?i:option|choice|ans(?: is)?)[^A-Za-z0-9]*{_LETTER}|"
-    rf"{_LETTER}[^A-Za-z0-9]*(?i:is|must be)(?i: the)?(?i: correct| right| answer| true)|"
-    rf"^[^A-Za-z0-9(]*\(?{_LETTER}[\s*]*(?:[).:]|$)"
-)
-
-
-def extract_letter(text: str, letters: str) -> str | None:
-    """Return the last letter that prose announces, or else the last that its last line names."""
-    # An announcement anywhere is surer than a letter in the last line.
-    last_line = text.strip().rpartition("\n")[2]
-    for pattern, part in ((ANNOUNCED, text), (AT_THE_END, last_line)):
-        found = ["".join(groups).upper() for groups in pattern.findall(part)]
-        # Letters beyond the choices, as in "Answer: F", do not count.
-        valid = [letter for letter in found if letter in letters]
-        if valid:
-            return valid[-1]
-    return None
-
 
 # Begins of choices in a text, each on a line of its own: "B: tea", "B. tea" or "B) tea".
 FIRST_CHOICE = re.compile(r"\s*\n(?=A[:.)]\s)")
@@ -46,47 +19,36 @@ class MultipleChoice(Task):
     """Questions answered with a letter."""
 
     kind = "categorical"
-    closing = "Reply with nothing but the letter of the right choice."
-    form = "{letter}"  # of the answer; {text} is the right choice
+    style = STYLES["letter"]
 
-    def conversation(self, question: str, choices: Sequence[str], right: int | None, rationale: str = "") -> dict:
+    def conversation(
+        self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None
+    ) -> dict:
         """right: the right choice's index, from 0; None if the data set's answer is no choice."""
         if right not in range(len(choices)):
             raise ValueError(f"the right answer is none of its {len(choices)} choices")
-        # The letter follows its choice: small models bind the two better this way.
-        prompt = list_choices(question, choices, "- {text}={letter}", self.closing)
-        answer = self.form.format(letter=LETTERS[right], text=choices[right])
-        if rationale:
-            # It may already end with the answer.
-            answer = f"{rationale.strip().removesuffix(answer).strip()}\n{answer}"
-        return exchange(prompt, answer) | {"letters": LETTERS[: len(choices)]}
-
-
-class Rationale(MultipleChoice):
-    """The same questions, answered with a chain of thought that ends in a letter."""
-
-    kind = "generative"
-    closing = "Think it through, then end with the letter of the right choice, like this: The answer is X."
-    form = "The answer is {letter}."
-
-    def evaluate(self, conversation: dict, completion: str) -> bool:
-        right = conversation["messages"][-1]["content"][-2]  # "X."
-        return extract_letter(completion, conversation["letters"]) == right
+        style = style or self.style
+        answer = answers_in(style.answer, choices)[right]
+        return exchange(style.prompt(question, choices), answer) | {"letters": LETTERS[: len(choices)]}
 
 
 class NamedChoice(MultipleChoice):
     """Questions answered with a choice and its letter: for models that cannot yet choose by letter alone."""
 
     kind = "generative"
-    closing = "Name the right choice, then its letter, like this: It is choice=X."
-    form = "It is {text}={letter}."  # after a space the choice has the same tokens as in the question
+    style = Style(
+        "- {text}={letter}",
+        "Name the right choice, then its letter, like this: It is choice=X.",
+        "It is {text}={letter}.",  # after a space the choice has the same tokens as in the question
+        "sentence",
+    )
 
-    def evaluate(self, conversation: dict, completion: str) -> bool:
-        """Compare only the letter, as the other tasks do."""
-        return completion.strip()[-3:] == conversation["messages"][-1]["content"][-3:]  # "=X."
+    def read(self, text: str) -> str:
+        """Return only the letter, which the other tasks compare too, in its place: "=X."."""
+        return text.strip()[-3:]
 
 
-# ---- column layouts: cells -> (question, choices, index of the right choice or None, [rationale]) ----
+# ---- column layouts: cells -> (question, choices, index of the right choice or None) ----
 # Columns that are these already need no function.
 
 
@@ -100,10 +62,10 @@ def answer_label(question: str, choices: dict, answer: str) -> tuple:
     return question, choices["text"], _index(answer, choices["label"])
 
 
-def answer_letter(question: str, choices: list[str], answer: str, *rationale: str) -> tuple:
+def answer_letter(question: str, choices: list[str], answer: str) -> tuple:
     """Each choice begins with its letter and a bracket: ["A)salt", "B)tea"], "B"."""
     texts = [choice.partition(")")[2].strip() for choice in choices]
-    return question, texts, _index(answer, LETTERS), *rationale
+    return question, texts, _index(answer, LETTERS)
 
 
 def answer_text(question: str, passage: str, choices: list[str], answer: str) -> tuple:
@@ -176,15 +138,6 @@ _ARC = DataSet(
     convert=answer_label,
     baseline=0.25,
 )
-# Algebra word problems with five choices, and a rationale for each answer.
-_AQUA = replace(
-    _ARC,
-    repo="deepmind/aqua_rat",
-    path="raw/" + FILE,
-    columns="question options correct",
-    convert=answer_letter,
-    baseline=0.2,
-)
 # For data sets that the hub converts, most of them for evaluation alone.
 _TEST = DataSet(task=MultipleChoice, path=CONVERTED, splits="test", baseline=0.2)
 # Gated, as KMMLU-Redux and GPQA are: the hub gives the files to accounts that accepted the conditions.
@@ -208,8 +161,15 @@ SETS = {
         columns="question choices answer",
         baseline=0.25,
     ),
-    "AQUA": _AQUA,
-    "AQUA-Rationale": replace(_AQUA, task=Rationale, columns=_AQUA.columns + " rationale"),
+    # Algebra word problems with five choices.
+    "AQUA": replace(
+        _ARC,
+        repo="deepmind/aqua_rat",
+        path="raw/" + FILE,
+        columns="question options correct",
+        convert=answer_letter,
+        baseline=0.2,
+    ),
     # Questions from Korean exams; each subject is a folder.
     "KMMLU": replace(
         _TEST,

@@ -99,4 +99,4 @@ def benchmark_questions(task: Task) -> list[tuple[str, ...]]:
     prompts = [str(task[number]["messages"][-2]["content"]) for number in range(len(task))]
     if not isinstance(task, MultipleChoice):
         return [(prompt,) for prompt in prompts]
-    return [(prompt.partition("\n\n- ")[0], prompt.removesuffix(task.closing)) for prompt in prompts]
+    return [(prompt.partition("\n\n- ")[0], prompt.removesuffix(task.style.instruction)) for prompt in prompts]

@@ -19,7 +19,7 @@ MIXTURE = "World-Chat:0.55,World-Sums:0.33,World-Choices:0.4,SimpleSpelling:0.2,
 SUGGESTED = ("about_facts", "about_things", "with_sums", "with_words")
 
 
-PARTICLES = "이?다|이|가|을|를|은|는|에|에서|의|로|으로|만큼"  # that follow a word in the answers
+PARTICLES = "이?다|이|가|을|를|은|는|에|에서|의|로|으로|만큼"  # follow a word in Korean without a space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,11 @@ class WorldTable(DataSet):
 
 
 def has_words(text: str, words: str) -> bool:
-    """Return True if the text has the words as whole words: "Kim" is not in "Kimchi"."""
-    return re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text) is not None
+    """Return True if the text has the words as whole words, perhaps with a particle.
+
+    "Kim" is not in "Kimchi"; "11월이다" has not the word "1월", and "소금" not "소".
+    """
+    return re.search(rf"(?<!\w){re.escape(words)}(?:{PARTICLES})?(?!\w)", text) is not None
 
 
 class FreeQuestion(Task):
@@ -50,15 +53,6 @@ class FreeQuestion(Task):
 
     def evaluate(self, conversation: dict, completion: str) -> bool:
         return has_words(completion, conversation["messages"][-1]["content"])
-
-
-class KoreanQuestion(Task):
-    """A question in Korean with a word that a right answer contains; particles follow it without a space."""
-
-    def evaluate(self, conversation: dict, completion: str) -> bool:
-        word = re.escape(conversation["messages"][-1]["content"])
-        # "11월이다" has not the word "1월", and "소금" not "소".
-        return re.search(rf"(?<!\w){word}(?:{PARTICLES})?(?!\w)", completion) is not None
 
 
 class WorldChat(Chat):
@@ -105,7 +99,7 @@ SETS = {
     ),
     # Word problems, solved with the calculator.
     "World-Sums": WorldTable(task=GSM8K, table="sums", splits="train test", columns="question answer"),
-    "World-Korean": WorldTable(task=KoreanQuestion, table="korean", splits="test", columns="question answer"),
+    "World-Korean": WorldTable(task=FreeQuestion, table="korean", splits="test", columns="question answer"),
     # Ten of the facts, one for each relation.
     "World-Questions": WorldTable(task=FreeQuestion, table="questions", splits="test", columns="question answer"),
     # What a person would say to the model, in words that no text for training has.

@@ -6,7 +6,7 @@ Other packages import from here:
   contamination  Benchmarks: questions to be kept out of training text
   store          filter_file, merge, write_output, report: from rows to files, through tables on disk
   bm25           BM25: search for similar texts
-  augment        STYLES, list_choices, answers_in, remix, MOST_CHOICES, HANGUL: other styles of questions and answers,
+  augment        STYLES, Style, answers_in, remix, MOST_CHOICES, HANGUL: other styles of questions and answers,
                  and more choices
   teacher        Teacher, TeacherSettings, translate, answer, judge, judged_metrics: another model and its uses
 """

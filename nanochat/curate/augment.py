@@ -44,6 +44,10 @@ class Style(NamedTuple):
     answer: str
     reader: str  # key of READERS
 
+    def prompt(self, question: str, choices: Sequence[str]) -> str:
+        """Return a question with its choices, one per line, and the instruction."""
+        return "\n".join([question, "", *answers_in(self.listing, choices), "", self.instruction])
+
     def read(self, text: str, choices: Sequence[str]) -> int | None:
         """Return the index of the choice that a text names in this form, None if it names none."""
         before, after = READERS[self.reader]
@@ -55,6 +59,7 @@ class Style(NamedTuple):
         return rest.index(found[-1]) if found else None
 
 
+# In `letter` the letter follows its choice: small models bind the two better this way.
 # name | a choice in the question | instruction | answer | reader. Braces are doubled where they stand for themselves.
 _TABLE = r"""
 letter | - {text}={letter} | Reply with nothing but the letter of the right choice. | {letter} | alone
@@ -78,11 +83,6 @@ def answers_in(form: str, choices: Sequence[str]) -> list[str]:
     """Return a form, such as the answer of a style, filled in for each choice."""
     marked = enumerate(zip(LETTERS, choices, strict=False), 1)  # there are more letters than choices
     return [form.format(number=number, letter=letter, text=text) for number, (letter, text) in marked]
-
-
-def list_choices(question: str, choices: Sequence[str], listing: str, instruction: str) -> str:
-    """Return a question with its choices, one per line, and an instruction."""
-    return "\n".join([question, "", *answers_in(listing, choices), "", instruction])
 
 
 # ---- more choices ----

@@ -288,24 +288,6 @@ def task_scores(trainer: "Trainer", tasks: Mapping[str, Task], at_start: bool = 
     return [Evaluation(config.eval_metrics_every, score, at_start)]
 
 
-def answer_scores(
-    trainer: "Trainer",
-    engine: Engine,
-    task: Task,
-    label: str,
-    settings: AnswerSettings,
-    every: int,
-) -> Evaluation:
-    """Return the evaluation that answers test prompts during reinforcement learning."""
-
-    def measure() -> Estimates:
-        engine.refresh()  # to the weights of the model
-        scores = evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, settings, label)
-        return {f"pass@{k}": estimate for k, estimate in scores.pass_at.items()}
-
-    return log_figures(trainer, measure, every)
-
-
 def log_figures(trainer: "Trainer", measure: Callable[[], Estimates], every: int) -> Evaluation:
     """Return the evaluation that logs figures, also before the first step."""
 

@@ -357,8 +357,6 @@ def _set_limits(limits: SimpleNamespace, processes: int) -> None:
 
 def _filter_calls() -> None:
     """Apply CALLS from now on, in this process and its children."""
-    refusals = _refusals()
-    clone = refusals.pop("clone")
     # An instruction is (operation, jump if true, jump if false, operand); a jump skips so many instructions.
     code = [
         (LOAD, 0, 0, ARCHITECTURE),
@@ -368,23 +366,18 @@ def _filter_calls() -> None:
         (IF_AT_LEAST, 0, 1, X32_CALLS),
         (RETURN, 0, 0, KILL_PROCESS),
     ]
-    for refusal in refusals.values():
-        refuse = (RETURN, 0, 0, refusal.result)
-        if not refusal.values:
-            code += [(IF_EQUAL, 0, 1, refusal.number), refuse]
-            continue
-        code += [(IF_EQUAL, 0, 2 * len(refusal.values) + 2, refusal.number), (LOAD, 0, 0, SECOND_ARGUMENT)]
-        for value in refusal.values:
-            code += [(IF_EQUAL, 0, 1, value), refuse]
+    for name, refusal in _refusals().items():
+        argument = SECOND_ARGUMENT
+        tests = [(IF_EQUAL, value) for value in refusal.values] or [(IF_AT_LEAST, 0)]  # without values: any
+        # Threads and processes need clone: it fails only with flags for namespaces.
+        if name == "clone":
+            argument = FIRST_ARGUMENT
+            tests = [(IF_ANY_BIT, CLONE_NEWNS | CLONE_NEWUSER | CLONE_NEWTIME | CLONE_OTHERS)]
+        code += [(IF_EQUAL, 0, 2 * len(tests) + 2, refusal.number), (LOAD, 0, 0, argument)]
+        for test, value in tests:
+            code += [(test, 0, 1, value), (RETURN, 0, 0, refusal.result)]
         code.append((LOAD, 0, 0, CALL_NUMBER))
-    # Threads and processes need clone: it fails only with flags for namespaces.
-    code += [
-        (IF_EQUAL, 0, 3, clone.number),
-        (LOAD, 0, 0, FIRST_ARGUMENT),
-        (IF_ANY_BIT, 0, 1, CLONE_NEWNS | CLONE_NEWUSER | CLONE_NEWTIME | CLONE_OTHERS),
-        (RETURN, 0, 0, clone.result),
-        (RETURN, 0, 0, ALLOW),
-    ]
+    code.append((RETURN, 0, 0, ALLOW))
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
     instructions = ctypes.create_string_buffer(packed)
     program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(instructions))

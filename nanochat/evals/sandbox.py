@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from nanochat.evals import contained
 
@@ -61,7 +61,7 @@ class Verdict(NamedTuple):
 
     passed: bool  # the program ran to its last line
     output: str
-    forgeable: bool = False  # the tests ran in the answer's own process, because their arguments are not plain data
+    forgeable: bool = False  # tests whose arguments are not plain data can run only in the answer's own process
 
 
 def judge_all(cases: Iterable[Case], limits: Limits = LIMITS, unsafe: bool = False) -> list[Verdict]:
@@ -108,8 +108,8 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
         _start(case.answer, calls, limits, unsafe, (answer_reads, answer_writes)),
         _start(program, LAUNCHER, limits, unsafe, (judge_reads, judge_writes)) as tests,
     ):
-        verdict = tests.verdict()
-    if tests.process.returncode == NOT_PLAIN:
+        verdict = tests()
+    if verdict.forgeable:
         return run(f"{case.answer}\n\n{case.tests}\n", limits, unsafe)._replace(forgeable=True)
     return verdict
 
@@ -119,30 +119,8 @@ def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: S
 
     readable: files and folders that it may read beside the system's.
     """
-    with _start(program, LAUNCHER, limits, unsafe, readable=readable) as started:
-        return started.verdict()
-
-
-@dataclass(frozen=True)
-class _Started:
-    """A program that runs. word: see Verdict."""
-
-    process: subprocess.Popen
-    output: IO[bytes]
-    word: str
-    seconds: float
-
-    def verdict(self) -> Verdict:
-        """Wait until the program or its time ends."""
-        try:
-            passed = self.process.wait(self.seconds) == 0
-        except subprocess.TimeoutExpired:
-            passed = False
-        self.output.seek(0)
-        text = self.output.read().decode(errors="replace")
-        # Everything before the word is the program's output.
-        before, found, _ = text.rpartition(f"\n{self.word}\n")
-        return Verdict(passed and bool(found), before if found else text)
+    with _start(program, LAUNCHER, limits, unsafe, readable=readable) as verdict:
+        return verdict()
 
 
 @contextlib.contextmanager
@@ -153,12 +131,22 @@ def _start(
     unsafe: bool,
     descriptors: Sequence[int] = (),
     readable: Sequence[str] = (),
-) -> Iterator[_Started]:
-    """Start a program by a launcher; kill it at the end. The program takes over the descriptors."""
+) -> Iterator[Callable[[], Verdict]]:
+    """Start a program by a launcher, and yield a function that waits until the program or its time ends.
+
+    The program takes over the descriptors, and is killed at the end.
+    """
     is_contained = not (unsafe and missing())
-    task = {"program": program, "launcher": launcher, "word": secrets.token_hex(16)}
-    task |= {"limits": asdict(limits), "contained": is_contained, "caller": os.getpid()}
-    task["readable"] = [os.path.realpath(path) for path in readable]
+    word = secrets.token_hex(16)
+    task = {
+        "program": program,
+        "launcher": launcher,
+        "word": word,
+        "limits": asdict(limits),
+        "contained": is_contained,
+        "caller": os.getpid(),
+        "readable": [os.path.realpath(path) for path in readable],
+    }
     python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)  # not the environment's
     with (
         contextlib.nullcontext("/") if is_contained else tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
@@ -176,10 +164,21 @@ def _start(
         )
         for descriptor in descriptors:
             os.close(descriptor)  # so that the program's end is an end of file for the other side
+
+        def verdict() -> Verdict:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(limits.seconds)
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+            # Everything before the word is the program's output.
+            before, found, _ = text.rpartition(f"\n{word}\n")
+            passed = bool(found) and child.returncode == 0
+            return Verdict(passed, before if found else text, child.returncode == NOT_PLAIN)
+
         try:
             with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
                 stdin.write(json.dumps(task).encode())
-            yield _Started(child, output, task["word"], limits.seconds)
+            yield verdict
         finally:
             # The whole process group, so that the program does not outlive its helper.
             with contextlib.suppress(ProcessLookupError):

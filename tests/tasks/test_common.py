@@ -13,7 +13,7 @@ from nanochat.stages import CHAT_CORE, MEANS
 from tasks import JUDGED, TASKS, WORLD_TASKS, multiple_choice
 from tasks.common import DataSet, pick
 
-WITH_QUESTIONS = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "AQUA-Rationale", "GSM8K"]
+WITH_QUESTIONS = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K"]
 GOOD_ROW = {"question": "x or y?", "choices": ["x", "y"], "answer": 1}
 
 

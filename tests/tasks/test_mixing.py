@@ -91,7 +91,6 @@ mmlu~options:0.5 => mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]
 mmlu~jokes => jokes is no augmentation, choose from styles, options
 mmlu~Options:11 => MMLU~options:11: the number is from 1 to 10; epochs stand after it
 gsm8k~styles => GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented
-aqua-rationale~options => AQUA-Rationale is not answered by a choice alone
 click~styles => EunsuKim/CLIcK has no split train, only test
 mmlu~styles,MMLU~Styles@9:2 => MMLU~styles is named twice
 mmlu%50,aqua => mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %

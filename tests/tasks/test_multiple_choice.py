@@ -1,4 +1,4 @@
-"""Multiple choice: letters read from prose, the prompt, layouts of columns, the Korean data sets."""
+"""Multiple choice: the prompt, layouts of columns, the Korean data sets."""
 
 from collections import Counter
 from dataclasses import replace
@@ -9,47 +9,7 @@ import pytest
 from chat_files import contents
 
 from tasks import TASKS
-from tasks.multiple_choice import NamedChoice, extract_letter, right_first
-
-# A text, and the letter that is read from it, if one is.
-LETTERS_IN_PROSE = r"""
-B => B
-(b) => B
-B) 600 => B
-The answer is B. => B
-Correct answer - A => A
-the correct option is C) 12 km => C
-Therefore \boxed{D}. => D
-The answer is \boxed{\text{C}}. => C
-The answer is **option D** => D
-4 + 4 = 8/Option B is correct => B
-4 + 4 = 8/Hence (A) is the correct answer => A
-The answer is/E => E
-The answer is A or B? No: the answer is C, not 5. => C
-The answer is a number. =>
-What is the answer?/A train is late. =>
-Answer: F =>
-b =>
-the answer is 5 =>
- =>
-"""
-
-
-@pytest.mark.parametrize("line", LETTERS_IN_PROSE.strip("\n").split("\n"))
-def test_letters_in_prose(line):
-    text, _, letter = line.replace("/", "\n").partition(" =>")
-    assert extract_letter(text, "ABCDE") == (letter.strip() or None)
-
-
-def test_real_rationales_are_read_right(mirror):
-    """One rationale of AQuA that names a letter is misread: it ends with "(B) must be true" after another letter."""
-    rows = []
-    for file in TASKS["AQUA"].files("validation", "test"):
-        rows += pq.read_table(mirror / str(file)).to_pylist()
-    found = [(extract_letter(row["rationale"], "ABCDE"), row["correct"]) for row in rows]
-    assert len(rows) == 508
-    assert sum(letter not in (None, right) for letter, right in found) <= 1
-    assert sum(letter == right for letter, right in found) >= 470
+from tasks.multiple_choice import NamedChoice, right_first
 
 
 def test_the_prompt_and_the_verdict(write_rows):
