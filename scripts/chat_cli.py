@@ -34,7 +34,7 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat import quant
-    from nanochat.chat import chat_defaults
+    from nanochat.chat import chat_temperature
     from nanochat.checkpoint import load_model, trained
     from nanochat.engine import Engine, Request
     from nanochat.runtime import setup
@@ -52,11 +52,10 @@ def main(config: Config) -> None:
         runtime = stack.enter_context(setup(config.device_type, config.dtype))
         model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime, config.exits)
         quant.apply(model, config.quant)
-        temperature, suggestions = chat_defaults(checkpoint.manifest)
         settings = Request(
             tokens=(),  # of each prompt
             max_new_tokens=config.max_new_tokens,
-            temperature=temperature if config.temperature is None else config.temperature,
+            temperature=chat_temperature(checkpoint.manifest) if config.temperature is None else config.temperature,
             top_k=config.top_k,
             top_p=config.top_p,
             seed=config.seed,
@@ -67,8 +66,6 @@ def main(config: Config) -> None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
             print0(COMMANDS)
-            if suggestions:
-                print0("ask, for example:", " | ".join(suggestions))
             chat.run(join_lines(typed_lines(base_dir() / HISTORY)))
         else:
             chat.run(join_lines(line.removesuffix("\n") for line in sys.stdin))

@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat import quant
-from nanochat.chat import chat_defaults
+from nanochat.chat import chat_temperature
 from nanochat.checkpoint import load_model
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
@@ -147,8 +147,7 @@ class Service:
             "created": self.created,
             "owned_by": "nanochat",
             "max_model_len": self.served.context,  # vLLM's name
-            "temperature": self.served.temperature,  # this and the suggestions are for the page
-            "suggestions": self.served.suggestions,
+            "temperature": self.served.temperature,  # for the page
         }
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -294,8 +293,8 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
         model.attention = "chunks" if device.type == "cpu" else "sdpa"
         workers.append(Worker(Engine(model, tokenizer, slots), model))
     name = f"nanochat-{choice.tag}-{choice.source}"
-    defaults = chat_defaults(checkpoint.manifest)
-    served = ServedModel(name, tokenizer, model.config.max_seq_len, *defaults, choice.source == "base")
+    temperature = chat_temperature(checkpoint.manifest)
+    served = ServedModel(name, tokenizer, model.config.max_seq_len, temperature, choice.source == "base")
     return served, workers
 
 

@@ -1,7 +1,6 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -41,14 +40,13 @@ class ApiError(Exception):
 class ServedModel:
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
-    temperature, suggestions: for the page, see `chat.chat_defaults`. Programs choose their own.
+    temperature: for the page, see `chat.chat_temperature`. Programs choose their own.
     """
 
     name: str
     tokenizer: Tokenizer
     context: int
     temperature: float = CHAT_TEMPERATURE
-    suggestions: Sequence[str] = ()
     is_base: bool = False
 
 
