@@ -154,7 +154,7 @@ class Choice:
         return content
 
     def _logprobs(self, score: Score) -> Json:
-        """Return the log-probabilities of shown tokens, with `echo` also the prompt's."""
+        """Return the log-probabilities of a completion's shown tokens, with `echo` also the prompt's."""
         # The first token has no log-probability.
         scored = list(zip(self.row(), [None, *score], strict=True))
         shown = scored[self.request.added_tokens : len(self.prompt)] if self.request.echo else []
@@ -162,8 +162,6 @@ class Choice:
             is_cut = self._stops.found and token.start >= self._shown
             if token.sampled and not is_cut:  # the calculator's tokens were not the model's choice
                 shown.append(one)
-        if self.request.is_chat:
-            return {"content": [self._chat_logprob(*one) for one in shown], "refusal": None}
         tops = []
         for _, alternatives in shown:
             tops.append(alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()})
@@ -172,14 +170,6 @@ class Choice:
             "token_logprobs": [alternatives and alternatives[token] for token, alternatives in shown],
             "top_logprobs": tops,
         }
-
-    def _chat_logprob(self, token: int, alternatives: dict[int, float]) -> Json:
-        spelled = [
-            {"token": self._spell(other), "bytes": list(self._bytes(other)), "logprob": alternatives[other]}
-            for other in (token, *alternatives)
-        ]
-        # The likeliest tokens come first; the token itself may be one more.
-        return {**spelled[0], "top_logprobs": spelled[1:][: self.request.alternatives]}
 
     def _spell(self, token: int) -> str:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart
