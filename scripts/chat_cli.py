@@ -10,11 +10,8 @@ from typing import Literal
 
 from nanochat.config import changed, option, options, run
 from nanochat.log import print0
-from nanochat.paths import base_dir
 from nanochat.settings import DeviceSettings, ModelChoice, SamplingSettings
 from nanochat.stages import MODELS
-
-HISTORY = "chat_cli/history.txt"  # typed lines, below the base folder
 
 
 @options("chat")
@@ -66,7 +63,7 @@ def main(config: Config) -> None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
             print0(COMMANDS)
-            chat.run(join_lines(typed_lines(base_dir() / HISTORY)))
+            chat.run(join_lines(typed_lines()))
         else:
             chat.run(join_lines(line.removesuffix("\n") for line in sys.stdin))
 
