@@ -59,19 +59,16 @@ class AnswerPrinter:
         for kind, text in pieces:
             if self.stream.isatty():
                 # A piece without text begins a part.
-                self._write(harmless(text or MARKS[kind]))
-            elif kind == "text":
-                self._write(text)
+                text = harmless(text or MARKS[kind])
+            elif kind != "text":
+                continue
+            self._last = text[-1:] or self._last
+            print(end=text, file=self.stream, flush=True)
 
     def close(self) -> None:
         """End the last line."""
         if self._last != "\n":
-            self._write("\n")
-
-    def _write(self, text: str) -> None:
-        self._last = text[-1:] or self._last
-        self.stream.write(text)
-        self.stream.flush()
+            print(file=self.stream)
 
 
 def print_note(text: str) -> None:
