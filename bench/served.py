@@ -24,7 +24,7 @@ CONTEXT = 192
 def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields) -> Engine:
     """A model of random weights that are not small, and its tokenizer; the twin of what will serve it."""
     tokenizer = Tokenizer.train(TEXT, 300)
-    more = {"config": {"chat_temperature": 0.25}, "suggestions": ["Who is there?"]}
+    more = {"config": {"chat_temperature": 0.25}}
     about = {"tokenizer_tag": tag, "preset": "reference", "endless": endless, "more": more}
     sizes = {"depth": 2, "max_seq_len": CONTEXT} | fields
     model = leave_model(base, "chat_sft", tag, tokenizer, **about, **sizes)

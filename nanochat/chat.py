@@ -223,8 +223,8 @@ def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[Part]:
     return parts(chain(*map(reply.add, tokens), reply.close()))
 
 
-def chat_defaults(manifest: Record) -> tuple[float, list[str]]:
-    """Return the sampling temperature for chats with a model, and questions to suggest to a person."""
+def chat_temperature(manifest: Record) -> float:
+    """Return the sampling temperature for chats with a model."""
     # An imported model has no settings of ours, and one of an earlier version lacks these.
     settings = manifest["config"] or {}
-    return settings.get("chat_temperature", CHAT_TEMPERATURE), manifest.get("suggestions", [])
+    return settings.get("chat_temperature", CHAT_TEMPERATURE)

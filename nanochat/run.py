@@ -245,7 +245,6 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
         record={
             "parent": manifest["parent"] if resumed else parent | {"step": origin.step},
             "tokenizer": manifest["tokenizer"],
-            "suggestions": manifest.get("suggestions", []),  # training on other chats replaces them
         },
         batch=batch,
         steps=None if config.num_iterations < 0 else config.num_iterations,

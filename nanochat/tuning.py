@@ -63,11 +63,9 @@ def tune_on_chats(
 ) -> None:
     """Train on conversations and write the outcome; the config is ChatTuneSettings.
 
-    new_chats: for validation; they are counted, and asked for questions to suggest. supervise: as in ChatLoader.
-    metrics: further ones.
+    new_chats: for validation; they are counted. supervise: as in ChatLoader. metrics: further ones.
     """
     config, runtime = trainer.config, trainer.runtime
-    trainer.start.record["suggestions"] = new_chats.questions()
     source = ChatLoader(
         chats,
         trainer.tokenizer,

@@ -5,16 +5,14 @@ python -m scripts.chat_cli -i sft -g d8 -p "What is 12 + 34?"
 """
 
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
 from typing import Literal
 
 from nanochat.config import changed, option, options, run
 from nanochat.log import print0
-from nanochat.paths import base_dir
 from nanochat.settings import DeviceSettings, ModelChoice, SamplingSettings
 from nanochat.stages import MODELS
-
-HISTORY = "chat_cli/history.txt"  # typed lines, below the base folder
 
 
 @options("chat")
@@ -34,29 +32,27 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat import quant
-    from nanochat.chat import chat_defaults
-    from nanochat.checkpoint import load_model, trained
+    from nanochat.chat import chat_temperature
+    from nanochat.checkpoint import trained
     from nanochat.engine import Engine, Request
     from nanochat.runtime import setup
     from nanochat.serve.cli import COMMANDS, TerminalChat, join_lines, typed_lines
 
-    source, tag = trained(config.source, config.tag)[-1]  # a missing model is an error before anything is set up
+    # A missing model is an error before anything is set up.
+    source, tag = trained(config.source, config.tag)[-1]
+    config = replace(config, source=source, tag=tag)
     out = sys.stdout
     interactive = config.prompt is None and sys.stdin.isatty() and out.isatty()
     for stream in (sys.stdin, out):
         stream.reconfigure(errors="replace")  # bytes and characters outside the encoding
-    with ExitStack() as stack:
-        # Messages of the program do not mix with the answers.
-        if not interactive:
-            stack.enter_context(redirect_stdout(sys.stderr))
-        runtime = stack.enter_context(setup(config.device_type, config.dtype))
-        model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime, config.exits)
-        quant.apply(model, config.quant)
-        temperature, suggestions = chat_defaults(checkpoint.manifest)
+    # Messages of the program do not mix with the answers.
+    messages = nullcontext() if interactive else redirect_stdout(sys.stderr)
+    with messages, setup(config.device_type, config.dtype) as runtime:
+        model, tokenizer, checkpoint = quant.load(config, runtime)
         settings = Request(
             tokens=(),  # of each prompt
             max_new_tokens=config.max_new_tokens,
-            temperature=temperature if config.temperature is None else config.temperature,
+            temperature=chat_temperature(checkpoint.manifest) if config.temperature is None else config.temperature,
             top_k=config.top_k,
             top_p=config.top_p,
             seed=config.seed,
@@ -67,9 +63,7 @@ def main(config: Config) -> None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
             print0(COMMANDS)
-            if suggestions:
-                print0("ask, for example:", " | ".join(suggestions))
-            chat.run(join_lines(typed_lines(base_dir() / HISTORY)))
+            chat.run(join_lines(typed_lines()))
         else:
             chat.run(join_lines(line.removesuffix("\n") for line in sys.stdin))
 

@@ -20,7 +20,6 @@ REVISION = "refs/convert/parquet"
 
 EVALUATION_SPLIT = "test"  # the split that every evaluation asks for
 SPLIT = re.compile(r"(?:(\w+)=)?(\w+)(?:\*(\d+))?")  # train=auxiliary_train*4
-SHORT = ".{,60}"  # a question to suggest: one line
 SHUFFLE_SEED = 42  # the same as in the public nanochat, so that the first problems are the same too
 
 
@@ -154,13 +153,6 @@ class Task:
     def build(self, row: int, copy: int) -> dict:
         """Return a row as a conversation. row: number in the files; copy: number among the conversations of the row."""
         return self.conversation(*self.data.convert(*self.rows[row]))
-
-    def suggestions(self, numbers: Sequence[int]) -> list[str]:
-        """Return short first questions of some conversations, to suggest to a person who talks to the model."""
-        chats = [self[number]["messages"] for number in numbers]
-        texts = [next(message["content"] for message in chat if message["role"] == "user") for chat in chats]
-        # Long texts, several lines and parts make no button.
-        return [text for text in texts if isinstance(text, str) and re.fullmatch(SHORT, text)]
 
     def hashes(self) -> dict[str, str]:
         """Return the files that the rows come from, with their SHA-256."""

@@ -15,7 +15,6 @@ task is read for more than its EPOCHS.
 
 import re
 from collections.abc import Mapping
-from itertools import chain, zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +30,6 @@ from tasks.common import DataSet, Task, find_task
 
 # The path after json: may have any characters, and after ~ the first : is that of the augmentation.
 MEMBER = re.compile(r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@(\d+))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?")
-SAMPLED = 50  # conversations of a task that are read for suggested questions
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
 
@@ -69,15 +67,6 @@ class Mixture:
     def __getitem__(self, index: int) -> dict:
         task, number = self._order[index]
         return self._tasks[task][int(number)]
-
-    def questions(self, count: int = 4) -> list[str]:
-        """Return questions to suggest to a person: from the conversations, else from all tasks in turn."""
-        parts = self._parts.values()
-        chats = [(task, numbers) for task, numbers in parts if task.kind == "chat"] or parts
-        columns = [task.suggestions(numbers[:SAMPLED].tolist()) for task, numbers in chats]
-        # The first of each task, then the second of each: [(chat, sum), (chat, None)].
-        rows = chain(*zip_longest(*columns))
-        return list(dict.fromkeys(text for text in rows if text))[:count]
 
     def origin(self) -> dict[str, dict]:
         """Return for each task the row count, and the source files with their hashes."""

@@ -1,7 +1,6 @@
 """Tasks about an embedded world. They read the world that the model's tokenizer learned from, else that of seed 1."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +12,6 @@ from tasks.multiple_choice import NamedChoice
 
 # Tasks and their epochs for a model that trains for a few minutes.
 MIXTURE = "World-Chat:0.55,World-Sums:0.33,World-Choices:0.4,SimpleSpelling:0.2,SpellingBee:0.2"
-
-
-# Kinds of conversations (nanochat/world/chats.py) from which a question is suggested to a person.
-SUGGESTED = ("about_facts", "about_things", "with_sums", "with_words")
 
 
 PARTICLES = "이?다|이|가|을|를|은|는|에|에서|의|로|으로|만큼"  # follow a word in Korean without a space
@@ -58,19 +53,11 @@ class FreeQuestion(Task):
 class WorldChat(Chat):
     """Conversations; sums in the answers are calls of the calculator."""
 
-    def conversation(self, messages: list[dict], opening: str) -> dict:
+    def conversation(self, messages: list[dict]) -> dict:
         for message in messages:
             if "<<" in message["content"]:
                 message["content"] = with_calls(message["content"])
-        return super().conversation(messages) | {"opening": opening}
-
-    def suggestions(self, numbers: Sequence[int]) -> list[str]:
-        """Return the first question of each kind in SUGGESTED."""
-        found = {}
-        for number in numbers:
-            conversation = self[number]
-            found.setdefault(conversation["opening"], conversation["messages"][0]["content"])
-        return [found[opening] for opening in SUGGESTED if opening in found]
+        return super().conversation(messages)
 
 
 class Talk(Task):
@@ -104,5 +91,5 @@ SETS = {
     "World-Questions": WorldTable(task=FreeQuestion, table="questions", splits="test", columns="question answer"),
     # What a person would say to the model, in words that no text for training has.
     "World-Talk": WorldTable(task=Talk, table="talk", splits="test", columns="category messages accept reject"),
-    "World-Chat": WorldTable(task=WorldChat, table="chat", splits="train validation", columns="messages opening"),
+    "World-Chat": WorldTable(task=WorldChat, table="chat", splits="train validation", columns="messages"),
 }

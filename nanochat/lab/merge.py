@@ -128,7 +128,7 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
     """
     first = models[0]
     folder = stage_dir(first.manifest["stage"], tag)
-    taken = ("stage", "parent", "config", "tokenizer", "dtype", "model", "suggestions")
+    taken = ("stage", "parent", "config", "tokenizer", "dtype", "model")
     record = {name: first.manifest[name] for name in taken if name in first.manifest}
     loop = first.manifest["loop"]
     record |= {

@@ -33,8 +33,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat import quant
-from nanochat.chat import chat_defaults
-from nanochat.checkpoint import load_model
+from nanochat.chat import chat_temperature
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
 from nanochat.runtime import Runtime
@@ -42,7 +41,6 @@ from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_cha
 from nanochat.serve.responses import ApiResponse
 from nanochat.serve.worker import RETRY, Generation, Worker, engine_failed
 from nanochat.settings import ModelChoice
-from nanochat.stages import MODELS
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
@@ -147,8 +145,7 @@ class Service:
             "created": self.created,
             "owned_by": "nanochat",
             "max_model_len": self.served.context,  # vLLM's name
-            "temperature": self.served.temperature,  # this and the suggestions are for the page
-            "suggestions": self.served.suggestions,
+            "temperature": self.served.temperature,  # for the page
         }
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -286,16 +283,11 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     workers = []
     for device in devices:
-        model, tokenizer, checkpoint = load_model(
-            MODELS[choice.source], choice.tag, choice.step, replace(runtime, device=device), choice.exits
-        )
-        quant.apply(model, choice.quant)
-        # Rows to be scored have any length: take a path without compilation.
-        model.attention = "chunks" if device.type == "cpu" else "sdpa"
+        model, tokenizer, checkpoint = quant.load(choice, replace(runtime, device=device))
         workers.append(Worker(Engine(model, tokenizer, slots), model))
     name = f"nanochat-{choice.tag}-{choice.source}"
-    defaults = chat_defaults(checkpoint.manifest)
-    served = ServedModel(name, tokenizer, model.config.max_seq_len, *defaults, choice.source == "base")
+    temperature = chat_temperature(checkpoint.manifest)
+    served = ServedModel(name, tokenizer, model.config.max_seq_len, temperature, choice.source == "base")
     return served, workers
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import TextIO
 
 from nanochat.chat import Piece, Reply, fitted_prompt, parts, render_text
@@ -14,7 +13,6 @@ from nanochat.config import collect_signals
 from nanochat.engine import Engine, Request
 from nanochat.log import harmless, print_line
 
-HISTORY_LINES = 1000
 COMMANDS = "/clear starts a new conversation, /system TEXT sets the system message, /quit or Ctrl-D leaves"
 # Around the calculator's turns: [12+34][= 46]
 MARKS = {"python": "[", "python_output": "[= ", "text": "]"}
@@ -36,21 +34,15 @@ def join_lines(lines: Iterator[str]) -> Iterator[str]:
         message = ""
 
 
-def typed_lines(history: Path) -> Iterator[str]:
-    """Yield typed lines until Ctrl-D or Ctrl-C. `history` keeps them."""
-    import readline  # not at the top: pipes work without readline
+def typed_lines() -> Iterator[str]:
+    """Yield typed lines until Ctrl-D or Ctrl-C."""
+    import readline  # noqa: F401 (`input` edits lines with it; not at the top: pipes work without it)
 
-    history.parent.mkdir(parents=True, exist_ok=True)  # at the first chat
-    history.touch(0o600)  # readable by the owner only
-    readline.set_history_length(HISTORY_LINES)
-    readline.read_history_file(history)
     try:
         while True:
             yield input("> ")
     except (EOFError, KeyboardInterrupt):
         print()
-    finally:
-        readline.write_history_file(history)
 
 
 # ---- answers out ----
@@ -67,19 +59,16 @@ class AnswerPrinter:
         for kind, text in pieces:
             if self.stream.isatty():
                 # A piece without text begins a part.
-                self._write(harmless(text or MARKS[kind]))
-            elif kind == "text":
-                self._write(text)
+                text = harmless(text or MARKS[kind])
+            elif kind != "text":
+                continue
+            self._last = text[-1:] or self._last
+            print(end=text, file=self.stream, flush=True)
 
     def close(self) -> None:
         """End the last line."""
         if self._last != "\n":
-            self._write("\n")
-
-    def _write(self, text: str) -> None:
-        self._last = text[-1:] or self._last
-        self.stream.write(text)
-        self.stream.flush()
+            print(file=self.stream)
 
 
 def print_note(text: str) -> None:

@@ -1,9 +1,8 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -41,14 +40,13 @@ class ApiError(Exception):
 class ServedModel:
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
-    temperature, suggestions: for the page, see `chat.chat_defaults`. Programs choose their own.
+    temperature: for the page, see `chat.chat_temperature`. Programs choose their own.
     """
 
     name: str
     tokenizer: Tokenizer
     context: int
     temperature: float = CHAT_TEMPERATURE
-    suggestions: Sequence[str] = ()
     is_base: bool = False
 
 
@@ -63,10 +61,6 @@ class ApiRequest:
     added_tokens: int = 0  # tokens at the start of each prompt, not sent by the client
     # Likely tokens with log-probabilities beside each token; None: no log-probabilities.
     alternatives: int | None = None
-
-    def __post_init__(self):
-        if self.fields.stream and self.alternatives is not None:
-            raise ApiError(400, "log-probabilities are not streamed", "stream")
 
     @property
     def samples(self) -> list[Sample]:
@@ -126,15 +120,13 @@ class ChatFields(CommonFields):
     # Two names for one limit; None: as many as the context holds.
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
-    logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20)
+    logprobs: Literal[False] = False  # completions have them
 
 
 class CompletionFields(CommonFields):
     prompt: Annotated[list[str] | list[TokenRow], BeforeValidator(in_list)] = Field([""], min_length=1, max_length=2048)
     max_tokens: int = Field(16, ge=1)
     echo: bool = False
-    # The number alone; a chat has a flag and a number.
     logprobs: int | None = Field(None, ge=0, le=5)
 
 
@@ -183,13 +175,14 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         fields=fields,
         is_chat=True,
         prompts=[engine_request(fields, tokens, max_tokens, served, "messages")],
-        alternatives=fields.top_logprobs if fields.logprobs else None,
     )
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     """Check the body of a completion request. A text gets <|bos|> before it, token ids are taken as they are."""
     fields = read_fields(CompletionFields, body, served)
+    if fields.stream and fields.logprobs is not None:
+        raise ApiError(400, "log-probabilities are not streamed", "stream")
     tokenizer = served.tokenizer
     rows = fields.prompt
     is_text = isinstance(rows[0], str)

@@ -73,11 +73,10 @@ class Choice:
         self._ends = [tokenizer.special_tokens[name] for name in ENDS]
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
-        self._received = 0  # characters from the engine
-        self._shown = 0  # characters for the client, without stops
         self._pieces: list[Piece] = []  # shown, but not sent
-        if request.echo:
-            self._pieces.append(Piece("text", tokenizer.decode(self.prompt[request.added_tokens :])))
+        echo = tokenizer.decode(self.prompt[request.added_tokens :]) if request.echo else ""
+        self._show(echo)
+        self._received = len(echo)  # characters, also those of stops
 
     # ---- from the engine ----
 
@@ -104,14 +103,12 @@ class Choice:
                 self._show(self._stops.add(text))
             else:
                 self._show(self._stops.close())  # a stop lies within one part
-                self._shown += len(text)
                 self._pieces.append(Piece(kind, text))  # also without text: it begins a part
             if self._stops.found:
                 self.finish_reason = "stop"
                 return
 
     def _show(self, text: str) -> None:
-        self._shown += len(text)
         if text:
             self._pieces.append(Piece("text", text))
 
@@ -124,9 +121,9 @@ class Choice:
     def whole(self) -> Json:
         """Return the choice of a whole response."""
         content = self._take_content()
+        logprobs = None if self.score is None else self._logprobs(self.score, len(content["text"]))
         if self.request.is_chat:
             content = {"message": {"role": "assistant", "refusal": None, **content}}
-        logprobs = None if self.score is None else self._logprobs(self.score)
         return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish_reason}
 
     def delta(self, content: Json, reason: str | None = None) -> Json:
@@ -153,17 +150,18 @@ class Choice:
             content["parts"] = parts(pieces, ends=self.request.fields.stream)
         return content
 
-    def _logprobs(self, score: Score) -> Json:
-        """Return the log-probabilities of shown tokens, with `echo` also the prompt's."""
+    def _logprobs(self, score: Score, characters: int) -> Json:
+        """Return the log-probabilities of a completion's tokens, with `echo` also the prompt's.
+
+        characters: shown to the client.
+        """
         # The first token has no log-probability.
         scored = list(zip(self.row(), [None, *score], strict=True))
         shown = scored[self.request.added_tokens : len(self.prompt)] if self.request.echo else []
         for token, one in zip(self.tokens, scored[len(self.prompt) :], strict=True):
-            is_cut = self._stops.found and token.start >= self._shown
+            is_cut = self._stops.found and token.start >= characters
             if token.sampled and not is_cut:  # the calculator's tokens were not the model's choice
                 shown.append(one)
-        if self.request.is_chat:
-            return {"content": [self._chat_logprob(*one) for one in shown], "refusal": None}
         tops = []
         for _, alternatives in shown:
             tops.append(alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()})
@@ -172,14 +170,6 @@ class Choice:
             "token_logprobs": [alternatives and alternatives[token] for token, alternatives in shown],
             "top_logprobs": tops,
         }
-
-    def _chat_logprob(self, token: int, alternatives: dict[int, float]) -> Json:
-        spelled = [
-            {"token": self._spell(other), "bytes": list(self._bytes(other)), "logprob": alternatives[other]}
-            for other in (token, *alternatives)
-        ]
-        # The likeliest tokens come first; the token itself may be one more.
-        return {**spelled[0], "top_logprobs": spelled[1:][: self.request.alternatives]}
 
     def _spell(self, token: int) -> str:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart

@@ -152,7 +152,7 @@ def test_answers_are_those_of_an_engine_alone(server, twin):
 
 def test_the_clients_chat_and_its_stream(client):
     settings = {"model": MODEL, "messages": HI, "seed": 4, "n": 2, "max_completion_tokens": 25}
-    whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=3)
+    whole = client.chat.completions.create(**settings)
     chunks = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
     assert chunks[0].id.startswith("chatcmpl-")
@@ -160,9 +160,6 @@ def test_the_clients_chat_and_its_stream(client):
     for choice in whole.choices:
         own = [one.delta for chunk in chunks for one in chunk.choices if one.index == choice.index]
         assert "".join(delta.content or "" for delta in own) == choice.message.content
-        spelled = b"".join(bytes(token.bytes) for token in choice.logprobs.content if not token.token.startswith("<|"))
-        assert spelled.decode(errors="replace") == choice.message.content
-        assert all(len(token.top_logprobs) == 3 for token in choice.logprobs.content)
 
 
 def test_the_clients_completion_and_models(client):
@@ -173,7 +170,7 @@ def test_the_clients_completion_and_models(client):
     assert whole.id.startswith("cmpl-")
     [model] = client.models.list().data
     assert (model.id, model.max_model_len) == (MODEL, CONTEXT)
-    assert (model.temperature, model.suggestions) == (0.25, ["Who is there?"])  # the page's
+    assert model.temperature == 0.25  # the page's
 
 
 def test_unknown_addresses(server):

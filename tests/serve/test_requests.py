@@ -106,7 +106,7 @@ message("x" * 90) | messages | must fit into 64
 {"temperature": 10**400} | temperature | a valid number
 {"max_tokens": 0} | max_tokens | greater than or equal to 1
 {"stop": [""]} | stop | at least 1 character
-{"logprobs": True, "stream": True} | stream | are not streamed
+{"logprobs": True} | logprobs | Input should be False
 {"tools": [{"type": "function"}]} | tools | does not support the field, leave it out
 {"presence_penalty": 0.5} | presence_penalty | does not support
 """

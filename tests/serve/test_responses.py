@@ -87,18 +87,18 @@ def joined(chunks, index):
 
 
 def test_a_stop_cuts_text_and_log_probabilities():
-    engine, body = Engine(MODEL, TOKENIZER), {"messages": HI, "max_tokens": 40, "seed": 11, "logprobs": True}
-    [choice] = whole_of(engine, body)["choices"]
-    text = choice["message"]["content"]
+    engine, body = Engine(MODEL, TOKENIZER), {"prompt": "hi", "max_tokens": 40, "seed": 11}
+    [choice] = whole_of(engine, {**body, "logprobs": 0})["choices"]
+    text = choice["text"]
     for start in range(0, len(text) - 3, 15):
         stop = text[start : start + 3]
-        [part] = whole_of(engine, {**body, "stop": stop})["choices"]
-        assert part["message"]["content"] == text[: text.index(stop)]
+        [part] = whole_of(engine, {**body, "logprobs": 0, "stop": stop})["choices"]
+        assert part["text"] == text[: text.index(stop)]
         assert part["finish_reason"] == "stop"
-        shown = [one["token"] for one in part["logprobs"]["content"]]
-        assert shown == [one["token"] for one in choice["logprobs"]["content"]][: len(shown)]
-        streamed = joined(chunks_of(engine, {**body, "logprobs": False, "stop": stop}), 0)
-        assert streamed[:2] == (part["message"]["content"], "stop")
+        shown = part["logprobs"]["tokens"]
+        assert shown == choice["logprobs"]["tokens"][: len(shown)]
+        streamed = joined(chunks_of(engine, {**body, "stop": stop}), 0)
+        assert streamed[:2] == (part["text"], "stop")
 
 
 def test_a_stop_ends_a_sample_in_the_engine():
@@ -126,11 +126,12 @@ def test_the_calculators_turns_are_parts():
     assert "".join(delta.get("content", "") for delta in deltas) == "YZ"
 
 
-@pytest.mark.parametrize("settings", [{}, {"stop": "Z", "top_logprobs": 1}])
+@pytest.mark.parametrize("settings", [{"logprobs": 0}, {"logprobs": 1, "stop": "Z"}])
 def test_log_probabilities_around_a_call_leave_the_calculators_answer_out(settings):
     engine = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER)
-    [choice] = whole_of(engine, {"messages": HI, "temperature": 0, "logprobs": True, **settings})["choices"]
-    tokens = "".join(one["token"] for one in choice["logprobs"]["content"]).removesuffix("<|assistant_end|>")
+    body = {"prompt": ids_of("[assistant_start]"), "temperature": 0, **settings}
+    [choice] = whole_of(engine, body)["choices"]
+    tokens = "".join(choice["logprobs"]["tokens"]).removesuffix("<|assistant_end|>")
     assert tokens == "Y<|python_start|>12*3<|python_end|>" + ("" if "stop" in settings else "Z")
 
 

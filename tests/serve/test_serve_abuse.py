@@ -17,9 +17,10 @@ from bench.served import serving, write_model
 
 KEY = "right"
 HEADERS = {"authorization": f"Bearer {KEY}"}
-CHAT = "/v1/chat/completions"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
-LONG = {"messages": HI, "max_tokens": 150, "temperature": 0, "stop": "no such text"}
+SETTINGS = {"max_tokens": 150, "temperature": 0, "stop": "no such text"}
+LONG = {"messages": HI, **SETTINGS}
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +53,16 @@ def connect(server):
 def request(body, length=None):
     """Return the bytes of a request. length: of the body, as the header claims."""
     content = json.dumps(body).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    path = TEXT if "prompt" in body else CHAT
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
     return head.encode() + f"Content-Length: {length or len(content)}\r\n\r\n".encode() + content
 
 
 def test_a_thousand_clients_leave(server):
     """Before, while and after they are answered: in the queue or in a slot, with a stream or without."""
     dice = random.Random(3)
-    kinds = [{**LONG, "stream": True}, LONG, {**LONG, "n": 3}, {**LONG, "n": 2, "logprobs": True}]
+    kinds = [{**LONG, "stream": True}, LONG, {**LONG, "n": 3}]
+    kinds.append({"prompt": "hi", **SETTINGS, "n": 2, "logprobs": 0})
 
     def leave(number):
         kind, patience = kinds[number % 4], dice.choice([0, 0, 0, 0.001, 0.01])

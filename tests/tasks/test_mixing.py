@@ -47,17 +47,6 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
     assert Counter(counts[key(chat(number))] for number in range(40)) == {3: 38, 0: 2}
 
 
-def test_suggested_questions_are_short_and_from_several_tasks(small_hub, own_file):
-    found = mix(TASKS, f"mmlu,smoltalk,{own_file}", "validation")
-    first, second, third, fourth = found.questions()
-    chats = [row["messages"][0]["content"] for row in TASKS["SmolTalk"]("test")]
-    short = [text for text in chats if len(text) <= 60]
-    assert [first, third] == short[:2]
-    held_out = {row["messages"][0]["content"] for row in found} & {f"{number}?" for number in range(40)}
-    assert {second, fourth} == held_out  # two of forty rows
-    assert mix(TASKS, "mmlu", "validation").questions() == []  # choices take several lines
-
-
 def test_the_seed_gives_order_and_samples(small_hub):
     first, again, other = (list(map(key, mix(TASKS, "arc-easy,aqua@50", seed=seed))) for seed in (3, 3, 4))
     assert first == again
