@@ -127,8 +127,7 @@ def sum_rows(
     count = len(inputs)
     weights = weights.to(runtime.device)
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
-    progress = Progress("evaluate", "rows")
-    done = 0
+    progress = Progress()
 
     def measure(numbers: Tensor) -> Tensor:
         goals = targets[numbers]  # a copy
@@ -147,8 +146,8 @@ def sum_rows(
         padded = F.pad(numbers, (0, batch_size - len(numbers)), value=-1)
         pairs = torch.cat(list(in_halves(measure, padded)), dim=1)
         sums[:, numbers] = pairs[:, : len(numbers)].double()
-        done += len(numbers) * runtime.world_size
-        progress.update(done, count)
+        done = 1 + numbers[-1].item()  # on all ranks, about
+        progress.update(f"evaluate: {done:,} of {count:,} rows", done / count)
     return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 
