@@ -18,9 +18,8 @@ from nanochat.paths import read_sha256, text_sha256
 from nanochat.report.card import TITLES
 
 WIDEST = 48  # longest text in a column, in characters
-# Columns with number formats; in the first two tables all is text.
-FACTS = " | A | B"  # the first column has no title
-FIGURES = f"{FACTS} | B - A | ±"
+# Columns with number formats; in the first table all is text.
+FIGURES = " | A | B | B - A | ±"  # the first column has no title
 ANSWERS = "Question by question | Questions:d | A:.4f | B:.4f | B - A:+.4f | ±:.4f | only A:d | only B:d | p:.3g"
 NONE = ["-", "-"]  # difference and error where there is no number
 
@@ -77,14 +76,8 @@ def mcnemar(only_one: int, only_other: int) -> float:
 
 
 def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
-    """Return the comparison of two runs, A and B, as text for a terminal: environments, then each stage."""
+    """Return the comparison of two runs, A and B, as text for a terminal, stage by stage."""
     lines = [f"A: {names[0]}", f"B: {names[1]}"]
-    # Commit, machine and software.
-    environments = [run["environment"] for run in runs]
-    for title in _all_keys(environments):
-        rows = _rows([environment.get(title, {}) for environment in environments])
-        # Names and texts have no difference.
-        lines += _table_lines(title, FACTS, [row[:3] for row in rows])
     # Stage -> newest record: a newer one replaces an older one.
     first, second = (
         {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))} for run in runs
