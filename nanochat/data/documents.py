@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, AnyStr
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +38,8 @@ def documents(file: Path) -> Iterator[str]:
     return READERS[file.suffix.lower()](file)
 
 
-def by_size(texts: Iterable[AnyStr], least: int) -> Iterator[list[AnyStr]]:
-    """Yield lists of consecutive texts, at least `least` characters or bytes each; the last list may have fewer."""
+def by_size(texts: Iterable[str], least: int) -> Iterator[list[str]]:
+    """Yield lists of consecutive texts, at least `least` characters each; the last list may have fewer."""
     batch = []
     size = 0
     for text in texts:
