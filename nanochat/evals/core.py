@@ -12,7 +12,7 @@ depends on the shapes of batches.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -184,19 +184,10 @@ def _row(prefix: np.ndarray, options: list[Option]) -> Row:
 
 
 def _pack(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
-    """Yield batches of rows with at most `batch_tokens` tokens, but at least one row."""
-    batch = []
-    size = 0
-    for row in rows:
-        tokens = len(row.prefix) + sum(len(branch.ids) for branch in row.branches)
-        if batch and size + tokens > batch_tokens:
-            yield batch
-            batch = []
-            size = 0
-        batch.append(row)
-        size += tokens
-    if batch:
-        yield batch
+    """Yield batches of rows with about `batch_tokens` tokens: fewer, or up to a row more."""
+    ends = accumulate(len(row.prefix) + sum(len(branch.ids) for branch in row.branches) for row in rows)
+    for _, batch in groupby(zip(rows, ends, strict=True), key=lambda pair: pair[1] // batch_tokens):
+        yield [row for row, _ in batch]
 
 
 def _option_sums(
