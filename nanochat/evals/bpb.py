@@ -59,23 +59,23 @@ class EvalText(NamedTuple):
 
 def first_documents(batches: Iterable["pyarrow.Array"], max_bytes: int) -> list[str]:
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
-    documents, size = [], 0
+    documents, room = [], max_bytes
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
-        kept = text.encode()[: max_bytes - size].decode(errors="ignore")  # without a character that was cut in two
-        if kept:
-            documents.append(kept)
-            size += len(kept.encode())
-        if len(kept) < len(text) or size == max_bytes:  # cut, or exactly full
+        content = text.encode()
+        documents.append(content[:room].decode(errors="ignore"))  # without a character that was cut in two
+        room -= len(content)
+        if room <= 0:
             break
-    return documents
+    return list(filter(None, documents))  # nothing may be left of the last one
 
 
 def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
     """Return the text of `first_documents` in tokens; each document is predicted from its start on."""
     documents = first_documents(batches, max_bytes)
-    ids = [token for text in documents for token in (tokenizer.bos, *tokenizer.encode(text))]
+    ids, _ = tokenizer.core.encode_batch(documents, tokenizer.bos)
     size = sum(len(text.encode()) for text in documents)
-    return EvalText(torch.tensor(ids), torch.from_numpy(tokenizer.token_lengths()).long(), size)
+    ids, lengths = (torch.from_numpy(values).long() for values in (ids, tokenizer.token_lengths()))
+    return EvalText(ids, lengths, size)
 
 
 # ---- sums over rows ----
