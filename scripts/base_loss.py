@@ -67,7 +67,6 @@ def main(config: Config) -> None:
         if runtime.device.type == "cpu" and runtime.compiling_pays(flops):
             model.compile_parts()
 
-        figures = {}
         # The overlapping rows first: a stride that is too long is refused before the work.
         strides = [config.stride, 0] if config.stride else [0]
         for split, text in texts.items():
@@ -75,13 +74,12 @@ def main(config: Config) -> None:
                 found = bits_by_exit(model, text, length, config.device_batch_size, runtime, stride)[-1]
                 name = f"{split} bpb (stride {stride})" if stride else f"{split} bpb"
                 outcome.metrics[name] = found.metric()
-                figures[name] = found.value
                 print0(f"base_loss: {name} {found}")
         outcome.tables += exit_table(model, texts["val"], config.device_batch_size, runtime)
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
         outcome.tables.append(table_of("Samples", "Prompt | Continuation", samples))
         if runtime.rank == 0:
-            outcome.write_evaluation("loss", checkpoint.step, figures)
+            outcome.write_evaluation("loss", checkpoint.step)
 
 
 if __name__ == "__main__":
