@@ -24,6 +24,7 @@ Parsed = TypeVar("Parsed")
 WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
 
+PADDED = 32  # characters; a longer cell stands out of its column
 LINE_SECONDS = 5.0  # between lines about a long job, or about training steps
 # Control characters, all but tab and newline. A terminal would obey them, and data and models may write them.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -115,14 +116,18 @@ def format_rows(table: Record) -> list[list[str]]:
     return [list(names), *rows]
 
 
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table, header first. Short cells are padded, so that the source reads as a table too."""
+    # On one line, with escaped bars.
+    cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
+    widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
+
+
 def terminal_table(table: Record) -> str:
-    """Return an outcome's table as aligned columns: the first to the left, numbers to the right."""
-    rows = format_rows(table)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]  # characters per column
-    lines = [table["title"]]
-    for first, *numbers in rows:
-        lines.append("  ".join([first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
-    return "\n".join(lines)
+    """Return an outcome's table for the terminal: the title, then the table in Markdown."""
+    return f"{table['title']}\n{markdown_table(format_rows(table))}"
 
 
 # ---- constants in text tables ----

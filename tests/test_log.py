@@ -66,9 +66,10 @@ def test_a_table_is_aligned():
     table = {"title": "Title", "columns": [["name", ""], ["score", ".2f"], ["count", "d"]], "rows": rows}
     assert terminal_table(table).splitlines() == [
         "Title",
-        "name         score  count",
-        "first         1.50      -",
-        "longer name  20.25      3",
+        "| name        | score | count |",
+        "| ----------- | ----- | ----- |",
+        "| first       | 1.50  | -     |",
+        "| longer name | 20.25 | 3     |",
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from nanochat.hardware import find_accelerator
-from nanochat.log import duration, format_cell, format_rows, format_value, is_known
+from nanochat.log import duration, format_cell, format_rows, format_value, is_known, markdown_table
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
 from nanochat.report.plots import draw_plot
@@ -23,7 +23,6 @@ Facts = dict[str, Any]  # label -> value
 Groups = dict[str, Facts]
 
 TITLES = {stage.name: stage.section for stage in STAGES} | OTHER_SECTIONS
-PADDED = 32  # characters; a longer cell stands out of its column
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
 
@@ -241,12 +240,3 @@ def summary(card: Card) -> str:
 
 def _listing(facts: Facts) -> str:
     return "\n".join(f"- {label}: {format_value(value)}" for label, value in facts.items())
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, header first. Short cells are padded, so that the source reads as a table too."""
-    # On one line, with escaped bars.
-    cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
-    widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
