@@ -5,9 +5,9 @@ python -m scripts.tok_eval --data=FOLDER
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from itertools import chain
+from multiprocessing import TimeoutError
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,20 +38,14 @@ def load_reference(name: str) -> Encoding | None:
     """Return a vocabulary of tiktoken; None if it is neither in the cache nor downloaded in time."""
     import tiktoken
 
-    loaded = []
-
-    def load() -> None:
-        with contextlib.suppress(OSError, ValueError):  # no network, or a file with another hash
-            loaded.append(tiktoken.get_encoding(name))
-
-    # tiktoken downloads without a time limit; a daemon does not keep the process alive.
-    loader = threading.Thread(target=load, daemon=True)
-    loader.start()
-    loader.join(PATIENCE)
-    if loaded:
-        return loaded[0]
-    print0(f"tok_eval: {name} is neither here nor downloaded: set TIKTOKEN_CACHE_DIR to a folder that holds it")
-    return None
+    try:
+        # tiktoken downloads without a time limit; the thread does not keep the process alive.
+        with ThreadPool(1) as pool:
+            return pool.apply_async(tiktoken.get_encoding, [name]).get(PATIENCE)
+    except (OSError, ValueError, TimeoutError) as error:  # no network, a file with another hash, no answer
+        reason = type(error).__name__
+        print0(f"tok_eval: {name} is not available: {reason}, set TIKTOKEN_CACHE_DIR to a folder that holds it")
+        return None
 
 
 def comparison(texts: dict[str, list[str]], tokenizer: Tokenizer, references: list[Encoding | None]) -> Record:
