@@ -8,6 +8,7 @@ unevenly by chance.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -82,26 +83,20 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
     first, second = (
         {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))} for run in runs
     )
-    for name in _all_keys([TITLES, first, second]):
-        if name in first and name in second:
-            title = TITLES.get(name, name)
-            stages = [first[name], second[name]]
-            lines += _table_lines(title, FIGURES, _rows(list(map(_figures, stages))))
-            lines += _table_lines(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages))
+    # In the order of the card; a dictionary is a set that keeps its order.
+    for name in dict.fromkeys([*TITLES, *first]):
+        if name not in first or name not in second:
+            continue
+        title = TITLES.get(name, name)
+        stages = [first[name], second[name]]
+        tables = [
+            table_of(title, FIGURES, _rows(list(map(_figures, stages)))),
+            table_of(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages)),
+        ]
+        for table in tables:
+            if table["rows"]:
+                lines += ["", terminal_table(table)]
     return "\n".join(lines)
-
-
-def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-    """Return the keys found in any record, in order of appearance."""
-    # A dictionary is a set that keeps its order.
-    return dict.fromkeys(key for record in records for key in record)
-
-
-def _table_lines(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Return a table after an empty line; nothing without rows."""
-    if not rows:
-        return []
-    return ["", terminal_table(table_of(title, columns, rows))]
 
 
 # ---- the figures for a stage ----
@@ -117,7 +112,7 @@ def _figures(stage: Record) -> dict[str, Metric]:
 def _rows(records: Sequence[Mapping[str, Metric]]) -> list[list[str]]:
     """Return a row for each number, with the difference, and for each text that differs between two records."""
     rows = []
-    for name in _all_keys(records):
+    for name in dict.fromkeys(chain(*records)):
         values = [record.get(name) for record in records]
         one, other = ("-" if value is None else format_value(value) for value in values)
         difference = _difference(*values)
