@@ -6,7 +6,7 @@ python -m scripts.base_loss --tag=d8
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, options, run
-from nanochat.log import Record, print0, table_of
+from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.settings import (
     CheckpointChoice,
@@ -43,8 +43,9 @@ def exit_table(model: "GPT", text: "EvalText", batch_size: int, runtime: "Runtim
     found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
     model.set_steps(chosen)
     rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
-    print0(*(f"base_loss: val bpb at exit {i} (trained: {known}) {bpb:.4f}" for i, known, bpb, _ in rows), sep="\n")
-    return [table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)]
+    table = table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)
+    print0(terminal_table(table))
+    return [table]
 
 
 def main(config: Config) -> None:
