@@ -109,15 +109,10 @@ def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> Record:
     return {"title": title, "columns": names, "rows": rows}
 
 
-def format_rows(table: Record) -> list[list[str]]:
-    """Return the header and the rows of an outcome's table as text."""
+def markdown_table(table: Record) -> str:
+    """Return an outcome's table in Markdown. Short cells are padded, so that the source reads as a table too."""
     names, specs = zip(*table["columns"], strict=True)
-    rows = [list(map(format_cell, row, specs)) for row in table["rows"]]
-    return [list(names), *rows]
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, header first. Short cells are padded, so that the source reads as a table too."""
+    rows = [names, *(map(format_cell, row, specs) for row in table["rows"])]
     # On one line, with escaped bars.
     cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
     widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
@@ -127,7 +122,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
 
 def terminal_table(table: Record) -> str:
     """Return an outcome's table for the terminal: the title, then the table in Markdown."""
-    return f"{table['title']}\n{markdown_table(format_rows(table))}"
+    return f"{table['title']}\n{markdown_table(table)}"
 
 
 # ---- constants in text tables ----

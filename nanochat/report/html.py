@@ -4,7 +4,7 @@ from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 
-from nanochat.log import duration, format_rows, format_value, markdown_table
+from nanochat.log import duration, format_value, markdown_table
 from nanochat.outcome import ANSWERS
 from nanochat.report.card import EVALUATIONS, Card, body, summary
 from nanochat.report.plots import STYLE
@@ -71,7 +71,7 @@ def opening(card: Card) -> list[str]:
     for section in last:
         for table in section.outcome.tables:
             if table["title"] == ANSWERS:
-                parts += [f"### {ANSWERS}, {section.title}", markdown_table(format_rows(table))]
+                parts += [f"### {ANSWERS}, {section.title}", markdown_table(table)]
     return parts
 
 
