@@ -24,6 +24,7 @@ Parsed = TypeVar("Parsed")
 WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
 
+PADDED = 32  # characters; a longer cell stands out of its column
 LINE_SECONDS = 5.0  # between lines about a long job, or about training steps
 # Control characters, all but tab and newline. A terminal would obey them, and data and models may write them.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -72,14 +73,6 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{seconds:.1f}s"
 
 
-def short(number: float) -> str:
-    """Return 1.2M for 1234567."""
-    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.1f}{suffix}"  # one decimal is enough beside a bar
-    return f"{number:.0f}"
-
-
 def format_value(value: Any) -> str:
     """Return a metric as text: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
     if isinstance(value, dict):  # {"value", "stderr", "format", "unit"}
@@ -116,21 +109,20 @@ def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> Record:
     return {"title": title, "columns": names, "rows": rows}
 
 
-def format_rows(table: Record) -> list[list[str]]:
-    """Return the header and the rows of an outcome's table as text."""
+def markdown_table(table: Record) -> str:
+    """Return an outcome's table in Markdown. Short cells are padded, so that the source reads as a table too."""
     names, specs = zip(*table["columns"], strict=True)
-    rows = [list(map(format_cell, row, specs)) for row in table["rows"]]
-    return [list(names), *rows]
+    rows = [names, *(map(format_cell, row, specs) for row in table["rows"])]
+    # On one line, with escaped bars.
+    cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
+    widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
+    cells.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
 
 
 def terminal_table(table: Record) -> str:
-    """Return an outcome's table as aligned columns: the first to the left, numbers to the right."""
-    rows = format_rows(table)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]  # characters per column
-    lines = [table["title"]]
-    for first, *numbers in rows:
-        lines.append("  ".join([first.ljust(widths[0]), *map(str.rjust, numbers, widths[1:])]))
-    return "\n".join(lines)
+    """Return an outcome's table for the terminal: the title, then the table in Markdown."""
+    return f"{table['title']}\n{markdown_table(table)}"
 
 
 # ---- constants in text tables ----
@@ -270,84 +262,57 @@ class MetricLog:
 
 
 class Progress:
-    """Prints a line about the progress in a long job every few seconds, on rank 0.
+    """Prints a line about a long job, or about training steps, now and then on rank 0.
 
-    unit: counted by `done` and `total`. Rate and time left are averages since the start.
+    The time left follows the wall clock, so that evaluations and checkpoints count; all before the first update, as
+    compiling, does not.
     """
 
-    def __init__(self, label: str, unit: str):
-        self._label, self._unit = label, unit
-        self._start = self._shown = time.monotonic()
-        self._done = 0
+    def __init__(self):
+        self._shown = time.monotonic()
+        self._first = None  # clock and share at the first update
+        self._line = ""  # the newest, not printed yet
 
-    def update(self, done: int, total: int = 0) -> None:
-        """Print a line if it is time to; cheap enough to call at every step. total: 0 if it is not known."""
-        self._done = done  # for the closing line
+    def update(self, text: str, share: float) -> None:
+        """Print the text and the time left if the last line is old enough. share: done so far, 0 to 1."""
         now = time.monotonic()
-        if now - self._shown < LINE_SECONDS:
-            return
-        self._shown = now
-        rate = done / (now - self._start)
-        parts = [f"{short(done)} {self._unit}", f"{short(rate)}/s"]
-        if total and done:
-            total = max(total, done)  # some totals are estimates
-            parts[0] = f"{done / total:4.0%} of {short(total)} {self._unit}"
-            parts.append(f"{duration((total - done) / rate)} left")
-        print0(f"{self._label}: {' | '.join(parts)}", file=sys.stderr)
-
-    def close(self) -> None:
-        """Print the totals."""
-        seconds = time.monotonic() - self._start
-        print0(f"{self._label}: {self._done:,} {self._unit} in {duration(seconds)}", file=sys.stderr)
-
-
-class StepProgress:
-    """Prints a line about training steps now and then.
-
-    steps: in the whole run; None where a clock or the data ends training. The time left follows the wall clock, so that
-    evaluations and checkpoints count; the first step of this process, which compiles, does not.
-    """
-
-    def __init__(self, steps: int | None):
-        self._of_all = "" if steps is None else f"/{steps:05d}"
-        self._shown = -math.inf
-        self._first = None  # wall clock and progress after the first step
-        self._line = ""  # about the last step, not printed yet
-
-    def update(self, figures: Figures, loss: float) -> None:
-        """Print a step's line if the last one is old enough. figures: its record in the metric log. loss: smoothed."""
-        now = time.monotonic()
-        progress = figures["progress"]
-        self._first = self._first or (now, progress)
-        left = "?"
-        if progress > self._first[1]:
-            # Wall time per progress so far, times the remaining share.
-            left = duration((now - self._first[0]) * (1 - progress) / (progress - self._first[1]))
-        mfu = "n/a" if figures["train/mfu"] is None else f"{100 * figures['train/mfu']:.1f}"
-        parts = [
-            f"step {figures['step']:05d}{self._of_all} ({100 * progress:.2f}%)",
-            f"loss: {loss:.4f}",
-            f"lrm: {figures['train/lrm']:.2f}",
-            f"dt: {1000 * figures['train/dt']:.0f}ms",
-            f"tok/sec: {figures['train/tok_per_sec']:,.0f}",
-            f"mfu: {mfu}",
-            f"wait: {100 * figures['train/wait']:.1f}%",
-            f"total time: {duration(figures['total_training_time'])}",
-            f"eta: {left}",
-        ]
-        exits = [f"{value:.3f}" for name, value in figures.items() if name.startswith("train/exit_")]
-        if exits:
-            parts[2:2] = [f"exits: {' '.join(exits)}", f"refinement: {100 * figures['train/refinement']:.1f}%"]
-        self._line = " | ".join(parts)
+        self._first = self._first or (now, share)
+        start, before = self._first
+        # Wall time per share so far, times the remaining share.
+        left = duration((now - start) * (1 - share) / (share - before)) if share > before else "?"
+        self._line = f"{text} | eta: {left}"
         if now - self._shown >= LINE_SECONDS:
             self._shown = now
             self.close()
 
     def close(self) -> None:
-        """Print the line about the last step, unless it is printed already."""
+        """Print the newest line, unless it is printed already."""
         if self._line:
             print0(self._line)
         self._line = ""
+
+
+def step_line(figures: Figures, loss: float, steps: int | None) -> str:
+    """Return a training step's line. figures: its record in the metric log. loss: smoothed.
+
+    steps: in the whole run; None where a clock or the data ends training.
+    """
+    of_all = "" if steps is None else f"/{steps:05d}"
+    mfu = "n/a" if figures["train/mfu"] is None else f"{100 * figures['train/mfu']:.1f}"
+    parts = [
+        f"step {figures['step']:05d}{of_all} ({100 * figures['progress']:.2f}%)",
+        f"loss: {loss:.4f}",
+        f"lrm: {figures['train/lrm']:.2f}",
+        f"dt: {1000 * figures['train/dt']:.0f}ms",
+        f"tok/sec: {figures['train/tok_per_sec']:,.0f}",
+        f"mfu: {mfu}",
+        f"wait: {100 * figures['train/wait']:.1f}%",
+        f"total time: {duration(figures['total_training_time'])}",
+    ]
+    exits = [f"{value:.3f}" for name, value in figures.items() if name.startswith("train/exit_")]
+    if exits:
+        parts[2:2] = [f"exits: {' '.join(exits)}", f"refinement: {100 * figures['train/refinement']:.1f}%"]
+    return " | ".join(parts)
 
 
 def print_figures(step: int, figures: Mapping[str, float]) -> None:

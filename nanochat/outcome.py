@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanochat.log import (
-    Figures,
     MetricLog,
     Record,
     duration,
@@ -110,8 +109,9 @@ class Outcome:
         write_json(path, asdict(self))
         return path
 
-    def write_evaluation(self, kind: str, step: int, figures: Figures) -> None:
-        """Log the figures of a model's step, and write the record."""
+    def write_evaluation(self, kind: str, step: int) -> None:
+        """Log the estimates among the metrics, of a model's step, and write the record."""
+        figures = {name: metric["value"] for name, metric in self.metrics.items() if isinstance(metric, dict)}
         with MetricLog(stage_dir(self.stage, self.tag), self.config["run"], self.config) as log:
             log.write(kind, step, **figures)
         self.write()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nanochat import schedules
 from nanochat.dataloader import Batch, BatchSource
 from nanochat.gpt import GPT
-from nanochat.log import MetricLog, Record, StepProgress, print_line
+from nanochat.log import MetricLog, Progress, Record, print_line, step_line
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, free_memory, without_garbage_collection
@@ -123,7 +123,7 @@ class TrainingLoop:
         self.state.device_batch = self.device_batch
         self.state.stop = ""
         self._first_step = self.state.step  # where this process begins
-        self._progress_line = StepProgress(self.steps)
+        self._progress_line = Progress()
         self._is_fp16 = self.runtime.dtype == torch.float16
         self._seconds = self.state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled_at = 0.0
@@ -294,7 +294,7 @@ class TrainingLoop:
         self.log.write("train", step.number, **figures)
         smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)  # removes the pull toward 0 at the start
         figures["step"] = step.number
-        self._progress_line.update(figures, smooth)
+        self._progress_line.update(step_line(figures, smooth, self.steps), figures["progress"])
 
     def _count(self, step: _LaunchedStep, loss: float, clock: float) -> float:
         """Add a step to the state's clocks and totals; returns its seconds."""

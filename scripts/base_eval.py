@@ -31,8 +31,7 @@ def main(config: Config) -> None:
         folder = stage_dir("base_eval", config.tag)
         name, tasks = open_core(checkpoint.manifest["tokenizer"]["tag"])
         scores = evaluate_core(model, tokenizer, tasks, runtime, max(config.max_per_task, 0), folder)
-        metric = average(scores.values())
-        shown = metric.metric(chance=0.0)
+        shown = average(scores.values()).metric(chance=0.0)
         print0(f"base_eval: {name} {format_value(shown)}, over {len(scores)} tasks")
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
@@ -40,12 +39,10 @@ def main(config: Config) -> None:
         outcome.metrics["Model"] = f"base_train {config.tag} (step {checkpoint.step:,})"
         outcome.metrics[name] = shown
         # The report card shows metrics in this order; the artifacts let runs be compared item by item.
-        figures = {name.lower().replace(" ", "_"): metric.value}
         for label, score in scores.items():
             outcome.metrics[label] = score.metric(chance=0.0)
             outcome.add_artifact(folder / f"{label}.jsonl")
-            figures[f"core/{label}"] = score.value
-        outcome.write_evaluation("core", checkpoint.step, figures)
+        outcome.write_evaluation("core", checkpoint.step)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python -m scripts.base_loss --tag=d8
 from typing import TYPE_CHECKING
 
 from nanochat.config import Count, changed, option, options, run
-from nanochat.log import Record, print0, table_of
+from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.settings import (
     CheckpointChoice,
@@ -43,8 +43,9 @@ def exit_table(model: "GPT", text: "EvalText", batch_size: int, runtime: "Runtim
     found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
     model.steps = chosen
     rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
-    print0(*(f"base_loss: val bpb at exit {i} (trained: {known}) {bpb:.4f}" for i, known, bpb, _ in rows), sep="\n")
-    return [table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)]
+    table = table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)
+    print0(terminal_table(table))
+    return [table]
 
 
 def main(config: Config) -> None:
@@ -67,7 +68,6 @@ def main(config: Config) -> None:
         if runtime.device.type == "cpu" and runtime.compiling_pays(flops):
             model.compile_parts()
 
-        figures = {}
         # The overlapping rows first: a stride that is too long is refused before the work.
         strides = [config.stride, 0] if config.stride else [0]
         for split, text in texts.items():
@@ -75,13 +75,12 @@ def main(config: Config) -> None:
                 found = bits_by_exit(model, text, length, config.device_batch_size, runtime, stride)[-1]
                 name = f"{split} bpb (stride {stride})" if stride else f"{split} bpb"
                 outcome.metrics[name] = found.metric()
-                figures[name] = found.value
                 print0(f"base_loss: {name} {found}")
         outcome.tables += exit_table(model, texts["val"], config.device_batch_size, runtime)
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
         outcome.tables.append(table_of("Samples", "Prompt | Continuation", samples))
         if runtime.rank == 0:
-            outcome.write_evaluation("loss", checkpoint.step, figures)
+            outcome.write_evaluation("loss", checkpoint.step)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,6 @@ def main(config: Config) -> None:
             print0(f"{name}: {estimate}")
             # Means are over centered scores, where guessing is 0.
             outcome.metrics[name] = estimate.metric(chance=0.0)
-        figures = {name: metric["value"] for name, metric in outcome.metrics.items()}
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
@@ -102,7 +101,7 @@ def main(config: Config) -> None:
                 outcome.tables.append(table_of(title, columns, rows))
         if repeated:
             print0(terminal_table(outcome.tables[0]))
-        outcome.write_evaluation("tasks", checkpoint.step, figures)
+        outcome.write_evaluation("tasks", checkpoint.step)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ python -m scripts.tok_eval --data=FOLDER
 
 from __future__ import annotations
 
-import threading
 from itertools import chain
+from multiprocessing import TimeoutError
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanochat.config import options, run
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import TokenizerSettings
@@ -19,9 +20,12 @@ from nanochat.settings import TokenizerSettings
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
-REFERENCES = {"GPT-2": "gpt2", "GPT-4": "cl100k_base"}  # name on the card -> name in tiktoken
+    from nanochat.tokenizer import Tokenizer
+
+REFERENCES = ("gpt2", "cl100k_base")  # names in tiktoken
+COLUMNS = "Text Type | Bytes:d | Ours:.2f | GPT-2:.2f | GPT-4:.2f"  # the last ones are those of REFERENCES
 SAMPLES = ("news", "korean", "code", "math", "science")  # scripts/samples/*.txt, written for this
-SPLIT_BYTES = 4_000_000  # of each split of the corpus
+SPLIT_CHARS = 4_000_000  # of each split of the corpus, about
 PATIENCE = 30  # seconds to wait for the download of a vocabulary
 
 
@@ -30,43 +34,33 @@ class Config(TokenizerSettings):
     """Compare the tokenizer with those of GPT-2 and GPT-4."""
 
 
-def load_reference(name: str) -> Encoding | str:
-    """Return a vocabulary of tiktoken, or the reason why it is not available."""
+def load_reference(name: str) -> Encoding | None:
+    """Return a vocabulary of tiktoken; None if it is neither in the cache nor downloaded in time."""
     import tiktoken
 
-    answers: list[Encoding | str] = [f"no answer within {PATIENCE} s"]
-
-    def load() -> None:
-        try:
-            answers.append(tiktoken.get_encoding(name))
-        except (OSError, ValueError) as error:  # no network, or a file with another hash
-            answers.append(f"{type(error).__name__}, set TIKTOKEN_CACHE_DIR to a folder that holds it")
-
-    # tiktoken downloads without a time limit; a daemon does not keep the process alive.
-    loader = threading.Thread(target=load, daemon=True)
-    loader.start()
-    loader.join(PATIENCE)
-    return answers[-1]
+    try:
+        # tiktoken downloads without a time limit; the thread does not keep the process alive.
+        with ThreadPool(1) as pool:
+            return pool.apply_async(tiktoken.get_encoding, [name]).get(PATIENCE)
+    except (OSError, ValueError, TimeoutError) as error:  # no network, a file with another hash, no answer
+        reason = type(error).__name__
+        print0(f"tok_eval: {name} is not available: {reason}, set TIKTOKEN_CACHE_DIR to a folder that holds it")
+        return None
 
 
-def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]], ours: dict[str, int]) -> dict:
-    """Return the table of one reference for the card; dashes, and the reason in the title, if it is missing."""
-    columns = f"Text Type | Bytes:d | {label} Tokens:d | {label} Ratio:.2f"
-    columns += " | Ours Tokens:d | Ours Ratio:.2f | Relative Diff %:+.1%"
+def comparison(texts: dict[str, list[str]], tokenizer: Tokenizer, references: list[Encoding | None]) -> Record:
+    """Return the table for the card; a missing reference has dashes."""
     rows = []
     for name, documents in texts.items():
         # Bytes, because characters need one byte in English and three in Korean.
         size = sum(len(text.encode()) for text in documents)
-        tokens = ratio = difference = None  # printed as dashes
-        if not isinstance(reference, str):
-            tokens = sum(map(len, reference.encode_ordinary_batch(documents)))
-            ratio = size / tokens
-            difference = (tokens - ours[name]) / tokens
-        rows.append([name, size, tokens, ratio, ours[name], size / ours[name], difference])
-    title = f"Comparison with {label}"
-    if isinstance(reference, str):
-        title += f", which is not available: {reference}"
-    return table_of(title, columns, rows)
+        # Documents are encoded one by one, without bos, like the references do.
+        ids, _ = tokenizer.core.encode_batch(documents)
+        ratios = [size / len(ids)]
+        for reference in references:
+            ratios.append(reference and size / sum(map(len, reference.encode_ordinary_batch(documents))))
+        rows.append([name, size, *ratios])
+    return table_of("Bytes per token", COLUMNS, rows)
 
 
 def main(config: Config) -> None:
@@ -84,19 +78,11 @@ def main(config: Config) -> None:
         texts[name] = [(Path(__file__).parent / f"samples/{name}.txt").read_text(encoding="utf-8")]
     # The training split shows fit, the validation split shows generalization.
     for split in ("train", "val"):
-        encoded = (text.as_py().encode() for text in chain.from_iterable(corpus.batches(split)))
+        documents = chain.from_iterable(batch.to_pylist() for batch in corpus.batches(split))
         # The first documents, or all.
-        texts[f"{corpus.name}-{split}"] = [text.decode() for text in next(by_size(encoded, SPLIT_BYTES), [])]
-
-    ours = {}  # tokens of each text
-    for name, documents in texts.items():
-        # Documents are encoded one by one, without bos, like the references do.
-        ids, _ = tokenizer.core.encode_batch(documents)
-        ours[name] = len(ids)
-    for label, name in REFERENCES.items():
-        table = comparison(label, load_reference(name), texts, ours)
-        outcome.tables.append(table)
-        print0(terminal_table(table), "\n")
+        texts[f"{corpus.name}-{split}"] = next(by_size(documents, SPLIT_CHARS), [])
+    outcome.tables.append(comparison(texts, tokenizer, list(map(load_reference, REFERENCES))))
+    outcome.show()
     outcome.add_artifact(path)
     outcome.write()
 

@@ -11,13 +11,13 @@ from nanochat import log as under_test
 from nanochat.log import (
     MetricLog,
     Progress,
-    StepProgress,
     duration,
     metric_curve,
     parse_rows,
     parse_table,
     print0,
     read_metrics,
+    step_line,
     terminal_table,
 )
 
@@ -34,12 +34,10 @@ def test_only_rank_0_prints(monkeypatch, capsys, tmp_path):
         print0(f"rank {rank}")
         with MetricLog(tmp_path / rank) as log:
             log.write("train", 1)
-        progress = Progress(f"count on {rank}", "words")
+        progress = Progress()
+        progress.update(f"count on {rank}", 0.5)
         progress.close()
-    out, err = capsys.readouterr()
-    assert out == "rank 0\n"
-    assert err.startswith("count on 0: 0 words in ")
-    assert "count on 1" not in err
+    assert capsys.readouterr().out == "rank 0\ncount on 0 | eta: ?\n"
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
@@ -68,9 +66,10 @@ def test_a_table_is_aligned():
     table = {"title": "Title", "columns": [["name", ""], ["score", ".2f"], ["count", "d"]], "rows": rows}
     assert terminal_table(table).splitlines() == [
         "Title",
-        "name         score  count",
-        "first         1.50      -",
-        "longer name  20.25      3",
+        "| name        | score | count |",
+        "| ----------- | ----- | ----- |",
+        "| first       | 1.50  | -     |",
+        "| longer name | 20.25 | 3     |",
     ]
 
 
@@ -170,38 +169,34 @@ class Clock:
 
 def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys):
     clock = Clock(monkeypatch)
-    progress = Progress("step", "steps")
+    progress = Progress()
     for done in range(0, 401, 25):
         clock.now += 2.5
-        progress.update(done, 400)
+        progress.update(f"{done} of 400", done / 400)
     clock.now += 10
-    progress.update(500, 400)  # the total was too low
-    clock.now += 10
-    progress.update(600)  # it is not known
-    progress.close()
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 8 + 3  # 17 updates in 42 seconds, a line every five
-    assert lines[:2] == ["step:   6% of 400 steps | 5/s | 1m15s left", "step:  19% of 400 steps | 8/s | 43.3s left"]
-    assert lines[-3] == "step: 100% of 500 steps | 10/s | 0.0s left"
-    assert lines[-2:] == ["step: 600 steps | 10/s", "step: 600 steps in 1m02s"]
+    progress.update("more", 0)  # of an unknown number
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 8 + 1  # 17 updates in 42 seconds, a line every five
+    assert lines[:2] == ["25 of 400 | eta: 37.5s", "75 of 400 | eta: 32.5s"]
+    assert lines[-2:] == ["375 of 400 | eta: 2.5s", "more | eta: ?"]
 
 
-def update(clock: Clock, steps: StepProgress, step: int, progress: float, wall: float) -> None:
+def update(clock: Clock, progress: Progress, step: int, share: float, wall: float, steps: int | None) -> None:
     """Take a step of one second, which ends `wall` seconds after the one before."""
     clock.now += wall
     figures = dict.fromkeys(("train/lrm", "train/dt", "train/tok_per_sec", "train/wait"), 1.0)
-    figures |= {"step": step, "progress": progress, "train/mfu": None, "total_training_time": float(step)}
-    steps.update(figures, 2.5)
+    figures |= {"step": step, "progress": share, "train/mfu": None, "total_training_time": float(step)}
+    progress.update(step_line(figures, 2.5, steps), share)
 
 
 @pytest.mark.parametrize("total", [1_000, None])
 def test_time_left_follows_progress_and_the_wall_clock(total, monkeypatch, capsys):
     """A step is a thousandth of the horizon, whatever that is, and a tenth of the time goes to evaluations."""
-    clock, steps = Clock(monkeypatch), StepProgress(total)
-    update(clock, steps, 1, 0.001, wall=60)  # it compiles
+    clock, steps = Clock(monkeypatch), Progress()
+    update(clock, steps, 1, 0.001, wall=60, steps=total)  # it compiles
     assert "eta: ?" in capsys.readouterr().out
     for step in range(2, 501):
-        update(clock, steps, step, step / 1_000, wall=1.0 + (step % 10 == 0))
+        update(clock, steps, step, step / 1_000, wall=1.0 + (step % 10 == 0), steps=total)
     steps.close()
     shown = capsys.readouterr().out.splitlines()[-1]
     assert f"eta: {duration(500 * 549 / 499)}" in shown  # after 499 steps in 549 seconds, without the first
@@ -209,13 +204,13 @@ def test_time_left_follows_progress_and_the_wall_clock(total, monkeypatch, capsy
 
 
 def test_a_long_run_has_few_lines_but_its_last_step_has_one(monkeypatch, capsys):
-    clock, steps = Clock(monkeypatch), StepProgress(10_000)
+    clock, steps = Clock(monkeypatch), Progress()
     for step in range(1, 10_000):
-        update(clock, steps, step, step / 10_000, wall=0.25)
+        update(clock, steps, step, step / 10_000, wall=0.25, steps=10_000)
     for _ in range(2):
         steps.close()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("step 00001/10000 ")
+    assert lines[0].startswith("step 00020/10000 ")
     assert 2_500 / 6 < len(lines) <= 2_500 / 5 + 2
     assert [line.startswith("step 09999/10000 ") for line in lines[-2:]] == [False, True]
 

@@ -103,12 +103,13 @@ class Teacher:
                 failures.append(f"the first that is left out: {reason}")
 
         done = []
-        progress = Progress("teacher", "rows")
+        progress = Progress()
         with ThreadPoolExecutor(self.settings.parallel) as pool:
             for result in pool.map(attempt, rows):
                 if result:
                     done.append(result)
-                progress.update(len(done) + len(failures), len(rows))
+                answered = len(done) + len(failures)
+                progress.update(f"teacher: {answered:,} of {len(rows):,} rows", answered / len(rows))
         print0(f"teacher: {len(done):,} of {len(rows):,} rows, {self.tokens:,} tokens", *failures[:1], sep="; ")
         if not done:
             raise ValueError("the teacher has no answer to any row, so nothing is written")

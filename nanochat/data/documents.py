@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, AnyStr
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,8 +38,8 @@ def documents(file: Path) -> Iterator[str]:
     return READERS[file.suffix.lower()](file)
 
 
-def by_size(texts: Iterable[AnyStr], least: int) -> Iterator[list[AnyStr]]:
-    """Yield lists of consecutive texts, at least `least` characters or bytes each; the last list may have fewer."""
+def by_size(texts: Iterable[str], least: int) -> Iterator[list[str]]:
+    """Yield lists of consecutive texts, at least `least` characters each; the last list may have fewer."""
     batch = []
     size = 0
     for text in texts:
@@ -150,8 +150,7 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     size = sum(file.stat().st_size * (4 if file.suffix.lower() == ".parquet" else 1) for file in files)
     dealt = [out / f"dealt-{number}" for number in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
     random = np.random.RandomState(SEED)  # the old generator, because numpy promises never to change the stream
-    progress = Progress(f"data: convert {name}", "documents")
-    smallest, count, blank = _deal_out(files, dealt, random, progress)
+    smallest, count, blank = _deal_out(files, dealt, random)
     # Among few documents maybe none has a small hash: then hold out the smallest one.
     cutoff = pa.scalar(max(VALIDATION_BELOW, smallest), pa.uint64())
     # Lanes share row groups, so each lane should find some of its own.
@@ -185,7 +184,6 @@ def _deal_out(
     files: Sequence[Path],
     paths: list[Path],
     random: np.random.RandomState,
-    progress: Progress,
 ) -> tuple[int, int, int]:
     """Deal documents out at random to temporary files, each with a text hash as key.
 
@@ -194,6 +192,7 @@ def _deal_out(
     schema = pa.schema([(TEXT, pa.large_string()), ("key", pa.uint64())])
     smallest = 2**64 - 1
     count = blank = 0
+    progress = Progress()
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_file(str(path), schema)) for path in paths]
         for batch in by_size((text for file in files for text in documents(file)), DEALT_CHARS):
@@ -204,7 +203,7 @@ def _deal_out(
             smallest = min([smallest, *keys])
             count += len(full)
             blank += len(batch) - len(full)
-            progress.update(count)
+            progress.update(f"data: converted {count:,} documents", 0)  # of an unknown number
             table = pa.table({TEXT: full, "key": keys}, schema)
             # The file for each document.
             places = random.randint(len(paths), size=len(full))

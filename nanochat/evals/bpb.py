@@ -57,23 +57,23 @@ class EvalText(NamedTuple):
 
 def first_documents(batches: Iterable["pyarrow.Array"], max_bytes: int) -> list[str]:
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
-    documents, size = [], 0
+    documents, room = [], max_bytes
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
-        kept = text.encode()[: max_bytes - size].decode(errors="ignore")  # without a character that was cut in two
-        if kept:
-            documents.append(kept)
-            size += len(kept.encode())
-        if len(kept) < len(text) or size == max_bytes:  # cut, or exactly full
+        content = text.encode()
+        documents.append(content[:room].decode(errors="ignore"))  # without a character that was cut in two
+        room -= len(content)
+        if room <= 0:
             break
-    return documents
+    return list(filter(None, documents))  # nothing may be left of the last one
 
 
 def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
     """Return the text of `first_documents` in tokens; each document is predicted from its start on."""
     documents = first_documents(batches, max_bytes)
-    ids = [token for text in documents for token in (tokenizer.bos, *tokenizer.encode(text))]
+    ids, _ = tokenizer.core.encode_batch(documents, tokenizer.bos)
     size = sum(len(text.encode()) for text in documents)
-    return EvalText(torch.tensor(ids), torch.from_numpy(tokenizer.token_lengths()).long(), size)
+    ids, lengths = (torch.from_numpy(values).long() for values in (ids, tokenizer.token_lengths()))
+    return EvalText(ids, lengths, size)
 
 
 # ---- sums over rows ----
@@ -128,8 +128,7 @@ def sum_rows(
     count = len(inputs)
     weights = weights.to(runtime.device)
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
-    progress = Progress("evaluate", "rows")
-    done = 0
+    progress = Progress()
 
     def measure(numbers: Tensor) -> Tensor:
         goals = targets[numbers]  # a copy
@@ -148,8 +147,8 @@ def sum_rows(
         padded = F.pad(numbers, (0, batch_size - len(numbers)), value=-1)
         pairs = torch.cat(list(in_halves(measure, padded)), dim=1)
         sums[:, numbers] = pairs[:, : len(numbers)].double()
-        done += len(numbers) * runtime.world_size
-        progress.update(done, count)
+        done = 1 + numbers[-1].item()  # on all ranks, about
+        progress.update(f"evaluate: {done:,} of {count:,} rows", done / count)
     return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 

@@ -103,11 +103,11 @@ def evaluate_task(
     else:
         answers = _write_answers(problems, engine, tokenizer, runtime, settings)
     answered = []
-    progress = Progress(label, "problems")
+    progress = Progress()
     for answer in answers:
         answered.append(answer)
-        progress.update(len(answered), len(problems) // runtime.world_size)
-    progress.close()
+        share = min(len(answered) * runtime.world_size / len(problems), 1)  # of all ranks, about
+        progress.update(f"{label}: {share:.0%} of {len(problems):,} problems", share)
     records = _judge(answered, task, tokenizer)
     # Ranks have every n-th problem or batch: sorted, the records do not depend on the rank count.
     records = sorted(chain(*runtime.all_gather(records)), key=lambda record: record["problem"])

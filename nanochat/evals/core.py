@@ -10,11 +10,11 @@ depends on the shapes of batches.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -120,6 +120,7 @@ def _evaluate_task(
 
 # An option with scored tokens: its number in the task, its tokens after the prefix, how many at the end are scored.
 Option = tuple[int, np.ndarray, int]
+Text = TypeVar("Text")
 
 
 class Target(NamedTuple):
@@ -183,20 +184,13 @@ def _row(prefix: np.ndarray, options: list[Option]) -> Row:
 # ---- pack and score: from rows to a score for each option ----
 
 
-def _pack(rows: list[Row], batch_tokens: int) -> Iterator[list[Row]]:
-    """Yield batches of rows with at most `batch_tokens` tokens, but at least one row."""
-    batch = []
-    size = 0
-    for row in rows:
-        tokens = len(row.prefix) + sum(len(branch.ids) for branch in row.branches)
-        if batch and size + tokens > batch_tokens:
-            yield batch
-            batch = []
-            size = 0
-        batch.append(row)
-        size += tokens
-    if batch:
-        yield batch
+def _batches(texts: Iterable[Text], length: Callable[[Text], int], tokens: int) -> Iterator[list[Text]]:
+    """Yield batches with about so many tokens, the longest texts first: fewer, or up to a text more."""
+    # Texts of about the same length need little padding.
+    texts = sorted(texts, key=length, reverse=True)
+    ends = accumulate(map(length, texts))
+    for _, batch in groupby(zip(texts, ends, strict=True), key=lambda pair: pair[1] // tokens):
+        yield [text for text, _ in batch]
 
 
 def _option_sums(
@@ -208,8 +202,6 @@ def _option_sums(
     """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row."""
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
-    # Texts of about the same length need little padding.
-    rows = sorted(rows, key=lambda row: len(row.prefix) + len(row.branches[0].ids), reverse=True)
 
     def score_batch(batch: list[Row]) -> list[Scored]:
         found = []
@@ -219,7 +211,10 @@ def _option_sums(
             found.append((score(hidden, ids), targets))
         return found
 
-    for batch in _pack(rows, BATCH_TOKENS[model.device.type]):
+    def length(row: Row) -> int:
+        return len(row.prefix) + len(row.branches[0].ids)
+
+    for batch in _batches(rows, length, BATCH_TOKENS[model.device.type]):
         for each, targets in chain(*in_halves(score_batch, batch)):
             scores.append(each)
             numbers += [np.full(len(target.ids), target.number) for target in targets]
@@ -239,12 +234,9 @@ def _forward(model: GPT, batch: list[Row]) -> Iterator[Scored]:
     prefix = Prefix(model, _padded(texts, model.device), torch.tensor(lengths))
     yield _scored(prefix.hidden, lengths, [row.branches[0] for row in batch])
     others = [(number, branch) for number, row in enumerate(batch) for branch in row.branches[1:]]
-    # The longest first, in batches a quarter as large: texts of similar length need little padding.
-    others.sort(key=lambda other: len(other[1].ids), reverse=True)
-    while others:
-        count = max(1, BATCH_TOKENS[model.device.type] // (4 * len(others[0][1].ids)))
-        numbers, branches = zip(*others[:count], strict=True)
-        others = others[count:]
+    # Counted fourfold: each of these rows has a prefix beside its branch.
+    for some in _batches(others, lambda other: 4 * len(other[1].ids), BATCH_TOKENS[model.device.type]):
+        numbers, branches = zip(*some, strict=True)
         texts = [branch.ids for branch in branches]
         cache = prefix.rows(torch.tensor(numbers), torch.tensor([len(text) for text in texts]))
         hidden = model.hidden(_padded(texts, model.device), cache=cache)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from nanochat.hardware import find_accelerator
-from nanochat.log import duration, format_cell, format_rows, format_value, is_known
+from nanochat.log import duration, format_value, is_known, markdown_table, table_of
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
 from nanochat.report.plots import draw_plot
@@ -23,7 +23,6 @@ Facts = dict[str, Any]  # label -> value
 Groups = dict[str, Facts]
 
 TITLES = {stage.name: stage.section for stage in STAGES} | OTHER_SECTIONS
-PADDED = 32  # characters; a longer cell stands out of its column
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
 EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
 
@@ -213,7 +212,7 @@ def body(card: Card, pictures: str) -> list[str]:
         if facts:
             parts.append(_listing(facts))
         for table in outcome.tables:
-            parts += [f"### {table['title']}", markdown_table(format_rows(table))]
+            parts += [f"### {table['title']}", markdown_table(table)]
         for name, element in section.plots.items():
             title = element.partition('aria-label="')[2].partition('"')[0]
             # Quoted, because a blank would end the link.
@@ -224,29 +223,17 @@ def body(card: Card, pictures: str) -> list[str]:
 def summary(card: Card) -> str:
     """Return the summary as Markdown, and for the terminal: headline metrics, totals, time and cost for each stage."""
     parts = []
-    rows = [[metric, *map(format_cell, values.values())] for metric, values in card.headlines.items()]
+    rows = [[metric, *values.values()] for metric, values in card.headlines.items()]
     if rows:
         # All metrics have the same columns, in the same order.
-        columns = next(iter(card.headlines.values()))
-        parts.append(markdown_table([["Metric", *columns], *rows]))
+        columns = " | ".join(["Metric", *next(iter(card.headlines.values()))])
+        parts.append(markdown_table(table_of("", columns, rows)))
     total = f"Total wall clock time: {duration(card.seconds)}"
     if card.dollars is not None:
         total += f"\nTotal cost: ${card.dollars:.2f}"
-    rows = [["Stage", "Time", "Share", "Cost"]]
-    for section in card.sections:
-        cost = "-" if section.dollars is None else f"${section.dollars:.2f}"
-        rows.append([section.title, duration(section.outcome.seconds), f"{section.part:.1%}", cost])
-    return "\n\n".join([*parts, total, markdown_table(rows)])
+    rows = [[one.title, duration(one.outcome.seconds), one.part, one.dollars] for one in card.sections]
+    return "\n\n".join([*parts, total, markdown_table(table_of("", "Stage | Time | Share:.1% | Dollars:.2f", rows))])
 
 
 def _listing(facts: Facts) -> str:
     return "\n".join(f"- {label}: {format_value(value)}" for label, value in facts.items())
-
-
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, header first. Short cells are padded, so that the source reads as a table too."""
-    # On one line, with escaped bars.
-    cells = [[" ".join(text.split()).replace("|", "\\|") for text in row] for row in rows]
-    widths = [min(PADDED, max(map(len, column))) for column in zip(*cells, strict=True)]
-    cells.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)

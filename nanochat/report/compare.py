@@ -8,6 +8,7 @@ unevenly by chance.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,8 @@ from nanochat.paths import read_sha256, text_sha256
 from nanochat.report.card import TITLES
 
 WIDEST = 48  # longest text in a column, in characters
-# Columns with number formats; in the first two tables all is text.
-FACTS = " | A | B"  # the first column has no title
-FIGURES = f"{FACTS} | B - A | ±"
+# Columns with number formats; in the first table all is text.
+FIGURES = " | A | B | B - A | ±"  # the first column has no title
 ANSWERS = "Question by question | Questions:d | A:.4f | B:.4f | B - A:+.4f | ±:.4f | only A:d | only B:d | p:.3g"
 NONE = ["-", "-"]  # difference and error where there is no number
 
@@ -77,38 +77,26 @@ def mcnemar(only_one: int, only_other: int) -> float:
 
 
 def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
-    """Return the comparison of two runs, A and B, as text for a terminal: environments, then each stage."""
+    """Return the comparison of two runs, A and B, as text for a terminal, stage by stage."""
     lines = [f"A: {names[0]}", f"B: {names[1]}"]
-    # Commit, machine and software.
-    environments = [run["environment"] for run in runs]
-    for title in _all_keys(environments):
-        rows = _rows([environment.get(title, {}) for environment in environments])
-        # Names and texts have no difference.
-        lines += _table_lines(title, FACTS, [row[:3] for row in rows])
     # Stage -> newest record: a newer one replaces an older one.
     first, second = (
         {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))} for run in runs
     )
-    for name in _all_keys([TITLES, first, second]):
-        if name in first and name in second:
-            title = TITLES.get(name, name)
-            stages = [first[name], second[name]]
-            lines += _table_lines(title, FIGURES, _rows(list(map(_figures, stages))))
-            lines += _table_lines(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages))
+    # In the order of the card; a dictionary is a set that keeps its order.
+    for name in dict.fromkeys([*TITLES, *first]):
+        if name not in first or name not in second:
+            continue
+        title = TITLES.get(name, name)
+        stages = [first[name], second[name]]
+        tables = [
+            table_of(title, FIGURES, _rows(list(map(_figures, stages)))),
+            table_of(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages)),
+        ]
+        for table in tables:
+            if table["rows"]:
+                lines += ["", terminal_table(table)]
     return "\n".join(lines)
-
-
-def _all_keys(records: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-    """Return the keys found in any record, in order of appearance."""
-    # A dictionary is a set that keeps its order.
-    return dict.fromkeys(key for record in records for key in record)
-
-
-def _table_lines(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> list[str]:
-    """Return a table after an empty line; nothing without rows."""
-    if not rows:
-        return []
-    return ["", terminal_table(table_of(title, columns, rows))]
 
 
 # ---- the figures for a stage ----
@@ -124,7 +112,7 @@ def _figures(stage: Record) -> dict[str, Metric]:
 def _rows(records: Sequence[Mapping[str, Metric]]) -> list[list[str]]:
     """Return a row for each number, with the difference, and for each text that differs between two records."""
     rows = []
-    for name in _all_keys(records):
+    for name in dict.fromkeys(chain(*records)):
         values = [record.get(name) for record in records]
         one, other = ("-" if value is None else format_value(value) for value in values)
         difference = _difference(*values)

@@ -4,9 +4,9 @@ from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 
-from nanochat.log import duration, format_rows, format_value
+from nanochat.log import duration, format_value, markdown_table
 from nanochat.outcome import ANSWERS
-from nanochat.report.card import EVALUATIONS, Card, body, markdown_table, summary
+from nanochat.report.card import EVALUATIONS, Card, body, summary
 from nanochat.report.plots import STYLE
 
 # Nothing is fetched or run, whatever text a run has put into its records.
@@ -71,7 +71,7 @@ def opening(card: Card) -> list[str]:
     for section in last:
         for table in section.outcome.tables:
             if table["title"] == ANSWERS:
-                parts += [f"### {ANSWERS}, {section.title}", markdown_table(format_rows(table))]
+                parts += [f"### {ANSWERS}, {section.title}", markdown_table(table)]
     return parts
 
 

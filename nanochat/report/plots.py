@@ -12,8 +12,6 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
-from nanochat.log import short
-
 WIDTH = 400  # pixels, as all sizes here
 TOP = 44  # the plot area begins below title and legend
 LINES_BOTTOM = 214  # the plot area ends above the axis labels
@@ -78,7 +76,11 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def label(value: float) -> str:
-    return short(value).replace(".0", "") if value >= 1000 else f"{value:g}"
+    """Return 1.2M for 1234567."""
+    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.1f}{suffix}".replace(".0", "")
+    return f"{value:g}"
 
 
 def _spread(low: float, high: float) -> tuple[float, float]:

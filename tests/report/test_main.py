@@ -60,9 +60,9 @@ timestamp: 2025-10-24 01:20:23
 Total wall clock time: 2h53m
 Total cost: \$69\.35
 
-\| Stage              \| Time  \| Share  \| Cost   \|
-\| ------------------ \| ----- \| ------ \| ------ \|
-\| Tokenizer training \| 2h53m \| 100\.0% \| \$69\.35 \|
+\| Stage              \| Time  \| Share  \| Dollars \|
+\| ------------------ \| ----- \| ------ \| ------- \|
+\| Tokenizer training \| 2h53m \| 100\.0% \| 69\.35   \|
 """
 
 

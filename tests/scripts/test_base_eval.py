@@ -49,7 +49,7 @@ def test_an_evaluation_leaves_its_record(base, capsys):
     assert sorted(judged) == sorted(LABELS)
     assert all(one["questions"] and one["samples"] == 1 for one in judged.values())
     [logged] = read_metrics(home / "metrics.jsonl")
-    assert logged["core_metric"] == metrics["CORE metric"]["value"]
+    assert logged["CORE metric"] == metrics["CORE metric"]["value"]
 
 
 def test_a_step_without_a_checkpoint_is_named(base):
