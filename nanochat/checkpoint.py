@@ -224,7 +224,7 @@ class Saver:
             if home.exists():
                 home.rename(home.with_suffix(".tmp-replaced"))
             publish_folder(part, home)  # from here on readers see the checkpoint
-            # Later steps, from before the run went back, are left alone.
+            # Later steps, which were damaged when the run resumed, are left alone.
             earlier = [old for old in steps(self.folder) if old <= step]
             surplus = earlier[: -self.keep_last] if self.keep_last else []
             for old in surplus:  # renamed first: a folder that is half removed must not look like a checkpoint
@@ -296,11 +296,10 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def set_aside(folder: Path, abandoned: list[int]) -> None:
-    """Rename checkpoints, so that a later resume does not choose them; the next time they are replaced."""
-    if abandoned:
-        (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
-    for step in abandoned:
+def set_aside(folder: Path) -> None:
+    """Rename all checkpoints, so that a later resume does not choose them; the next time they are replaced."""
+    (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
+    for step in steps(folder):
         # Not `step_…`: neither `steps` nor `newest` sees the folder.
         kept = folder / f"given_up_step_{step:06d}"
         shutil.rmtree(kept, ignore_errors=True)

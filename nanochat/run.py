@@ -106,37 +106,27 @@ def checkpoint_to_resume(
 ) -> Checkpoint | None:
     """Return the checkpoint that a run resumes from, the same on all ranks; None for a new run.
 
-    config.resume: auto (the newest that is intact, if its settings are the same), a step, or never. Later checkpoints
-    are set aside. A setting that is None stays as it was, and so does a tokenizer that is None.
+    config.resume: auto (the newest that is intact, if its settings are the same) or never. A setting that is None stays
+    as it was, and so does a tokenizer that is None.
     """
     step = runtime.broadcast(lambda: _step_to_resume(folder, config, tokenizer))
     return None if step is None else load(folder, step, hashes=False)  # rank 0 has verified the files
 
 
 def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> int | None:
-    resume, saved = config.resume, steps(folder)
-    # All checkpoints are set aside, so that the next `auto` resumes from the new run.
-    if resume == "never":
-        set_aside(folder, saved)
+    if config.resume == "never":
+        set_aside(folder)
+    if not steps(folder):
         return None
-    if resume == "auto":
-        if not saved:
-            return None
-        checkpoint = newest(folder)
-        if checkpoint is None:
-            raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
-    else:
-        if resume not in map(str, saved):
-            raise ValueError(f"--resume={resume}: take auto, never, or a step of {saved} in {folder}")
-        checkpoint = load(folder, int(resume))
+    checkpoint = newest(folder)
+    if checkpoint is None:
+        raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
     if "merge" in checkpoint.manifest:
         raise ValueError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
     differences = _differences(checkpoint, config, tokenizer)
     if differences:
         found = "; ".join(differences)
         raise ValueError(f"{folder} holds another run: {found}. Take another --tag, or start again: --resume=never")
-    if resume != "auto":
-        set_aside(folder, [step for step in saved if step > checkpoint.step])
     return checkpoint.step
 
 
