@@ -78,69 +78,51 @@ class Loader(BatchSource):
     def __post_init__(self):
         require_multiple("rows of a batch", self.batch_size, self.world_size)
         self.device = torch.device(self.device)
-        self._pool = None
-        self._given, self._turn = (), 0  # the last batch, and how often it was given
+        self._batches = self._take_batches()  # nothing runs before the first batch
 
     def __next__(self) -> Batch:
-        if 0 < self._turn < self.repeats:
-            return self._again()
         start = time.perf_counter()
-        if self._pool is None:
-            # One thread, so that the batches are made one after the other.
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")
-            self._batches = self._make_batches()
-            self._ahead = deque(self._pool.submit(next, self._batches) for _ in range(BATCHES_AHEAD))
-        batch, copied, marks = self._ahead.popleft().result()
-        self._ahead.append(self._pool.submit(next, self._batches))
-        # The computation, not this thread, waits for the copy.
-        if copied is not None:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(copied)
-            batch.record_stream(stream)  # keeps the memory until the computation has finished
-        batch = batch.to(self.device)
-        # Only now is the batch part of a saved state: batches made ahead are not.
-        self._consumed(marks)
+        batch = next(self._batches)
         self.wait_seconds += time.perf_counter() - start
-        self._given, self._turn = batch.unbind(), 0
-        return self._again() if self.repeats else self._given
+        return batch
 
-    def _again(self) -> Batch:
-        """Return the last batch, with the column for repeats."""
-        rows = torch.arange(len(self._given[0]))
-        places = torch.stack([rows, torch.full_like(rows, self._turn)], dim=1)
-        self._turn += 1
-        return *self._given, places
+    def _take_batches(self) -> Iterator[Batch]:
+        """Yield the batches from the position of the consumer on, on the device; a thread makes the next ones."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")  # one thread: the batches have an order
+        made = self._make_batches()
+        self._ahead = deque(pool.submit(next, made) for _ in range(BATCHES_AHEAD))
+        try:
+            while True:
+                batch, marks = self._ahead.popleft().result()
+                self._ahead.append(pool.submit(next, made))
+                # The computation, not this thread, waits for the copy; torch reuses pinned memory only after it.
+                columns = batch.to(self.device, non_blocking=True).unbind()
+                # Only now is the batch part of a saved state: batches made ahead are not.
+                self._consumed(marks)
+                if not self.repeats:
+                    yield columns
+                rows = torch.arange(batch.shape[1])
+                for turn in range(self.repeats):
+                    yield *columns, torch.stack([rows, torch.full_like(rows, turn)], dim=1)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
-    def _make_batches(self) -> Iterator[tuple]:
-        """Yield inputs and targets, the event after their copy to the device, and the marks of their rows.
-
-        Runs in the background thread.
-        """
+    def _make_batches(self) -> Iterator[tuple[torch.Tensor, list]]:
+        """Yield inputs and targets as one tensor, and the marks of their rows; runs in the thread."""
         shape = (2, self.batch_size // self.world_size, self.seq_len)
-        is_cuda = self.device.type == "cuda"
-        # A separate stream, so that copies run beside the computation.
-        stream = torch.cuda.Stream(self.device) if is_cuda else None
         rows = self._rows()
         while True:
-            # torch reuses pinned memory only after the copy has finished.
-            batch = torch.empty(shape, dtype=torch.int64, pin_memory=is_cuda)
+            batch = torch.empty(shape, dtype=torch.int64, pin_memory=self.device.type == "cuda")
             marks = []
             for inputs, targets in zip(*batch.numpy(), strict=True):
                 inputs[:], targets[:], mark = next(rows)
                 marks.append(mark)
-            copied = None
-            if stream is not None:
-                with torch.cuda.stream(stream):
-                    batch = batch.to(self.device, non_blocking=True)
-                    copied = stream.record_event()
-            yield batch, copied, marks
+            yield batch, marks
 
     def close(self) -> None:
         """End the background thread; the next batch starts a new one at the position of the consumer."""
-        self._given, self._turn = (), 0
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        self._batches.close()
+        self._batches = self._take_batches()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
