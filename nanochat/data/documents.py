@@ -16,9 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from filelock import FileLock
 
 from nanochat.log import Progress, print0
-from nanochat.paths import base_dir, one_at_a_time, publish_folder, read_jsonl, read_lines, read_sha256, text_sha256
+from nanochat.paths import base_dir, publish_folder, read_jsonl, read_lines, read_sha256, text_sha256
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
@@ -130,7 +131,7 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
     content = text_sha256("\n".join([repr(constants), *lines]))
     # The name is for people, the hash identifies the content.
     home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
-    with one_at_a_time(home.with_name(f"{home.name}.lock")):
+    with FileLock(home.with_name(f"{home.name}.lock")):
         if not home.is_dir():
             part = home.with_name(f"{home.name}.tmp")
             shutil.rmtree(part, ignore_errors=True)  # left by a process that died
