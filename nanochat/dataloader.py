@@ -6,7 +6,6 @@ rows in the stream. Rank r of n makes the rows with i % n == r, from the lanes r
 ranks only decide how the stream is cut.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +33,6 @@ Batch = tuple[torch.Tensor, ...]  # first axis: this rank's rows
 class BatchSource(Iterator, AbstractContextManager):
     """An iterator over batches with a position that a checkpoint can store: `state_dict`, `load_state_dict`."""
 
-    wait_seconds = 0.0  # time spent in `next`, while the device may be idle
     idle = False  # no rank learns from the last batch: the update is skipped; known without waiting for the device
     progress: float  # 0..1, may go beyond 1
     metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
@@ -81,10 +79,7 @@ class Loader(BatchSource):
         self._batches = self._take_batches()  # nothing runs before the first batch
 
     def __next__(self) -> Batch:
-        start = time.perf_counter()
-        batch = next(self._batches)
-        self.wait_seconds += time.perf_counter() - start
-        return batch
+        return next(self._batches)
 
     def _take_batches(self) -> Iterator[Batch]:
         """Yield the batches from the position of the consumer on, on the device; a thread makes the next ones."""
