@@ -70,16 +70,13 @@ class Checkpoint:
             return {state: file.get_tensor(f"{name}/{state}") for owner, _, state in keys if owner == name}
 
 
-def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
-    """Return a step's checkpoint; a ValueError names the damage.
-
-    hashes: read every file and compare the hash. One rank has to; the others can trust the step it chose.
-    """
+def load(folder: Path, step: int) -> Checkpoint:
+    """Return a step's checkpoint after reading every file and comparing the hash; a ValueError names the damage."""
     path = _home(folder, step)
     try:
         manifest = read_json(path / MANIFEST)
         damaged = [] if manifest.pop("sha256") == _manifest_hash(manifest) else [MANIFEST]
-        if hashes and not damaged:
+        if not damaged:
             with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
                 found = {name: pool.submit(read_sha256, path / name) for name in manifest["files"]}
             damaged = [name for name, sha256 in found.items() if sha256.result() != manifest["files"][name]["sha256"]]
@@ -340,9 +337,9 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0
 
 def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
     """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
-    found = runtime.broadcast(lambda: verified(stage, tag, step).step)  # one rank reads all files
-    print0(f"model: {stage} {tag}, step {found:,}")
-    return load(stage_dir(stage, tag), found, hashes=False)
+    found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
+    print0(f"model: {stage} {tag}, step {found.step:,}")
+    return found
 
 
 def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:

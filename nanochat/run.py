@@ -23,7 +23,6 @@ from nanochat.checkpoint import (
     check_free_space,
     find_model,
     hold,
-    load,
     newest,
     set_aside,
     steps,
@@ -101,19 +100,12 @@ def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
 # ---- resuming ----
 
 
-def checkpoint_to_resume(
-    folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None, runtime: Runtime
-) -> Checkpoint | None:
-    """Return the checkpoint that a run resumes from, the same on all ranks; None for a new run.
+def checkpoint_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> Checkpoint | None:
+    """Return the checkpoint that a run resumes from; None for a new run.
 
     config.resume: auto (the newest that is intact, if its settings are the same) or never. A setting that is None stays
     as it was, and so does a tokenizer that is None.
     """
-    step = runtime.broadcast(lambda: _step_to_resume(folder, config, tokenizer))
-    return None if step is None else load(folder, step, hashes=False)  # rank 0 has verified the files
-
-
-def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> int | None:
     if config.resume == "never":
         set_aside(folder)
     if not steps(folder):
@@ -127,7 +119,7 @@ def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer
     if differences:
         found = "; ".join(differences)
         raise ValueError(f"{folder} holds another run: {found}. Take another --tag, or start again: --resume=never")
-    return checkpoint.step
+    return checkpoint
 
 
 def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: Tokenizer | None) -> list[str]:
@@ -283,7 +275,7 @@ def training(
     outcome = Outcome.begin(stage, config.tag, config)  # the clock of the stage starts
     with setup(config.device_type, config.dtype, config.attention) as runtime, ExitStack() as stack:
         runtime.broadcast(lambda: stack.enter_context(hold(folder)))  # no other run may use the folder
-        resumed = checkpoint_to_resume(folder, config, tokenizer, runtime)
+        resumed = runtime.broadcast(lambda: checkpoint_to_resume(folder, config, tokenizer))  # one rank reads the files
         if plan:
             start = _start_new(config, plan, tokenizer, resumed)
         else:

@@ -89,7 +89,7 @@ class Runtime:
         return numbers
 
     def all_gather(self, value: Value) -> list[Value]:
-        """Return every rank's JSON-like value, in rank order."""
+        """Return every rank's value, which can be pickled, in rank order."""
         values = [value] * self.world_size  # filled below
         if self.world_size > 1:
             dist.all_gather_object(values, value)
