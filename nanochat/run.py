@@ -55,13 +55,11 @@ CHECKPOINT_BYTES = 16
 # ---- model and optimizer ----
 
 
-def build(
-    start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None, in_fp8: bool = False
-) -> tuple[GPT, Optimizer, int]:
+def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None) -> tuple[GPT, Optimizer, int]:
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
     model = build_model(start.shape, runtime, start.weights, config.checkpointing)
-    if in_fp8:
+    if start.in_fp8:
         print0(f"fp8: {len(fp8.convert(model))} layers")
     if config.compile and _is_long_enough(start, model, runtime):
         model.compile_parts()
@@ -182,6 +180,8 @@ class _Start:
     schedules: schedules.Table
     first_rate: float = 1.0  # factor for all learning rates
     optimizer_from: Checkpoint | None = None  # parent whose optimizer state is taken over
+    in_fp8: bool = False
+    flops_per_token: int = 0  # 0: those of the model
 
 
 def _start_new(
@@ -202,6 +202,8 @@ def _start_new(
         seconds=plan.seconds,
         weight_decay=config.weight_decay * plan.decay_scale,  # for this batch and horizon
         schedules=schedules.pretraining(config, plan.steps),
+        in_fp8=config.fp8,
+        flops_per_token=plan.flops_per_token,
     )
 
 
@@ -264,7 +266,6 @@ def training(
     plan: RunPlan | None = None,
     tokenizer: Tokenizer | None = None,
     rows: int = 0,
-    in_fp8: bool = False,
 ) -> Iterator["Trainer"]:
     """Open a run of a stage: lock its folder, find its checkpoint or its parent's, build model and optimizer.
 
@@ -282,7 +283,7 @@ def training(
             start = _start_from_parent(config, rows, resumed, runtime)
         if resumed:
             runtime = replace(runtime, dtype=DTYPES[resumed.manifest["dtype"]])  # `auto` may differ on another machine
-        model, optimizer, device_rows = build(start, runtime, resumed, in_fp8)
+        model, optimizer, device_rows = build(start, runtime, resumed)
         # Schedules multiply the initial rate.
         for group in optimizer.groups:
             group.initial_lr *= start.first_rate
@@ -334,8 +335,8 @@ class Trainer:
         self.start.record["num_shards"] = shards
         return open_corpus(self.config.data, shards)
 
-    def text_loader(self, corpus: Corpus, repeats: int = 0) -> TextLoader:
-        """Return the source of a new model's batches: rows of a corpus, for this rank. repeats: of each batch."""
+    def text_loader(self, corpus: Corpus) -> TextLoader:
+        """Return the source of a new model's batches: rows of a corpus, for this rank."""
         return TextLoader(
             corpus,
             self.tokenizer,
@@ -346,7 +347,7 @@ class Trainer:
             rank=self.runtime.rank,
             world_size=self.runtime.world_size,
             device=self.runtime.device,
-            repeats=repeats,
+            repeats=self.config.supervision if self.config.carry else 0,
         )
 
     def fit(
@@ -358,12 +359,11 @@ class Trainer:
         data: Data | None = None,
         tasks: Callable[[], dict[str, Record]] = dict,
         after_step: Sequence[Action] = (),
-        flops_per_token: int = 0,
     ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
         source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
-        hashes of each task. after_step: as in TrainingLoop. flops_per_token: 0 for those of the model.
+        hashes of each task. after_step: as in TrainingLoop.
         """
         if data is None:  # one rank reads the files and hashes
             data = source.state_dict()["setting"] | {"tasks": self.runtime.broadcast(tasks)}
@@ -380,7 +380,7 @@ class Trainer:
                 state=self._restore(source, data),
                 schedules=self.start.schedules,
                 device_batch=self.device_rows,
-                flops_per_token=flops_per_token or self.model.flops_per_token(),
+                flops_per_token=self.start.flops_per_token or self.model.flops_per_token(),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
                 after_step=[self._follow_weights, *after_step],

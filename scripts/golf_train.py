@@ -43,7 +43,7 @@ def main(config: Config) -> None:
     if config.dry_run:
         return
 
-    with training("base_train", config, plan, tokenizer, in_fp8=config.fp8) as trainer:
+    with training("base_train", config, plan, tokenizer) as trainer:
         model, objective = trainer.model, pretraining(config)
         if config.compile and config.warm_up and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
@@ -68,7 +68,6 @@ def main(config: Config) -> None:
             evaluations,
             data=corpus.manifest(),
             after_step=[lambda state: rounding(state.progress)],
-            flops_per_token=plan.flops_per_token,
         )
         trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source, corpus))
 

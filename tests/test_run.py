@@ -286,9 +286,9 @@ TINY = Config(
 )
 
 
-def build_plan(config: Config, in_fp8: bool = False):
+def build_plan(config: Config):
     tokenizer = SimpleNamespace(content_hash="")
-    return build(_start_new(config, plan_run(config, 32768, 32759), tokenizer, None), ALONE, in_fp8=in_fp8)
+    return build(_start_new(config, plan_run(config, 32768, 32759), tokenizer, None), ALONE)
 
 
 def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch):
@@ -303,7 +303,7 @@ def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch):
     found = []
     monkeypatch.setattr("nanochat.run.largest_device_batch", search)
     monkeypatch.setattr(runtime, "COMPILING_PAYS", 0.0)
-    model, _, rows = build_plan(replace(TINY, compile=True), in_fp8=True)
+    model, _, rows = build_plan(replace(TINY, compile=True, fp8=True))
     assert found == [(True, fp8.Float8Linear, True)]
     assert rows == 4
     assert not model.blocks[0].mlp.up.weight.grad.any()
