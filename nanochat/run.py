@@ -29,7 +29,7 @@ from nanochat.checkpoint import (
     tokenizer_of,
 )
 from nanochat.config import fixed_settings, flag_of
-from nanochat.data.corpus import Corpus, open_corpus, shards_for
+from nanochat.data.corpus import open_corpus, shards_for
 from nanochat.dataloader import BatchSource, TextLoader, require_multiple
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, Record, format_value, print0, read_metrics
@@ -327,18 +327,16 @@ class Trainer:
         """Rows in a step, over all ranks."""
         return self.start.batch // self.config.max_seq_len  # tokens -> rows
 
-    def open_corpus(self, tokens: int | None) -> Corpus:
-        """Return the text for so many tokens. A resumed run keeps its shards, also with a longer horizon."""
+    def text_loader(self) -> TextLoader:
+        """Return the source of a new model's batches: rows of a corpus with enough text for the run."""
+        # A resumed run keeps its shards, also with a longer horizon.
         kept = self.resumed.manifest.get("num_shards", 0) if self.resumed else 0
         # A clock gives no number of tokens: 0 leaves the choice to the corpus.
-        shards = self.config.num_shards or kept or shards_for(self.config.data, tokens or 0)
+        tokens = (self.start.steps or 0) * self.start.batch
+        shards = self.config.num_shards or kept or shards_for(self.config.data, tokens)
         self.start.record["num_shards"] = shards
-        return open_corpus(self.config.data, shards)
-
-    def text_loader(self, corpus: Corpus) -> TextLoader:
-        """Return the source of a new model's batches: rows of a corpus, for this rank."""
         return TextLoader(
-            corpus,
+            open_corpus(self.config.data, shards),
             self.tokenizer,
             self.rows,
             self.config.max_seq_len,

@@ -47,7 +47,8 @@ def main(config: Config) -> None:
         model, objective = trainer.model, pretraining(config)
         if config.compile and config.warm_up and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
-        corpus = trainer.open_corpus(plan.tokens)
+        source = trainer.text_loader()
+        corpus = source.data
         # Before layers are replaced, because it counts the model's FLOPs.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
@@ -61,7 +62,6 @@ def main(config: Config) -> None:
                 rounding.switch(rounds)
                 warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, config.warm_up)
         rounding(progress)
-        source = trainer.text_loader(corpus)
         state = trainer.fit(
             source,
             objective,
@@ -69,7 +69,7 @@ def main(config: Config) -> None:
             data=corpus.manifest(),
             after_step=[lambda state: rounding(state.progress)],
         )
-        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source, corpus))
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source))
 
 
 if __name__ == "__main__":
