@@ -7,13 +7,14 @@ parameter's file and each file's size and hash. Readers verify and choose.
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -37,7 +38,7 @@ from nanochat.paths import (
     write_json,
 )
 from nanochat.recursive import choose_exits
-from nanochat.runtime import Runtime, post_result, wait_result
+from nanochat.runtime import Runtime
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
 PATIENCE = 3600.0  # seconds that ranks wait for each other's writing
+POLL_SECONDS = 0.05  # between two checks for another rank's result
 
 # ---- reading ----
 
@@ -115,7 +117,7 @@ def _manifest_hash(manifest: Record) -> str:
 
 
 @dataclass
-class Saver:
+class Saver(AbstractContextManager):
     """Saves checkpoints while a run trains: `save` copies the state, a thread writes and publishes the copy.
 
     Every rank has a saver and calls `save` at the same steps. Their threads exchange results through `store`
@@ -131,7 +133,7 @@ class Saver:
 
     def __post_init__(self):
         self.store = self.store or torch.distributed.HashStore()
-        self._saves = 0  # part of each key in the store: no key is used twice
+        self._saves = 0
         self._job = None  # the write under way
 
     def save(
@@ -163,6 +165,8 @@ class Saver:
         # The copies are queued; the writing thread waits until they are complete.
         copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
+        # No key is used twice.
+        self._results = torch.distributed.PrefixStore(f"{self.folder}/{self._saves}", self.store)
         # A new thread per save: an idle one would keep the process from ending.
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
         self._job = writer.submit(self._write, step, files, owned, deepcopy(record), copied)
@@ -176,17 +180,11 @@ class Saver:
         if job is not None:
             job.result()
 
-    def __enter__(self) -> "Saver":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.wait()
 
-    def _key(self, name: str) -> str:
-        """Return the store's key for a result in this save."""
-        return f"{self.folder}/{self._saves}/{name}"
-
-    # What follows runs in the writing thread; `save` does not go on to the next save before it ends.
+    # What follows runs in the writing thread; `save` does not go on to the next save before it ends. A collective would
+    # time out while a disk is slow, and belongs to training.
 
     def _write(
         self,
@@ -199,11 +197,11 @@ class Saver:
         if copied:
             copied.synchronize()  # else half-copied tensors would be written
         part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
-        post_result(self.store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned])
+        self._post(f"rank {self.rank}", lambda: [_write_files(part, files), owned])
         if self.rank == 0:
-            post_result(self.store, self._key("published"), lambda: self._publish(part, step, record))
+            self._post("published", lambda: self._publish(part, step, record))
         try:
-            wait_result(self.store, self._key("published"), PATIENCE)
+            self._result("published")
         except OSError as error:
             print0(f"checkpoint: {error}")  # now: the run may wait for this job a thousand steps later
             raise
@@ -213,7 +211,7 @@ class Saver:
         manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
         try:
             for rank in range(self.world_size):
-                files, owned = wait_result(self.store, self._key(f"rank {rank}"), PATIENCE)
+                files, owned = self._result(f"rank {rank}")
                 manifest["files"] |= files
                 manifest["optimizer"] |= dict.fromkeys(owned, _optimizer_file(rank))
             write_json(part / MANIFEST, manifest | {"sha256": _manifest_hash(manifest)})
@@ -230,6 +228,31 @@ class Saver:
         except OSError as error:
             _sweep(self.folder)
             raise OSError(f"step {step:,} is not saved: {error}") from error
+
+    def _post(self, name: str, work: Callable[[], Any]) -> None:
+        """Run `work` and put its JSON value, or its OSError's text, into the store for all ranks to read.
+
+        Any other failure is raised here; the other ranks learn about it, so that none waits for ever.
+        """
+        answer = {"error": f"{name} stopped, the log of a rank says why"}
+        try:
+            answer = {"value": work()}
+        except OSError as error:
+            answer = {"error": str(error)}
+        finally:
+            self._results.set(name, json.dumps(answer))
+
+    def _result(self, name: str) -> Any:
+        """Return the value posted under a name in this save; raise OSError if that work failed, or is not done."""
+        start = time.monotonic()
+        while not self._results.check([name]):  # a blocking get would keep the store from other threads
+            if time.monotonic() - start > PATIENCE:
+                raise OSError(f"no result of {name} in {PATIENCE:.0f} s, the log of a rank may say why")
+            time.sleep(POLL_SECONDS)
+        answer = json.loads(self._results.get(name))
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return answer["value"]
 
 
 def _optimizer_file(rank: int) -> str:

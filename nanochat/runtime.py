@@ -1,7 +1,6 @@
-"""A process's ranks, device and precision, collectives, and results that ranks share through a store."""
+"""A process's ranks, device and precision, and collectives."""
 
 import gc
-import json
 import os
 import re
 import resource
@@ -13,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,7 +34,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
-POLL_SECONDS = 0.05  # between two checks for another rank's result
 
 
 @dataclass(frozen=True)
@@ -247,37 +245,6 @@ def planned_hardware(name: str) -> tuple[int, Accelerator]:
     device_name = _device_name(device)
     memory = torch.cuda.get_device_properties(device).total_memory / 1e9
     return torch.cuda.device_count(), find_accelerator(device_name) or Accelerator(device_name, memory=memory)
-
-
-# ---- results through a store ----
-# For writes to disk, which may take long: a collective would time out, and belongs to training.
-
-
-def post_result(store: "Store", key: str, work: Callable[[], Any]) -> None:
-    """Run `work` and put its JSON value, or its OSError's text, into the store for all ranks to read.
-
-    Any other failure is raised here; the other ranks learn about it, so that none waits for ever.
-    """
-    answer = {"error": f"{key} stopped, the log of a rank says why"}
-    try:
-        answer = {"value": work()}
-    except OSError as error:
-        answer = {"error": str(error)}
-    finally:
-        store.set(key, json.dumps(answer))
-
-
-def wait_result(store: "Store", key: str, timeout: float) -> Any:
-    """Return the value posted under a key; raise OSError if that work failed, or after `timeout` seconds."""
-    start = time.monotonic()
-    while not store.check([key]):  # a blocking get would keep the store from other threads
-        if time.monotonic() - start > timeout:
-            raise OSError(f"no result of {key} in {timeout:.0f} s, the log of a rank may say why")
-        time.sleep(POLL_SECONDS)
-    answer = json.loads(store.get(key))
-    if "error" in answer:
-        raise OSError(answer["error"])
-    return answer["value"]
 
 
 # ---- interruptions of a training step: signals, and the garbage collector ----
