@@ -1,7 +1,7 @@
 """The training loop: next batch, gradients, update, figures, evaluations, checkpoints.
 
-Beside the loop stand loss scaling for fp16, the search for the largest device batch, and the wording for failures. On a
-GPU a step's figures are read while the next one computes: the host waits inside no step.
+Before the loop stand warming up and the search for the largest device batch. On a GPU a step's figures are read while
+the next one computes: the host waits inside no step.
 """
 
 import math
@@ -248,12 +248,32 @@ class TrainingLoop:
             try:
                 sums = self._accumulate(batch)
             except torch.OutOfMemoryError:
-                state.device_batch = smaller_device_batch(state, len(batch[0]), self.runtime.rank)
+                self._halve_device_batch(len(batch[0]))
             else:
-                if not (self._is_fp16 and halve_loss_scale(state, self.optimizer, self.runtime)):
+                if not (self._is_fp16 and self._halve_loss_scale()):
                     return sums
             self.optimizer.restart()  # gradients already sent are complete, and stay
             torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
+
+    def _halve_device_batch(self, rows: int) -> None:
+        """Go on with half as many of this rank's `rows` at once; ValueError if it was one row."""
+        where = f"step {self.state.step + 1}, rank {self.runtime.rank}: out of memory"
+        smaller = min(self.state.device_batch, rows) // 2
+        if not smaller:
+            raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
+        print_line(f"{where}, the step starts again with --device-batch-size={smaller}")
+        self.state.device_batch = smaller
+
+    def _halve_loss_scale(self) -> bool:
+        """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
+        state = self.state
+        norm = nn.utils.get_total_norm(p.grad for group in self.optimizer.groups for _, p in group.params)
+        # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
+        if self.runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
+            return False
+        state.loss_scale /= 2  # exact
+        state.loss_scale_step = state.step
+        return True
 
     def _accumulate(self, batch: Batch) -> dict[str, Tensor]:
         """Add up gradients over the micro-batches; returns (sum, count) of the loss, which comes first, and metrics."""
@@ -334,28 +354,7 @@ class TrainingLoop:
         self.state.evaluated = self.state.step  # not repeated after a resume
 
 
-# ---- beside the loop: fp16, memory, failures ----
-
-
-def halve_loss_scale(state: State, optimizer: Optimizer, runtime: Runtime) -> bool:
-    """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
-    norm = nn.utils.get_total_norm(parameter.grad for group in optimizer.groups for _, parameter in group.params)
-    # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
-    if runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
-        return False
-    state.loss_scale /= 2  # exact
-    state.loss_scale_step = state.step
-    return True
-
-
-def smaller_device_batch(state: State, rows: int, rank: int) -> int:
-    """Return half a micro-batch's rows of this rank's `rows`; ValueError if it was one row."""
-    where = f"step {state.step + 1}, rank {rank}: out of memory"
-    smaller = min(state.device_batch, rows) // 2
-    if not smaller:
-        raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
-    print_line(f"{where}, the step starts again with --device-batch-size={smaller}")
-    return smaller
+# ---- before the loop ----
 
 
 def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, length: int, count: int) -> None:
