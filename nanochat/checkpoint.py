@@ -14,12 +14,13 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed import HashStore, PrefixStore, Store
 
 from nanochat.attention import faster_paths, find_path
 from nanochat.gpt import GPT, GPTConfig
@@ -41,9 +42,6 @@ from nanochat.recursive import choose_exits
 from nanochat.runtime import Runtime
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
@@ -129,10 +127,10 @@ class Saver(AbstractContextManager):
     rank: int = 0
     world_size: int = 1
     keep_last: int = 0
-    store: "Store | None" = None
+    store: Store | None = None
 
     def __post_init__(self):
-        self.store = self.store or torch.distributed.HashStore()
+        self.store = self.store or HashStore()
         self._saves = 0
         self._job = None  # the write under way
 
@@ -166,7 +164,7 @@ class Saver(AbstractContextManager):
         copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
         # No key is used twice.
-        self._results = torch.distributed.PrefixStore(f"{self.folder}/{self._saves}", self.store)
+        self._results = PrefixStore(f"{self.folder}/{self._saves}", self.store)
         # A new thread per save: an idle one would keep the process from ending.
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
         self._job = writer.submit(self._write, step, files, owned, deepcopy(record), copied)
@@ -337,9 +335,8 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
     found = []
     for name in [source] if source else MODELS:
         folders = (base_dir() / MODELS[name]).glob(tag or "*")
-        with_checkpoints = [folder for folder in folders if steps(folder)]
-        with_checkpoints.sort(key=lambda folder: folder.stat().st_mtime)  # last trained comes last
-        found += [(name, folder.name) for folder in with_checkpoints]
+        oldest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime)
+        found += [(name, folder.name) for folder in oldest_first if steps(folder)]
     if not found:
         wanted = f"model {source} {tag}".strip()
         raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,6 @@ from nanochat.config import collect_signals, stop_signals
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 Value = TypeVar("Value")
 Items = TypeVar("Items")  # has a length, and parts of the same type
@@ -50,7 +47,7 @@ class Runtime:
     rank: int = 0
     world_size: int = 1
     accelerator: Accelerator | None = None
-    store: "Store | None" = None
+    store: dist.Store | None = None
 
     # ---- precision, memory, compiler ----
 
@@ -161,7 +158,17 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
-    store = _join_ranks(device, rank, world_size) if world_size > 1 else None
+    store = None
+    if world_size > 1:
+        store, _, _ = next(dist.rendezvous("env://"))
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore("process group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
+            device_id=device if device.type == "cuda" else None,
+        )
     try:
         accelerator = find_accelerator(_device_name(device))
         precision = _precision(device, dtype)
@@ -179,20 +186,6 @@ def avoid_broken_amx() -> None:
     """
     if rustbpe.amx_is_broken():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-
-
-def _join_ranks(device: torch.device, rank: int, world_size: int) -> "Store":
-    """Start the process group and return its store."""
-    store, _, _ = next(dist.rendezvous("env://"))
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore("process group", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
-        device_id=device if device.type == "cuda" else None,
-    )
-    return store
 
 
 def _device(device_type: str) -> torch.device:
