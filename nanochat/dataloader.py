@@ -54,10 +54,10 @@ class BatchSource(Iterator, AbstractContextManager):
 class Loader(BatchSource):
     """Endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
 
-    data: gives the rows. batch_size: rows for all ranks together. A subclass sets `_setting`, everything that decides
-    the row order; a saved state is valid for the same setting only. It implements `_rows`, which yields (inputs,
-    targets, mark) for the rows of this rank from the position of the consumer, and `_consumed`, which receives the
-    marks when a batch is taken.
+    data: gives the rows. batch_size: rows for all ranks together. A subclass adds to `_setting`, everything that
+    decides the row order; a saved state is valid for the same setting only. It implements `_rows`, which yields
+    (inputs, targets, mark) for the rows of this rank from the position of the consumer, and `_consumed`, which receives
+    the marks when a batch is taken.
     """
 
     data: Corpus | Sequence[dict]
@@ -77,6 +77,8 @@ class Loader(BatchSource):
         require_multiple("rows of a batch", self.batch_size, self.world_size)
         self.device = torch.device(self.device)
         self._batches = self._take_batches()  # nothing runs before the first batch
+        # Saved in checkpoints, as what subclasses add: names and values must not change.
+        self._setting = {"tokenizer": self.tokenizer.content_hash, "seed": self.seed, "seq_len": self.seq_len}
 
     def __next__(self) -> Batch:
         return next(self._batches)
@@ -143,14 +145,10 @@ class TextLoader(Loader):
     def __post_init__(self):
         require_multiple("lanes", self.lanes, self.world_size)
         super().__post_init__()
-        # Saved in checkpoints: names and values must not change.
-        self._setting = {
+        self._setting |= {
             "data": self.data.describe()["fingerprint"],
-            "tokenizer": self.tokenizer.content_hash,
             "split": "train",
-            "seed": self.seed,
             "lanes": self.lanes,
-            "seq_len": self.seq_len,
             "overflow": "carry",  # earlier versions could also drop the rest of a cut document
         }
         sources = self.data.sources

@@ -38,14 +38,7 @@ class ChatLoader(Loader):
 
     def __post_init__(self):
         super().__post_init__()
-        # Saved in checkpoints: names and values must not change.
-        self._setting = {
-            "seed": self.seed,
-            "seq_len": self.seq_len,
-            "conversations": len(self.data),
-            "supervise": self.supervise,
-            "tokenizer": self.tokenizer.content_hash,
-        }
+        self._setting |= {"conversations": len(self.data), "supervise": self.supervise}
         # The position of the next row, and counts for all windows before.
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
 
