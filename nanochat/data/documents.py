@@ -9,6 +9,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, AnyStr
 
@@ -59,10 +60,6 @@ def _read_text(file: Path) -> Iterator[str]:
     return map("".join, by_size(lines, DOCUMENT_CHARS))
 
 
-def _read_jsonl(file: Path) -> Iterator[str]:
-    return read_jsonl(file, _text_of)
-
-
 def _text_of(record: Any) -> str:
     try:
         record[TEXT].encode()  # fails for anything but a string, and for half a surrogate pair
@@ -81,7 +78,7 @@ def _read_parquet(file: Path) -> Iterator[str]:
 
 READERS = {
     ".parquet": _read_parquet,
-    ".jsonl": _read_jsonl,
+    ".jsonl": partial(read_jsonl, parse=_text_of),
     ".txt": _read_text,
     ".md": _read_text,
 }
