@@ -7,18 +7,20 @@ parameter's file and each file's size and hash. Readers verify and choose.
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed import HashStore, PrefixStore, Store
 
 from nanochat.attention import faster_paths, find_path
 from nanochat.gpt import GPT, GPTConfig
@@ -37,16 +39,14 @@ from nanochat.paths import (
     write_json,
 )
 from nanochat.recursive import choose_exits
-from nanochat.runtime import Runtime, post_result, wait_result
+from nanochat.runtime import Runtime
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from torch.distributed import Store
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
 PATIENCE = 3600.0  # seconds that ranks wait for each other's writing
+POLL_SECONDS = 0.05  # between two checks for another rank's result
 
 # ---- reading ----
 
@@ -70,16 +70,13 @@ class Checkpoint:
             return {state: file.get_tensor(f"{name}/{state}") for owner, _, state in keys if owner == name}
 
 
-def load(folder: Path, step: int, hashes: bool = True) -> Checkpoint:
-    """Return a step's checkpoint; a ValueError names the damage.
-
-    hashes: read every file and compare the hash. One rank has to; the others can trust the step it chose.
-    """
+def load(folder: Path, step: int) -> Checkpoint:
+    """Return a step's checkpoint after reading every file and comparing the hash; a ValueError names the damage."""
     path = _home(folder, step)
     try:
         manifest = read_json(path / MANIFEST)
         damaged = [] if manifest.pop("sha256") == _manifest_hash(manifest) else [MANIFEST]
-        if hashes and not damaged:
+        if not damaged:
             with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
                 found = {name: pool.submit(read_sha256, path / name) for name in manifest["files"]}
             damaged = [name for name, sha256 in found.items() if sha256.result() != manifest["files"][name]["sha256"]]
@@ -118,7 +115,7 @@ def _manifest_hash(manifest: Record) -> str:
 
 
 @dataclass
-class Saver:
+class Saver(AbstractContextManager):
     """Saves checkpoints while a run trains: `save` copies the state, a thread writes and publishes the copy.
 
     Every rank has a saver and calls `save` at the same steps. Their threads exchange results through `store`
@@ -130,11 +127,11 @@ class Saver:
     rank: int = 0
     world_size: int = 1
     keep_last: int = 0
-    store: "Store | None" = None
+    store: Store | None = None
 
     def __post_init__(self):
-        self.store = self.store or torch.distributed.HashStore()
-        self._saves = 0  # part of each key in the store: no key is used twice
+        self.store = self.store or HashStore()
+        self._saves = 0
         self._job = None  # the write under way
 
     def save(
@@ -166,6 +163,8 @@ class Saver:
         # The copies are queued; the writing thread waits until they are complete.
         copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
+        # No key is used twice.
+        self._results = PrefixStore(f"{self.folder}/{self._saves}", self.store)
         # A new thread per save: an idle one would keep the process from ending.
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
         self._job = writer.submit(self._write, step, files, owned, deepcopy(record), copied)
@@ -179,17 +178,11 @@ class Saver:
         if job is not None:
             job.result()
 
-    def __enter__(self) -> "Saver":
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.wait()
 
-    def _key(self, name: str) -> str:
-        """Return the store's key for a result in this save."""
-        return f"{self.folder}/{self._saves}/{name}"
-
-    # What follows runs in the writing thread; `save` does not go on to the next save before it ends.
+    # What follows runs in the writing thread; `save` does not go on to the next save before it ends. A collective would
+    # time out while a disk is slow, and belongs to training.
 
     def _write(
         self,
@@ -202,11 +195,11 @@ class Saver:
         if copied:
             copied.synchronize()  # else half-copied tensors would be written
         part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
-        post_result(self.store, self._key(f"rank {self.rank}"), lambda: [_write_files(part, files), owned])
+        self._post(f"rank {self.rank}", lambda: [_write_files(part, files), owned])
         if self.rank == 0:
-            post_result(self.store, self._key("published"), lambda: self._publish(part, step, record))
+            self._post("published", lambda: self._publish(part, step, record))
         try:
-            wait_result(self.store, self._key("published"), PATIENCE)
+            self._result("published")
         except OSError as error:
             print0(f"checkpoint: {error}")  # now: the run may wait for this job a thousand steps later
             raise
@@ -216,7 +209,7 @@ class Saver:
         manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
         try:
             for rank in range(self.world_size):
-                files, owned = wait_result(self.store, self._key(f"rank {rank}"), PATIENCE)
+                files, owned = self._result(f"rank {rank}")
                 manifest["files"] |= files
                 manifest["optimizer"] |= dict.fromkeys(owned, _optimizer_file(rank))
             write_json(part / MANIFEST, manifest | {"sha256": _manifest_hash(manifest)})
@@ -224,7 +217,7 @@ class Saver:
             if home.exists():
                 home.rename(home.with_suffix(".tmp-replaced"))
             publish_folder(part, home)  # from here on readers see the checkpoint
-            # Later steps, from before the run went back, are left alone.
+            # Later steps, which were damaged when the run resumed, are left alone.
             earlier = [old for old in steps(self.folder) if old <= step]
             surplus = earlier[: -self.keep_last] if self.keep_last else []
             for old in surplus:  # renamed first: a folder that is half removed must not look like a checkpoint
@@ -233,6 +226,31 @@ class Saver:
         except OSError as error:
             _sweep(self.folder)
             raise OSError(f"step {step:,} is not saved: {error}") from error
+
+    def _post(self, name: str, work: Callable[[], Any]) -> None:
+        """Run `work` and put its JSON value, or its OSError's text, into the store for all ranks to read.
+
+        Any other failure is raised here; the other ranks learn about it, so that none waits for ever.
+        """
+        answer = {"error": f"{name} stopped, the log of a rank says why"}
+        try:
+            answer = {"value": work()}
+        except OSError as error:
+            answer = {"error": str(error)}
+        finally:
+            self._results.set(name, json.dumps(answer))
+
+    def _result(self, name: str) -> Any:
+        """Return the value posted under a name in this save; raise OSError if that work failed, or is not done."""
+        start = time.monotonic()
+        while not self._results.check([name]):  # a blocking get would keep the store from other threads
+            if time.monotonic() - start > PATIENCE:
+                raise OSError(f"no result of {name} in {PATIENCE:.0f} s, the log of a rank may say why")
+            time.sleep(POLL_SECONDS)
+        answer = json.loads(self._results.get(name))
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return answer["value"]
 
 
 def _optimizer_file(rank: int) -> str:
@@ -296,11 +314,10 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def set_aside(folder: Path, abandoned: list[int]) -> None:
-    """Rename checkpoints, so that a later resume does not choose them; the next time they are replaced."""
-    if abandoned:
-        (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
-    for step in abandoned:
+def set_aside(folder: Path) -> None:
+    """Rename all checkpoints, so that a later resume does not choose them; the next time they are replaced."""
+    (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
+    for step in steps(folder):
         # Not `step_…`: neither `steps` nor `newest` sees the folder.
         kept = folder / f"given_up_step_{step:06d}"
         shutil.rmtree(kept, ignore_errors=True)
@@ -318,9 +335,8 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
     found = []
     for name in [source] if source else MODELS:
         folders = (base_dir() / MODELS[name]).glob(tag or "*")
-        with_checkpoints = [folder for folder in folders if steps(folder)]
-        with_checkpoints.sort(key=lambda folder: folder.stat().st_mtime)  # last trained comes last
-        found += [(name, folder.name) for folder in with_checkpoints]
+        oldest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime)
+        found += [(name, folder.name) for folder in oldest_first if steps(folder)]
     if not found:
         wanted = f"model {source} {tag}".strip()
         raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")
@@ -341,9 +357,9 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0
 
 def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
     """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
-    found = runtime.broadcast(lambda: verified(stage, tag, step).step)  # one rank reads all files
-    print0(f"model: {stage} {tag}, step {found:,}")
-    return load(stage_dir(stage, tag), found, hashes=False)
+    found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
+    print0(f"model: {stage} {tag}, step {found.step:,}")
+    return found
 
 
 def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:

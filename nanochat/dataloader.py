@@ -6,7 +6,6 @@ rows in the stream. Rank r of n makes the rows with i % n == r, from the lanes r
 ranks only decide how the stream is cut.
 """
 
-import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +33,6 @@ Batch = tuple[torch.Tensor, ...]  # first axis: this rank's rows
 class BatchSource(Iterator, AbstractContextManager):
     """An iterator over batches with a position that a checkpoint can store: `state_dict`, `load_state_dict`."""
 
-    wait_seconds = 0.0  # time spent in `next`, while the device may be idle
     idle = False  # no rank learns from the last batch: the update is skipped; known without waiting for the device
     progress: float  # 0..1, may go beyond 1
     metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
@@ -56,10 +54,10 @@ class BatchSource(Iterator, AbstractContextManager):
 class Loader(BatchSource):
     """Endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
 
-    data: gives the rows. batch_size: rows for all ranks together. A subclass sets `_setting`, everything that decides
-    the row order; a saved state is valid for the same setting only. It implements `_rows`, which yields (inputs,
-    targets, mark) for the rows of this rank from the position of the consumer, and `_consumed`, which receives the
-    marks when a batch is taken.
+    data: gives the rows. batch_size: rows for all ranks together. A subclass adds to `_setting`, everything that
+    decides the row order; a saved state is valid for the same setting only. It implements `_rows`, which yields
+    (inputs, targets, mark) for the rows of this rank from the position of the consumer, and `_consumed`, which receives
+    the marks when a batch is taken.
     """
 
     data: Corpus | Sequence[dict]
@@ -75,57 +73,46 @@ class Loader(BatchSource):
     def __post_init__(self):
         require_multiple("rows of a batch", self.batch_size, self.world_size)
         self.device = torch.device(self.device)
-        self._pool = None
+        self._batches = self._take_batches()  # nothing runs before the first batch
+        # Saved in checkpoints, as what subclasses add: names and values must not change.
+        self._setting = {"tokenizer": self.tokenizer.content_hash, "seed": self.seed, "seq_len": self.seq_len}
 
     def __next__(self) -> Batch:
-        start = time.perf_counter()
-        if self._pool is None:
-            # One thread, so that the batches are made one after the other.
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")
-            self._batches = self._make_batches()
-            self._ahead = deque(self._pool.submit(next, self._batches) for _ in range(BATCHES_AHEAD))
-        batch, copied, marks = self._ahead.popleft().result()
-        self._ahead.append(self._pool.submit(next, self._batches))
-        # The computation, not this thread, waits for the copy.
-        if copied is not None:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(copied)
-            batch.record_stream(stream)  # keeps the memory until the computation has finished
-        batch = batch.to(self.device)
-        # Only now is the batch part of a saved state: batches made ahead are not.
-        self._consumed(marks)
-        self.wait_seconds += time.perf_counter() - start
-        return batch.unbind()
+        return next(self._batches)
 
-    def _make_batches(self) -> Iterator[tuple]:
-        """Yield inputs and targets, the event after their copy to the device, and the marks of their rows.
+    def _take_batches(self) -> Iterator[Batch]:
+        """Yield the batches from the position of the consumer on, on the device; a thread makes the next ones."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")  # one thread: the batches have an order
+        made = self._make_batches()
+        self._ahead = deque(pool.submit(next, made) for _ in range(BATCHES_AHEAD))
+        try:
+            while True:
+                batch, marks = self._ahead.popleft().result()
+                self._ahead.append(pool.submit(next, made))
+                # The computation, not this thread, waits for the copy; torch reuses pinned memory only after it.
+                batch = batch.to(self.device, non_blocking=True)
+                # Only now is the batch part of a saved state: batches made ahead are not.
+                self._consumed(marks)
+                yield batch.unbind()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
-        Runs in the background thread.
-        """
+    def _make_batches(self) -> Iterator[tuple[torch.Tensor, list]]:
+        """Yield inputs and targets as one tensor, and the marks of their rows; runs in the thread."""
         shape = (2, self.batch_size // self.world_size, self.seq_len)
-        is_cuda = self.device.type == "cuda"
-        # A separate stream, so that copies run beside the computation.
-        stream = torch.cuda.Stream(self.device) if is_cuda else None
         rows = self._rows()
         while True:
-            # torch reuses pinned memory only after the copy has finished.
-            batch = torch.empty(shape, dtype=torch.int64, pin_memory=is_cuda)
+            batch = torch.empty(shape, dtype=torch.int64, pin_memory=self.device.type == "cuda")
             marks = []
             for inputs, targets in zip(*batch.numpy(), strict=True):
                 inputs[:], targets[:], mark = next(rows)
                 marks.append(mark)
-            copied = None
-            if stream is not None:
-                with torch.cuda.stream(stream):
-                    batch = batch.to(self.device, non_blocking=True)
-                    copied = stream.record_event()
-            yield batch, copied, marks
+            yield batch, marks
 
     def close(self) -> None:
         """End the background thread; the next batch starts a new one at the position of the consumer."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        self._batches.close()
+        self._batches = self._take_batches()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
@@ -151,14 +138,10 @@ class TextLoader(Loader):
     def __post_init__(self):
         require_multiple("lanes", self.lanes, self.world_size)
         super().__post_init__()
-        # Saved in checkpoints: names and values must not change.
-        self._setting = {
+        self._setting |= {
             "data": self.data.describe()["fingerprint"],
-            "tokenizer": self.tokenizer.content_hash,
             "split": "train",
-            "seed": self.seed,
             "lanes": self.lanes,
-            "seq_len": self.seq_len,
             "overflow": "carry",  # earlier versions could also drop the rest of a cut document
         }
         sources = self.data.sources

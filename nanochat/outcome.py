@@ -36,7 +36,6 @@ from nanochat.paths import read_json, read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
     from nanochat.config import Config
-    from nanochat.data.corpus import Corpus
     from nanochat.dataloader import TextLoader
     from nanochat.runtime import Runtime
     from nanochat.train import State
@@ -320,9 +319,9 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
     }
 
 
-def pretraining_metrics(state: "State", source: "TextLoader", corpus: "Corpus") -> Metrics:
+def pretraining_metrics(state: "State", source: "TextLoader") -> Metrics:
     """Return the metrics for a base model: validation, and the text that was read."""
-    data = corpus.describe()
+    data = source.data.describe()
     last = kept_figures(state, "last")
     estimates = {title: last[name] for name, title in CORE_ESTIMATES.items() if name in last}
     # Passes over each part in the mix.

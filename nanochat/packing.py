@@ -9,7 +9,6 @@ both are counted.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
@@ -39,14 +38,7 @@ class ChatLoader(Loader):
 
     def __post_init__(self):
         super().__post_init__()
-        # Saved in checkpoints: names and values must not change.
-        self._setting = {
-            "seed": self.seed,
-            "seq_len": self.seq_len,
-            "conversations": len(self.data),
-            "supervise": self.supervise,
-            "tokenizer": self.tokenizer.content_hash,
-        }
+        self._setting |= {"conversations": len(self.data), "supervise": self.supervise}
         # The position of the next row, and counts for all windows before.
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
 
@@ -57,15 +49,7 @@ class ChatLoader(Loader):
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
         """Yield the rows for this rank, each with the position after the rows all ranks take together."""
-        stream = self._stream()
-        while True:
-            # Every rank packs all rows, which is cheap, and keeps one.
-            rows, places = zip(*islice(stream, self.world_size), strict=True)
-            yield *rows[self.rank], places[-1]
-
-    def _stream(self) -> Iterator[tuple[np.ndarray, Place]]:
-        """Yield the rows for all ranks, (2, seq_len) inputs and targets, each with the position after the row."""
-        place = self._place
+        place, together = self._place, []
         while True:
             rows, counts = self._pack_window(place)
             # A resumed run starts in the middle of a window.
@@ -76,7 +60,11 @@ class ChatLoader(Loader):
                     place |= {**counts, "row": 0, "window": place["window"] + 1}
                     if place["window"] * WINDOW >= len(self.data):
                         place |= {"window": 0, "epoch": place["epoch"] + 1}
-                yield rows[number], place
+                # Every rank packs all rows, which is cheap, and keeps one.
+                together.append(rows[number])
+                if len(together) == self.world_size:
+                    yield *together[self.rank], place
+                    together = []
 
     def _pack_window(self, place: Place) -> tuple[list[np.ndarray], dict[str, int]]:
         """Return the rows for the window at a position, in random order, and the counts including this window."""

@@ -49,15 +49,6 @@ def take_lock(lock: int, folder: Path) -> None:
         raise ValueError(f"another process runs in {folder}: wait until it ends, or take another --tag") from None
 
 
-@contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
-    """Let one process at a time into the block; the others wait. `path` is the file for the lock."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the system frees the lock if the process dies
-        yield
-
-
 def read_json(path: Path) -> Any:
     """Return the JSON document in a file."""
     return json.loads(path.read_text(encoding="utf-8"))

@@ -9,7 +9,6 @@ temperature 1 over all tokens. Sampling at another temperature, or with top-k or
 as usual, no correction is made for this difference.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -139,7 +138,6 @@ class Rollouts(PromptSource):
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
 
     def __next__(self) -> Batch:
-        start = time.perf_counter()
         self.engine.refresh()  # the weights changed since the last step
         requests = self._requests()
         answers = self.engine.generate(list(requests.values()))  # several per request
@@ -159,9 +157,7 @@ class Rollouts(PromptSource):
         self._log(records)
         if not groups:  # every rank runs a forward pass: one token with advantage 0
             groups[0] = [columns(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
-        batch = assemble(groups, self.runtime.device)
-        self.wait_seconds += time.perf_counter() - start  # logged as waiting for data
-        return batch
+        return assemble(groups, self.runtime.device)
 
     def _requests(self) -> dict[int, Request]:
         """Return the requests for answers to this rank's examples in the step, by their indices into the task."""

@@ -23,14 +23,13 @@ from nanochat.checkpoint import (
     check_free_space,
     find_model,
     hold,
-    load,
     newest,
     set_aside,
     steps,
     tokenizer_of,
 )
 from nanochat.config import fixed_settings, flag_of
-from nanochat.data.corpus import Corpus, open_corpus, shards_for
+from nanochat.data.corpus import open_corpus, shards_for
 from nanochat.dataloader import BatchSource, TextLoader, require_multiple
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, Record, format_value, print0, read_metrics
@@ -56,13 +55,11 @@ CHECKPOINT_BYTES = 16
 # ---- model and optimizer ----
 
 
-def build(
-    start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None, in_fp8: bool = False
-) -> tuple[GPT, Optimizer, int]:
+def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None) -> tuple[GPT, Optimizer, int]:
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
     model = build_model(start.shape, runtime, start.weights, config.checkpointing)
-    if in_fp8:
+    if start.in_fp8:
         print0(f"fp8: {len(fp8.convert(model))} layers")
     if config.compile and _is_long_enough(start, model, runtime):
         model.compile_parts()
@@ -101,43 +98,26 @@ def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
 # ---- resuming ----
 
 
-def checkpoint_to_resume(
-    folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None, runtime: Runtime
-) -> Checkpoint | None:
-    """Return the checkpoint that a run resumes from, the same on all ranks; None for a new run.
+def checkpoint_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> Checkpoint | None:
+    """Return the checkpoint that a run resumes from; None for a new run.
 
-    config.resume: auto (the newest that is intact, if its settings are the same), a step, or never. Later checkpoints
-    are set aside. A setting that is None stays as it was, and so does a tokenizer that is None.
+    config.resume: auto (the newest that is intact, if its settings are the same) or never. A setting that is None stays
+    as it was, and so does a tokenizer that is None.
     """
-    step = runtime.broadcast(lambda: _step_to_resume(folder, config, tokenizer))
-    return None if step is None else load(folder, step, hashes=False)  # rank 0 has verified the files
-
-
-def _step_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> int | None:
-    resume, saved = config.resume, steps(folder)
-    # All checkpoints are set aside, so that the next `auto` resumes from the new run.
-    if resume == "never":
-        set_aside(folder, saved)
+    if config.resume == "never":
+        set_aside(folder)
+    if not steps(folder):
         return None
-    if resume == "auto":
-        if not saved:
-            return None
-        checkpoint = newest(folder)
-        if checkpoint is None:
-            raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
-    else:
-        if resume not in map(str, saved):
-            raise ValueError(f"--resume={resume}: take auto, never, or a step of {saved} in {folder}")
-        checkpoint = load(folder, int(resume))
+    checkpoint = newest(folder)
+    if checkpoint is None:
+        raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
     if "merge" in checkpoint.manifest:
         raise ValueError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
     differences = _differences(checkpoint, config, tokenizer)
     if differences:
         found = "; ".join(differences)
         raise ValueError(f"{folder} holds another run: {found}. Take another --tag, or start again: --resume=never")
-    if resume != "auto":
-        set_aside(folder, [step for step in saved if step > checkpoint.step])
-    return checkpoint.step
+    return checkpoint
 
 
 def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: Tokenizer | None) -> list[str]:
@@ -200,6 +180,8 @@ class _Start:
     schedules: schedules.Table
     first_rate: float = 1.0  # factor for all learning rates
     optimizer_from: Checkpoint | None = None  # parent whose optimizer state is taken over
+    in_fp8: bool = False
+    flops_per_token: int = 0  # 0: those of the model
 
 
 def _start_new(
@@ -220,6 +202,8 @@ def _start_new(
         seconds=plan.seconds,
         weight_decay=config.weight_decay * plan.decay_scale,  # for this batch and horizon
         schedules=schedules.pretraining(config, plan.steps),
+        in_fp8=config.fp8,
+        flops_per_token=plan.flops_per_token,
     )
 
 
@@ -281,7 +265,6 @@ def training(
     plan: RunPlan | None = None,
     tokenizer: Tokenizer | None = None,
     rows: int = 0,
-    in_fp8: bool = False,
 ) -> Iterator["Trainer"]:
     """Open a run of a stage: lock its folder, find its checkpoint or its parent's, build model and optimizer.
 
@@ -292,14 +275,14 @@ def training(
     outcome = Outcome.begin(stage, config.tag, config)  # the clock of the stage starts
     with setup(config.device_type, config.dtype, config.attention) as runtime, ExitStack() as stack:
         runtime.broadcast(lambda: stack.enter_context(hold(folder)))  # no other run may use the folder
-        resumed = checkpoint_to_resume(folder, config, tokenizer, runtime)
+        resumed = runtime.broadcast(lambda: checkpoint_to_resume(folder, config, tokenizer))  # one rank reads the files
         if plan:
             start = _start_new(config, plan, tokenizer, resumed)
         else:
             start = _start_from_parent(config, rows, resumed, runtime)
         if resumed:
             runtime = replace(runtime, dtype=DTYPES[resumed.manifest["dtype"]])  # `auto` may differ on another machine
-        model, optimizer, device_rows = build(start, runtime, resumed, in_fp8)
+        model, optimizer, device_rows = build(start, runtime, resumed)
         # Schedules multiply the initial rate.
         for group in optimizer.groups:
             group.initial_lr *= start.first_rate
@@ -343,18 +326,16 @@ class Trainer:
         """Rows in a step, over all ranks."""
         return self.start.batch // self.config.max_seq_len  # tokens -> rows
 
-    def open_corpus(self, tokens: int | None) -> Corpus:
-        """Return the text for so many tokens. A resumed run keeps its shards, also with a longer horizon."""
+    def text_loader(self) -> TextLoader:
+        """Return the source of a new model's batches: rows of a corpus with enough text for the run."""
+        # A resumed run keeps its shards, also with a longer horizon.
         kept = self.resumed.manifest.get("num_shards", 0) if self.resumed else 0
         # A clock gives no number of tokens: 0 leaves the choice to the corpus.
-        shards = self.config.num_shards or kept or shards_for(self.config.data, tokens or 0)
+        tokens = (self.start.steps or 0) * self.start.batch
+        shards = self.config.num_shards or kept or shards_for(self.config.data, tokens)
         self.start.record["num_shards"] = shards
-        return open_corpus(self.config.data, shards)
-
-    def text_loader(self, corpus: Corpus) -> TextLoader:
-        """Return the source of a new model's batches: rows of a corpus, for this rank."""
         return TextLoader(
-            corpus,
+            open_corpus(self.config.data, shards),
             self.tokenizer,
             self.rows,
             self.config.max_seq_len,
@@ -374,12 +355,11 @@ class Trainer:
         data: Data | None = None,
         tasks: Callable[[], dict[str, Record]] = dict,
         after_step: Sequence[Action] = (),
-        flops_per_token: int = 0,
     ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
         source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
-        hashes of each task. after_step: as in TrainingLoop. flops_per_token: 0 for those of the model.
+        hashes of each task. after_step: as in TrainingLoop.
         """
         if data is None:  # one rank reads the files and hashes
             data = source.state_dict()["setting"] | {"tasks": self.runtime.broadcast(tasks)}
@@ -396,7 +376,7 @@ class Trainer:
                 state=self._restore(source, data),
                 schedules=self.start.schedules,
                 device_batch=self.device_rows,
-                flops_per_token=flops_per_token or self.model.flops_per_token(),
+                flops_per_token=self.start.flops_per_token or self.model.flops_per_token(),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
                 after_step=[self._follow_weights, *after_step],

@@ -1,7 +1,6 @@
-"""A process's ranks, device and precision, collectives, and results that ranks share through a store."""
+"""A process's ranks, device and precision, and collectives."""
 
 import gc
-import json
 import os
 import re
 import resource
@@ -13,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,9 +23,6 @@ from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
 Value = TypeVar("Value")
 Items = TypeVar("Items")  # has a length, and parts of the same type
 
@@ -35,7 +31,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
-POLL_SECONDS = 0.05  # between two checks for another rank's result
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class Runtime:
     rank: int = 0
     world_size: int = 1
     accelerator: Accelerator | None = None
-    store: "Store | None" = None
+    store: dist.Store | None = None
 
     # ---- precision, memory, compiler ----
 
@@ -89,7 +84,7 @@ class Runtime:
         return numbers
 
     def all_gather(self, value: Value) -> list[Value]:
-        """Return every rank's JSON-like value, in rank order."""
+        """Return every rank's value, which can be pickled, in rank order."""
         values = [value] * self.world_size  # filled below
         if self.world_size > 1:
             dist.all_gather_object(values, value)
@@ -97,17 +92,17 @@ class Runtime:
 
     def broadcast(self, work: Callable[[], Value]) -> Value:
         """Run `work` on rank 0 and return its value on every rank; its ValueError is raised on every rank."""
-        value, fault = None, None
+        answer = None
         try:
             if self.rank == 0:
-                value = work()
+                answer = work()
         except ValueError as error:
-            fault = str(error)
-        # The fault travels with the value: otherwise the other ranks would wait in a collective.
-        value, fault = self.all_gather((value, fault))[0]
-        if fault is not None:
-            raise ValueError(fault)
-        return value
+            # It travels like a value: otherwise the other ranks would wait in a collective.
+            answer = ValueError(str(error))
+        answer = self.all_gather(answer)[0]
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
 
 
 def free_memory(device: torch.device) -> int:
@@ -163,7 +158,17 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
-    store = _join_ranks(device, rank, world_size) if world_size > 1 else None
+    store = None
+    if world_size > 1:
+        store, _, _ = next(dist.rendezvous("env://"))
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore("process group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
+            device_id=device if device.type == "cuda" else None,
+        )
     try:
         accelerator = find_accelerator(_device_name(device))
         precision = _precision(device, dtype)
@@ -181,20 +186,6 @@ def avoid_broken_amx() -> None:
     """
     if rustbpe.amx_is_broken():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-
-
-def _join_ranks(device: torch.device, rank: int, world_size: int) -> "Store":
-    """Start the process group and return its store."""
-    store, _, _ = next(dist.rendezvous("env://"))
-    dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo",
-        store=dist.PrefixStore("process group", store),
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
-        device_id=device if device.type == "cuda" else None,
-    )
-    return store
 
 
 def _device(device_type: str) -> torch.device:
@@ -247,37 +238,6 @@ def planned_hardware(name: str) -> tuple[int, Accelerator]:
     device_name = _device_name(device)
     memory = torch.cuda.get_device_properties(device).total_memory / 1e9
     return torch.cuda.device_count(), find_accelerator(device_name) or Accelerator(device_name, memory=memory)
-
-
-# ---- results through a store ----
-# For writes to disk, which may take long: a collective would time out, and belongs to training.
-
-
-def post_result(store: "Store", key: str, work: Callable[[], Any]) -> None:
-    """Run `work` and put its JSON value, or its OSError's text, into the store for all ranks to read.
-
-    Any other failure is raised here; the other ranks learn about it, so that none waits for ever.
-    """
-    answer = {"error": f"{key} stopped, the log of a rank says why"}
-    try:
-        answer = {"value": work()}
-    except OSError as error:
-        answer = {"error": str(error)}
-    finally:
-        store.set(key, json.dumps(answer))
-
-
-def wait_result(store: "Store", key: str, timeout: float) -> Any:
-    """Return the value posted under a key; raise OSError if that work failed, or after `timeout` seconds."""
-    start = time.monotonic()
-    while not store.check([key]):  # a blocking get would keep the store from other threads
-        if time.monotonic() - start > timeout:
-            raise OSError(f"no result of {key} in {timeout:.0f} s, the log of a rank may say why")
-        time.sleep(POLL_SECONDS)
-    answer = json.loads(store.get(key))
-    if "error" in answer:
-        raise OSError(answer["error"])
-    return answer["value"]
 
 
 # ---- interruptions of a training step: signals, and the garbage collector ----

@@ -5,7 +5,7 @@ flag gets another default by `name = default`. The word in `@options("run")` is 
 """
 
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from nanochat.config import Count, changed, flag_of, option, options
 from nanochat.stages import Source
@@ -110,11 +110,8 @@ class RunSettings(TagSettings, LogSettings):
 
     seed: Count = option(42, "seed of new weights and of the data order")
     # Read by run.checkpoint_to_resume.
-    resume: str = option(
-        "auto",
-        "auto: resume from the newest checkpoint; STEP: from that one; never: start again",
-        may_change=True,
-        in_card=False,
+    resume: Literal["auto", "never"] = option(
+        "auto", "auto: resume from the newest checkpoint; never: start again", may_change=True, in_card=False
     )
 
 

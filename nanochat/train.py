@@ -1,7 +1,7 @@
 """The training loop: next batch, gradients, update, figures, evaluations, checkpoints.
 
-Beside the loop stand loss scaling for fp16, the search for the largest device batch, and the wording for failures. On a
-GPU a step's figures are read while the next one computes: the host waits inside no step.
+Before the loop stand warming up and the search for the largest device batch. On a GPU a step's figures are read while
+the next one computes: the host waits inside no step.
 """
 
 import math
@@ -88,11 +88,10 @@ class _LaunchedStep:
 
     number: int  # the first one has 1
     start: float
-    figures: Tensor  # of all ranks: loss sum, count, stop requests, rank 0's clock, metrics as pairs; gradient norm
+    figures: Tensor  # of all ranks: a sum and a count for each name; stop requests, rank 0's clock; gradient norm
     ready: torch.cuda.Event | None  # when `figures` have arrived on the host
-    metrics: list[str]
-    source_metrics: dict[str, float]
-    lr_multiplier: float  # learning rate / initial one
+    names: list[str]
+    known: Record  # figures that the host has already
     tokens: int  # on all ranks, padding included, as in the throughput
     wait: float  # seconds until the batch was there
 
@@ -185,19 +184,19 @@ class TrainingLoop:
         """
         state = self.state
         start = time.perf_counter()
-        waited = self.source.wait_seconds
         groups = self.optimizer.groups
         schedules.apply(groups, self.schedules, self._progress(), state.step)
-        lr_multiplier = next((group.lr / group.initial_lr for group in groups if group.initial_lr), 0.0)
+        asked = time.perf_counter()
         batch = next(self.source)  # may wait for the loader, or for sampling
-        wait = self.source.wait_seconds - waited
+        wait = time.perf_counter() - asked
 
         idle = self.source.idle
-        totals, metrics = torch.zeros(2, device=batch[0].device), {}
-        if not idle:
-            totals, metrics = self._gradients(batch)
+        if idle:
+            sums = {"train/loss": torch.zeros(2, device=batch[0].device)}
+        else:
+            sums = self._gradients(batch)
             self.optimizer.finish_reducing()  # first: all ranks need one order of collectives
-        figures = self.runtime.all_reduce(self._own_figures(totals, metrics, requests))
+        figures = self.runtime.all_reduce(self._own_figures(sums, len(requests)))
         if idle:
             norm = figures.new_zeros(())
         else:
@@ -214,29 +213,29 @@ class TrainingLoop:
         if figures.device.type == "cuda":
             figures = figures.to("cpu", non_blocking=True)  # queued behind the update
             ready = torch.cuda.current_stream().record_event()
+        # As a multiple of the initial rate.
+        rate = next((group.lr / group.initial_lr for group in groups if group.initial_lr), 0.0)
         return _LaunchedStep(
             number=state.step,
             start=start,
             figures=figures,
             ready=ready,
-            metrics=list(metrics),
-            source_metrics=dict(self.source.metrics),
-            lr_multiplier=lr_multiplier,
+            names=list(sums),
+            known={"train/lrm": rate, **self.source.metrics},
             tokens=batch[0].numel() * self.runtime.world_size,
             wait=wait,
         )
 
-    def _own_figures(self, totals: Tensor, metrics: dict[str, Tensor], requests: list[int]) -> Tensor:
+    def _own_figures(self, sums: dict[str, Tensor], requests: int) -> Tensor:
         """Return this rank's figures, which are summed over ranks: the clock is rank 0's because others add 0."""
-        precise = torch.float32 if totals.device.type == "mps" else torch.float64  # MPS lacks fp64
+        pairs = torch.cat(list(sums.values()))
+        precise = torch.float32 if pairs.device.type == "mps" else torch.float64  # MPS lacks fp64
         clock = self._seconds if self.runtime.rank == 0 else 0.0
-        from_host = torch.tensor([len(requests), clock], dtype=precise)
-        parts = [totals.to(precise), from_host.to(totals.device, non_blocking=True)]
-        parts += [pair.to(precise) for pair in metrics.values()]
-        return torch.cat(parts)
+        from_host = torch.tensor([requests, clock], dtype=precise)
+        return torch.cat([pairs.to(precise), from_host.to(pairs.device, non_blocking=True)])
 
-    def _gradients(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute gradients for the sum over this rank's losses; returns that sum with its count, and the metrics.
+    def _gradients(self, batch: Batch) -> dict[str, Tensor]:
+        """Compute gradients for the sum over this rank's losses; returns what `_accumulate` does.
 
         Out of memory, the step starts again in smaller parts; an fp16 overflow, with half the scale.
         """
@@ -249,28 +248,47 @@ class TrainingLoop:
             try:
                 sums = self._accumulate(batch)
             except torch.OutOfMemoryError:
-                state.device_batch = smaller_device_batch(state, len(batch[0]), self.runtime.rank)
+                self._halve_device_batch(len(batch[0]))
             else:
-                if not (self._is_fp16 and halve_loss_scale(state, self.optimizer, self.runtime)):
+                if not (self._is_fp16 and self._halve_loss_scale()):
                     return sums
             self.optimizer.restart()  # gradients already sent are complete, and stay
             torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
 
-    def _accumulate(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        totals = torch.zeros(2, device=batch[0].device)
-        metrics = {}
+    def _halve_device_batch(self, rows: int) -> None:
+        """Go on with half as many of this rank's `rows` at once; ValueError if it was one row."""
+        where = f"step {self.state.step + 1}, rank {self.runtime.rank}: out of memory"
+        smaller = min(self.state.device_batch, rows) // 2
+        if not smaller:
+            raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
+        print_line(f"{where}, the step starts again with --device-batch-size={smaller}")
+        self.state.device_batch = smaller
+
+    def _halve_loss_scale(self) -> bool:
+        """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
+        state = self.state
+        norm = nn.utils.get_total_norm(p.grad for group in self.optimizer.groups for _, p in group.params)
+        # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
+        if self.runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
+            return False
+        state.loss_scale /= 2  # exact
+        state.loss_scale_step = state.step
+        return True
+
+    def _accumulate(self, batch: Batch) -> dict[str, Tensor]:
+        """Add up gradients over the micro-batches; returns (sum, count) of the loss, which comes first, and metrics."""
+        sums = {}
         micro_batches = self.source.split(batch, self.state.device_batch)
         for number, micro_batch in enumerate(micro_batches, 1):
             # The last backward sends the gradients, layer by layer. fp16 has to check them before.
             sends = number == len(micro_batches) and not self._is_fp16
             with self.optimizer.reduce_in_backward() if sends else nullcontext():
-                loss, count, measured = self.objective(self.model, micro_batch)
+                loss, count, metrics = self.objective(self.model, micro_batch)
                 (loss * self.state.loss_scale).backward()  # adds up in `.grad` over micro-batches
-            totals += torch.stack([loss.detach().float(), count.float()])  # stays on the device: no wait
-            for name, (total, number_of) in measured.items():
-                pair = torch.stack([total.detach().float(), number_of.float()])
-                metrics[name] = metrics[name] + pair if name in metrics else pair
-        return totals, metrics
+            for name, (total, number_of) in {"train/loss": (loss, count), **metrics}.items():
+                pair = torch.stack([total.detach().float(), number_of.float()])  # stays on the device: no wait
+                sums[name] = sums[name] + pair if name in sums else pair
+        return sums
 
     # ---- a step's figures ----
 
@@ -281,23 +299,21 @@ class TrainingLoop:
             return
         if step.ready is not None:
             step.ready.synchronize()  # for this copy; a later step computes on
-        loss_sum, count, stop, clock, *pairs, norm = step.figures.tolist()
-        loss = loss_sum / max(count, 1)
+        *pairs, stop, clock, norm = step.figures.tolist()
+        sums = zip(step.names, pairs[::2], pairs[1::2], strict=True)
+        means = {name: total / max(count, 1) for name, total, count in sums}
+        loss = means["train/loss"]
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise FloatingPointError(f"step {step.number}: the loss is {loss}, the gradient's norm is {norm}")
-        seconds = self._count(step, loss, clock)
         self.state.stop = "a signal" if stop else ""
-        figures = self._figures(step, norm, seconds)
-        for name, total, number_of in zip(step.metrics, pairs[::2], pairs[1::2], strict=True):
-            figures[name] = total / max(number_of, 1)
-        figures |= step.source_metrics
+        figures = means | {"train/grad_norm": norm} | step.known | self._count(step, loss, clock)
         self.log.write("train", step.number, **figures)
         smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)  # removes the pull toward 0 at the start
         figures["step"] = step.number
         self._progress_line.update(step_line(figures, smooth, self.steps), figures["progress"])
 
-    def _count(self, step: _LaunchedStep, loss: float, clock: float) -> float:
-        """Add a step to the state's clocks and totals; returns its seconds."""
+    def _count(self, step: _LaunchedStep, loss: float, clock: float) -> Record:
+        """Add a step to the state's clocks and totals; returns figures for the log."""
         state = self.state
         now = time.perf_counter()
         seconds = now - max(self._settled_at, step.start)  # steps overlap on a GPU
@@ -314,27 +330,17 @@ class TrainingLoop:
         state.flops += flops
         state.loss = loss
         state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
-        return seconds
-
-    def _figures(self, step: _LaunchedStep, norm: float, seconds: float) -> Record:
-        """Return the record about a step for the log."""
         # For this step: a later one may be launched.
         progress = step.number / self.steps if self.steps else self._progress()
-        mfu = None
         peak = self.runtime.peak_flops
-        if peak:
-            mfu = step.tokens * self.flops_per_token / seconds / (peak * self.runtime.world_size)  # share, 0..1
         return {
             "progress": min(progress, 1.0),
-            "train/loss": self.state.loss,
-            "train/grad_norm": norm,
-            "train/lrm": step.lr_multiplier,
             "train/dt": seconds,
             "train/tok_per_sec": step.tokens / seconds,
-            "train/mfu": mfu,
+            "train/mfu": flops / seconds / (peak * self.runtime.world_size) if peak else None,  # share, 0..1
             "train/wait": step.wait / seconds,
-            "total_training_tokens": self.state.tokens,
-            "total_training_flops": self.state.flops,
+            "total_training_tokens": state.tokens,
+            "total_training_flops": state.flops,
             "total_training_time": self._seconds,
         }
 
@@ -348,28 +354,7 @@ class TrainingLoop:
         self.state.evaluated = self.state.step  # not repeated after a resume
 
 
-# ---- beside the loop: fp16, memory, failures ----
-
-
-def halve_loss_scale(state: State, optimizer: Optimizer, runtime: Runtime) -> bool:
-    """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
-    norm = nn.utils.get_total_norm(parameter.grad for group in optimizer.groups for _, parameter in group.params)
-    # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
-    if runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
-        return False
-    state.loss_scale /= 2  # exact
-    state.loss_scale_step = state.step
-    return True
-
-
-def smaller_device_batch(state: State, rows: int, rank: int) -> int:
-    """Return half a micro-batch's rows of this rank's `rows`; ValueError if it was one row."""
-    where = f"step {state.step + 1}, rank {rank}: out of memory"
-    smaller = min(state.device_batch, rows) // 2
-    if not smaller:
-        raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
-    print_line(f"{where}, the step starts again with --device-batch-size={smaller}")
-    return smaller
+# ---- before the loop ----
 
 
 def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, length: int, count: int) -> None:

@@ -37,22 +37,16 @@ def main(config: Config) -> None:
         return
 
     # From here on the folder is locked, and the model is built.
-    with training("base_train", config, plan, tokenizer, in_fp8=config.fp8) as trainer:
-        corpus = trainer.open_corpus(plan.tokens)
-        source = trainer.text_loader(corpus)
+    with training("base_train", config, plan, tokenizer) as trainer:
+        source = trainer.text_loader()
+        corpus = source.data
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         evaluations += refinement_alarms(trainer, config.eval_every)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        state = trainer.fit(
-            source,
-            pretraining(config),
-            evaluations,
-            data=corpus.manifest(),
-            flops_per_token=plan.flops_per_token,
-        )
-        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source, corpus))
+        state = trainer.fit(source, pretraining(config), evaluations, data=corpus.manifest())
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source))
 
 
 if __name__ == "__main__":

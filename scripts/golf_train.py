@@ -43,11 +43,12 @@ def main(config: Config) -> None:
     if config.dry_run:
         return
 
-    with training("base_train", config, plan, tokenizer, in_fp8=config.fp8) as trainer:
+    with training("base_train", config, plan, tokenizer) as trainer:
         model, objective = trainer.model, pretraining(config)
         if config.compile and config.warm_up and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
-        corpus = trainer.open_corpus(plan.tokens)
+        source = trainer.text_loader()
+        corpus = source.data
         evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
         progress = 0.0
@@ -60,16 +61,14 @@ def main(config: Config) -> None:
                 rounding.switch(rounds)
                 warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, config.warm_up)
         rounding(progress)
-        source = trainer.text_loader(corpus)
         state = trainer.fit(
             source,
             objective,
             evaluations,
             data=corpus.manifest(),
             after_step=[lambda state: rounding(state.progress)],
-            flops_per_token=plan.flops_per_token,
         )
-        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source, corpus))
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source))
 
 
 if __name__ == "__main__":

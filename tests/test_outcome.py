@@ -122,11 +122,11 @@ def test_gpus(tmp_path, monkeypatch, smi, names, memory):
 
 DATA = {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, "validation": "e" * 64}
 CORPUS = SimpleNamespace(describe=lambda: DATA)
-SOURCE = SimpleNamespace(epochs={"letters": 1.5})
+SOURCE = SimpleNamespace(epochs={"letters": 1.5}, data=CORPUS)
 
 
 def facts(state: State, runtime=ALONE) -> dict[str, str]:
-    metrics = pretraining_metrics(state, SOURCE, CORPUS) | run_metrics(state, runtime)
+    metrics = pretraining_metrics(state, SOURCE) | run_metrics(state, runtime)
     return {name: format_value(value) for name, value in metrics.items()}
 
 

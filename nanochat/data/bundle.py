@@ -6,8 +6,10 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from filelock import FileLock
+
 from nanochat.data.hub import HubFile, fetch, is_here, refusal
-from nanochat.paths import base_dir, one_at_a_time, publish_folder, read_sha256, write_text
+from nanochat.paths import base_dir, publish_folder, read_sha256, write_text
 
 NAME = "eval_bundle"  # folder in the archive, in the base folder and in a mirror
 URL = "https://karpathy-public.s3.us-west-2.amazonaws.com/eval_bundle.zip"
@@ -44,7 +46,7 @@ def fetch_bundle(names: Sequence[str], offline: bool = False) -> list[Path]:
     home = base_dir() / NAME
     reason = f"{URL} has no such file"
     # Ranks that ask at the same time wait for one download.
-    with one_at_a_time(home.with_suffix(".lock")):
+    with FileLock(home.with_suffix(".lock")):
         if not (is_here(files) or home.exists()):
             reason = refusal(URL, offline) or _download(home)
     return fetch(files, refused=reason)

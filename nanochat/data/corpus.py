@@ -259,8 +259,7 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
     seed = world_seed(source)
     if seed is not None:
         return text_files(world_folder(seed) / "text", (".parquet",))
-    root = _folder(source)
-    files = text_files(root) if root.is_dir() else []
+    files = text_files(_folder(source))  # none if there is no such folder
     if not files:
         names = ", ".join((*CORPORA, "world"))
         raise hub.HubError(

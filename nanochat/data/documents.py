@@ -9,6 +9,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from filelock import FileLock
 
 from nanochat.log import Progress, print0
-from nanochat.paths import base_dir, one_at_a_time, publish_folder, read_jsonl, read_lines, read_sha256, text_sha256
+from nanochat.paths import base_dir, publish_folder, read_jsonl, read_lines, read_sha256, text_sha256
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
@@ -58,10 +60,6 @@ def _read_text(file: Path) -> Iterator[str]:
     return map("".join, by_size(lines, DOCUMENT_CHARS))
 
 
-def _read_jsonl(file: Path) -> Iterator[str]:
-    return read_jsonl(file, _text_of)
-
-
 def _text_of(record: Any) -> str:
     try:
         record[TEXT].encode()  # fails for anything but a string, and for half a surrogate pair
@@ -80,7 +78,7 @@ def _read_parquet(file: Path) -> Iterator[str]:
 
 READERS = {
     ".parquet": _read_parquet,
-    ".jsonl": _read_jsonl,
+    ".jsonl": partial(read_jsonl, parse=_text_of),
     ".txt": _read_text,
     ".md": _read_text,
 }
@@ -130,7 +128,7 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
     content = text_sha256("\n".join([repr(constants), *lines]))
     # The name is for people, the hash identifies the content.
     home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
-    with one_at_a_time(home.with_name(f"{home.name}.lock")):
+    with FileLock(home.with_name(f"{home.name}.lock")):
         if not home.is_dir():
             part = home.with_name(f"{home.name}.tmp")
             shutil.rmtree(part, ignore_errors=True)  # left by a process that died

@@ -197,11 +197,6 @@ class Piece(NamedTuple):
     document: int
     begin: int
 
-    @property
-    def name(self) -> tuple[int, int, int, int]:
-        """Return (unit, document, begin, end) without bos."""
-        return self.unit, self.document, self.begin, self.begin + len(self.ids) - 1
-
 
 @dataclass(frozen=True)
 class Chunk:
@@ -243,7 +238,8 @@ class Lane:
             for ids in rows[row - chunk.row :]:
                 yield ids, chunk
             row = chunk.row + chunk.rows
-            chunk = Chunk(chunk.unit + units, row=row, left=[piece.name for piece in leftover])
+            left = [(unit, document, begin, begin + len(ids) - 1) for ids, unit, document, begin in leftover]
+            chunk = Chunk(chunk.unit + units, row=row, left=left)
 
     def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""

@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Literal
 
+from filelock import FileLock
+
 from nanochat.config import Count, option, options, run
 from nanochat.log import print0
-from nanochat.paths import one_at_a_time, read_json, world_dir
+from nanochat.paths import read_json, world_dir
 from nanochat.world.buckets import write_buckets
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES, write_world
@@ -26,9 +28,8 @@ class Config:
 
 def main(config: Config) -> None:
     folder = Path(config.out).expanduser() if config.out else world_dir(config.seed)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     # An existing world of this seed and size is left alone.
-    with one_at_a_time(folder.with_name(f"{folder.name}.lock")):
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
         write_world(folder, config.seed, config.size)
     print0(f"embedded world: {folder}")
     if config.buckets:
