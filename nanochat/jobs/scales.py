@@ -38,7 +38,6 @@ class Scale(NamedTuple):
     depth: int  # layers in the model; 0: chosen by GPU memory
     flags: Mapping[str, str]  # script -> flags
     world: bool = False  # the embedded world is the text
-    seconds: Mapping[str, float] = {}  # step -> time on two cores; others are estimated
     disk: float = 0  # GB, as measured; 0: estimated from the parameter count
 
 
@@ -56,21 +55,6 @@ SCALES = {
             "base_loss": "--eval-bytes=200000",
             "base_eval": FEW_PROBLEMS["base_eval"],
             "chat_eval": "--max-problems=200 --max-new-tokens=128",
-        },
-        seconds={
-            "world": 9,
-            "tok_train": 1,
-            "tok_eval": 8,
-            "base_train": 285,
-            "base_loss": 16,
-            "base_eval": 8,
-            "mid_train": 65,
-            "chat_eval_mid": 13,
-            "chat_sft": 56,
-            "chat_eval_sft": 15,
-            "chat_rl": 80,
-            "chat_eval_rl": 13,
-            "report": 1,
         },
         disk=1.5,
     ),
