@@ -5,7 +5,7 @@ flag gets another default by `name = default`. The word in `@options("run")` is 
 """
 
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from nanochat.config import Count, changed, flag_of, option, options
 from nanochat.stages import Source
@@ -215,7 +215,7 @@ PRESETS = {
 class RecursionSettings(OptimizerSettings):
     """Deep-supervised recursion, see nanochat/recursive.py. None: the preset's value, or the usual one."""
 
-    recursion: str = option("off", f"preset of recursion: off, {', '.join(PRESETS)}")
+    recursion: Literal[("off", *PRESETS)] = option("off", "preset of recursion")
     supervision: Count | None = option(None, "exits, each with a loss (default: the preset's)", least=1)
     loops: Count | None = option(None, "updates of the latent state before the answer is updated once (default: 2)")
     passes: Count | None = option(
@@ -234,22 +234,22 @@ class RecursionSettings(OptimizerSettings):
 
     def __post_init__(self):
         super().__post_init__()  # of HorizonSettings
-        if self.recursion not in ("off", *PRESETS):
-            raise ValueError(f"--recursion={self.recursion} is not known, take one of off, {', '.join(PRESETS)}")
         usual = {one.name: one.default for one in fields(OptimizerSettings)}
-        chosen = usual if self.recursion == "off" else PRESETS[self.recursion]._asdict()
-        if self.carry and self.recursion == "off":
-            raise ValueError(f"--carry is for recursion: add --recursion={next(iter(PRESETS))}")
+        preset = None if self.recursion == "off" else PRESETS[self.recursion]
+        chosen = preset._asdict() if preset else usual
+        without = f"recursion: add --recursion={next(iter(PRESETS))}"
+        if self.carry:
+            if not preset:
+                raise ValueError(f"--carry is for {without}")
+            # Each exit is trained by itself.
+            del chosen["supervision_base"], chosen["improvement_reward"]
         for name in Preset._fields:
-            weighs = name in ("supervision_base", "improvement_reward")
             if getattr(self, name) is None:
-                value = None if self.carry and weighs else chosen.get(name)
-                object.__setattr__(self, name, value)  # the dataclass is frozen
+                object.__setattr__(self, name, chosen.get(name))  # the dataclass is frozen
             elif name not in chosen:
-                raise ValueError(f"{flag_of(name)} is for recursion: add --recursion={next(iter(PRESETS))}")
-            elif self.carry and weighs:
-                raise ValueError(f"{flag_of(name)} is for exits that are trained together: leave it out, or --carry")
-        if self.recursion != "off" and 0 < self.supervision <= self.detached:
+                needs = "exits that are trained together: leave it out, or --carry" if preset else without
+                raise ValueError(f"{flag_of(name)} is for {needs}")
+        if preset and 0 < self.supervision <= self.detached:
             raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")
 
     @property

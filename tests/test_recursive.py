@@ -145,7 +145,6 @@ def test_presets(name, base, reward, warmup):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"recursion": "agressive"}, "--recursion=agressive is not known, take one of off, moderate, aggressive"),
         ({"loops": 3}, "--loops is for recursion: add --recursion=moderate"),
         ({"carry": True}, "--carry is for recursion: add --recursion=moderate"),
         (
