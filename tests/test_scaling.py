@@ -140,7 +140,7 @@ def test_an_estimate_for_people_and_for_programs():
     needs, time = found.lines()
     seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.5)
     assert found.seconds == pytest.approx(seconds)
-    basis = f"assumed: 50% of the bf16 peak, as {TRAINING_RATES['H100', 'bf16', 24][1]}"
+    basis = f"assumed: 50% of the bf16 peak, as {TRAINING_RATES['H100', 'bf16'][24][1]}"
     price = f"dollars {24 * seconds / 3600:.2f}"
     assert time == f"time {duration(seconds)} on 8xH100, bf16, 495 TFLOP/s each ({basis}); {price}"
     assert "(assumed: 59% of the bf16 peak, as " in estimate(plan, replace(D24, fp8=True), ranks, h100).lines()[-1]
