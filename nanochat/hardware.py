@@ -1,5 +1,6 @@
 """Accelerators: peak rates from their makers' data sheets, memory, and the price of an hour."""
 
+import math
 import re
 from typing import NamedTuple
 
@@ -60,23 +61,23 @@ ACCELERATORS = parse_table(
 )
 
 
-# Speeds of base training that others measured: accelerator, dtype of the matrix products and depth → share of the bf16
+# Speeds of base training that others measured: accelerator and dtype of the matrix products → depth → share of the bf16
 # peak, and the source. FLOPs over training time, with FlashAttention 3. Ours were not measured on such hardware yet.
 TRAINING_RATES = {
-    ("H100", "fp8", 24): (0.59, "public nanochat with FlashAttention 3, 99.0 min"),
-    ("H100", "fp8", 22): (0.56, "public nanochat with FlashAttention 3, pull request 830, 81.8 min"),
-    ("H100", "bf16", 24): (0.50, "public nanochat with FlashAttention 3, without the 17% that fp8 gained"),
+    ("H100", "fp8"): {
+        22: (0.56, "public nanochat with FlashAttention 3, pull request 830, 81.8 min"),
+        24: (0.59, "public nanochat with FlashAttention 3, 99.0 min"),
+    },
+    ("H100", "bf16"): {24: (0.50, "public nanochat with FlashAttention 3, without the 17% that fp8 gained")},
 }
 NEAR_DEPTH = 4  # layers; a rate says little about models that differ more
 
 
 def known_rate(accelerator: Accelerator, dtype: str, depth: int) -> tuple[float, str]:
     """Return the share and the source of the rate nearest in depth; 0 and no source if none is near."""
-    near = []
-    for (name, kind, layers), rate in TRAINING_RATES.items():
-        if (name, kind) == (accelerator.name, dtype) and abs(layers - depth) <= NEAR_DEPTH:
-            near.append((abs(layers - depth), layers, *rate))
-    return min(near)[2:] if near else (0.0, "")
+    rates = TRAINING_RATES.get((accelerator.name, dtype), {})
+    nearest = min(rates, key=lambda layers: abs(layers - depth), default=math.inf)
+    return rates[nearest] if abs(nearest - depth) <= NEAR_DEPTH else (0.0, "")
 
 
 def find_accelerator(name: str) -> Accelerator | None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 LOCK = "requirements.lock"  # locks the dependencies; the card counts lines
 # Files that count as source in the report card's "Bloat".
-SOURCE_SUFFIXES = (".py", ".md", ".rs", ".html", ".toml", ".sh")
+SOURCES = ("*.py", "*.md", "*.rs", "*.html", "*.toml", "*.sh")
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 NOT_KNOWN = "n/a"
 ANSWERS = "Sample answers"  # title of a table of chat evaluations, also shown at the top of the HTML card
@@ -174,7 +174,7 @@ def torch_build() -> Record:
 def bloat(root: Path = ROOT) -> dict[str, dict]:
     """Return the size of the source files that git tracks."""
     # -z: file names with spaces stay whole.
-    names = [name for name in git(root, "ls-files", "-z").split("\0") if name.endswith(SOURCE_SUFFIXES)]
+    names = git(root, "ls-files", "-z", *SOURCES).split("\0")
     files = {name: (root / name).read_text(encoding="utf-8") for name in names if (root / name).is_file()}
     text = "".join(files.values())
     lock = root / LOCK  # an installed wheel has none

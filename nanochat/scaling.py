@@ -216,42 +216,14 @@ def _divisors(number: int) -> list[int]:
 # ---- the cost ----
 
 
-@dataclass(frozen=True)
-class RunCost:
-    """A run's cost on some hardware; None where a figure is unknown.
+def estimate(
+    plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator: Accelerator
+) -> tuple[Record, list[str]]:
+    """Return a plan's cost on some accelerators, and the same as text for people; None where a figure is unknown.
 
     device_batch_size: rows. memory: a rank's bytes, by part. memory_limit: an accelerator's GB. rate: a rank's FLOP/s.
     source: of the rate, such as "measured: run TAG".
     """
-
-    ranks: int
-    hardware: str
-    dtype: str
-    device_batch_size: int
-    memory: dict[str, float]
-    memory_limit: Figure
-    fits: bool
-    seconds: Figure
-    dollars: Figure
-    rate: Figure
-    source: str
-
-    def lines(self) -> list[str]:
-        """Return the estimate as text for people."""
-        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in self.memory.items())  # bytes -> GB
-        total = sum(self.memory.values()) / 1e9
-        lines = [f"memory of a rank, GB: {total:.2f} with {self.device_batch_size} rows at once ({parts})"]
-        if not self.fits:
-            limit = f"{FIT_SHARE:.0%} of {self.memory_limit:g} GB"
-            lines.append(f"that is more than {limit}: take --checkpointing, or more ranks")
-        time = "n/a" if self.seconds is None else duration(self.seconds)
-        speed = "n/a" if self.rate is None else f"{self.rate / 1e12:,.3g} TFLOP/s each ({self.source})"
-        price = "n/a" if self.dollars is None else f"{self.dollars:,.2f}"
-        return [*lines, f"time {time} on {self.ranks}x{self.hardware}, {self.dtype}, {speed}; dollars {price}"]
-
-
-def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator: Accelerator) -> RunCost:
-    """Return a plan's cost on some accelerators."""
     dtype = asked_precision(config.dtype)
     if dtype == "auto":
         dtype = accelerator.precision
@@ -270,19 +242,32 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
         # Without evaluations and compiling.
         seconds = plan.flops_per_token * plan.tokens / (rate * ranks)
     hourly = accelerator.dollars  # None: no price is known
-    return RunCost(
-        ranks=ranks,
-        hardware=accelerator.name,
-        dtype=dtype,
-        device_batch_size=rows,
-        memory=needed[rows],
-        memory_limit=accelerator.memory,
-        fits=bool(fitting),
-        seconds=seconds,
-        dollars=hourly * ranks * seconds / 3600 if hourly and seconds else None,
-        rate=rate,
-        source=source,
-    )
+    dollars = hourly * ranks * seconds / 3600 if hourly and seconds else None
+
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in needed[rows].items())  # bytes -> GB
+    total = sum(needed[rows].values()) / 1e9
+    lines = [f"memory of a rank, GB: {total:.2f} with {rows} rows at once ({parts})"]
+    if not fitting:
+        share = f"{FIT_SHARE:.0%} of {accelerator.memory:g} GB"
+        lines.append(f"that is more than {share}: take --checkpointing, or more ranks")
+    time = "n/a" if seconds is None else duration(seconds)
+    speed = "n/a" if rate is None else f"{rate / 1e12:,.3g} TFLOP/s each ({source})"
+    price = "n/a" if dollars is None else f"{dollars:,.2f}"
+    lines.append(f"time {time} on {ranks}x{accelerator.name}, {dtype}, {speed}; dollars {price}")
+    record = {
+        "ranks": ranks,
+        "hardware": accelerator.name,
+        "dtype": dtype,
+        "device_batch_size": rows,
+        "memory": needed[rows],
+        "memory_limit": accelerator.memory,
+        "fits": bool(fitting),
+        "seconds": seconds,
+        "dollars": dollars,
+        "rate": rate,
+        "source": source,
+    }
+    return record, lines
 
 
 def memory(
@@ -364,8 +349,8 @@ def _rate(config: "TrainingSettings", accelerator: Accelerator, dtype: str) -> t
 
 def dry_run(plan: RunPlan, config: "PretrainSettings") -> list[str]:
     """Return the estimate for the hardware `config.on` as lines for people, or, with `config.json`, as a JSON line."""
-    found = estimate(plan, config, *planned_hardware(config.on))
+    record, lines = estimate(plan, config, *planned_hardware(config.on))
     if not config.json:
-        return found.lines()
+        return lines
     plan_record = asdict(plan) | {"tokens": plan.tokens}
-    return [json.dumps({"plan": plan_record, "estimate": asdict(found), "lines": found.lines()})]
+    return [json.dumps({"plan": plan_record, "estimate": record, "lines": lines})]

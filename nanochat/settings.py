@@ -212,7 +212,7 @@ PRESETS = {
 class RecursionSettings(OptimizerSettings):
     """Deep-supervised recursion, see nanochat/recursive.py. None: the preset's value, or the usual one."""
 
-    recursion: str = option("off", f"preset of recursion: off, {', '.join(PRESETS)}")
+    recursion: Literal[("off", *PRESETS)] = option("off", "preset of recursion")
     supervision: Count | None = option(None, "exits, each with a loss (default: the preset's)", least=1)
     loops: Count | None = option(None, "updates of the latent state before the answer is updated once (default: 2)")
     passes: Count | None = option(
@@ -229,8 +229,6 @@ class RecursionSettings(OptimizerSettings):
 
     def __post_init__(self):
         super().__post_init__()  # of HorizonSettings
-        if self.recursion not in ("off", *PRESETS):
-            raise ValueError(f"--recursion={self.recursion} is not known, take one of off, {', '.join(PRESETS)}")
         usual = {one.name: one.default for one in fields(OptimizerSettings)}
         chosen = usual if self.recursion == "off" else PRESETS[self.recursion]._asdict()
         for name in Preset._fields:

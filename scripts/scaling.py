@@ -29,13 +29,8 @@ class Config(TagSettings):
 
 # Columns of the table of runs, which has a row for each.
 COLUMNS = "Run | Depth | N:,d | Tokens:,d | Tokens : N:.2f | FLOPs:.3e | --target-flops:g | Bits per byte:.4f | ±:.4f"
-
-
-def best_table(found: Mapping[float, Optimum | None]) -> Record:
-    """Return the table with the best size of each budget."""
-    title = "The best size of each budget (-: not among these sizes, train more depths)"
-    columns = "FLOPs:.3g | N:,.0f | Tokens:,.0f | Tokens : N:.2f | Bits per byte:.4f"
-    return table_of(title, columns, [best or (budget, None, None, None, None) for budget, best in found.items()])
+BEST_TITLE = "The best size of each budget (-: not among these sizes, train more depths)"
+BEST_COLUMNS = "FLOPs:.3g | N:,.0f | Tokens:,.0f | Tokens : N:.2f | Bits per byte:.4f"
 
 
 def laws_table(points: Sequence[ScalingRun | Optimum], quantities: Mapping[str, str]) -> Record:
@@ -44,11 +39,9 @@ def laws_table(points: Sequence[ScalingRun | Optimum], quantities: Mapping[str, 
     rows = []
     flops = [point.flops for point in points]
     if len(set(flops)) > 1:
-        most = max(flops)
         for title, name in quantities.items():
-            law = power_law(flops, [getattr(point, name) for point in points])
-            # Read from the fitted line: the noise in a single budget averages out.
-            rows.append([title, law.exponent, law.stderr, most, law(most)])
+            exponent, stderr, there = power_law(flops, [getattr(point, name) for point in points])
+            rows.append([title, exponent, stderr, max(flops), there])
     return table_of("Power laws of the FLOPs", columns, rows)
 
 
@@ -71,10 +64,10 @@ def main(config: Config) -> None:
         outcome.curves = [plot("Bits per byte against compute", "flops", {"runs": runs})]
     else:
         sweeps = by_budget(runs)
-        found = {budget: optimum(group) for budget, group in sweeps.items()}
-        outcome.tables.append(best_table(found))
+        found = [optimum(group) for group in sweeps.values()]
+        outcome.tables.append(table_of(BEST_TITLE, BEST_COLUMNS, found))
         growth = {"N": "n", "Tokens": "tokens", "Tokens : N, for --target-param-data-ratio": "ratio"}
-        outcome.tables.append(laws_table(list(filter(None, found.values())), growth))
+        outcome.tables.append(laws_table([best for best in found if best.n], growth))
         lines = {f"{budget:.3g} FLOPs": group for budget, group in sweeps.items()}
         outcome.curves = [plot("Bits per byte at fixed compute", "n", lines)]
     outcome.show()

@@ -122,7 +122,6 @@ def test_presets(name, base, reward, warmup):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ({"recursion": "agressive"}, "--recursion=agressive is not known, take one of off, moderate, aggressive"),
         ({"loops": 3}, "--loops is for recursion: add --recursion=moderate"),
         ({"recursion": "extreme", "detached": 4}, "--detached=4 has to be below --supervision=4"),
     ],

@@ -84,13 +84,14 @@ def test_the_phases_of_a_recursive_model(runs):
     assert "recursion extreme: " in second.stdout
 
 
-BREAKING = """
+CHOICES = "('off', 'moderate', 'aggressive', 'extreme')"
+BREAKING = f"""
 --seeds=0 | --seeds=0 has to be a number from 1
 --seeds=abc | --seeds=abc has to be a number from 1
 --seed=7 | --seed differs between arms: give --seeds, --preset or --steps
 --recursion=moderate | --recursion differs between arms: give --seeds, --preset or --steps
 --preset=off | --preset=off is no recursion: take moderate, aggressive or extreme
---preset=agressive | --recursion=agressive is not known, take one of off, moderate, aggressive, extreme
+--preset=agressive | invalid choice 'agressive' for argument '--recursion'. Expected one of {CHOICES}.
 """
 
 

@@ -123,7 +123,7 @@ def no_runs(tmp_path, monkeypatch):
 
 def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **flags) -> str:
     config = replace(config, **flags)
-    return estimate(plan_of(config), config, ranks, accelerator).lines()[-1]
+    return estimate(plan_of(config), config, ranks, accelerator)[1][-1]
 
 
 def test_memory():
@@ -136,28 +136,28 @@ def test_memory():
 
 def test_an_estimate_for_people_and_for_programs():
     plan, (ranks, h100) = plan_of(), parse_hardware("8xH100")
-    found = estimate(plan, D24, ranks, h100)
-    needs, time = found.lines()
+    found, (needs, time) = estimate(plan, D24, ranks, h100)
     seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.5)
-    assert found.seconds == pytest.approx(seconds)
-    basis = f"assumed: 50% of the bf16 peak, as {TRAINING_RATES['H100', 'bf16', 24][1]}"
+    assert found["seconds"] == pytest.approx(seconds)
+    basis = f"assumed: 50% of the bf16 peak, as {TRAINING_RATES['H100', 'bf16'][24][1]}"
     price = f"dollars {24 * seconds / 3600:.2f}"
     assert time == f"time {duration(seconds)} on 8xH100, bf16, 495 TFLOP/s each ({basis}); {price}"
-    assert "(assumed: 59% of the bf16 peak, as " in estimate(plan, replace(D24, fp8=True), ranks, h100).lines()[-1]
+    assert "(assumed: 59% of the bf16 peak, as " in last_line(h100, ranks, fp8=True)
     shallow = replace(D24, depth=12)  # far from any depth that was measured
-    rate = estimate(plan_of(depth=12), shallow, ranks, h100).rate
+    rate = estimate(plan_of(depth=12), shallow, ranks, h100)[0]["rate"]
     assert rate == pytest.approx(ASSUMED_MFU * h100.peak("bf16"))
-    assert needs.startswith(f"memory of a rank, GB: {sum(found.memory.values()) / 1e9:.2f} with ")
-    assert sum(found.memory.values()) < 0.9e9 * h100.memory
-    assert estimate(plan, replace(D24, checkpointing=True), ranks, h100).device_batch_size > found.device_batch_size
-    assert estimate(plan, replace(D24, device_batch_size="2"), ranks, h100).device_batch_size == 2
+    assert needs.startswith(f"memory of a rank, GB: {sum(found['memory'].values()) / 1e9:.2f} with ")
+    assert sum(found["memory"].values()) < 0.9e9 * h100.memory
+    saving, _ = estimate(plan, replace(D24, checkpointing=True), ranks, h100)
+    assert saving["device_batch_size"] > found["device_batch_size"]
+    assert estimate(plan, replace(D24, device_batch_size="2"), ranks, h100)[0]["device_batch_size"] == 2
 
 
 def test_unknown_figures_are_not_available():
     assert last_line(Accelerator("Q9000")) == "time n/a on 8xQ9000, bf16, n/a; dollars n/a"
     assert last_line(find_accelerator("L40S")).endswith("; dollars n/a")
-    small = estimate(plan_of(), D24, 1, Accelerator("small", memory=4))
-    assert small.lines()[1] == "that is more than 90% of 4 GB: take --checkpointing, or more ranks"
+    _, lines = estimate(plan_of(), D24, 1, Accelerator("small", memory=4))
+    assert lines[1] == "that is more than 90% of 4 GB: take --checkpointing, or more ranks"
     timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
     assert last_line(H100, 8, timed).startswith("time 1m30s on 8xH100, ")
     assert last_line(H100, 8, timed).endswith(f"; dollars {8 * 3 * 90 / 3600:.2f}")
@@ -192,8 +192,8 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
     leave_a_run("d25", 25, "8x NVIDIA H100 80GB HBM3", "n/a")
     leave_a_run("d24", 24, "8x NVIDIA H100 80GB HBM3", 5e6, fp8=True)
     leave_a_run("d4", 4, "1x NVIDIA H100 80GB HBM3", 9e6)
-    found = estimate(plan_of(), D24, 8, H100)
-    assert (found.source, found.rate) == ("measured: run d8", 375e12)
+    found, _ = estimate(plan_of(), D24, 8, H100)
+    assert (found["source"], found["rate"]) == ("measured: run d8", 375e12)
     assert "(measured: run d24)" in last_line(H100, fp8=True)
     assert "(assumed" in last_line(find_accelerator("A100"))
 

@@ -1,7 +1,7 @@
 """Estimates for the main job: time and dollars for each step, disk, on this machine or on named hardware.
 
 A step's time is, in this order: the measured time in this job; the time given by a flag; the time measured for the
-scale; or work divided by speed. Work is counted in tokens: trained, scored, generated. Each estimate names a basis.
+scale; or the tokens in a table times their cost, divided by speed. Each estimate names a basis.
 """
 
 import json
@@ -13,30 +13,13 @@ from typing import NamedTuple
 
 from nanochat.jobs.plan import TRAINING, Flags, Setting, flag_words, skipped_lines
 from nanochat.jobs.runner import Job, Step, read_record
-from nanochat.jobs.scales import time_share
-from nanochat.log import duration, table_of, terminal_table
+from nanochat.jobs.scales import CPU_SCALES, time_share
+from nanochat.log import duration, parse_table, table_of, terminal_table
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
 
-GENERATION = {True: 0.025, False: 0.2}  # on a GPU or not: FLOP/s, sampling relative to training
 START_SECONDS = {True: 30.0, False: 3.0}  # on a GPU or not: imports, loading and compiling when a stage starts
 DOWNLOAD_SPEED = 5e7  # bytes a second
-TOKENIZER_SPEED = 2e7  # characters a second, while the vocabulary is learned
-
-# Sizes from the public data sets, used if no flag limits the work.
-MIXTURE_TOKENS = {"mid_train": 4.4e8, "chat_sft": 1.4e7}  # one pass over the default mixture
-CORE_TASKS = 22
-CORE_QUESTIONS = 66835
-CORE_TOKENS = 720  # in a question with the examples before
-CHOICE_TASKS = 4  # ARC, MMLU, AQUA: the answer is a letter
-CHOICE_QUESTIONS = 17844
-PROMPT_TOKENS = 150  # in a question of a chat task
-WRITTEN_TASKS = 2  # GSM8K, HumanEval: the answer is generated
-WRITTEN_QUESTIONS = 1483
-RL_QUESTIONS = 7473  # GSM8K, with the defaults of scripts.chat_rl
-RL_EXAMPLES = 16  # in a step
-RL_SAMPLES = 4
-BYTES_PER_TOKEN = 4.0  # English text, large vocabulary
 
 CHECKPOINT_BYTES = 12  # on disk, for each parameter, at most
 CHECKPOINTS = len(TRAINING) + 2  # kept at the same time
@@ -48,7 +31,6 @@ class BaseRun(NamedTuple):
     """Figures for base training, before the start."""
 
     tokens: int  # 0 if a clock ends the run
-    batch: int  # tokens per step
     parameters: int = 0
     flops: float = 0.0  # per token, forward and backward
     rate: float = 0.0  # FLOP/s of all devices together while training; 0: not known
@@ -57,16 +39,58 @@ class BaseRun(NamedTuple):
 
 
 class Work(NamedTuple):
-    """The work in a step, in tokens."""
+    """The work in a step at a scale."""
 
-    trained: float = 0.0  # forward and backward
-    scored: float = 0.0  # forward only
-    generated: float = 0.0  # a token at a time
-    seconds: float = 0.0  # work without the model, already as time
+    scale: str = ""  # a CPU scale, or gpu for the others
+    step: str = ""
+    tokens: float = 0.0  # in millions
+    cost: float = 1.0  # FLOPs of a token relative to training: a third to score it, on a GPU 13 to sample it
+    seconds: float = 0.0  # measured for all of the step, or else for work without a model
 
-    @property
-    def tokens(self) -> float:
-        return self.trained + self.scored + self.generated
+
+# Counted for each scale's flags; without a flag that limits a stage, all of its public data. The seconds of the
+# embedded scale were measured on two cores.
+WORK = parse_table(
+    Work,
+    """
+    scale     step           tokens  cost  seconds
+    embedded  world          -       -     9
+    embedded  tok_train      -       -     1
+    embedded  tok_eval       -       -     8
+    embedded  base_train     -       -     285
+    embedded  base_loss      0.1     -     16
+    embedded  base_eval      1.6     -     8
+    embedded  mid_train      0.25    -     65
+    embedded  chat_eval_mid  0.2     -     13
+    embedded  chat_sft       0.16    -     56
+    embedded  chat_eval_sft  0.2     -     15
+    embedded  chat_rl        0.48    -     80
+    embedded  chat_eval_rl   0.2     -     13
+    embedded  report         -       -     1
+    cpu       world          -       -     10
+    cpu       tok_train      -       -     100
+    cpu       tok_eval       -       -     10
+    cpu       base_loss      0.25    0.33  -
+    cpu       base_eval      1.6     0.33  -
+    cpu       chat_eval_mid  0.34    0.73  -
+    cpu       chat_eval_sft  0.34    0.73  -
+    cpu       chat_rl        2.6     1.2   -
+    cpu       chat_eval_rl   0.34    0.73  -
+    cpu       report         -       -     10
+    gpu       world          -       -     10
+    gpu       tok_train      -       -     100
+    gpu       tok_eval       -       -     10
+    gpu       base_loss      2       0.33  -
+    gpu       base_eval      48      0.33  -
+    gpu       mid_train      440     -     -
+    gpu       chat_eval_mid  3.4     3.2   -
+    gpu       chat_sft       14      -     -
+    gpu       chat_eval_sft  3.4     3.2   -
+    gpu       chat_rl        80      5.9   -
+    gpu       chat_eval_rl   3.4     3.2   -
+    gpu       report         -       -     10
+    """,
+)
 
 
 class StepEstimate(NamedTuple):
@@ -82,10 +106,9 @@ class StepEstimate(NamedTuple):
 
 def dry_run(flags: Flags, setting: Setting) -> BaseRun:
     """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
-    if setting.scale.seconds:
+    if setting.scale.world:
         # Times are measured: the tokens alone, without waiting for a dry run.
-        batch = int(flags.get("--total-batch-size", 0))
-        return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * batch, batch=batch)
+        return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * int(flags["--total-batch-size"]))
     # Empty: all of this machine.
     named = f"{setting.gpus}x{setting.accelerator.name}" if setting.request.on or setting.idle else ""
     # A process, so that the plan alone does not import torch.
@@ -98,7 +121,6 @@ def dry_run(flags: Flags, setting: Setting) -> BaseRun:
     plan, cost = record["plan"], record["estimate"]
     return BaseRun(
         tokens=plan["tokens"] or 0,
-        batch=plan["total_batch_size"],
         parameters=plan["counts"]["total"],
         flops=plan["flops_per_token"],
         rate=(cost["rate"] or 0.0) * cost["ranks"],
@@ -107,74 +129,35 @@ def dry_run(flags: Flags, setting: Setting) -> BaseRun:
     )
 
 
-# ---- the work in each step ----
-
-
-def step_work(name: str, flags: Flags, base: BaseRun) -> Work:
-    """Return the work in a step of the main job. Without a flag that limits it, all of the public data is read."""
-
-    def limited(flag: str, default: float) -> float:
-        return float(flags.get(flag, default))
-
-    if name == "download":
-        return Work(seconds=base.tokens * TEXT_BYTES / DOWNLOAD_SPEED)
-    if name == "tok_train":
-        return Work(seconds=limited("--max-chars", 2e9) / TOKENIZER_SPEED)
-    if name == "base_train":
-        return Work(trained=base.tokens)
-    if name == "base_loss":
-        return Work(scored=2 * limited("--eval-bytes", 4e6) / BYTES_PER_TOKEN)  # training and validation text
-    if name == "base_eval":
-        limit = limited("--max-per-task", CORE_QUESTIONS)
-        return Work(scored=min(CORE_QUESTIONS, limit * CORE_TASKS) * CORE_TOKENS)
-    if name in MIXTURE_TOKENS:
-        # Tuning inherits the batch size; without a step count the mixture is read once.
-        return Work(trained=limited("--num-iterations", 0) * base.batch or MIXTURE_TOKENS[name])
-    if name.startswith("chat_eval"):
-        limit = limited("--max-problems", CHOICE_QUESTIONS)
-        choices = min(CHOICE_QUESTIONS, limit * CHOICE_TASKS)
-        written = min(WRITTEN_QUESTIONS, limit * WRITTEN_TASKS)
-        # At most: many answers end earlier.
-        return Work(scored=choices * PROMPT_TOKENS, generated=written * limited("--max-new-tokens", 512))
-    if name == "chat_rl":
-        steps = limited("--num-iterations", RL_QUESTIONS // RL_EXAMPLES)
-        length = limited("--max-new-tokens", 256)
-        samples = steps * RL_EXAMPLES * limited("--num-samples", RL_SAMPLES)
-        tested = (2 + steps // 60) * limited("--eval-examples", 400)  # at the ends, and every 60 steps
-        return Work(trained=samples * (PROMPT_TOKENS + length), generated=(samples + tested) * length)
-    return Work(seconds=10)  # the world, compression, the card
-
-
 # ---- seconds ----
-
-
-def work_seconds(work: Work, setting: Setting, base: BaseRun) -> float:
-    """Return the time for some work in seconds."""
-    on_gpu = setting.gpus > 0
-    forward = base.flops / 3  # per token; the backward pass costs twice as much
-    # FLOPs, as if sampling ran at training speed; each sampled token reads all weights.
-    flops = work.trained * base.flops + (work.scored + work.generated / GENERATION[on_gpu]) * forward
-    return START_SECONDS[on_gpu] + work.seconds + flops / base.rate
 
 
 def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> StepEstimate:
     """Return the estimate for a step."""
+    kind = setting.name if setting.name in CPU_SCALES else "gpu"
+    work = next((one for one in WORK if (one.scale, one.step) == (kind, step.name)), Work())
     flags = dict(word.partition("=")[::2] for word in step.command[1:])
-    work = step_work(step.name, flags, base)
+    share = time_share(setting.scale, setting.request.seconds)
+    tokens = work.tokens * 1e6 * (share if "--num-iterations" in flags else 1)
+    if step.name == "base_train":
+        tokens = base.tokens
     record = read_record(job.record(step))
     # A step with other flags will be repeated, so the old time does not count.
     if record.get("finished") and record["command"] == step.command:
-        return StepEstimate(record["seconds"], work.tokens, FINISHED)
+        return StepEstimate(record["seconds"], tokens, FINISHED)
     if "--target-seconds" in flags:
         return StepEstimate(float(flags["--target-seconds"]), 0, "as asked")
-    scale = setting.scale
-    # The scale was measured with the tasks of a world.
-    measured = setting.world or not step.name.startswith(("base_eval", "chat_eval"))
-    if measured and step.name in scale.seconds:
+    # The tasks were those of a world.
+    if setting.scale.world and work.seconds and (setting.world or not step.name.startswith(("base_eval", "chat_eval"))):
         # The width is fixed: time grows with depth, and with --seconds.
-        share = setting.depth / scale.depth * time_share(scale, setting.request.seconds)
-        return StepEstimate(scale.seconds[step.name] * share, work.tokens, "measured on 2 cores")
-    return StepEstimate(work_seconds(work, setting, base) if base.rate else 0.0, work.tokens, base.basis)
+        seconds = work.seconds * share * setting.depth / setting.scale.depth
+        return StepEstimate(seconds, tokens, "measured on 2 cores")
+    if not base.rate:
+        return StepEstimate(0.0, tokens, base.basis)
+    seconds = START_SECONDS[setting.gpus > 0] + work.seconds + tokens * work.cost * base.flops / base.rate
+    if step.name == "download":
+        seconds += base.tokens * TEXT_BYTES / DOWNLOAD_SPEED
+    return StepEstimate(seconds, tokens, base.basis)
 
 
 # ---- the plan in words ----
@@ -223,18 +206,14 @@ def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
     if setting.scale.disk:
         # Measured at the scale's depth; a model with a small vocabulary grows by about this power of depth.
         needed = 1e9 * setting.scale.disk * (setting.depth / setting.scale.depth) ** 2.5
-    # A resumed run has written a part already.
-    folders = [stage_dir(stage, job.tag) for stage in TRAINING]
-    used = sum(path.stat().st_size for folder in folders for path in folder.rglob("*") if path.is_file())
     # The base folder may not be there yet: ask the file system that will hold the data.
     home = base_dir().absolute()
     existing = next(path for path in [home, *home.parents] if path.exists())
     free = shutil.disk_usage(existing).free
-    missing = needed - used - free
-    # For named hardware the local disk does not matter.
-    if missing > 0 and not setting.request.on:
+    # Not for named hardware. A resumed run has written a part already; each stage checks the room for its checkpoints.
+    if needed > free and not (setting.request.on or stage_dir("base_train", job.tag).exists()):
         raise ValueError(
-            f"{base_dir()} has too little room: {needed / 1e9:.1f} GB are needed, {missing / 1e9:.1f} are missing; "
+            f"{base_dir()} has too little room: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} are free; "
             "free some, or set NANOCHAT_BASE_DIR"
         )
     return f"{needed / 1e9:.1f} GB of disk ({free / 1e9:.1f} are free)"

@@ -38,7 +38,7 @@ class Scale(NamedTuple):
     depth: int  # layers in the model; 0: chosen by GPU memory
     flags: Mapping[str, str]  # script -> flags
     world: bool = False  # the embedded world is the text
-    seconds: Mapping[str, float] = {}  # step -> time on two cores; others are estimated
+    training_seconds: float = 1.0  # base training's; on GPUs no other stage has a horizon that follows it
     disk: float = 0  # GB, as measured; 0: estimated from the parameter count
 
 
@@ -57,26 +57,13 @@ SCALES = {
             "base_eval": FEW_PROBLEMS["base_eval"],
             "chat_eval": "--max-problems=200 --max-new-tokens=128",
         },
-        seconds={
-            "world": 9,
-            "tok_train": 1,
-            "tok_eval": 8,
-            "base_train": 285,
-            "base_loss": 16,
-            "base_eval": 8,
-            "mid_train": 65,
-            "chat_eval_mid": 13,
-            "chat_sft": 56,
-            "chat_eval_sft": 15,
-            "chat_rl": 80,
-            "chat_eval_rl": 13,
-            "report": 1,
-        },
+        training_seconds=261,
         disk=1.5,
     ),
     "cpu": Scale(
         "real text on a CPU, an evening, 2 GB of memory",
         depth=4,
+        training_seconds=7200,
         flags={
             "tok_train": f"--vocab-size=8192 {VOCABULARY}",
             "base_train": f"{CPU_MODEL} --total-batch-size=8192 --target-seconds=7200",
@@ -112,7 +99,6 @@ OWN_TEXT_TEMPERATURE = "0.6"  # lower temperatures suit facts; in free text they
 EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GPU memory in GB, depth that trains in an evening
 LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs with so many GB: the scale 8xh100
 HORIZONS = ("--num-iterations", "--target-param-data-ratio")  # replaced if --seconds gives the time
-EMBEDDED_TRAINING_SECONDS = 261  # for 560 steps in base training, to shorten the other stages by --seconds
 
 
 def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> tuple[str, str]:
@@ -157,7 +143,4 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
 
 def time_share(scale: Scale, seconds: float) -> float:
     """Return --seconds relative to the scale's usual base training; 1 if --seconds is 0."""
-    # Scales for GPUs stop at a data ratio; their other stages have no horizon to change.
-    flags = scale_flags(scale, "base_train")
-    usual = float(flags.get("--target-seconds", EMBEDDED_TRAINING_SECONDS))
-    return seconds / usual if seconds else 1.0
+    return seconds / scale.training_seconds if seconds else 1.0

@@ -7,7 +7,6 @@ matrices and head, as in nanochat/scaling.py. FLOPs are counted during training.
 
 import math
 from collections.abc import Sequence
-from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -34,24 +33,13 @@ class ScalingRun(NamedTuple):
 
 
 class Optimum(NamedTuple):
-    """The best size for a budget."""
+    """The best size for a budget; None: the sizes do not include one."""
 
     flops: float  # the budget
-    n: float
-    tokens: float
-    ratio: float  # tokens : n
-    bpb: float  # bits per byte at that size
-
-
-class PowerLaw(NamedTuple):
-    """y = e^height x^exponent."""
-
-    height: float
-    exponent: float
-    stderr: float  # standard error for the exponent; NaN for two points
-
-    def __call__(self, x: float) -> float:
-        return math.exp(self.height + self.exponent * math.log(x))
+    n: float | None = None
+    tokens: float | None = None
+    ratio: float | None = None  # tokens : n
+    bpb: float | None = None  # bits per byte at that size
 
 
 # ---- finished runs ----
@@ -82,35 +70,41 @@ def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
 
 
 def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
-    """Return budget -> runs, by size."""
+    """Return budget -> runs, in order."""
     # Runs with another horizon have no budget.
-    in_order = sorted((run for run in runs if run.budget > 0), key=attrgetter("budget", "n"))
-    return {budget: list(group) for budget, group in groupby(in_order, attrgetter("budget"))}
+    budgets = sorted({run.budget for run in runs if run.budget > 0})
+    return {budget: [run for run in runs if run.budget == budget] for budget in budgets}
 
 
 # ---- fits ----
 
 
-def optimum(runs: Sequence[ScalingRun]) -> Optimum | None:
-    """Return the best size for a budget; None if the sizes do not include one. runs: all with this budget."""
+def optimum(runs: Sequence[ScalingRun]) -> Optimum:
+    """Return the best size for a budget. runs: all with this budget."""
+    unknown = Optimum(runs[0].budget)
     if len(runs) < LEAST_POINTS:
-        return None
+        return unknown
     x = np.log([run.n for run in runs])
     curve = np.polyfit(x, [run.bpb for run in runs], 2)
     best = -curve[1] / (2 * curve[0])
     # A noisy or far too short sweep may bend downwards. An extrapolated minimum is not trusted.
     if curve[0] <= 0 or not x.min() <= best <= x.max():
-        return None
+        return unknown
     # At one budget, log tokens are nearly a line in log N.
     line = np.polyfit(x, np.log([run.tokens for run in runs]), 1)
     n, tokens = math.exp(best), math.exp(np.polyval(line, best))
     return Optimum(runs[0].budget, n, tokens, tokens / n, bpb=np.polyval(curve, best))
 
 
-def power_law(xs: Sequence[float], ys: Sequence[float]) -> PowerLaw:
-    """Return the power law through points at two places or more: least squares of the logarithms."""
+def power_law(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]:
+    """Return the power law through points at two places or more: exponent, its standard error, y at the largest x.
+
+    Least squares of the logarithms. Two points have no standard error (NaN).
+    """
     from scipy.stats import linregress  # not at the top: the import takes a second
 
     line = linregress(np.log(xs), np.log(ys))
-    # Two degrees of freedom go into the line; two points leave none for an error.
-    return PowerLaw(line.intercept, line.slope, line.stderr if len(xs) >= LEAST_POINTS else math.nan)
+    # Two degrees of freedom go into the line.
+    stderr = line.stderr if len(xs) >= LEAST_POINTS else math.nan
+    # Read from the line: the noise in a single budget averages out.
+    return line.slope, stderr, math.exp(line.intercept + line.slope * math.log(max(xs)))

@@ -4,14 +4,15 @@ import re
 
 import pytest
 
-from nanochat.jobs.estimate import MIXTURE_TOKENS, BaseRun, Work, dollars, estimate_step, step_work, work_seconds
-from nanochat.jobs.plan import PLANNED_STAGES, choose_setting, make_job, stage_flags
+from nanochat.jobs.estimate import WORK, BaseRun, dollars, estimate_step
+from nanochat.jobs.plan import PLANNED_STAGES, STEPS, choose_setting, make_job, stage_flags
+from nanochat.jobs.scales import CPU_SCALES
 from nanochat.paths import write_json
 from scripts.plan import NEEDS, READ, Config
 from tasks import TASKS
 
 RATE = 8 * 989.4e12 * 0.4
-BASE = BaseRun(tokens=8 * 10**9, batch=2**19, parameters=10**9, flops=6e9, rate=RATE, basis="assumed")
+BASE = BaseRun(tokens=8 * 10**9, parameters=10**9, flops=6e9, rate=RATE, basis="assumed")
 
 
 @pytest.fixture
@@ -46,19 +47,33 @@ def test_the_basis_of_an_estimate(estimator, base):
     assert whole.basis == "measured on 2 cores"
     half = estimator(scale="embedded", on="H100", depth=4)[0]["chat_rl"]
     assert half.seconds == whole.seconds / 2
-    start, scored, generated = (
-        work_seconds(Work(**work), setting, BASE) for work in ({}, {"scored": 1e9}, {"generated": 1e9})
-    )
-    assert scored - start == pytest.approx(1e9 * 2e9 / RATE)
-    assert generated > scored  # a token at a time is slower than a whole row
+
+
+def test_seconds_follow_from_tokens_and_cost(estimator):
+    found, _, _ = estimator(on="8xH100")
+    assert found["base_eval"].seconds == pytest.approx(30 + 48e6 * 0.33 * 6e9 / RATE)
+    # A token at a time is slower than a whole row.
+    assert found["chat_eval_rl"].seconds / found["chat_eval_rl"].tokens > found["base_eval"].seconds / 48e6
+    assert found["tok_train"].seconds == 130
+    assert found["download"].seconds == pytest.approx(30 + 8e9 * 2.5 / 5e7)
+    whole, half = (estimator(scale="cpu", on="", seconds=seconds)[0]["chat_rl"] for seconds in (7200.0, 3600.0))
+    assert half.tokens == whole.tokens / 2
+
+
+def test_the_work_of_every_scale_and_step_is_known():
+    for kind in (*CPU_SCALES, "gpu"):
+        steps = {work.step for work in WORK if work.scale == kind}
+        # Base training is planned; a download follows from the tokens; on a CPU tuning has a clock.
+        assert set(STEPS) - steps <= {"base_train", "download", *(["mid_train", "chat_sft"] if kind == "cpu" else [])}
+        assert steps <= set(STEPS)
 
 
 @pytest.mark.parametrize("scale", ["1gpu", "8xh100"])
 def test_no_stage_of_a_gpu_scale_has_few_steps(scale, estimator):
-    _, job, _ = estimator(scale=scale, on="8xH100")
-    for name in MIXTURE_TOKENS:
+    found, job, _ = estimator(scale=scale, on="8xH100")
+    for name in ("mid_train", "chat_sft"):
         flags = dict(word.partition("=")[::2] for word in job.step(name).command)
-        assert step_work(name, flags, BASE).trained / int(flags.get("--total-batch-size", 2**20)) >= 100
+        assert found[name].tokens / int(flags.get("--total-batch-size", 2**20)) >= 100
 
 
 def test_the_plan_for_eight_gpus_as_printed(here):
