@@ -44,6 +44,8 @@ from nanochat.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+    from nanochat.settings import ModelChoice
+
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
 PATIENCE = 3600.0  # seconds that ranks wait for each other's writing
@@ -337,6 +339,15 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0
     if exits:
         choose_exits(model, exits)
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
+
+
+def load_choice(choice: "ModelChoice", runtime: Runtime) -> tuple[GPT, Tokenizer, Checkpoint]:
+    """Return the model that flags name, as `load_model` does; its weights are rounded by --quant."""
+    from nanochat import quant  # here, because training does not need it
+
+    model, *rest = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
+    quant.apply(model, choice.quant)
+    return model, *rest
 
 
 def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:

@@ -6,6 +6,7 @@ python -m scripts.chat_cli -i sft -g d8 -p "What is 12 + 34?"
 
 import sys
 from contextlib import ExitStack, redirect_stdout
+from dataclasses import replace
 from typing import Literal
 
 from nanochat.config import changed, option, options, run
@@ -33,9 +34,8 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
 def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
-    from nanochat import quant
     from nanochat.chat import chat_defaults
-    from nanochat.checkpoint import load_model, trained
+    from nanochat.checkpoint import load_choice, trained
     from nanochat.engine import Engine, Request
     from nanochat.runtime import setup
     from nanochat.serve.cli import COMMANDS, TerminalChat, join_lines, typed_lines
@@ -50,8 +50,7 @@ def main(config: Config) -> None:
         if not interactive:
             stack.enter_context(redirect_stdout(sys.stderr))
         runtime = stack.enter_context(setup(config.device_type, config.dtype))
-        model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime, config.exits)
-        quant.apply(model, config.quant)
+        model, tokenizer, checkpoint = load_choice(replace(config, source=source, tag=tag), runtime)
         temperature, suggestions = chat_defaults(checkpoint.manifest)
         settings = Request(
             tokens=(),  # of each prompt
