@@ -51,13 +51,10 @@ def main(config: Config) -> None:
         return
     with training("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
         source = open_pairs(trainer, pairs, objective)
-        tasks = {}
-        if config.eval_metrics_every >= 0:
-            tasks = open_tasks(config.eval_metrics_tasks, tokenizer=trainer.tokenizer_tag)
         scores = log_figures(
             trainer, lambda: pair_scores(trainer, source, objective, source.held_out), config.eval_every
         )
-        state = trainer.fit(source, objective, [scores, *task_scores(trainer, tasks, at_start=True)])
+        state = trainer.fit(source, objective, [scores, *task_scores(trainer, open_tasks, at_start=True)])
         trainer.finish(state, preference_metrics(state, source))
 
 
