@@ -11,9 +11,9 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from nanochat.jobs.plan import TRAINING, Flags, Setting, flag_words, skipped_lines
+from nanochat.jobs.plan import TRAINING, Setting, skipped_lines
 from nanochat.jobs.runner import Job, Step, read_record
-from nanochat.jobs.scales import time_share
+from nanochat.jobs.scales import Flags, flag_words, read_flags, time_share
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
@@ -159,7 +159,7 @@ def work_seconds(work: Work, setting: Setting, base: BaseRun) -> float:
 
 def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> StepEstimate:
     """Return the estimate for a step."""
-    flags = dict(word.partition("=")[::2] for word in step.command[1:])
+    flags = read_flags(step.command[1:])
     work = step_work(step.name, flags, base)
     record = read_record(job.record(step))
     # A step with other flags will be repeated, so the old time does not count.
