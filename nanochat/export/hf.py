@@ -4,8 +4,6 @@ ARCHITECTURES maps our config to architectures of `transformers`. A setting with
 the export is refused, and the message names the setting.
 """
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +17,7 @@ from nanochat.export import tokenizers as tokenizer_files
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
 from nanochat.log import Record, print0
 from nanochat.models import PLAIN
-from nanochat.paths import publish_folder, write_text
+from nanochat.paths import new_folder, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -50,15 +48,9 @@ def export(write: Writer, exported: Exported, out: Path) -> None:
     """Write a new folder; if a comparison fails, nothing is left."""
     if out.exists():
         raise ValueError(f"{out} exists already: remove it, or name another --out")
-    # The folder gets its final name when everything is compared.
-    part = out.with_name(f"{out.name}.tmp-{os.getpid()}")
-    part.mkdir(parents=True)
-    try:
+    with new_folder(out) as part:
         for sentence in write(exported, part):
             print0(sentence)
-        publish_folder(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 # ---- architectures ----
