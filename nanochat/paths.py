@@ -51,10 +51,10 @@ def take_lock(lock: int, folder: Path) -> None:
 
 
 @contextmanager
-def one_at_a_time(path: Path) -> Iterator[None]:
-    """Let one process at a time into the block; the others wait. `path` is the file for the lock."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as lock:
+def one_at_a_time(home: Path) -> Iterator[None]:
+    """Let one process at a time into the block, which makes the folder `home`; the others wait."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{home}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the system frees the lock if the process dies
         yield
 

@@ -44,7 +44,7 @@ def fetch_bundle(names: Sequence[str], offline: bool = False) -> list[Path]:
     home = base_dir() / NAME
     reason = f"{URL} has no such file"
     # Ranks that ask at the same time wait for one download.
-    with one_at_a_time(home.with_suffix(".lock")):
+    with one_at_a_time(home):
         if not (is_here(files) or home.exists()):
             reason = refusal(URL, offline) or _download(home)
     return fetch(files, refused=reason)

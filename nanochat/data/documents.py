@@ -129,7 +129,7 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
     content = text_sha256("\n".join([repr(constants), *lines]))
     # The name is for people, the hash identifies the content.
     home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
-    with one_at_a_time(home.with_name(f"{home.name}.lock")):
+    with one_at_a_time(home):
         if not home.is_dir():
             with new_folder(home) as part:
                 _write_shards(name, files, part)

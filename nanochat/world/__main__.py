@@ -26,9 +26,8 @@ class Config:
 
 def main(config: Config) -> None:
     folder = Path(config.out).expanduser() if config.out else world_dir(config.seed)
-    folder.parent.mkdir(parents=True, exist_ok=True)
     # An existing world of this seed and size is left alone.
-    with one_at_a_time(folder.with_name(f"{folder.name}.lock")):
+    with one_at_a_time(folder):
         write_world(folder, config.seed, config.size)
     print0(f"embedded world: {folder}")
     if config.buckets:
