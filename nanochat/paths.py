@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -120,6 +121,22 @@ def publish_folder(part: Path, home: Path) -> None:
         sync(path)
     os.rename(part, home)  # atomic
     sync(home.parent)
+
+
+@contextmanager
+def new_folder(home: Path) -> Iterator[Path]:
+    """Yield an empty folder, which gets its final name when the block ends; an error leaves nothing.
+
+    One process at a time may write a folder.
+    """
+    part = home.with_name(f"{home.name}.tmp")
+    shutil.rmtree(part, ignore_errors=True)  # left by a process that died
+    part.mkdir(parents=True)
+    try:
+        yield part
+        publish_folder(part, home)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def read_sha256(path: Path) -> str:

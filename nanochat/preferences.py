@@ -221,10 +221,6 @@ class Preference:
     beta: float = 0.1
     sft_weight: float = 0.0
 
-    def __post_init__(self):
-        if self.loss not in PREFERENCE_LOSSES:
-            raise ValueError(f"--loss={self.loss} is no loss, choose from {', '.join(PREFERENCE_LOSSES)}")
-
     def figures(self, model: GPT, batch: Batch) -> dict[str, Tensor]:
         """Return figures for each pair, (pairs,).
 

@@ -4,6 +4,8 @@ python -m scripts.chat_dpo --tag=d8 --pairs=pairs.jsonl
 torchrun --standalone --nproc_per_node=8 -m scripts.chat_dpo -- --tag=d24 --pairs=pairs.jsonl
 """
 
+from typing import Literal
+
 from nanochat.config import changed, option, options, run
 from nanochat.settings import AnswerTuneSettings, TaskScoreSettings
 from tasks import open_tasks
@@ -22,8 +24,10 @@ class Config(AnswerTuneSettings, TaskScoreSettings):
         in_card=False,
     )
     held_out: float = option(0.05, "share of the pairs that is held out for validation", group="data", below=1)
-    # A key of PREFERENCE_LOSSES.
-    loss: str = option("dpo", "dpo, or dpo-norm: log-probabilities per token, so that length does not count")
+    # Keys of PREFERENCE_LOSSES.
+    loss: Literal["dpo", "dpo-norm"] = option(
+        "dpo", "dpo, or dpo-norm: log-probabilities per token, so that length does not count"
+    )
     # A small one lets the model move far from the parent; with 0 nothing is learned.
     beta: float = option(0.1, "factor of the margin, in nats", least=1e-4)
     sft_weight: float = option(0.0, "weight of the loss on the chosen answers")
@@ -47,13 +51,10 @@ def main(config: Config) -> None:
         return
     with training("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
         source = open_pairs(trainer, pairs, objective)
-        tasks = {}
-        if config.eval_metrics_every >= 0:
-            tasks = open_tasks(config.eval_metrics_tasks, tokenizer=trainer.tokenizer_tag)
         scores = log_figures(
             trainer, lambda: pair_scores(trainer, source, objective, source.held_out), config.eval_every
         )
-        state = trainer.fit(source, objective, [scores, *task_scores(trainer, tasks, at_start=True)])
+        state = trainer.fit(source, objective, [scores, *task_scores(trainer, open_tasks, at_start=True)])
         trainer.finish(state, preference_metrics(state, source))
 
 

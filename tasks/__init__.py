@@ -57,10 +57,7 @@ def train_on_chats(
     with training(stage, config) as trainer:
         tokenizer = trainer.tokenizer_tag
         chats, new_chats = mixture(tokenizer), mixture(tokenizer, "validation")
-        tasks = {}
-        if config.eval_metrics_every >= 0:
-            tasks = open_tasks(config.eval_metrics_tasks, tokenizer=tokenizer)
-        evaluations = chat_validation(trainer, new_chats, supervise) + task_scores(trainer, tasks)
+        evaluations = chat_validation(trainer, new_chats, supervise) + task_scores(trainer, open_tasks)
         tune_on_chats(trainer, chats, new_chats, supervise, evaluations, count(chats, new_chats) if count else {})
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import ROOT, copy_runs, plant_world
 
-from nanochat.lab.golf import BASELINES, expand, read_flags, tricks_of
+from nanochat.jobs.scales import read_flags
+from nanochat.lab.golf import BASELINES, expand, tricks_of
 
 SMALL = ["--aspect-ratio=32", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--device-batch-size=2"]
 SMALL += "--vocab-size=300 --no-compile --dtype=fp32 --eval-bytes=3000 --eval-every=0 --sample-every=-1".split()

@@ -7,7 +7,6 @@ Damage is an error with file and line.
 import contextlib
 import hashlib
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from nanochat.log import Progress, print0
-from nanochat.paths import base_dir, publish_folder, read_jsonl, read_lines, read_sha256, text_sha256
+from nanochat.paths import base_dir, new_folder, read_jsonl, read_lines, read_sha256, text_sha256
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
@@ -130,15 +129,8 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
     home = base_dir() / "corpora" / f"{re.sub('[^A-Za-z0-9_.-]', '_', name)}-{content[:16]}"
     with FileLock(home.with_name(f"{home.name}.lock")):
         if not home.is_dir():
-            part = home.with_name(f"{home.name}.tmp")
-            shutil.rmtree(part, ignore_errors=True)  # left by a process that died
-            part.mkdir()
-            # The folder gets the final name only when complete.
-            try:
+            with new_folder(home) as part:
                 _write_shards(name, files, part)
-                publish_folder(part, home)
-            finally:
-                shutil.rmtree(part, ignore_errors=True)
     return home
 
 

@@ -262,15 +262,21 @@ def _write_answers(
 # ---- evaluation during training ----
 
 
-def task_scores(trainer: "Trainer", tasks: Mapping[str, Task], at_start: bool = False) -> list[Evaluation]:
+def task_scores(
+    trainer: "Trainer", open_tasks: Callable[..., Mapping[str, Task]], at_start: bool = False
+) -> list[Evaluation]:
     """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
+    open_tasks: that of `tasks`, which nanochat/ does not import.
     """
     config = trainer.config
-    every_kind = bool(config.eval_metrics_tasks)
-    scored = {name: task for name, task in tasks.items() if every_kind or task.kind == "categorical"}
-    if config.eval_metrics_every < 0 or not scored:
+    if config.eval_metrics_every < 0:
+        return []
+    names = config.eval_metrics_tasks
+    tasks = open_tasks(names, tokenizer=trainer.tokenizer_tag)
+    scored = {name: task for name, task in tasks.items() if names or task.kind == "categorical"}
+    if not scored:
         return []
     settings = AnswerSettings(max_problems=config.eval_metrics_max_problems)
     writes = any(task.kind != "categorical" for task in scored.values())

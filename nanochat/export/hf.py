@@ -4,8 +4,6 @@ ARCHITECTURES maps our config to architectures of `transformers`. A setting with
 the export is refused, and the message names the setting.
 """
 
-import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,8 +16,8 @@ from torch import Tensor
 from nanochat.export import tokenizers as tokenizer_files
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
 from nanochat.log import Record, print0
-from nanochat.models import PLAIN
-from nanochat.paths import publish_folder, write_text
+from nanochat.models import CONFIGURATIONS
+from nanochat.paths import new_folder, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -50,15 +48,9 @@ def export(write: Writer, exported: Exported, out: Path) -> None:
     """Write a new folder; if a comparison fails, nothing is left."""
     if out.exists():
         raise ValueError(f"{out} exists already: remove it, or name another --out")
-    # The folder gets its final name when everything is compared.
-    part = out.with_name(f"{out.name}.tmp-{os.getpid()}")
-    part.mkdir(parents=True)
-    try:
+    with new_folder(out) as part:
         for sentence in write(exported, part):
             print0(sentence)
-        publish_folder(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 # ---- architectures ----
@@ -75,9 +67,8 @@ class Architecture(NamedTuple):
 
     name: str
     model_type: str
-    preset: str  # --model of base_train that fits
+    preset: str  # --model of base_train that fits, and says which value a field of our config needs
     linears: dict[str, str]  # in a block: our name -> the name there
-    required: Fields  # those of our config that need this value
     supported: set[str]  # config fields that may have any value, beside the sizes
     rotates_backwards: bool = False  # rotates queries and keys by minus the position
     has_norm_weights: bool = False
@@ -88,7 +79,6 @@ NANOCHAT = Architecture(
     model_type="nanochat",
     preset="october-2025",
     linears=_ATTENTION | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
-    required=PLAIN | {"mlp": "relu2", "qk_scale": 1.0},
     supported={"softcap"},
     rotates_backwards=True,
 )
@@ -97,7 +87,6 @@ QWEN3 = Architecture(
     model_type="qwen3",
     preset="portable",
     linears=_ATTENTION | {f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    required=PLAIN | {"mlp": "swiglu", "softcap": 0.0},
     supported={"qk_scale"},  # goes into weights
     has_norm_weights=True,
 )
@@ -109,10 +98,10 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     supported = {*_SIZES, *_DETAILS, *architecture.supported}
     if not any(config.windows):  # all are as long as the context
         supported.add("window_pattern")
-    found = []
+    needed, found = CONFIGURATIONS[architecture.preset], []
     for name, value in asdict(config).items():
         # A field in no table, such as a new one, is refused with any value.
-        if name not in supported and architecture.required.get(name, ...) != value:
+        if name not in supported and needed.get(name, ...) != value:
             found.append(f"{name}={value}")
     return found
 

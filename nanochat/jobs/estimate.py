@@ -11,9 +11,9 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from nanochat.jobs.plan import TRAINING, Flags, Setting, flag_words, skipped_lines
+from nanochat.jobs.plan import TRAINING, Setting, skipped_lines
 from nanochat.jobs.runner import Job, Step, read_record
-from nanochat.jobs.scales import CPU_SCALES, time_share
+from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_share
 from nanochat.log import duration, parse_table, table_of, terminal_table
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
@@ -136,7 +136,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     """Return the estimate for a step."""
     kind = setting.name if setting.name in CPU_SCALES else "gpu"
     work = next((one for one in WORK if (one.scale, one.step) == (kind, step.name)), Work())
-    flags = dict(word.partition("=")[::2] for word in step.command[1:])
+    flags = read_flags(step.command[1:])
     share = time_share(setting.scale, setting.request.seconds)
     tokens = work.tokens * 1e6 * (share if "--num-iterations" in flags else 1)
     if step.name == "base_train":

@@ -21,16 +21,17 @@ from nanochat.jobs.scales import (
     CPU_SCALES,
     OWN_TEXT_TEMPERATURE,
     SCALES,
+    Flags,
     Scale,
     choose_scale,
     evening_depth,
+    flag_words,
     scale_flags,
 )
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir, world_dir
 from nanochat.stages import MODELS, STAGES
 
-Flags = Mapping[str, str]  # flag -> value; empty for a switch
 TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
 
 # Stages by name. Base models are not evaluated on chats, and preferences need pairs.
@@ -165,11 +166,6 @@ def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
     if setting.accelerator and not setting.accelerator.fp8:
         base.pop("--fp8", None)
     return flags
-
-
-def flag_words(flags: Flags) -> list[str]:
-    # A switch has no value.
-    return [f"{flag}={value}" if value else flag for flag, value in flags.items()]
 
 
 def make_job(

@@ -1,9 +1,11 @@
 """Scales for the main job: flags for each stage, by machine size."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from nanochat.hardware import Accelerator
+
+Flags = Mapping[str, str]  # flag -> value; empty for a switch
 
 VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns from
 # A CPU has no time for all problems from every task.
@@ -120,11 +122,11 @@ def evening_depth(accelerator: Accelerator | None) -> int:
 
 
 def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]:
-    """Return flag -> value ("" for a switch) for a script.
+    """Return the flags for a script.
 
     seconds: time for base training, if given; all other horizons change in proportion.
     """
-    flags = dict(word.partition("=")[::2] for word in scale.flags.get(script, "").split())
+    flags = read_flags(scale.flags.get(script, "").split())
     if not seconds:
         return flags
     share = time_share(scale, seconds)
@@ -139,6 +141,16 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
         # Zero steps would be an error.
         flags["--num-iterations"] = str(max(1, round(int(flags["--num-iterations"]) * share)))
     return flags
+
+
+def read_flags(words: Iterable[str]) -> dict[str, str]:
+    """Return flag -> value for the words of a command line."""
+    return dict(word.partition("=")[::2] for word in words)
+
+
+def flag_words(flags: Flags) -> list[str]:
+    """Return flags as the words of a command line."""
+    return [f"{flag}={value}" if value else flag for flag, value in flags.items()]
 
 
 def time_share(scale: Scale, seconds: float) -> float:

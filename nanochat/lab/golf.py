@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.log import Record
 from nanochat.outcome import ROOT
 
@@ -128,10 +129,6 @@ TRICKS = {
 }
 
 
-def read_flags(words: Sequence[str]) -> Flags:
-    return dict(word.partition("=")[::2] for word in words)
-
-
 def scale_of(name: str) -> Scale:
     """Return a row of SCALES; ValueError for an unknown name."""
     if name not in SCALES:
@@ -203,7 +200,7 @@ def main(words: Sequence[str]) -> None:
         "vocabulary": [VOCABULARIES.get(given["--entry"], scale.vocabulary)],
         "data": [flags.get("--data", "auto")],
         "plan": [plan],
-        "flags": [f"{flag}={value}" if value else flag for flag, value in flags.items()],
+        "flags": flag_words(flags),
         "tricks": tricks_of(given) if part == "tricks" else (),  # slow, it imports torch
     }
     if part not in parts:

@@ -74,7 +74,6 @@ def rows(world: World, bucket: str, count: int, faults: int) -> list[Record]:
 
 def write_buckets(folder: Path, world: World, count: int) -> None:
     """Write a file for each bucket, with `count` sound rows."""
-    folder.mkdir(parents=True, exist_ok=True)
     for bucket in BUCKETS:
         made = rows(world, bucket, count, FAULTS)
         path = folder / f"{bucket}.jsonl"

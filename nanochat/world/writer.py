@@ -7,16 +7,14 @@ core/                 a bundle of CORE tasks, laid out as an eval_bundle
 """
 
 import json
-import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from nanochat.paths import WORLD_VERSION, read_json, write_jsonl
+from nanochat.paths import WORLD_VERSION, new_folder, read_json, write_jsonl
 from nanochat.world.chats import Rows, core_bundle, tables
 from nanochat.world.facts import World
 from nanochat.world.texts import document
@@ -80,8 +78,7 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
         raise ValueError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")
     people, documents, problems, chats = SIZES[size]
     world = World(seed, people)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.tmp-") as temporary:
-        part = Path(temporary, "world")
+    with new_folder(folder) as part:
         world.restart("documents")
         # For validation one in 32 as many as for training. No two are equal, so none is for both.
         texts = {}
@@ -96,5 +93,3 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
             write_parquet(part / f"tasks/{name}.parquet", rows, row_group=1024)
         write_bundle(part / "core", world.rows("core tasks"), core_bundle(world))
         (part / "world.json").write_text(json.dumps(record))
-        # A rename is atomic: readers see the whole folder or none.
-        os.rename(part, folder)

@@ -176,13 +176,14 @@ def test_too_few_documents(tmp_path, texts):
 CONVERT = """
 import sys
 from pathlib import Path
+from nanochat import paths
 from nanochat.data import documents
-publish = documents.publish_folder
+publish = paths.publish_folder
 def slowly(part, home):
     print("converted", flush=True)
     sys.stdin.readline()
     publish(part, home)
-documents.publish_folder = slowly
+paths.publish_folder = slowly
 path = Path(sys.argv[1])
 print(documents.convert_folder("text", path, documents.text_files(path)))
 """

@@ -53,7 +53,7 @@ judge d8 sft:other TEACHER --prompts=json:good.jsonl | d8 is no model like sft:d
 judge sft:mine sft:other --num-samples=2 --temperature=1 | each model gives one answer to a prompt
 chat_dpo --total-batch-size=512 | --total-batch-size does not apply to pairs: use --examples-per-step
 chat_dpo | --pairs=: there is no line with prompt, chosen and rejected
-chat_dpo --loss=ppo | --loss=ppo is no loss, choose from dpo, dpo-norm
+chat_dpo --loss=ppo | invalid choice 'ppo' for argument '--loss'
 chat_dpo --beta=0 | --beta has to be 0.0001 or more, not 0.0
 """
 
