@@ -313,9 +313,3 @@ def step_line(figures: Figures, loss: float, steps: int | None) -> str:
     if exits:
         parts[2:2] = [f"exits: {' '.join(exits)}", f"refinement: {100 * figures['train/refinement']:.1f}%"]
     return " | ".join(parts)
-
-
-def print_figures(step: int, figures: Mapping[str, float]) -> None:
-    """Print further figures about a step."""
-    text = " | ".join(f"{name} {value:.4g}" for name, value in figures.items())
-    print0(f"step {step:05d} | {text}")

@@ -25,7 +25,7 @@ from nanochat.dataloader import Batch, BatchSource, require_multiple
 from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
-from nanochat.log import Record, print0, print_figures
+from nanochat.log import Record, print0
 from nanochat.objectives import Loss
 from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
 
@@ -226,7 +226,8 @@ class Rollouts(PromptSource):
         for name in ("reward", "cut"):
             value = self.metrics[f"rl/{name}"]
             state.notes[name] = 0.9 * state.notes.get(name, value) + 0.1 * value
-        print_figures(state.step, self.metrics)
+        figures = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        print0(f"step {state.step:05d}", *figures, sep=" | ")
         if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
             print0(
                 f"warning: {state.notes['cut']:.0%} of the answers are cut at "

@@ -104,8 +104,7 @@ def bits_by_exit(
 
     for sums in sum_rows(losses, inputs, targets, weights, batch_size, runtime, seq_len - stride):
         assert sums[:, 1].sum() == text.bytes
-        value, stderr = ratio(sums)  # nats per byte
-        found.append(Estimate(value / math.log(2), stderr / math.log(2)))
+        found.append(ratio(sums / sums.new_tensor([math.log(2), 1])))  # nats to bits; byte counts stay
     return found
 
 

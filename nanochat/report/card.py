@@ -155,13 +155,13 @@ def _plots(outcome: Outcome) -> dict[str, str]:
     prefix = f"{outcome.stage}-{outcome.tag}"
     plots = {f"{prefix}-{number}.svg": draw_plot(curve) for number, curve in enumerate(outcome.curves, 1)}
     if outcome.stage.startswith(EVALUATIONS):
-        bars = {}
-        for name, score in outcome.metrics.items():
+        bars = {
+            # The error is NaN for a single question: drawn without a whisker.
+            name: [score["value"], score["stderr"] if is_known(score["stderr"]) else 0.0, format_value(score)]
+            for name, score in outcome.metrics.items()
             # Scores have a standard error, parameters like the step have none.
-            if isinstance(score, dict) and "stderr" in score:
-                # NaN for a single question: drawn without a whisker.
-                error = score["stderr"] if is_known(score["stderr"]) else 0.0
-                bars[name] = [score["value"], error, format_value(score)]
+            if isinstance(score, dict) and "stderr" in score
+        }
         plots[f"{prefix}-tasks.svg"] = draw_plot({"title": "Scores, with standard errors", "bars": bars})
     return plots
 
