@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nanochat.export import tokenizers as tokenizer_files
+from nanochat.export.tokenizers import BOS, END, PAD
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
 from nanochat.log import Record, print0
 from nanochat.models import CONFIGURATIONS
@@ -136,8 +137,8 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
         # Normed rows are for the embedding only: then the head has a table of its own.
         "tie_word_embeddings": config.tie_embeddings and not architecture.has_norm_weights,
-        "bos_token_id": special_tokens[tokenizer_files.BOS],
-        "eos_token_id": special_tokens[tokenizer_files.END],
+        "bos_token_id": special_tokens[BOS],
+        "eos_token_id": special_tokens[END],
         "pad_token_id": None,  # `transformers` would not train the embedding of an id given here
     }
     if "softcap" in architecture.supported:
@@ -194,9 +195,9 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
     built = build_hf(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
     # Generation stops at the end of an answer, and at the start of another document.
     built.generation_config = transformers().GenerationConfig(
-        bos_token_id=special[tokenizer_files.BOS],
-        eos_token_id=[special[tokenizer_files.END], special[tokenizer_files.BOS]],
-        pad_token_id=special[tokenizer_files.PAD],
+        bos_token_id=special[BOS],
+        eos_token_id=[special[END], special[BOS]],
+        pad_token_id=special[PAD],
     )
     built.save_pretrained(folder)
     checks = write_tokenizer(exported, folder)
@@ -253,7 +254,7 @@ def compare_models(exported: Exported, loaded: "PreTrainedModel") -> str:
     tokenizer = exported.tokenizer
     length = min(exported.model.config.max_seq_len, COMPARED_TOKENS)
     # A row of text in many languages and a row of random ids, each (1, length).
-    text = [tokenizer.special_tokens[tokenizer_files.BOS], *tokenizer.encode("".join(exported.texts))][:length]
+    text = [tokenizer.special_tokens[BOS], *tokenizer.encode("".join(exported.texts))][:length]
     generator = torch.Generator().manual_seed(0)
     rows = [torch.tensor([text]), torch.randint(tokenizer.vocab_size, (1, length), generator=generator)]
     worst = 0.0
