@@ -56,7 +56,7 @@ def option(
     in_card: bool = True,
     may_change: bool = False,
     least: float = 0,
-    below: float | None = None,
+    below: float = math.inf,
     short: str | None = None,
 ) -> Any:
     """Return a config field: default, help, and how both are shown.
@@ -196,16 +196,16 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     config = _read_flags(config_class, words)
     for one in fields(config):
         value = getattr(config, one.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{flag_of(one.name)} has to be a finite number, not {value}")
         # The default may lie below: -1 often means "chosen for you".
         if not isinstance(value, int | float) or value == one.default:
             continue
-        least = one.metadata["least"]
+        flag, least, below = flag_of(one.name), one.metadata["least"], one.metadata["below"]
+        if not -math.inf < value < math.inf:  # nor is it NaN
+            raise ValueError(f"{flag} has to be a finite number, not {value}")
         if value < least:
-            raise ValueError(f"{flag_of(one.name)} has to be {least} or more, not {value}")
-        if one.metadata["below"] is not None and value >= one.metadata["below"]:
-            raise ValueError(f"{flag_of(one.name)} has to be below {one.metadata['below']}, not {value}")
+            raise ValueError(f"{flag} has to be {least} or more, not {value}")
+        if value >= below:
+            raise ValueError(f"{flag} has to be below {below}, not {value}")
     return config
 
 

@@ -213,7 +213,7 @@ def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
     # Not for named hardware. A resumed run has written a part already; each stage checks the room for its checkpoints.
     if needed > free and not (setting.request.on or stage_dir("base_train", job.tag).exists()):
         raise ValueError(
-            f"{base_dir()} has too little room: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} are free; "
-            "free some, or set NANOCHAT_BASE_DIR"
+            f"{base_dir()} has too little room: {needed / 1e9:.1f} GB are needed, "
+            f"{(needed - free) / 1e9:.1f} are missing; free some, or set NANOCHAT_BASE_DIR"
         )
     return f"{needed / 1e9:.1f} GB of disk ({free / 1e9:.1f} are free)"

@@ -8,11 +8,6 @@ from nanochat.hardware import Accelerator
 Flags = Mapping[str, str]  # flag -> value; empty for a switch
 
 VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns from
-# A CPU has no time for all problems from every task.
-FEW_PROBLEMS = {
-    "base_loss": "--eval-bytes=500000",
-    "base_eval": "--max-per-task=100",
-}
 # Minutes on two cores: deep, narrow, large steps, so that the model soon learns to copy from the context; a fixed step
 # count, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
 EMBEDDED_MODEL = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
@@ -56,7 +51,7 @@ SCALES = {
             "chat_sft": f"--num-iterations=80 --init-lr-frac=0.25 {EMBEDDED_TUNING}",
             "chat_rl": f"--num-iterations=22 --max-new-tokens=100 --init-lr-frac=0.085 {CPU_RL}",
             "base_loss": "--eval-bytes=200000",
-            "base_eval": FEW_PROBLEMS["base_eval"],
+            "base_eval": "--max-per-task=100",  # a CPU has no time for all problems from every task
             "chat_eval": "--max-problems=200 --max-new-tokens=128",
         },
         training_seconds=261,
@@ -72,7 +67,8 @@ SCALES = {
             "mid_train": f"--target-seconds=1800 {CPU_TUNING}",
             "chat_sft": f"--target-seconds=1800 {CPU_TUNING}",
             "chat_rl": f"--num-iterations=100 --max-new-tokens=128 {CPU_RL}",
-            **FEW_PROBLEMS,
+            "base_loss": "--eval-bytes=500000",
+            "base_eval": "--max-per-task=100",
             "chat_eval": "--max-problems=400 --max-new-tokens=128",
         },
     ),
