@@ -94,6 +94,8 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
             title = TITLES.get(name, name)
             stages = [first[name], second[name]]
             lines += _table_lines(title, FIGURES, _rows(list(map(_figures, stages))))
+            scores = list(map(_cells, stages))
+            lines += _table_lines(f"{title}: cells of tables", FIGURES, _rows(scores))
             lines += _table_lines(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages))
     return "\n".join(lines)
 
@@ -119,6 +121,17 @@ def _figures(stage: Record) -> dict[str, Metric]:
     # The card lists the settings worth showing.
     settings = {name: format_value(stage["config"][name]) for name in stage["card"]}
     return settings | {"Wall clock, seconds": stage["seconds"]} | stage["metrics"]
+
+
+def _cells(stage: Record) -> dict[str, Metric]:
+    """Return the cells with a standard error in a stage's tables, by table, row and column."""
+    found = {}
+    for table in stage["tables"]:
+        for row in table["rows"]:
+            for (column, _), cell in zip(table["columns"], row, strict=True):
+                if isinstance(cell, dict):
+                    found[f"{table['title']}: {row[0]}, {column}"] = cell
+    return found
 
 
 def _rows(records: Sequence[Mapping[str, Metric]]) -> list[list[str]]:

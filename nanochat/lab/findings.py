@@ -1,0 +1,289 @@
+"""Findings of a lab: answers, scores and differences of its runs, and the section `Lab` of the report card.
+
+- read_results(spec, suffix) -> list[RunResult]: one for each run, also for those that failed. suffix: of the
+  evaluation's tag, HELD_OUT for the evaluations of --final.
+- cells(results, benchmarks) -> Cells: scores of intact runs; differences(cells, reference): with corrected p.
+- write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec): the arms it names.
+- write_report(spec, outcome, look) fills, prints and writes the outcome that the script has begun.
+
+In a lab with several rates, mixes are compared at equal rates: each base at each rate counts as a base (d20*0.5). Runs
+with an alarm that breaks them are left out, and so are failed ones: a cell without runs is a hole, never a zero. Scores
+in tables are points, with standard errors from questions and seeds.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nanochat.lab import significance
+from nanochat.lab.alarms import Alarm, alarms, stop_share
+from nanochat.lab.sweep import HELD_OUT, SOURCES, Arm, Run, Spec
+from nanochat.log import Record, metric_curve, read_metrics, table_of
+from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
+from nanochat.paths import read_jsonl, stage_dir, text_sha256, write_json
+from nanochat.report.card import hourly_rate
+
+NOT_RUN = "not run"
+LONGEST = 160  # characters of a reason
+POINTS = 100  # of a curve
+CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
+MARKS = {"gain": " ▲", "harm": " ▼", "not distinguishable": ""}
+DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
+
+Key = tuple[str, str, str]  # base, mix, benchmark
+Cells = dict[Key, significance.Scores]
+Answers = Mapping[str, Sequence[Record]]  # benchmark → records of chat_eval
+
+
+class RunResult(NamedTuple):
+    """Whatever a run has left so far."""
+
+    run: Run
+    base: str  # with the rate, if the lab has several
+    failure: str  # reason why there are no answers; empty if there are
+    answers: Answers
+    alarms: Sequence[Alarm]
+    records: Sequence[Record]  # of the metric log
+    outcomes: Sequence[Outcome]  # of training and of the evaluation
+
+    @property
+    def broken(self) -> str:
+        """The reason to leave the run out."""
+        return self.failure or "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
+
+    def prompts(self, benchmark: str) -> str:
+        """Return a hash of the questions in a benchmark."""
+        return text_sha256("\0".join(record["prompt"] for record in self.answers[benchmark]))
+
+
+# ---- reading ----
+
+
+def read_results(spec: Spec, suffix: str = "") -> list[RunResult]:
+    """Return the results of all runs."""
+    benchmarks = spec.held_out if suffix else [*spec.dev, *spec.stable]
+    parents = {}
+    for base in spec.bases:
+        answers = _read_answers(stage_dir(f"chat_eval_{spec.source}", f"{spec.name}-{base}"), spec.stable)
+        parents[base] = _shares(answers, spec.stable)
+    found = []
+    for run in spec.runs:
+        tag, arm = spec.tag_of(run), run.arm
+        folder = stage_dir(f"chat_eval_{SOURCES[spec.stage]}", tag + suffix)
+        paths = [spec.outcome_of(run), folder / "outcome.json"]
+        outcomes = [Outcome.load(path) for path in paths if path.exists()]
+        # Answers of an evaluation that is still running are not complete.
+        answers = _read_answers(folder, benchmarks) if len(outcomes) == len(paths) else {}
+        records = read_metrics(paths[0].with_name("metrics.jsonl"))
+        found.append(
+            RunResult(
+                run=run,
+                base=arm.base if len(spec.rates) == 1 else f"{arm.base}*{arm.rate:g}",
+                failure="" if answers else _reason(stage_dir("lab", spec.name), tag),
+                answers=answers,
+                alarms=alarms(records, _shares(answers, spec.stable), parents[arm.base]),
+                records=records,
+                outcomes=outcomes,
+            )
+        )
+    return found
+
+
+def _read_answers(folder: Path, benchmarks: Iterable[str]) -> Answers:
+    """Return the records of an evaluation, without benchmarks that have no file."""
+    paths = {name: folder / f"{name}.jsonl" for name in benchmarks}
+    return {name: list(read_jsonl(path, dict)) for name, path in paths.items() if path.exists()}
+
+
+def _right(records: Sequence[Record]) -> list[float]:
+    """Return the share of right answers to each question."""
+    return [float(np.mean([answer["right"] for answer in record["completions"]])) for record in records]
+
+
+def _shares(answers: Answers, stable: Sequence[str]) -> dict[str, Estimate]:
+    """Return the shares for alarms: right answers in stable benchmarks, and answers that stop in any."""
+    found = {name: mean_estimate(_right(answers[name])) for name in stable if name in answers}
+    stopped = {f"answers in {name} that stop": stop_share(records) for name, records in answers.items()}
+    return found | {name: share for name, share in stopped.items() if share}
+
+
+def _reason(folder: Path, tag: str) -> str:
+    """Return the last line of the log of a run."""
+    logs = [folder / f"{tag}-{step}.log" for step in ("eval", "train")]
+    newest = next((log for log in logs if log.exists()), None)
+    if not newest:
+        return NOT_RUN
+    return newest.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
+
+
+# ---- scores and differences ----
+
+
+def cells(results: Sequence[RunResult], benchmarks: Iterable[str]) -> Cells:
+    """Return the scores of the intact runs that have answered the same questions as most runs of their base."""
+    rows = {}
+    for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
+        own = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
+        common = Counter(one.prompts(benchmark) for one in own).most_common(1)
+        for one in own:
+            if one.prompts(benchmark) == common[0][0]:
+                rows.setdefault((base, one.run.arm.mix, benchmark), []).append(_right(one.answers[benchmark]))
+    return {key: np.array(row) for key, row in rows.items()}
+
+
+def contrast(found: Cells, key: Key, reference: Sequence[str] = ()) -> significance.Difference:
+    """Return the mean of a mix, less that of the reference. The variance of seeds is pooled over the mixes."""
+    base, mix, benchmark = key
+    own = [scores for other, scores in found.items() if other[::2] == (base, benchmark)]
+    sides = [[found[base, name, benchmark] for name in names] for names in ([mix], reference)]
+    return significance.contrast(*sides, *significance.pooled_seed_variance(own))
+
+
+def differences(found: Cells, reference: str) -> significance.Table:
+    """Return the difference of each mix from the reference on the same base, with p corrected over the table."""
+    keys = [key for key in found if key[1] != reference and (key[0], reference, key[2]) in found]
+    return significance.adjust({key: contrast(found, key, [reference]) for key in keys})
+
+
+def verdicts_on(spec: Spec, results: Sequence[RunResult]) -> list[significance.Recommendation]:
+    """Return the verdicts on all mixes, by their differences in the development benchmarks."""
+    table = differences(cells(results, spec.dev), spec.reference)
+    return significance.recommend(table, spec.least_gain, spec.scaled)
+
+
+def recommended(spec: Spec) -> list[Arm]:
+    """Return the arms of the reference, and those that are kept."""
+    results = read_results(spec)
+    kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
+    kept |= {(result.base, spec.reference) for result in results}
+    # Once for all seeds of an arm.
+    return list(dict.fromkeys(result.run.arm for result in results if (result.base, result.run.arm.mix) in kept))
+
+
+# ---- the report ----
+
+
+def write_recommendation(spec: Spec, results: Sequence[RunResult]) -> Path:
+    """Write the recommendation from the development benchmarks, with the runs that it rests on."""
+    path = stage_dir("lab", spec.name) / "recommendation.json"
+    verdicts = [one._asdict() for one in verdicts_on(spec, results)]
+    runs = [spec.tag_of(result.run) for result in results if not result.broken]
+    write_json(path, {"rule": significance.RULE, "recommendation": verdicts, "runs": runs})
+    return path
+
+
+def write_report(spec: Spec, outcome: Outcome, look: int = 0) -> None:
+    """Fill, print and write the outcome of a lab. look: number of looks at the held-out benchmarks, 0 before --final."""
+    results, sealed = read_results(spec), []
+    outcome.add_artifact(write_recommendation(spec, results))
+    verdicts = verdicts_on(spec, results)
+    outcome.tables = [table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items()))]
+    # A stable benchmark raises alarms, and decides nothing.
+    outcome.tables += score_tables("", spec, results, spec.dev, spec.stable)
+    outcome.tables += [
+        table_of("Recommendation", "Base | Mix | Verdict | In words", [list(one) for one in verdicts]),
+        table_of("Alarms", "Run | Alarm | Left out | Reason", alarm_rows(spec, results)),
+    ]
+    if look:
+        title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
+        sealed = [result for result in read_results(spec, HELD_OUT) if result.answers]
+        outcome.tables += score_tables(title, spec, sealed, spec.held_out)
+    outcome.tables = [table for table in [*outcome.tables, cost_table(results, sealed)] if table["rows"]]
+    outcome.metrics = {
+        "Question": spec.question,
+        "Runs": f"{len(results)}, {sum(bool(result.broken) for result in results)} of them left out",
+        "Reference": spec.reference,
+        "Budget of a run": ", ".join(f"{name} {value:,}" for name, value in spec.budget.items()),
+        "Rule": significance.RULE,
+        **{f"{one.mix} on {one.base}": one.verdict for one in verdicts},
+    }
+    outcome.curves = overlays(results)
+    outcome.show()
+    outcome.write()
+
+
+def score_tables(
+    title: str, spec: Spec, results: Sequence[RunResult], deciding: Sequence[str], others: Sequence[str] = ()
+) -> list[Record]:
+    """Return a matrix of mixes and benchmarks for each base, with marks, and the table of differences.
+
+    A hole has its reason.
+    """
+    found = cells(results, deciding)
+    gains, found = differences(found, spec.reference), found | cells(results, others)
+    tables = []
+    for base in dict.fromkeys(result.base for result in results):
+        rows = []
+        for mix in spec.mixes:
+            own = [result for result in results if (result.base, result.run.arm.mix) == (base, mix)]
+            holes = [result.broken for result in own if result.broken]
+            row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
+            for benchmark in [*deciding, *others]:
+                key = (base, mix, benchmark)
+                cell = "; ".join(holes) or "-"
+                if key in found:
+                    score, mark = contrast(found, key), MARKS[shown_as(gains[key], spec)] if key in gains else ""
+                    cell = measured(100 * score.mean, 100 * score.error, ".1f", mark)
+                row.append(cell)
+            if own:
+                rows.append(row)
+        tables.append(table_of(f"Scores{title}, {base}", " | ".join(["Mix", "Seeds", *deciding, *others]), rows))
+    rows = []
+    for key, one in gains.items():
+        points = [100 * value for value in (one.mean, one.error, one.low, one.high)]
+        rows.append([*key, *points, one.freedom, one.p, one.adjusted, shown_as(one, spec)])
+    return [*tables, table_of(f"Differences from the reference{title}", DIFFERENCE, rows)]
+
+
+def shown_as(one: significance.Difference, spec: Spec) -> str:
+    """Return a difference in words, a key of MARKS."""
+    if not one.counts(spec.least_gain):
+        return "not distinguishable"
+    return "gain" if one.mean > 0 else "harm"
+
+
+def alarm_rows(spec: Spec, results: Iterable[RunResult]) -> list[list[str]]:
+    """Return a row for each alarm and each failed run."""
+    rows = []
+    for result in results:
+        tag = spec.tag_of(result.run)
+        if result.failure not in ("", NOT_RUN):
+            rows.append([tag, "failed", "yes", result.failure])
+        rows += [[tag, alarm.kind, "yes" if alarm.breaks else "no", alarm.sentence] for alarm in result.alarms]
+    return rows
+
+
+def cost_table(results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Record:
+    """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
+    final = [outcome for result in sealed for outcome in result.outcomes]
+    recipe = [outcome for result in results for outcome in result.outcomes if outcome not in final]
+    rows = []
+    for part, outcomes in {"Recipe": recipe, "Final": final}.items():
+        trained = [outcome for outcome in outcomes if "eval" not in outcome.stage]
+        flops = sum(outcome.metrics["Total training flops"]["value"] for outcome in trained)
+        seconds = sum(outcome.seconds for outcome in outcomes)
+        evaluated = seconds - sum(outcome.seconds for outcome in trained)
+        prices = [hourly_rate(outcome.environment["Hardware"]["GPUs"]) for outcome in outcomes]
+        # A sum with a missing part would look complete.
+        dollars = None
+        if None not in prices:
+            dollars = sum(price * outcome.seconds / 3600 for price, outcome in zip(prices, outcomes, strict=True))
+        rows.append([part, len(trained), seconds, flops, dollars, 100 * evaluated / max(seconds, 1e-9)])
+    return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation, %:.0f", rows)
+
+
+def overlays(results: Iterable[RunResult]) -> list[Record]:
+    """Return a picture for each row of a matrix and each figure, with a line for each run."""
+    pictures = {}
+    for result in results:
+        for name, figure in CURVES.items():
+            points = metric_curve(result.records, figure, POINTS)
+            if points[0]:
+                title = f"{result.base}, {result.run.arm.mix}: {name}"
+                picture = pictures.setdefault(title, {"title": title, "x": "step", "y": name, "series": {}})
+                picture["series"][f"seed {result.run.seed}"] = points
+    return list(pictures.values())
