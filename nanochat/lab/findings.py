@@ -4,7 +4,9 @@
   evaluation's tag, HELD_OUT for the evaluations of --final.
 - cells(results, benchmarks) -> Cells: scores of intact runs; differences(cells, reference): with corrected p.
 - write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec): the arms it names.
-- write_report(spec, outcome, look) fills, prints and writes the outcome that the script has begun.
+- write_report(spec, outcome, look) fills, prints and writes the outcome that the script has begun; write_noise(spec,
+  outcome) and write_rates(spec, outcome, ends) do it for the noise of evaluations, and for a search of rates.
+- final_loss(spec, run): the last validation loss of a run.
 
 In a lab with several rates, mixes are compared at equal rates: each base at each rate counts as a base (d20*0.5). Runs
 with an alarm that breaks them are left out, and so are failed ones: a cell without runs is a hole, never a zero. Scores
@@ -14,6 +16,7 @@ in tables are points, with standard errors from questions and seeds.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
+from math import nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +24,8 @@ import numpy as np
 
 from nanochat.lab import significance
 from nanochat.lab.alarms import Alarm, alarms, stop_share
-from nanochat.lab.sweep import HELD_OUT, SOURCES, Arm, Run, Spec
+from nanochat.lab.rates import Losses, Round
+from nanochat.lab.sweep import HELD_OUT, SOURCES, Arm, Run, Spec, noise_tag
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
 from nanochat.paths import read_jsonl, stage_dir, text_sha256, write_json
@@ -33,6 +37,8 @@ POINTS = 100  # of a curve
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
 MARKS = {"gain": " ▲", "harm": " ▼", "not distinguishable": ""}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
+
+TARGET = 0.0035  # deviation for which the table of noise has the k of Avg@k
 
 Key = tuple[str, str, str]  # base, mix, benchmark
 Cells = dict[Key, significance.Scores]
@@ -65,10 +71,10 @@ class RunResult(NamedTuple):
 
 def read_results(spec: Spec, suffix: str = "") -> list[RunResult]:
     """Return the results of all runs."""
-    benchmarks = spec.held_out if suffix else [*spec.dev, *spec.stable]
+    benchmarks = spec.held_out if suffix else spec.open_tasks
     parents = {}
     for base in spec.bases:
-        answers = _read_answers(stage_dir(f"chat_eval_{spec.source}", f"{spec.name}-{base}"), spec.stable)
+        answers = _read_answers(stage_dir(f"chat_eval_{spec.source}", f"{spec.name}-{base}"), spec.open_tasks)
         parents[base] = _shares(answers, spec.stable)
     found = []
     for run in spec.runs:
@@ -99,9 +105,14 @@ def _read_answers(folder: Path, benchmarks: Iterable[str]) -> Answers:
     return {name: list(read_jsonl(path, dict)) for name, path in paths.items() if path.exists()}
 
 
+def _verdicts(records: Sequence[Record]) -> significance.Scores:
+    """Return the verdicts on all answers: (repeats, questions)."""
+    return np.array([[answer["right"] for answer in record["completions"]] for record in records], float).T
+
+
 def _right(records: Sequence[Record]) -> list[float]:
     """Return the share of right answers to each question."""
-    return [float(np.mean([answer["right"] for answer in record["completions"]])) for record in records]
+    return _verdicts(records).mean(axis=0).tolist()
 
 
 def _shares(answers: Answers, stable: Sequence[str]) -> dict[str, Estimate]:
@@ -135,18 +146,33 @@ def cells(results: Sequence[RunResult], benchmarks: Iterable[str]) -> Cells:
     return {key: np.array(row) for key, row in rows.items()}
 
 
-def contrast(found: Cells, key: Key, reference: Sequence[str] = ()) -> significance.Difference:
-    """Return the mean of a mix, less that of the reference. The variance of seeds is pooled over the mixes."""
+def pooled_variance(found: Cells, base: str, benchmark: str) -> tuple[float, int]:
+    """Return the variance of a seed's mean score, pooled over the mixes, and its degrees of freedom."""
+    return significance.pooled_seed_variance([found[key] for key in found if key[::2] == (base, benchmark)])
+
+
+def contrast(found: Cells, key: Key, plus: Sequence[str] = (), minus: Sequence[str] = ()) -> significance.Difference:
+    """Return the sum of the means of a mix and of further ones, less those of others."""
     base, mix, benchmark = key
-    own = [scores for other, scores in found.items() if other[::2] == (base, benchmark)]
-    sides = [[found[base, name, benchmark] for name in names] for names in ([mix], reference)]
-    return significance.contrast(*sides, *significance.pooled_seed_variance(own))
+    sides = [[found[base, name, benchmark] for name in names] for names in ([mix, *plus], minus)]
+    return significance.contrast(*sides, *pooled_variance(found, base, benchmark))
 
 
 def differences(found: Cells, reference: str) -> significance.Table:
     """Return the difference of each mix from the reference on the same base, with p corrected over the table."""
     keys = [key for key in found if key[1] != reference and (key[0], reference, key[2]) in found]
-    return significance.adjust({key: contrast(found, key, [reference]) for key in keys})
+    return significance.adjust({key: contrast(found, key, minus=[reference]) for key in keys})
+
+
+def synergies(found: Cells, reference: str) -> significance.Table:
+    """Return, for each mix named like a+b, its gain beyond the sum of the gains of a and b."""
+    table = {}
+    for key in found:
+        base, mix, benchmark = key
+        parts = mix.split("+")
+        if len(parts) == 2 and all((base, name, benchmark) in found for name in (reference, *parts)):
+            table[key] = contrast(found, key, [reference], parts)
+    return significance.adjust(table)
 
 
 def verdicts_on(spec: Spec, results: Sequence[RunResult]) -> list[significance.Recommendation]:
@@ -177,14 +203,17 @@ def write_recommendation(spec: Spec, results: Sequence[RunResult]) -> Path:
 
 
 def write_report(spec: Spec, outcome: Outcome, look: int = 0) -> None:
-    """Fill, print and write the outcome of a lab. look: number of looks at the held-out benchmarks, 0 before --final."""
+    """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
     results, sealed = read_results(spec), []
     outcome.add_artifact(write_recommendation(spec, results))
     verdicts = verdicts_on(spec, results)
     outcome.tables = [table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items()))]
     # A stable benchmark raises alarms, and decides nothing.
     outcome.tables += score_tables("", spec, results, spec.dev, spec.stable)
+    found = cells(results, spec.dev)
     outcome.tables += [
+        difference_table("Synergies: gain beyond the sum of both", synergies(found, spec.reference), spec),
+        luck_table(found),
         table_of("Recommendation", "Base | Mix | Verdict | In words", [list(one) for one in verdicts]),
         table_of("Alarms", "Run | Alarm | Left out | Reason", alarm_rows(spec, results)),
     ]
@@ -202,6 +231,63 @@ def write_report(spec: Spec, outcome: Outcome, look: int = 0) -> None:
         **{f"{one.mix} on {one.base}": one.verdict for one in verdicts},
     }
     outcome.curves = overlays(results)
+    outcome.show()
+    outcome.write()
+
+
+def write_noise(spec: Spec, outcome: Outcome) -> None:
+    """Fill, print and write the outcome of repeated evaluations of the bases."""
+    models = []  # for each base and number of slots: benchmark -> (repeats, questions)
+    for base, slots in product(spec.bases, spec.slots):
+        answers = _read_answers(stage_dir(f"chat_eval_{spec.source}", noise_tag(spec, base, slots)), spec.open_tasks)
+        if not answers:
+            raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
+        models.append({name: _verdicts(records) for name, records in answers.items()})
+    outcome.metrics = {"Question": spec.question, "Models": ", ".join(spec.bases), "Repeats": spec.repeats}
+    if spec.repeats > 1:
+        outcome.tables.append(noise_table(f"Noise over {spec.repeats} repeats", models))
+    number = len(spec.slots)
+    if number > 1:
+        # An evaluation is the mean of its repeats, as in Avg@k.
+        means = []
+        for first in range(0, len(models), number):
+            own = models[first : first + number]
+            means.append({name: np.array([one[name].mean(axis=0) for one in own]) for name in own[0]})
+        outcome.tables.append(noise_table(f"Noise over slots {', '.join(map(str, spec.slots))}", means))
+    outcome.show()
+    outcome.write()
+
+
+def final_loss(spec: Spec, run: Run) -> float:
+    """Return the last validation loss of a run; nan if it has failed, which a diverged one does."""
+    path = spec.outcome_of(run)
+    if not path.exists():
+        return nan
+    losses = [record["val/loss"] for record in read_metrics(path.with_name("metrics.jsonl")) if "val/loss" in record]
+    if not losses:
+        raise ValueError(f"{path.parent} has no validation loss: let the flags of the lab have eval-every = 0")
+    return losses[-1]
+
+
+def write_rates(spec: Spec, outcome: Outcome, ends: Mapping[tuple[str, str], tuple[Losses, Round]]) -> None:
+    """Fill, print and write the outcome of a search for rates. ends: losses and result by base and mix."""
+    rows, best = [], []
+    for (base, mix), (losses, end) in ends.items():
+        shown = ", ".join(f"{rate:g}" for rate in end.rates) or "-"
+        best.append([base, mix, shown, sum(map(len, losses.values())), end.sentence])
+        for rate in sorted(losses):
+            rows.append([base, mix, rate, len(losses[rate]), float(np.mean(losses[rate]))])
+        curve = [[float(np.log10(rate)) for rate in sorted(losses)], [losses[rate][0] for rate in sorted(losses)]]
+        title = f"{base}, {mix}: validation loss"
+        outcome.curves.append({"title": title, "x": "log10 of the rate", "y": "loss", "series": {"first seed": curve}})
+    outcome.metrics = {
+        "Question": spec.question,
+        **{f"Best rate, {mix} on {base}": rate for base, mix, rate, *_ in best},
+    }
+    outcome.tables = [
+        table_of("Best rates, as factors of the stage's own", "Base | Mix | Rate | Runs | In words", best),
+        table_of("Rates", "Base | Mix | Rate:g | Seeds | Loss:.4f", rows),
+    ]
     outcome.show()
     outcome.write()
 
@@ -232,11 +318,43 @@ def score_tables(
             if own:
                 rows.append(row)
         tables.append(table_of(f"Scores{title}, {base}", " | ".join(["Mix", "Seeds", *deciding, *others]), rows))
+    return [*tables, difference_table(f"Differences from the reference{title}", gains, spec)]
+
+
+def difference_table(title: str, table: significance.Table, spec: Spec) -> Record:
+    """Return the differences of an adjusted table, in points."""
     rows = []
-    for key, one in gains.items():
+    for key, one in table.items():
         points = [100 * value for value in (one.mean, one.error, one.low, one.high)]
         rows.append([*key, *points, one.freedom, one.p, one.adjusted, shown_as(one, spec)])
-    return [*tables, table_of(f"Differences from the reference{title}", DIFFERENCE, rows)]
+    return table_of(title, DIFFERENCE, rows)
+
+
+def luck_table(found: Cells) -> Record:
+    """Return the best seed of each cell beside the mean, and beside the best of equally good seeds."""
+    rows = []
+    for (base, mix, benchmark), scores in found.items():
+        seeds = scores.mean(axis=1)
+        variance, freedom = pooled_variance(found, base, benchmark)
+        if freedom:
+            luck = seeds.mean() + significance.best_by_luck(variance**0.5, len(seeds))
+            rows.append([base, mix, benchmark, len(seeds), 100 * seeds.mean(), 100 * seeds.max(), 100 * luck])
+    return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
+
+
+def noise_table(title: str, models: Sequence[Mapping[str, significance.Scores]]) -> Record:
+    """Return the noise of each benchmark in points. models: for each, evaluations of the same questions as rows."""
+    rows = []
+    # A question that is answered by the likeliest letter has one answer, whatever the repeats.
+    for name in [name for name, scores in models[0].items() if len(scores) > 1]:
+        one = significance.noise([scores[name] for scores in models])
+        deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
+        rows.append([name, len(models), len(models[0][name]), *deviation, one.repeats_for(TARGET)])
+    bounds = (
+        f"high from {100 * significance.HIGH_NOISE:g} points, very stable below {100 * significance.LITTLE_NOISE:g}"
+    )
+    columns = "Benchmark | Models | Evaluations of each | Deviation:.2f | ±:.2f | Class | Explained by questions, %:.0f"
+    return table_of(f"{title} ({bounds})", f"{columns} | k of Avg@k for {100 * TARGET:g}", rows)
 
 
 def shown_as(one: significance.Difference, spec: Spec) -> str:

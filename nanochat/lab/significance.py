@@ -11,6 +11,8 @@ the reference of the same base: (base, mix, benchmark) -> Difference; the refere
 - recommend(table, least_gain, scaled): a verdict and a sentence for each base and mix of an adjusted table, by RULE;
   the sentence also names a mix that is shown to help one base only, of several.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
+- best_by_luck(seeds): the expected best of equally good seeds.
+- noise(models) -> Noise: of a benchmark, from repeated evaluations of the same models.
 
 Pure functions: no files are read.
 """
@@ -42,6 +44,10 @@ RULE = (
 # Directions of the differences that count (True: a gain) -> verdict.
 VERDICTS = {(True,): "keep", (False,): "drop", (False, True): "trade-off"}
 
+# Bounds of the deviation of one evaluation: above the first it is high, below the second very stable.
+HIGH_NOISE = 0.007
+LITTLE_NOISE = 0.0035
+
 Scores = np.ndarray  # (seeds, questions)
 
 
@@ -65,6 +71,24 @@ class Difference(NamedTuple):
 
 
 Table = dict[tuple[str, str, str], Difference]  # (base, mix, benchmark); no rows for the reference
+
+
+class Noise(NamedTuple):
+    """The noise of a benchmark over repeated evaluations of the same models."""
+
+    deviation: float  # of the score of one evaluation
+    error: float  # of the deviation
+    explained: float  # share of the variance that so many questions have anyway, answered independently
+
+    @property
+    def kind(self) -> str:
+        if self.deviation >= HIGH_NOISE:
+            return "high"
+        return "stable" if self.deviation >= LITTLE_NOISE else "very stable"
+
+    def repeats_for(self, target: float) -> int:
+        """Return the smallest k for which the deviation of Avg@k is at most the target."""
+        return max(1, math.ceil((self.deviation / target) ** 2))
 
 
 class Recommendation(NamedTuple):
@@ -176,7 +200,7 @@ def recommend(table: Table, least_gain: float = 0.0, scaled: bool = False) -> li
     return found
 
 
-# ---- plans ----
+# ---- plans, luck and noise ----
 
 
 def smallest_difference(
@@ -213,3 +237,22 @@ def smallest_difference(
     # error, and with the weight of the seeds.
     deviation = math.sqrt(1 + bound**2 * (weights**2 / degrees).sum())
     return error * (bound + deviation * ndtri(POWER))
+
+
+def best_by_luck(deviation: float, n: int) -> float:
+    """Return how far the best of n equally good seeds lies above their mean. deviation: of a seed's mean."""
+    from scipy import stats
+
+    # The density of the highest of n is n φ(x) Φ(x)ⁿ⁻¹.
+    return deviation * float(stats.norm.expect(lambda x: n * stats.norm.cdf(x) ** (n - 1) * x))
+
+
+def noise(models: Sequence[Scores]) -> Noise:
+    """Return the noise of a benchmark. models: for each an array (evaluations, questions) of verdicts or shares."""
+    variance, freedom = pooled_seed_variance(models)
+    # The variance of an evaluation's mean if its answers are independent, pooled in the same way.
+    squares = sum(len(scores) * scores.var(axis=0).mean() / scores.shape[1] for scores in models)
+    # Both are estimates, and may cross. Without any noise there is nothing to explain.
+    explained = min(squares / freedom / variance, 1.0) if variance else 1.0
+    deviation = math.sqrt(variance)
+    return Noise(deviation, deviation / math.sqrt(2 * freedom), explained)

@@ -3,6 +3,7 @@
 - read_spec(path, tag) -> Spec: from a TOML file; mistakes(spec): all that is wrong with it, apart from names of tasks.
 - An *arm* is a base, a mix and a rate; a *run* is an arm with a seed.
 - run_chains(spec, files), held_out_chains(spec, runs): the steps, those of a run one after the other.
+- training_chains(spec, files): training alone; noise_chains(spec): evaluations of the bases alone.
 - plan_lines(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
 - looks(spec): the lines of the ledger, one for each look; add_look(spec, recommendation, runs) adds one.
 """
@@ -72,6 +73,7 @@ class Spec(BaseModel):
     budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
     flags: dict[str, Value] = {}
     repeats: int = Field(1, ge=1)
+    slots: list[int] = [0]  # of the engine (0: chosen), for the noise of evaluations
     dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
     held_out: list[str] = []  # for --final alone
     stable: list[str] = []  # those that must not fall
@@ -84,6 +86,11 @@ class Spec(BaseModel):
         """All runs; those of one seed stand together, so that each arm has a result early."""
         arms = [Arm(*words) for words in product(self.bases, self.mixes, self.rates)]
         return [Run(arm, seed) for seed, arm in product(self.seeds, arms)]
+
+    @property
+    def open_tasks(self) -> list[str]:
+        """All benchmarks but those that are held out."""
+        return [*self.dev, *self.stable]
 
     def tag_of(self, run: Run) -> str:
         """Return the tag of a run, which names its folders."""
@@ -165,14 +172,30 @@ def run_chains(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chai
     """Return the steps of a lab. files: those that each mix reads."""
     chains = []
     # Alarms compare a run with its base.
-    for base in spec.bases if spec.stable else []:
-        chains.append([_evaluation_step(spec, spec.source, base, f"{spec.name}-{base}", spec.stable)])
-    for run in spec.runs:
+    for base in spec.bases:
+        chains.append([_evaluation_step(spec, spec.source, base, f"{spec.name}-{base}", spec.open_tasks)])
+    for [training], run in zip(training_chains(spec, files), spec.runs, strict=True):
         tag = spec.tag_of(run)
-        training = _training_step(spec, run, files.get(run.arm.mix, ()))
-        evaluation = _evaluation_step(spec, SOURCES[spec.stage], tag, tag, [*spec.dev, *spec.stable])
-        chains.append([training, evaluation])
+        chains.append([training, _evaluation_step(spec, SOURCES[spec.stage], tag, tag, spec.open_tasks)])
     return chains
+
+
+def training_chains(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chain]:
+    """Return the training steps of all runs."""
+    return [[_training_step(spec, run, files.get(run.arm.mix, ()))] for run in spec.runs]
+
+
+def noise_chains(spec: Spec) -> list[Chain]:
+    """Return repeated evaluations of each base, for each number of slots."""
+    return [
+        [_evaluation_step(spec, spec.source, base, noise_tag(spec, base, slots), spec.open_tasks, slots)]
+        for base, slots in product(spec.bases, spec.slots)
+    ]
+
+
+def noise_tag(spec: Spec, base: str, slots: int) -> str:
+    """Return the tag of a base's repeated evaluation."""
+    return f"{spec.name}-{base}-{slots}"
 
 
 def held_out_chains(spec: Spec, runs: Sequence[Run]) -> list[Chain]:
@@ -208,9 +231,11 @@ def _training_step(spec: Spec, run: Run, files: Sequence[str]) -> Step:
     )
 
 
-def _evaluation_step(spec: Spec, source: str, tag: str, out_tag: str, tasks: Sequence[str]) -> Step:
+def _evaluation_step(spec: Spec, source: str, tag: str, out_tag: str, tasks: Sequence[str], slots: int = 0) -> Step:
     """Return the evaluation of a model. out_tag: names its folder."""
     flags = {"source": source, "tag": tag, "out-tag": out_tag, "tasks": "|".join(tasks), "repeats": spec.repeats}
+    if slots:
+        flags["slots"] = slots
     return Step(
         f"{out_tag}-eval",
         ["scripts.chat_eval", *_flag_words(flags | spec.sampling)],
@@ -267,7 +292,9 @@ def check_disk(spec: Spec) -> None:
     needed = sum(_checkpoint_bytes(spec, run) for run in spec.runs if not spec.outcome_of(run).exists())
     free = shutil.disk_usage(base_dir()).free
     if needed > free:
-        raise ValueError(f"the checkpoints need {needed / 1e9:.1f} GB, and {base_dir()} has {free / 1e9:.1f}: free some")
+        raise ValueError(
+            f"the checkpoints need {needed / 1e9:.1f} GB, and {base_dir()} has {free / 1e9:.1f}: free some"
+        )
 
 
 def _checkpoint_bytes(spec: Spec, run: Run) -> int:

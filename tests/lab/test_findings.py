@@ -9,16 +9,25 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from made_labs import QUESTIONS, make_lab, read_lab, train
-from outcomes import sections
+from made_labs import QUESTIONS, answer, make_lab, read_lab, train
+from outcomes import leave, sections
 
-from nanochat.lab.findings import cells, differences, read_results, recommended, verdicts_on, write_report
-from nanochat.lab.sweep import Arm
+from nanochat.lab.findings import (
+    cells,
+    differences,
+    read_results,
+    recommended,
+    synergies,
+    verdicts_on,
+    write_noise,
+    write_report,
+)
+from nanochat.lab.sweep import Arm, noise_tag
 from nanochat.outcome import Outcome
 from nanochat.paths import read_json, read_jsonl, read_sha256, write_jsonl
 from nanochat.report.__main__ import read_record, write_card
 from nanochat.report.compare import compare
-from scripts.lab import Config
+from scripts.lab import Config, search_rates
 
 
 @pytest.fixture
@@ -91,6 +100,19 @@ def test_a_stable_benchmark_that_falls_is_an_alarm(base):
     assert not any(result.alarms for result in others)
 
 
+def test_synergy_is_the_gain_beyond_the_sum_of_both():
+    """Made cells: each part gains 10 points, both together 40."""
+    random, shares = np.random.default_rng(0), {"plain": 0.3, "a": 0.4, "b": 0.4, "a+b": 0.7}
+    found = {("one", mix, "Task"): (random.random((3, 4000)) < share) * 1.0 for mix, share in shares.items()}
+    [(key, one)] = synergies(found, "plain").items()
+    assert key == ("one", "a+b", "Task")
+    assert one.low < 0.2 < one.high
+    assert one.adjusted < 0.001
+    means = {mix: scores.mean() for (_, mix, _), scores in found.items()}
+    assert one.mean == pytest.approx(means["a+b"] + means["plain"] - means["a"] - means["b"])
+    assert not synergies({key: found[key] for key in list(found)[1:]}, "plain")  # without the reference
+
+
 # ---- the report ----
 
 
@@ -117,6 +139,8 @@ def test_the_section_has_the_matrix_and_the_recommendation(tmp_path, monkeypatch
     verdicts = {(base, mix): verdict for base, mix, verdict, _ in tables["Recommendation"]}
     assert verdicts["one", "good"] == verdicts["two", "good"] == "keep"
     assert "not distinguishable from the reference" in str(tables["Recommendation"])
+    for _, _, _, seeds, mean, best, luck in tables["Best seeds"]:
+        assert (seeds, best >= mean, luck >= mean) == (2, True, True)
     written = read_json(tmp_path / "a/lab/lab/recommendation.json")
     assert len(written["runs"]) == 16
     found = read_json(tmp_path / "a/lab/lab/outcome.json")["artifacts"]
@@ -161,6 +185,51 @@ def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
     alarms = [row[:3] for row in tables["Alarms"]]
     assert alarms[0] == ["lab-one-idle-1-1", "failed", "yes"]
     assert alarms[1:] == [["lab-two-bad-1-1", "loss", "yes"]] * 2  # the spike, and the end
+
+
+def test_the_noise_of_repeats_and_slots(base):
+    changes = {"repeats = 2": "repeats = 4", "[mixes]": "slots = [1, 8]\n[mixes]"}
+    spec = read_lab(base, changes)
+    for number, (name, slots) in enumerate(product(spec.bases, spec.slots)):
+        shares = {"World-Facts": 0.5, "World-Choices": 0.6}
+        answer(base, "chat_eval_mid", noise_tag(spec, name, slots), shares, repeats=4, seed=number)
+    write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
+    tables = read_json(base / "lab/lab/outcome.json")["tables"]
+    repeats, slots = (table["rows"] for table in tables)
+    assert [row[:3] for row in repeats] == [["World-Facts", 4, 4], ["World-Choices", 4, 4]]
+    assert [row[:3] for row in slots] == [["World-Facts", 2, 2], ["World-Choices", 2, 2]]
+    # By hand: each answer to the questions of an evaluation, then the pooled deviation of its repeats.
+    variances = []
+    for name, number in product(spec.bases, spec.slots):
+        path = base / "chat_eval_mid" / noise_tag(spec, name, number) / "World-Facts.jsonl"
+        verdicts = [[one["right"] for one in record["completions"]] for record in read_jsonl(path, dict)]
+        variances.append(np.mean(verdicts, axis=0).var(ddof=1))
+    assert repeats[0][3] == pytest.approx(100 * np.mean(variances) ** 0.5)
+    shutil.rmtree(base / "chat_eval_mid")
+    with pytest.raises(ValueError, match="the evaluation of one has failed, see "):
+        write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
+
+
+def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
+    """The runs are made here: their loss is lowest at twice the stage's rate, and high rates diverge."""
+    spec = read_lab(base, {'bases = ["one", "two"]': 'bases = ["one"]'})
+    for name in spec.bases:
+        leave(base, "chat_mid", name)
+
+    def train_all(part, chains, config):
+        assert len(chains) == len(part.runs)
+        for run in part.runs:
+            if run.arm.rate < 8 and not part.outcome_of(run).exists():
+                train(base, part.tag_of(run), scale=1 + (np.log10(run.arm.rate / 2)) ** 2)
+
+    monkeypatch.setattr("scripts.lab.start", train_all)
+    monkeypatch.setattr("scripts.lab.sweep.check_disk", lambda spec: None)
+    search_rates(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), {}, Config())
+    best, rates = (table["rows"] for table in read_json(base / "lab/lab/outcome.json")["tables"])
+    assert [row[:2] for row in best] == [["one", mix] for mix in spec.mixes]
+    assert all(1.8 < float(rate) < 2.2 and runs == 17 for _, _, rate, runs, _ in best)
+    diverged = {rate for _, _, rate, _, loss in rates if np.isnan(loss)}
+    assert diverged == {10.0}
 
 
 def test_two_labs_are_compared(tmp_path, monkeypatch):

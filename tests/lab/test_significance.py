@@ -8,12 +8,17 @@ from scipy import stats
 
 from nanochat.lab.significance import (
     CORRELATION,
+    HIGH_NOISE,
     LASTING,
     LEVEL,
+    LITTLE_NOISE,
     SEED_DEVIATION,
     Difference,
+    Noise,
     adjust,
+    best_by_luck,
     contrast,
+    noise,
     pooled_seed_variance,
     recommend,
     smallest_difference,
@@ -121,6 +126,21 @@ def test_intervals_cover_the_truth(plus, minus):
     assert 0.93 <= np.mean(covered) <= 0.97
 
 
+def test_averages_of_k_repeats_are_calmer_by_the_root_of_k():
+    random = np.random.default_rng(0)
+    # Models, repeats, questions; each question of a model has its own probability p, and the mean of p (1 - p) is 1/6.
+    chances = random.random((60, 1, 150))
+    for k in (1, 2, 4, 8, 16):
+        answers = random.random((60, 6 * k, 150)) < chances
+        found = noise(answers.reshape(60, 6, k, 150).mean(axis=2))
+        expected = math.sqrt(1 / 6 / 150 / k)
+        print(f"Avg@{k}: {100 * found.deviation:.3f} ± {100 * found.error:.3f} points, expected {100 * expected:.3f}")
+        assert abs(found.deviation - expected) <= 3 * found.error
+        # Answers are independent here, so the number of questions explains all.
+        assert found.explained > 0.85
+        assert found.repeats_for(found.deviation / 4) == 16
+
+
 # ---- figures, checked by hand or by SciPy ----
 
 
@@ -206,3 +226,26 @@ def test_the_smallest_difference_falls_with_questions_seeds_and_repeats():
     assert smallest_difference(100, 2, arms=6) > 0.1
     # With endless questions, the deviation between seeds remains: 2.8 errors of √(2 / seeds) points.
     assert smallest_difference(10**7, 50, arms=6) == pytest.approx(0.028 * math.sqrt(2 / 50), rel=0.02)
+
+
+def test_the_best_of_n_by_luck():
+    # Known values of the expected highest of n normal variables.
+    expected = {1: 0.0, 2: 1 / math.sqrt(math.pi), 3: 1.5 / math.sqrt(math.pi), 10: 1.5388}
+    for n, highest in expected.items():
+        assert best_by_luck(0.02, n) == pytest.approx(0.02 * highest, abs=1e-5)
+
+
+def test_the_classes_of_noise():
+    kinds = [Noise(deviation, 0.0, 1.0).kind for deviation in (0.0148, HIGH_NOISE, 0.0056, LITTLE_NOISE, 0.0022)]
+    assert kinds == ["high", "high", "stable", "stable", "very stable"]
+    assert [Noise(0.0148, 0.0, 1.0).repeats_for(target) for target in (0.02, 0.0148, 0.0074, 0.005)] == [1, 1, 4, 9]
+
+
+def test_noise_that_the_number_of_questions_does_not_explain():
+    """All answers of a repeat rise or fall together, as with another batch size."""
+    random = np.random.default_rng(6)
+    together = random.choice([0.3, 0.7], (40, 5, 1))
+    found = noise(list(random.random((40, 5, 400)) < together))
+    # 0.04 between repeats, 0.21 / 400 within them.
+    assert found.deviation == pytest.approx(0.2, abs=3 * found.error)
+    assert found.explained < 0.05

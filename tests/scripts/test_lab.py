@@ -144,6 +144,31 @@ def test_without_checkpoints_nothing_is_trained_again(lab):
     assert "chat_sft/mix-parent-plain-1-1 has no checkpoint any more" in text
 
 
+def test_the_noise_of_evaluations(lab):
+    spec = lab.folder / "noise.toml"
+    more = "[sampling]\ntemperature = 1.0\nmax_problems = 8\n"
+    spec.write_text(lab.spec.read_text().replace('dev = ["ARC-Easy"]', 'dev = ["ARC-Easy~styles:1"]') + more)
+    code, text = lab.run(f"--spec={spec}", "--kind=variance")
+    assert (code, "--kind=variance needs repeats" in text) == (2, True), text
+    spec.write_text("repeats = 2\nslots = [1, 4]\n" + spec.read_text())
+    code, text = lab.run(f"--spec={spec}", "--kind=variance")
+    assert (code, "Noise over 2 repeats" in text, "Noise over slots 1, 4" in text) == (0, True, True), text
+    assert len(list(lab.folder.glob("chat_eval_base/noise-variance-parent-*"))) == 2
+
+
+@pytest.mark.slow
+def test_rates_are_searched(lab):
+    """17 runs of three steps; killed searches go on, since finished runs are steps that are skipped."""
+    spec = lab.folder / "rates.toml"
+    text = lab.spec.read_text().replace("eval-every = -1", "eval-every = 0").replace("seeds = [1, 2]", "seeds = [1]")
+    spec.write_text(text.replace("letters = ", "# "))
+    code, text = lab.run(f"--spec={spec}", "--kind=rates")
+    assert (code, "plain on parent: the best rate is" in text or "lies beyond" in text) == (0, True), text
+    done = text.count(": done in")
+    code, text = lab.run(f"--spec={spec}", "--kind=rates")
+    assert (text.count("already finished"), ": done in" in text) == (done, False)
+
+
 def test_bad_input_is_refused(lab, tmp_path):
     path = tmp_path / "wrong.toml"
     path.write_text(SPEC.replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]').replace("FOLDER", "/no"))
