@@ -38,8 +38,6 @@ CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation"
 MARKS = {"gain": " ▲", "harm": " ▼", "not distinguishable": ""}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
 
-TARGET = 0.0035  # deviation for which the table of noise has the k of Avg@k
-
 Key = tuple[str, str, str]  # base, mix, benchmark
 Cells = dict[Key, significance.Scores]
 Answers = Mapping[str, Sequence[Record]]  # benchmark → records of chat_eval
@@ -237,23 +235,20 @@ def write_report(spec: Spec, outcome: Outcome, look: int = 0) -> None:
 
 def write_noise(spec: Spec, outcome: Outcome) -> None:
     """Fill, print and write the outcome of repeated evaluations of the bases."""
-    models = []  # for each base and number of slots: benchmark -> (repeats, questions)
-    for base, slots in product(spec.bases, spec.slots):
-        answers = _read_answers(stage_dir(f"chat_eval_{spec.source}", noise_tag(spec, base, slots)), spec.open_tasks)
-        if not answers:
-            raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
-        models.append({name: _verdicts(records) for name, records in answers.items()})
+    repeats, means = [], []  # for each model: benchmark -> scores, an evaluation in each row
+    for base in spec.bases:
+        own = []
+        for slots in spec.slots:
+            folder = stage_dir(f"chat_eval_{spec.source}", noise_tag(spec, base, slots))
+            answers = _read_answers(folder, spec.open_tasks)
+            if not answers:
+                raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
+            own.append({name: _verdicts(records) for name, records in answers.items()})
+        repeats += own
+        # At each number of slots the mean of the repeats, as in Avg@k.
+        means.append({name: np.array([one[name].mean(axis=0) for one in own]) for name in own[0]})
     outcome.metrics = {"Question": spec.question, "Models": ", ".join(spec.bases), "Repeats": spec.repeats}
-    if spec.repeats > 1:
-        outcome.tables.append(noise_table(f"Noise over {spec.repeats} repeats", models))
-    number = len(spec.slots)
-    if number > 1:
-        # An evaluation is the mean of its repeats, as in Avg@k.
-        means = []
-        for first in range(0, len(models), number):
-            own = models[first : first + number]
-            means.append({name: np.array([one[name].mean(axis=0) for one in own]) for name in own[0]})
-        outcome.tables.append(noise_table(f"Noise over slots {', '.join(map(str, spec.slots))}", means))
+    outcome.tables = [noise_table("repeats", repeats), noise_table(f"slots {spec.slots}", means)]
     outcome.show()
     outcome.write()
 
@@ -269,25 +264,22 @@ def final_loss(spec: Spec, run: Run) -> float:
     return losses[-1]
 
 
-def write_rates(spec: Spec, outcome: Outcome, ends: Mapping[tuple[str, str], tuple[Losses, Round]]) -> None:
-    """Fill, print and write the outcome of a search for rates. ends: losses and result by base and mix."""
-    rows, best = [], []
-    for (base, mix), (losses, end) in ends.items():
-        shown = ", ".join(f"{rate:g}" for rate in end.rates) or "-"
-        best.append([base, mix, shown, sum(map(len, losses.values())), end.sentence])
-        for rate in sorted(losses):
-            rows.append([base, mix, rate, len(losses[rate]), float(np.mean(losses[rate]))])
-        curve = [[float(np.log10(rate)) for rate in sorted(losses)], [losses[rate][0] for rate in sorted(losses)]]
-        title = f"{base}, {mix}: validation loss"
-        outcome.curves.append({"title": title, "x": "log10 of the rate", "y": "loss", "series": {"first seed": curve}})
-    outcome.metrics = {
-        "Question": spec.question,
-        **{f"Best rate, {mix} on {base}": rate for base, mix, rate, *_ in best},
-    }
-    outcome.tables = [
-        table_of("Best rates, as factors of the stage's own", "Base | Mix | Rate | Runs | In words", best),
-        table_of("Rates", "Base | Mix | Rate:g | Seeds | Loss:.4f", rows),
-    ]
+def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tuple[Losses, Round]]) -> None:
+    """Fill, print and write the outcome of a search for rates. found: losses and result by base and mix."""
+    outcome.metrics = {"Question": spec.question}
+    rows = []
+    for (base, mix), (losses, end) in found.items():
+        outcome.metrics[f"{mix} on {base}"] = end.sentence
+        means = {rate: float(np.mean(losses[rate])) for rate in sorted(losses)}
+        rows += [
+            [base, mix, rate, len(losses[rate]), mean, "yes" * (rate in end.rates)] for rate, mean in means.items()
+        ]
+        curve = [np.log10(list(means)).tolist(), list(means.values())]
+        outcome.curves.append(
+            {"title": f"{mix} on {base}", "x": "log10 of the rate", "y": "loss", "series": {"": curve}}
+        )
+    columns = "Base | Mix | Rate:g | Seeds | Loss:.4f | Best"
+    outcome.tables = [table_of("Rates, as factors of the stage's own, by the last validation loss", columns, rows)]
     outcome.show()
     outcome.write()
 
@@ -342,19 +334,20 @@ def luck_table(found: Cells) -> Record:
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
-def noise_table(title: str, models: Sequence[Mapping[str, significance.Scores]]) -> Record:
+def noise_table(over: str, models: Sequence[Mapping[str, significance.Scores]]) -> Record:
     """Return the noise of each benchmark in points. models: for each, evaluations of the same questions as rows."""
     rows = []
-    # A question that is answered by the likeliest letter has one answer, whatever the repeats.
-    for name in [name for name, scores in models[0].items() if len(scores) > 1]:
-        one = significance.noise([scores[name] for scores in models])
-        deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
-        rows.append([name, len(models), len(models[0][name]), *deviation, one.repeats_for(TARGET)])
-    bounds = (
-        f"high from {100 * significance.HIGH_NOISE:g} points, very stable below {100 * significance.LITTLE_NOISE:g}"
+    for name in models[0]:
+        number = len(models[0][name])
+        # A question that is answered by the likeliest letter has one answer, whatever the repeats.
+        if number > 1:
+            one = significance.noise([scores[name] for scores in models])
+            deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
+            rows.append([name, len(models), number, *deviation, one.repeats_for(significance.LITTLE_NOISE)])
+    columns = (
+        "Benchmark|Models|Evaluations|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k of Avg@k to be calm"
     )
-    columns = "Benchmark | Models | Evaluations of each | Deviation:.2f | ±:.2f | Class | Explained by questions, %:.0f"
-    return table_of(f"{title} ({bounds})", f"{columns} | k of Avg@k for {100 * TARGET:g}", rows)
+    return table_of(f"Noise over {over}, {significance.CLASSES}", columns, rows)
 
 
 def shown_as(one: significance.Difference, spec: Spec) -> str:

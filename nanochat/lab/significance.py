@@ -47,6 +47,7 @@ VERDICTS = {(True,): "keep", (False,): "drop", (False, True): "trade-off"}
 # Bounds of the deviation of one evaluation: above the first it is high, below the second very stable.
 HIGH_NOISE = 0.007
 LITTLE_NOISE = 0.0035
+CLASSES = f"in points: high from {100 * HIGH_NOISE:g}, very stable below {100 * LITTLE_NOISE:g}"
 
 Scores = np.ndarray  # (seeds, questions)
 

@@ -152,7 +152,7 @@ def test_the_noise_of_evaluations(lab):
     assert (code, "--kind=variance needs repeats" in text) == (2, True), text
     spec.write_text("repeats = 2\nslots = [1, 4]\n" + spec.read_text())
     code, text = lab.run(f"--spec={spec}", "--kind=variance")
-    assert (code, "Noise over 2 repeats" in text, "Noise over slots 1, 4" in text) == (0, True, True), text
+    assert (code, "Noise over repeats" in text, "Noise over slots [1, 4]" in text) == (0, True, True), text
     assert len(list(lab.folder.glob("chat_eval_base/noise-variance-parent-*"))) == 2
 
 
