@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -81,6 +82,18 @@ def naming(path: Path, size: int) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}, {size:,} bytes are needed", str(path)) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no TOML: {error}") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -70,6 +70,7 @@ OTHER_SECTIONS = {
     "chats": "Chat data",
     "judge": "Judge",
     "scaling": "Scaling",
+    "lab": "Lab",
     "merge": "Merge",
 }
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # --source → stage

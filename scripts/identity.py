@@ -4,7 +4,6 @@ python -m scripts.identity --facts=me.toml --out=identity.jsonl
 python -m scripts.chat_sft --tag=d8 --mixture=json:identity.jsonl:3,smoltalk@10000
 """
 
-import sys
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -14,7 +13,7 @@ from nanochat.config import Count, option, options, run
 from nanochat.curate.teacher import Teacher, TeacherSettings
 from nanochat.log import Record, print0
 from nanochat.outcome import ROOT
-from nanochat.paths import write_jsonl
+from nanochat.paths import read_toml, write_jsonl
 from nanochat.world.chats import messages
 
 TEMPLATES = ROOT / "nanochat/curate/identity.toml"
@@ -30,18 +29,6 @@ class Config(TeacherSettings):
     out: str = option("identity.jsonl", "file to write, JSONL")
     count: Count = option(1000, "conversations", least=1)
     seed: Count = option(1, "seed of the conversations")
-
-
-def read_toml(path: Path) -> Record:
-    """Return the content of a TOML file."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is no TOML: {error}") from None
 
 
 def topics_of(facts: Record) -> list[Record]:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +23,16 @@ from nanochat.config import Count, collect_signals, option, options, run, stop_s
 from nanochat.data import hub
 from nanochat.log import Record, duration, print0, write
 from nanochat.outcome import ROOT, Outcome
-from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, take_lock, text_sha256, write_json
+from nanochat.paths import (
+    base_dir,
+    hold_folder,
+    read_json,
+    read_sha256,
+    stage_dir,
+    take_lock,
+    text_sha256,
+    write_json,
+)
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
 TAIL = 10  # lines of the log to show when a quiet step fails
@@ -38,6 +48,7 @@ class Step:
     parent: str = ""  # stage with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
     files: Sequence[list] = ()  # further inputs on the hub or in the base folder: [path, repo, revision]
+    local: Sequence[str] = ()  # further input files, absolute
     launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
     options: Sequence[str] = ()  # flags without influence on the result
     skip: str = ""  # reason to leave the step out; empty: the step runs
@@ -51,6 +62,9 @@ class Step:
     @property
     def outcome(self) -> Path:
         return base_dir() / self.output / "outcome.json"
+
+
+Chain = Sequence[Step]  # steps that follow one another
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,8 @@ def input_hashes(step: Step) -> dict[str, str]:
         path = hub.find(file)
         if path:
             found[str(file)] = hub.sha256(path)
+    for path in step.local:
+        found[path] = read_sha256(Path(path))
     return found
 
 
@@ -235,6 +251,25 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
             write("".join(shown.readlines()[-TAIL:]), sys.stdout)
     # Popen has the negative number of a signal, a shell 128 + the number.
     return 128 - status if status < 0 else status
+
+
+def run_chains(job: Job, chains: Sequence[Chain], jobs: int) -> int:
+    """Run chains of a job's steps, so many at the same time; returns the number of those that failed.
+
+    A chain ends with the first step that fails, and the others continue.
+    """
+    with hold_folder(job.folder) as lock, collect_signals(*stop_signals()) as stop:
+        job.save()
+
+        def run_chain(chain: Chain) -> bool:
+            # A signal stops the steps at work, and no others begin.
+            return all(not stop and run_step(job, step, lock, stop) == 0 for step in chain)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            done = list(pool.map(run_chain, chains))
+    if stop:
+        raise KeyboardInterrupt
+    return done.count(False)
 
 
 # ---- the command of speedrun.sh ----

@@ -91,6 +91,7 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
         stages = [first[name], second[name]]
         tables = [
             table_of(title, FIGURES, _rows(list(map(_figures, stages)))),
+            table_of(f"{title}: cells of tables", FIGURES, _rows(list(map(_cells, stages)))),
             table_of(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages)),
         ]
         for table in tables:
@@ -107,6 +108,17 @@ def _figures(stage: Record) -> dict[str, Metric]:
     # The card lists the settings worth showing.
     settings = {name: format_value(stage["config"][name]) for name in stage["card"]}
     return settings | {"Wall clock, seconds": stage["seconds"]} | stage["metrics"]
+
+
+def _cells(stage: Record) -> dict[str, Metric]:
+    """Return the cells with a standard error in a stage's tables, by table, row and column."""
+    found = {}
+    for table in stage["tables"]:
+        for row in table["rows"]:
+            for (column, _), cell in zip(table["columns"], row, strict=True):
+                if isinstance(cell, dict):
+                    found[f"{table['title']}: {row[0]}, {column}"] = cell
+    return found
 
 
 def _rows(records: Sequence[Mapping[str, Metric]]) -> list[list[str]]:

@@ -1,0 +1,83 @@
+"""Search for the best learning rate: wide, then narrow, then with several seeds.
+
+`next_round(losses, seeds)` returns the runs that are still missing, or the result. It decides by the losses alone, so
+an interrupted search goes on. Rates are factors of the stage's own learning rates. Pure functions: nothing is run.
+
+1. Ten rates over two decades, with the first seed. If the optimum lies at an end of the range, the range moves there.
+2. Five rates around the lowest point of a parabola in log rate, with the first seed.
+3. The two of the five that are nearest to the lowest point of all, with all seeds. The lower mean loss wins.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+WIDE = np.linspace(-1, 1, 10)  # decades from the centre of the range
+NARROW = np.linspace(-0.24, 0.24, 5)  # decades from the lowest point
+MOVE = 8 / 9  # decades: four of the nine steps of the wide range
+MOST_MOVES = 3
+WINDOW = 1.2  # of log rate on either side of the lowest loss; the curve is no parabola far from it
+
+Losses = Mapping[float, Sequence[float]]  # rate -> losses by seed, in their order; nan: diverged, or failed
+
+
+class Round(NamedTuple):
+    """Runs that come next, or the result of the search."""
+
+    rates: list[float]
+    seeds: int  # of each rate; 0: the search has ended, and `rates` holds the best one or none
+    sentence: str
+
+
+def next_round(losses: Losses, seeds: int = 2) -> Round:
+    """Return the first round that is not complete."""
+    centre = 1.0
+    for moves in range(MOST_MOVES + 1):
+        wide = _rates(centre, WIDE)
+        if not _is_complete(losses, wide, 1):
+            return Round(wide, 1, "rates over two decades" + ", moved to where the losses fall" * (moves > 0))
+        lowest, _ = _lowest(losses, wide)
+        if wide[1] <= lowest <= wide[-2]:
+            break
+        centre *= 10 ** (MOVE if lowest > wide[-2] else -MOVE)
+    else:
+        return Round([], 0, f"the optimum lies beyond {lowest:.3g}, after {MOST_MOVES} moves of the range")
+
+    narrow = _rates(lowest, NARROW)
+    if not _is_complete(losses, narrow, 1):
+        return Round(narrow, 1, "rates around the lowest point of a parabola")
+    _, finite = _lowest(losses, wide + narrow)
+    # Rates of the wide range stand in if all the narrow ones have diverged.
+    two = ([rate for rate in finite if rate in narrow] or finite)[:2]
+    if not _is_complete(losses, two, seeds):
+        return Round(two, seeds, "the rates nearest to the lowest point of all, with all seeds")
+    means = [np.mean(losses[rate]) for rate in two]
+    best = two[np.argsort(means)[0]]  # a rate with a diverged seed has no mean, and comes last
+    return Round([best], 0, f"the best rate is {best:g}, with the lower mean loss over {seeds} seeds")
+
+
+def _rates(centre: float, decades: Sequence[float]) -> list[float]:
+    # Three digits are the same as keys, in tags and on a command line.
+    return [float(f"{centre * 10**distance:.3g}") for distance in decades]
+
+
+def _is_complete(losses: Losses, rates: Sequence[float], seeds: int) -> bool:
+    return all(len(losses.get(rate, ())) >= seeds for rate in rates)
+
+
+def _lowest(losses: Losses, rates: Sequence[float]) -> tuple[float, list[float]]:
+    """Return the lowest point of a parabola near the lowest loss, and the finite rates by their distance from it."""
+    finite = {rate: losses[rate][0] for rate in rates if math.isfinite(losses[rate][0])}
+    if not finite:
+        return rates[0], []  # all runs have diverged: the optimum lies below
+    lowest = math.log(min(finite, key=finite.get))
+    x, y = np.log(list(finite)), np.array(list(finite.values()))
+    near = abs(x - lowest) <= WINDOW
+    if near.sum() >= 3:
+        square, slope, _ = np.polyfit(x[near], y[near], 2)
+        # A parabola that opens downwards has no lowest point. Beyond the range there is no measurement.
+        if square > 0:
+            lowest = float(np.clip(-slope / (2 * square), x.min(), x.max()))
+    return math.exp(lowest), sorted(finite, key=lambda rate: abs(math.log(rate) - lowest))

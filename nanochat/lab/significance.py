@@ -1,0 +1,259 @@
+"""Significance: differences between arms of the lab beside the noise of their questions and seeds.
+
+`Scores` of an arm on a benchmark: array (seeds, questions), each the share of right answers over the repeats, 0 to 1.
+All means, errors and deviations are shares too; times 100 they are points. A table holds the differences of a lab from
+the reference of the same base: (base, mix, benchmark) -> Difference; the reference itself has none.
+
+- pooled_seed_variance(cells): variance of a seed's mean score and its degrees of freedom, over the arms of a benchmark.
+- contrast(plus, minus, variance, freedom) -> Difference: sum of the means of some arms, less those of others. A cell is
+  contrast([arm], []), a difference contrast([arm], [reference]), a synergy contrast([both, reference], [one, other]).
+- adjust(table): the same table with p corrected for the number of differences (Holm).
+- recommend(table, least_gain, scaled): a verdict and a sentence for each base and mix of an adjusted table, by RULE;
+  the sentence also names a mix that is shown to help one base only, of several.
+- smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
+- best_by_luck(seeds): the expected best of equally good seeds.
+- noise(models) -> Noise: of a benchmark, from repeated evaluations of the same models.
+
+Pure functions: no files are read.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+LEVEL = 0.05  # of an error of the first kind, two-sided
+POWER = 0.8
+# Assumed before anything is measured.
+ACCURACY = 0.5  # has the largest spread
+CORRELATION = 0.6  # between answers of two arms to the same question
+LASTING = 0.25  # share of the remaining spread that belongs to an arm and a question: no further answer calms it
+SEED_DEVIATION = 0.01  # between the means of seeds, beyond the noise of answers
+ASSUMED = (
+    "80 % power at 5 % over the table; assumed: accuracy 50 %, correlation 0.6 between two arms' answers to a "
+    "question, a deviation of 1 point between seeds"
+)
+RULE = (
+    "Each mix is compared with the reference on the same base. A difference counts if p, corrected over the whole "
+    f"table (Holm), is at most {LEVEL}, and if it is no smaller than the least gain. Gains and no harm: keep. Harm and "
+    "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
+    "again; in a lab at full size drop, since the reference does as well without the mix."
+)
+# Directions of the differences that count (True: a gain) -> verdict.
+VERDICTS = {(True,): "keep", (False,): "drop", (False, True): "trade-off"}
+
+# Bounds of the deviation of one evaluation: above the first it is high, below the second very stable.
+HIGH_NOISE = 0.007
+LITTLE_NOISE = 0.0035
+CLASSES = f"in points: high from {100 * HIGH_NOISE:g}, very stable below {100 * LITTLE_NOISE:g}"
+
+Scores = np.ndarray  # (seeds, questions)
+
+
+class Difference(NamedTuple):
+    """A sum of arm means with signs: the score of an arm, the difference of two, or a synergy."""
+
+    mean: float
+    error: float  # standard error, from questions and seeds; from questions alone if no arm has two seeds
+    freedom: int  # degrees of freedom of the part from seeds
+    p: float  # two-sided, for a true sum of 0; 1 if no arm has two seeds, since nothing can be shown then
+    low: float  # 95 % interval
+    high: float
+    adjusted: float = 1.0  # p, corrected over the table
+
+    def counts(self, least_gain: float = 0.0) -> bool:
+        """Return True for a significant difference, positive or negative, of a size that matters."""
+        return self.adjusted <= LEVEL and abs(self.mean) >= least_gain
+
+    def __str__(self) -> str:
+        return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f} points (corrected p {self.adjusted:.2g})"
+
+
+Table = dict[tuple[str, str, str], Difference]  # (base, mix, benchmark); no rows for the reference
+
+
+class Noise(NamedTuple):
+    """The noise of a benchmark over repeated evaluations of the same models."""
+
+    deviation: float  # of the score of one evaluation
+    error: float  # of the deviation
+    explained: float  # share of the variance that so many questions have anyway, answered independently
+
+    @property
+    def kind(self) -> str:
+        if self.deviation >= HIGH_NOISE:
+            return "high"
+        return "stable" if self.deviation >= LITTLE_NOISE else "very stable"
+
+    def repeats_for(self, target: float) -> int:
+        """Return the smallest k for which the deviation of Avg@k is at most the target."""
+        return max(1, math.ceil((self.deviation / target) ** 2))
+
+
+class Recommendation(NamedTuple):
+    """The verdict on a mix for a base."""
+
+    base: str
+    mix: str
+    verdict: str  # keep, drop, trade-off, scale up
+    sentence: str
+
+
+# ---- means and differences ----
+
+
+def pooled_seed_variance(cells: Sequence[Scores]) -> tuple[float, int]:
+    """Return the variance of a seed's mean score, pooled over arms, and its degrees of freedom; zeros for single seeds.
+
+    The variance includes the noise of the answers.
+    """
+    freedom = sum(len(scores) - 1 for scores in cells)
+    # NumPy's variance divides by the number of seeds.
+    squares = sum(len(scores) * scores.mean(axis=1).var() for scores in cells)
+    return squares / max(freedom, 1), freedom
+
+
+def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, freedom: int) -> Difference:
+    """Return the sum of the means of some arms, less those of others.
+
+    All have the same questions in the same order, at least two. variance, freedom: from pooled_seed_variance. Questions
+    and seeds are both samples of more (a two-way layout). p and interval are means of those with the degrees of freedom
+    of each source, weighted by its variance (Cochran). Satterthwaite's formula trusts a variance of few seeds too much
+    where it is small by chance: in the tail, where corrected p values lie, it is wrong by a factor of two to ten.
+    """
+    from scipy.special import stdtr, stdtrit  # Student's t; a slow import, which must not delay --help
+
+    arms = [*plus, *minus]
+    # On the same questions, the part that the arms share cancels.
+    added = sum(scores.mean(axis=0) for scores in plus)
+    taken = sum(scores.mean(axis=0) for scores in minus)
+    by_question = added - taken
+    questions = len(by_question)
+    spread = by_question.var(ddof=1)
+    # Where all questions agree, one of the answers might have differed all the same.
+    least = min(map(len, arms)) ** -2 / questions
+    from_questions = max(spread, least) / questions
+    from_seeds = sum(variance / len(scores) for scores in arms)
+    sources = np.array([from_questions, from_seeds])
+    both = sources.sum()
+    # The noise of answers is in both sources. It shows in the spread within a question, unless there is one seed.
+    answers = 0.0
+    for scores in arms:
+        within = scores.var(axis=0).mean()
+        answers += within / questions / max(len(scores) - 1, 1)
+    error = math.sqrt(max(*sources, both - answers))
+    mean = by_question.mean()
+    # Of questions and seeds; without two seeds the weight of seeds is 0.
+    degrees = [questions - 1, max(freedom, 1)]
+    weights = sources / both
+    tails = stdtr(degrees, -abs(mean) / error)
+    half = error * weights @ stdtrit(degrees, 1 - LEVEL / 2)
+    return Difference(
+        mean,
+        error,
+        freedom,
+        p=2 * weights @ tails if freedom else 1.0,
+        low=mean - half,
+        high=mean + half,
+    )
+
+
+# ---- many tests ----
+
+
+def adjust(table: Table) -> Table:
+    """Return a table with p corrected for the number of differences (Holm's method)."""
+    in_order = sorted(table, key=lambda key: table[key].p)
+    steps = [min(1.0, (len(table) - rank) * table[key].p) for rank, key in enumerate(in_order)]
+    # A larger p never gets a smaller correction.
+    adjusted = dict(zip(in_order, accumulate(steps, max), strict=True))
+    return {key: one._replace(adjusted=adjusted[key]) for key, one in table.items()}
+
+
+# ---- recommendation ----
+
+
+def recommend(table: Table, least_gain: float = 0.0, scaled: bool = False) -> list[Recommendation]:
+    """Return a recommendation for each base and mix of an adjusted table, by RULE.
+
+    least_gain: smallest difference that matters, a share. scaled: the lab is the second one, at full size.
+    """
+    signs = {key: one.mean > 0 for key, one in table.items() if one.counts(least_gain)}
+    bases, helped = {}, {}  # mix -> the bases on which it was tried, and on which a gain is shown
+    for key in table:
+        bases.setdefault(key[1], set()).add(key[0])
+        if signs.get(key):
+            helped.setdefault(key[1], set()).add(key[0])
+    found = []
+    for base, mix in dict.fromkeys(key[:2] for key in table):
+        own = [key for key in table if key[:2] == (base, mix)]
+        directions = sorted({signs[key] for key in own if key in signs})
+        verdict = VERDICTS.get(tuple(directions), "drop" if scaled else "scale up")
+        reason = verdict
+        if not directions:
+            reason += ", not distinguishable from the reference"
+        elif helped.get(mix) == {base} < bases[mix]:
+            reason += ", helps this base only"
+        shown = ", ".join(f"{key[2]} {table[key]}" for key in own)
+        found.append(Recommendation(base, mix, verdict, f"{mix} on {base}: {reason}: {shown}"))
+    return found
+
+
+# ---- plans, luck and noise ----
+
+
+def smallest_difference(
+    questions: int,
+    seeds: int,
+    repeats: int = 1,
+    arms: int = 2,
+    tests: int = 1,
+    accuracy: float = ACCURACY,
+    seed_deviation: float = SEED_DEVIATION,
+) -> float:
+    """Return the true difference between two arms that is found with 80 % power, a share; inf with one seed.
+
+    arms: all of the lab, since their seeds are pooled. tests: differences in the table. seed_deviation: between the
+    means of seeds, beyond the noise of answers.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    if seeds < 2:
+        return math.inf
+    # Variance of an answer, less the part shared by the arms.
+    spread = (1 - CORRELATION) * accuracy * (1 - accuracy)
+    # Parts of the variance of the difference of two means.
+    lasting = 2 * LASTING * spread / questions
+    answers = 2 * (1 - LASTING) * spread / (repeats * seeds * questions)
+    by_seed = 2 * seed_deviation**2 / seeds
+    sources = np.array([lasting + answers, by_seed + answers])
+    error = math.sqrt(lasting + by_seed + answers)
+    weights = sources / sources.sum()
+    degrees = np.array([questions - 1, arms * (seeds - 1)])
+    # The level of Bonferroni is that of the first step of Holm.
+    bound = weights @ stdtrit(degrees, 1 - LEVEL / 2 / tests)
+    # In units of the error, the difference varies by 1, and the bound with the variances as measured: it rises with the
+    # error, and with the weight of the seeds.
+    deviation = math.sqrt(1 + bound**2 * (weights**2 / degrees).sum())
+    return error * (bound + deviation * ndtri(POWER))
+
+
+def best_by_luck(deviation: float, n: int) -> float:
+    """Return how far the best of n equally good seeds lies above their mean. deviation: of a seed's mean."""
+    from scipy import stats
+
+    # The density of the highest of n is n φ(x) Φ(x)ⁿ⁻¹.
+    return deviation * float(stats.norm.expect(lambda x: n * stats.norm.cdf(x) ** (n - 1) * x))
+
+
+def noise(models: Sequence[Scores]) -> Noise:
+    """Return the noise of a benchmark. models: for each an array (evaluations, questions) of verdicts or shares."""
+    variance, freedom = pooled_seed_variance(models)
+    # The variance of an evaluation's mean if its answers are independent, pooled in the same way.
+    squares = sum(len(scores) * scores.var(axis=0).mean() / scores.shape[1] for scores in models)
+    # Both are estimates, and may cross. Without any noise there is nothing to explain.
+    explained = min(squares / freedom / variance, 1.0) if variance else 1.0
+    deviation = math.sqrt(variance)
+    return Noise(deviation, deviation / math.sqrt(2 * freedom), explained)

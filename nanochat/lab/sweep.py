@@ -1,0 +1,342 @@
+"""A lab: its spec, its runs as steps of a job, its plan, and the ledger of looks at held-out benchmarks.
+
+- read_spec(path, tag) -> Spec: from a TOML file; mistakes(spec): all that is wrong with it, apart from names of tasks.
+- An *arm* is a base, a mix and a rate; a *run* is an arm with a seed.
+- run_chains(spec, files), held_out_chains(spec, runs): the steps, those of a run one after the other.
+- training_chains(spec, files): training alone; noise_chains(spec): evaluations of the bases alone.
+- plan_lines(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
+- looks(spec): the lines of the ledger, one for each look; add_look(spec, recommendation, runs) adds one.
+"""
+
+import difflib
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from nanochat.config import flag_of
+from nanochat.jobs.runner import Chain, Step
+from nanochat.lab import significance
+from nanochat.log import Record, duration
+from nanochat.outcome import Outcome
+from nanochat.paths import base_dir, read_jsonl, read_sha256, read_toml, stage_dir, text_sha256
+from nanochat.report.card import hourly_rate
+from nanochat.settings import AnswerTuneSettings, FineTuneSettings
+from nanochat.stages import MODELS, STAGES
+
+SOURCES = {stage.parent: stage.source for stage in STAGES if stage.source}
+DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
+HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
+
+Value = bool | int | float | str  # of a flag
+Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
+
+
+class Arm(NamedTuple):
+    """A base, a mix, and a factor of the stage's learning rates."""
+
+    base: str
+    mix: str
+    rate: float
+
+
+class Run(NamedTuple):
+    """An arm with a seed."""
+
+    arm: Arm
+    seed: int
+
+
+class Spec(BaseModel):
+    """A lab, as its file describes it; keys of [benchmarks] stand among the others."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    path: Path
+    unknown: list[str]  # sentences about keys that are none of these
+    question: str = ""
+    stage: Literal["chat_sft", "mid_train", "chat_rl"]
+    source: Literal[("", *MODELS)] = ""
+    bases: list[str] = Field(min_length=1)
+    common: str = ""  # words in front of every mix
+    minimal: list[str] = []  # tasks that every arm must have
+    mixes: dict[str, str] = Field(min_length=1)
+    reference: str = ""
+    rates: list[float] = [1.0]
+    seeds: list[int] = Field(min_length=1)
+    budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
+    flags: dict[str, Value] = {}
+    repeats: int = Field(1, ge=1)
+    slots: list[int] = [0]  # of the engine (0: chosen), for the noise of evaluations
+    dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
+    held_out: list[str] = []  # for --final alone
+    stable: list[str] = []  # those that must not fall
+    sampling: dict[Sampling, float] = {}
+    least_gain: float = 0.0
+    scaled: bool = False
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs; those of one seed stand together, so that each arm has a result early."""
+        arms = [Arm(*words) for words in product(self.bases, self.mixes, self.rates)]
+        return [Run(arm, seed) for seed, arm in product(self.seeds, arms)]
+
+    @property
+    def open_tasks(self) -> list[str]:
+        """All benchmarks but those that are held out."""
+        return [*self.dev, *self.stable]
+
+    def tag_of(self, run: Run) -> str:
+        """Return the tag of a run, which names its folders."""
+        words = f"{self.name}-{run.arm.base}-{run.arm.mix}-{run.arm.rate:g}-{run.seed}"
+        return re.sub(r"[^\w.+-]", "-", words)
+
+    def outcome_of(self, run: Run) -> Path:
+        """Return the place for the outcome of training."""
+        return stage_dir(self.stage, self.tag_of(run)) / "outcome.json"
+
+    def words_of(self, mix: str) -> str:
+        """Return a mix with the common part before it, as the stage's flag has it."""
+        return ",".join(filter(None, (self.common, self.mixes[mix])))
+
+    def parent_of(self, base: str) -> str:
+        """Return the stage and the tag of a base, as STAGE/TAG."""
+        return f"{MODELS[self.source]}/{base}"
+
+
+# ---- reading and checking ----
+
+
+def read_spec(path: Path, tag: str = "") -> Spec:
+    """Return the lab that a file describes; a ValueError names all missing keys and wrong values."""
+    values = read_toml(path)
+    if isinstance(values.get("benchmarks"), dict):
+        values |= values.pop("benchmarks")
+    known = list(Spec.model_fields)[3:]  # the others are not from the file
+    unknown = [f"{key} is no key, known are {_nearest(key, known)}" for key in values if key not in known]
+    try:
+        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
+    except ValidationError as error:
+        found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
+        raise ValueError("\n  ".join([f"{path}:", *unknown, *found])) from None
+    chosen = {
+        "source": spec.source or DEFAULT_SOURCES[spec.stage],
+        "reference": spec.reference or next(iter(spec.mixes)),
+        "flags": {name.replace("_", "-"): value for name, value in spec.flags.items()},
+    }
+    return spec.model_copy(update=chosen)
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
+    """Return the known keys that look like one, or all."""
+    return ", ".join(difflib.get_close_matches(key, known, n=1) or known)
+
+
+def mistakes(spec: Spec) -> list[str]:
+    """Return the mistakes of a spec, apart from names of tasks."""
+    found = list(spec.unknown)
+    for base in spec.bases:
+        folder = base_dir() / spec.parent_of(base)
+        if not any(folder.glob("step_*/manifest.json")):
+            found.append(f"the base {base} has no checkpoint in {folder}: train it first")
+    for mix in spec.mixes:
+        words = re.split(r"[,~@%:|]", spec.words_of(mix).lower())
+        found += [f"the mix {mix} has nothing of {task}" for task in spec.minimal if task.lower() not in words]
+    tags = [spec.tag_of(run) for run in spec.runs]
+    tasks = [*spec.dev, *spec.held_out, *spec.stable]
+    for names, sentence in ((tags, "two runs have the tag"), (tasks, "two lists of benchmarks have")):
+        found += [f"{sentence} {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
+    checks = {
+        f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
+        "rates have to be above 0": min(spec.rates, default=1) > 0,
+        "repeats would all be the same: set a temperature in [sampling]": (
+            spec.repeats == 1 or spec.sampling.get("temperature")
+        ),
+        "a budget in tokens needs total-batch-size in flags": (
+            "tokens" not in spec.budget or "total-batch-size" in spec.flags
+        ),
+    }
+    return found + [sentence for sentence, is_right in checks.items() if not is_right]
+
+
+# ---- the job ----
+
+
+def run_chains(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chain]:
+    """Return the steps of a lab. files: those that each mix reads."""
+    chains = []
+    # Alarms compare a run with its base.
+    for base in spec.bases:
+        chains.append([_evaluation_step(spec, spec.source, base, f"{spec.name}-{base}", spec.open_tasks)])
+    for [training], run in zip(training_chains(spec, files), spec.runs, strict=True):
+        tag = spec.tag_of(run)
+        chains.append([training, _evaluation_step(spec, SOURCES[spec.stage], tag, tag, spec.open_tasks)])
+    return chains
+
+
+def training_chains(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chain]:
+    """Return the training steps of all runs."""
+    return [[_training_step(spec, run, files.get(run.arm.mix, ()))] for run in spec.runs]
+
+
+def noise_chains(spec: Spec) -> list[Chain]:
+    """Return repeated evaluations of each base, for each number of slots."""
+    return [
+        [_evaluation_step(spec, spec.source, base, noise_tag(spec, base, slots), spec.open_tasks, slots)]
+        for base, slots in product(spec.bases, spec.slots)
+    ]
+
+
+def noise_tag(spec: Spec, base: str, slots: int) -> str:
+    """Return the tag of a base's repeated evaluation."""
+    return f"{spec.name}-{base}-{slots}"
+
+
+def held_out_chains(spec: Spec, runs: Sequence[Run]) -> list[Chain]:
+    """Return the evaluations of runs on the held-out benchmarks."""
+    tags = [spec.tag_of(run) for run in runs]
+    return [[_evaluation_step(spec, SOURCES[spec.stage], tag, tag + HELD_OUT, spec.held_out)] for tag in tags]
+
+
+def _training_step(spec: Spec, run: Run, files: Sequence[str]) -> Step:
+    [(budget, amount)] = spec.budget.items()
+    if budget == "tokens":
+        amount //= int(spec.flags["total-batch-size"])
+    tag, arm = spec.tag_of(run), run.arm
+    # A rate is a factor of the stage's own, or of that in the flags.
+    mix_flag, settings = ("task", AnswerTuneSettings) if spec.stage == "chat_rl" else ("mixture", FineTuneSettings)
+    factor = float(spec.flags.get("init-lr-frac", settings.init_lr_frac))
+    flags = spec.flags | {
+        "tag": tag,
+        "model-tag": arm.base,
+        "source": spec.source,
+        mix_flag: spec.words_of(arm.mix),
+        "seed": run.seed,
+        "num-iterations": amount,
+        "init-lr-frac": arm.rate * factor,
+    }
+    return Step(
+        f"{tag}-train",
+        [f"scripts.{spec.stage}", *_flag_words(flags)],
+        output=f"{spec.stage}/{tag}",
+        parent=spec.parent_of(arm.base),
+        local=files,
+        quiet=True,
+    )
+
+
+def _evaluation_step(spec: Spec, source: str, tag: str, out_tag: str, tasks: Sequence[str], slots: int = 0) -> Step:
+    """Return the evaluation of a model. out_tag: names its folder."""
+    flags = {"source": source, "tag": tag, "out-tag": out_tag, "tasks": "|".join(tasks), "repeats": spec.repeats}
+    if slots:
+        flags["slots"] = slots
+    return Step(
+        f"{out_tag}-eval",
+        ["scripts.chat_eval", *_flag_words(flags | spec.sampling)],
+        output=f"chat_eval_{source}/{out_tag}",
+        parent=f"{MODELS[source]}/{tag}",
+        quiet=True,
+    )
+
+
+def _flag_words(flags: Mapping[str, Value]) -> list[str]:
+    """Return flags with their values; a switch is on or off by its name alone."""
+    words = []
+    for name, value in flags.items():
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            # 1000.0 is a number of steps too.
+            words.append(f"{flag}={value:.10g}" if isinstance(value, float) else f"{flag}={value}")
+    return words
+
+
+# ---- the plan ----
+
+
+def plan_lines(spec: Spec, questions: Mapping[str, int]) -> list[str]:
+    """Return the plan in words. questions: number of each development benchmark."""
+    steps = [step for chain in run_chains(spec) for step in chain]
+    done = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
+    left = "time and dollars are not known before the first run has finished"
+    if done:
+        # Training and evaluation steps finish in pairs.
+        seconds = sum(outcome.seconds for outcome in done) / len(done) * (len(steps) - len(done))
+        price = hourly_rate(done[0].environment["Hardware"]["GPUs"])
+        dollars = "" if price is None else f", ${price * seconds / 3600:,.2f}"
+        left = f"about {duration(seconds)} left, one run after the other{dollars}"
+    lines = [
+        f"{len(spec.runs)} runs: {len(spec.bases)} bases x {len(spec.mixes)} mixes x {len(spec.rates)} rates x "
+        f"{len(spec.seeds)} seeds, stage {spec.stage}, reference {spec.reference}",
+        f"{len(done)} of {len(steps)} steps are finished",
+        left,
+        f"{sum(_checkpoint_bytes(spec, run) for run in spec.runs) / 1e9:.1f} GB of checkpoints, if --keep removes none",
+    ]
+    tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
+    for name, number in questions.items():
+        least = significance.smallest_difference(number, len(spec.seeds), spec.repeats, len(spec.mixes), max(tests, 1))
+        shown = f"{100 * least:.1f} points" if len(spec.seeds) > 1 else "none, it needs two seeds"
+        lines.append(f"{name}: {number:,} questions; smallest difference that can be shown: {shown}")
+    return [*lines, f"({significance.ASSUMED})"]
+
+
+def check_disk(spec: Spec) -> None:
+    """Raise a ValueError if the checkpoints of the runs to come have no room on the disk."""
+    needed = sum(_checkpoint_bytes(spec, run) for run in spec.runs if not spec.outcome_of(run).exists())
+    free = shutil.disk_usage(base_dir()).free
+    if needed > free:
+        raise ValueError(
+            f"the checkpoints need {needed / 1e9:.1f} GB, and {base_dir()} has {free / 1e9:.1f}: free some"
+        )
+
+
+def _checkpoint_bytes(spec: Spec, run: Run) -> int:
+    """Return the size of a checkpoint of a run, as large as the largest of its base."""
+    folders = (base_dir() / spec.parent_of(run.arm.base)).glob("step_*")
+    return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+
+
+# ---- looks at held-out benchmarks ----
+
+
+def _ledger(spec: Spec) -> Path:
+    return spec.path.with_name(f"{spec.name}.looks.jsonl")
+
+
+def _chained(before: str, line: Record) -> str:
+    """Return the hash of a line and of those before it."""
+    return text_sha256(before + json.dumps(line | {"hash": ""}, sort_keys=True))
+
+
+def looks(spec: Spec) -> list[Record]:
+    """Return the lines of the ledger; a ValueError if it was edited."""
+    path, before = _ledger(spec), ""
+    lines = list(read_jsonl(path, dict)) if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        before = _chained(before, line)
+        if line.get("hash") != before:
+            raise ValueError(f"{path}:{number} was edited: the looks at held-out benchmarks can no longer be counted")
+    return lines
+
+
+def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]) -> int:
+    """Add a look to the ledger, unless the last one had the same models; return the number of looks."""
+    lines = looks(spec)
+    line = {
+        "spec": read_sha256(spec.path),
+        "recommendation": read_sha256(recommendation),
+        "models": {spec.tag_of(run): Outcome.load(spec.outcome_of(run)).timestamp for run in runs},
+    }
+    if lines and line.items() <= lines[-1].items():
+        return len(lines)
+    line["hash"] = _chained(lines[-1]["hash"] if lines else "", line)
+    with open(_ledger(spec), "a", encoding="utf-8") as ledger:
+        ledger.write(json.dumps(line) + "\n")
+    return len(lines) + 1

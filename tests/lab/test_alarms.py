@@ -1,0 +1,73 @@
+"""Alarms: planted faults are found, and healthy runs raise none."""
+
+import numpy as np
+import pytest
+
+from nanochat.lab.alarms import alarms, stop_share
+from nanochat.outcome import Estimate
+
+SEED = 22
+
+
+def log(losses: np.ndarray, norms: np.ndarray) -> list[dict]:
+    """Records as training writes them."""
+    records = [{"kind": "val", "step": 0, "val/loss": 3.0}]
+    for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
+        records.append({"kind": "train", "step": step, "train/loss": float(loss), "train/grad_norm": float(norm)})
+    return records
+
+
+def healthy(random: np.random.Generator, steps: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    """A loss that falls, with noise, and a gradient norm."""
+    curve = 1 + 2 * np.exp(-np.arange(steps) / 60)
+    return curve * np.exp(0.05 * random.standard_normal(steps)), np.exp(0.3 * random.standard_normal(steps))
+
+
+def kinds(*arguments) -> list[str]:
+    return [alarm.kind for alarm in alarms(*arguments)]
+
+
+def test_healthy_runs_raise_no_alarm():
+    random = np.random.default_rng(SEED)
+    found = [alarms(log(*healthy(random)), {}, {}) for _ in range(200)]
+    assert sum(map(bool, found)) <= 2, SEED
+    assert alarms([], {}, {}) == []
+    assert alarms(log(*healthy(random, 20)), {}, {}) == []
+
+
+def test_faults_are_found():
+    random = np.random.default_rng(SEED)
+    for _ in range(20):
+        loss, norm = healthy(random)
+        loss[150] *= 2
+        (found,) = alarms(log(loss, norm), {}, {})
+        assert (found.kind, found.breaks) == ("loss", False)  # one step
+        assert found.sentence.startswith("the loss of step 151 is ")
+        loss[151:156] *= 2
+        (found,) = alarms(log(loss, norm), {}, {})
+        assert found.breaks
+        loss, norm = healthy(random)
+        norm[200] *= 100
+        assert kinds(log(loss, norm), {}, {}) == ["gradient norm"]
+        # Diverged within the first steps, before a window is full.
+        loss, norm = healthy(random)
+        loss[4:] = 6 * np.exp(0.05 * random.standard_normal(296))
+        norm[4:] *= 30
+        assert {*kinds(log(loss, norm), {}, {})} == {"loss", "gradient norm"}
+    # The loss of reinforcement learning may be below 0, and idle steps have none.
+    assert alarms(log(random.standard_normal(300), np.zeros(300)), {}, {}) == []
+
+
+def test_shares_beside_the_parent():
+    before = {"MMLU": Estimate(0.50, 0.01), "stops": Estimate(0.9, 0.01), "few": Estimate(0.5, 0.1)}
+    after = {"MMLU": Estimate(0.38, 0.01), "stops": Estimate(0.2, 0.01), "few": Estimate(0.3, 0.1)}
+    found = alarms([], after | {"new": Estimate(0, 0)}, before)
+    sentences = ["MMLU: 38.0%, and 50.0% before training", "stops: 20.0%, and 90.0% before training"]
+    assert [alarm.sentence for alarm in found] == sentences
+    assert all(alarm.breaks for alarm in found)
+    assert alarms([], {"MMLU": Estimate(0.41, 0.001)}, before) == []  # 9 points
+    answers = [{"completions": [{"reason": "length"}, {"reason": "stop"}]}, {"completions": [{"reason": "stop"}] * 2}]
+    share = stop_share(answers)
+    assert share.value == 0.75
+    assert share.stderr == pytest.approx(0.25)
+    assert stop_share([{"completions": [{"text": "A"}]}]) is None  # letters

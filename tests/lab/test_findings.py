@@ -1,0 +1,245 @@
+"""Results of labs with known truth, read from folders of runs, and their section in the report card."""
+
+import re
+import shutil
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from made_labs import QUESTIONS, answer, make_lab, read_lab, train
+from outcomes import leave, sections
+
+from nanochat.lab.findings import (
+    cells,
+    differences,
+    read_results,
+    recommended,
+    synergies,
+    verdicts_on,
+    write_noise,
+    write_report,
+)
+from nanochat.lab.sweep import Arm, noise_tag
+from nanochat.outcome import Outcome
+from nanochat.paths import read_json, read_jsonl, read_sha256, write_jsonl
+from nanochat.report.__main__ import read_record, write_card
+from nanochat.report.compare import compare
+from scripts.lab import Config, search_rates
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def verdicts(spec) -> dict[tuple[str, str], str]:
+    return {(one.base, one.mix): one.verdict for one in verdicts_on(spec, read_results(spec))}
+
+
+def test_the_truth_is_found_on_both_bases(base):
+    spec = read_lab(base)
+    make_lab(base, spec)
+    expected = {"good": "keep", "idle": "scale up", "bad": "drop"}
+    assert verdicts(spec) == {(name, mix): verdict for name in spec.bases for mix, verdict in expected.items()}
+    assert set(recommended(spec)) == {Arm(name, mix, 1.0) for name in spec.bases for mix in ("plain", "good")}
+    table = differences(cells(read_results(spec), spec.dev), "plain")
+    gain = table["one", "good", "World-Facts"]
+    assert gain.low < 0.3 < gain.high
+    assert gain.error < 0.035  # without pairs it would be more
+
+
+def test_scores_are_those_of_the_files(base):
+    spec = read_lab(base)
+    make_lab(base, spec)
+    found = cells(read_results(spec), [*spec.dev, *spec.stable])
+    scores = found["two", "good", "World-Facts"]
+    assert (len(found), scores.shape) == (2 * 4 * 2, (2, QUESTIONS))
+    runs = [run for run in spec.runs if run.arm == Arm("two", "good", 1.0)]
+    for run, row in zip(runs, scores, strict=True):
+        records = read_jsonl(base / "chat_eval_sft" / spec.tag_of(run) / "World-Facts.jsonl", dict)
+        assert row.tolist() == [np.mean([one["right"] for one in record["completions"]]) for record in records]
+
+
+def test_failed_and_broken_runs_are_left_out(base):
+    spec = read_lab(base)
+    make_lab(base, spec)
+    spiked, failed, other, new = (spec.tag_of(run) for run in spec.runs[:4])
+    shutil.rmtree(base / "chat_sft" / spiked)
+    train(base, spiked, scale=5.0)
+    shutil.rmtree(base / "chat_sft" / failed)
+    log = base / "lab" / "lab" / f"{failed}-train.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("== python\nerror: the loss is nan\n")
+    path = base / "chat_eval_sft" / other / "World-Facts.jsonl"
+    write_jsonl(path, [record | {"prompt": "another question"} for record in read_jsonl(path, dict)])
+    shutil.rmtree(base / "chat_eval_sft" / new)
+    results = read_results(spec)
+    assert [result.failure for result in results[:5]] == ["", "error: the loss is nan", "", "not run", ""]
+    assert [alarm.kind for alarm in results[0].alarms] == ["loss", "loss"]
+    found = cells(results, spec.dev)
+    assert [len(found["one", mix, "World-Facts"]) for mix in spec.mixes] == [1, 1, 1, 1]
+    assert [len(found["two", mix, "World-Facts"]) for mix in spec.mixes] == [2, 2, 2, 2]
+
+
+def test_a_stable_benchmark_that_falls_is_an_alarm(base):
+    spec = read_lab(base)
+    make_lab(base, spec)
+    tag = spec.tag_of(spec.runs[0])
+    path = base / "chat_eval_sft" / tag / "World-Choices.jsonl"
+    wrong = [{"right": False, "reason": "length"}]
+    write_jsonl(path, [record | {"completions": wrong * 2} for record in read_jsonl(path, dict)])
+    first, *others = read_results(spec)
+    assert [alarm.sentence.split(":")[0] for alarm in first.alarms] == [
+        "World-Choices",
+        "answers in World-Choices that stop",
+    ]
+    assert not any(result.alarms for result in others)
+
+
+def test_synergy_is_the_gain_beyond_the_sum_of_both():
+    """Made cells: each part gains 10 points, both together 40."""
+    random, shares = np.random.default_rng(0), {"plain": 0.3, "a": 0.4, "b": 0.4, "a+b": 0.7}
+    found = {("one", mix, "Task"): (random.random((3, 4000)) < share) * 1.0 for mix, share in shares.items()}
+    [(key, one)] = synergies(found, "plain").items()
+    assert key == ("one", "a+b", "Task")
+    assert one.low < 0.2 < one.high
+    assert one.adjusted < 0.001
+    means = {mix: scores.mean() for (_, mix, _), scores in found.items()}
+    assert one.mean == pytest.approx(means["a+b"] + means["plain"] - means["a"] - means["b"])
+    assert not synergies({key: found[key] for key in list(found)[1:]}, "plain")  # without the reference
+
+
+# ---- the report ----
+
+
+def report(
+    base: Path, environment: pytest.MonkeyPatch, look: int = 0, changes: Mapping[str, str] = MappingProxyType({})
+) -> dict:
+    """Make a lab and its report; returns the tables of the outcome by title."""
+    environment.setenv("NANOCHAT_BASE_DIR", str(base))
+    base.mkdir(exist_ok=True)
+    spec = read_lab(base, changes)
+    make_lab(base, spec, ("plain", "good"))
+    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), look)
+    write_card(base, base / "card.md", "lab")
+    tables = read_json(base / "lab" / "lab" / "outcome.json")["tables"]
+    return {table["title"]: table["rows"] for table in tables}
+
+
+def test_the_section_has_the_matrix_and_the_recommendation(tmp_path, monkeypatch):
+    tables = report(tmp_path / "a", monkeypatch)
+    matrix = {row[0]: row for row in tables["Scores, one"]}
+    assert [cell.get("unit") for cell in matrix["good"][2:]] == [" ▲", None]
+    assert [cell.get("unit") for cell in matrix["bad"][2:]] == [" ▼", None]
+    assert matrix["plain"][2]["value"] == pytest.approx(50, abs=5)
+    verdicts = {(base, mix): verdict for base, mix, verdict, _ in tables["Recommendation"]}
+    assert verdicts["one", "good"] == verdicts["two", "good"] == "keep"
+    assert "not distinguishable from the reference" in str(tables["Recommendation"])
+    for _, _, _, seeds, mean, best, luck in tables["Best seeds"]:
+        assert (seeds, best >= mean, luck >= mean) == (2, True, True)
+    written = read_json(tmp_path / "a/lab/lab/recommendation.json")
+    assert len(written["runs"]) == 16
+    found = read_json(tmp_path / "a/lab/lab/outcome.json")["artifacts"]
+    assert found == {"recommendation.json": read_sha256(tmp_path / "a/lab/lab/recommendation.json")}
+    text = sections((tmp_path / "a/card.md").read_text())["Lab"]
+    assert "- Question: Which bucket helps?" in text
+    assert "held out" not in text
+    for picture in ("loss", "gradient norm", "validation"):
+        assert f"![two, idle: {picture}]" in text
+    assert re.search(r"\| good +\| 2 of 2 \| [\d.]+ ± [\d.]+ ▲", text)
+
+
+def test_held_out_scores_name_their_look(tmp_path, monkeypatch):
+    first = report(tmp_path / "a", monkeypatch, look=1)
+    assert [row[0] for row in first["Scores, held out, look 1, one"]] == ["plain", "good"]
+    third = report(tmp_path / "b", monkeypatch, look=3)
+    assert {row[-1] for row in third["Differences from the reference, look 3, no longer held out"]} == {"gain"}
+
+
+def test_costs_are_apart(tmp_path, monkeypatch):
+    rows = report(tmp_path / "a", monkeypatch, look=1)["Cost"]
+    # Runs of 240 and evaluations of 60 seconds, on eight GPUs for 24 dollars an hour: 8 of 16 runs are final.
+    assert [row[:4] for row in rows] == [["Recipe", 8, 2880.0, 8e15], ["Final", 8, 2400.0, 8e15]]
+    assert [row[5] for row in rows] == pytest.approx([100 / 3, 20])
+
+
+def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
+    base = tmp_path / "a"
+    base.mkdir()
+    spec = read_lab(base)
+    tables = report(base, monkeypatch)
+    assert "Alarms" not in tables
+    for stage, tag in product(("chat_sft", "chat_eval_sft"), ("lab-one-idle-1-1", "lab-one-idle-1-2")):
+        shutil.rmtree(base / stage / tag)
+    (base / "lab/lab/lab-one-idle-1-1-eval.log").write_text("error: out of memory\n")
+    shutil.rmtree(base / "chat_sft/lab-two-bad-1-1")
+    train(base, "lab-two-bad-1-1", scale=5.0)
+    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
+    tables = {table["title"]: table["rows"] for table in read_json(base / "lab/lab/outcome.json")["tables"]}
+    [hole] = [row for row in tables["Scores, one"] if row[0] == "idle"]
+    assert hole == ["idle", "0 of 2", "error: out of memory; not run", "error: out of memory; not run"]
+    alarms = [row[:3] for row in tables["Alarms"]]
+    assert alarms[0] == ["lab-one-idle-1-1", "failed", "yes"]
+    assert alarms[1:] == [["lab-two-bad-1-1", "loss", "yes"]] * 2  # the spike, and the end
+
+
+def test_the_noise_of_repeats_and_slots(base):
+    changes = {"repeats = 2": "repeats = 4", "[mixes]": "slots = [1, 8]\n[mixes]"}
+    spec = read_lab(base, changes)
+    for number, (name, slots) in enumerate(product(spec.bases, spec.slots)):
+        shares = {"World-Facts": 0.5, "World-Choices": 0.6}
+        answer(base, "chat_eval_mid", noise_tag(spec, name, slots), shares, repeats=4, seed=number)
+    write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
+    tables = read_json(base / "lab/lab/outcome.json")["tables"]
+    repeats, slots = (table["rows"] for table in tables)
+    assert [row[:3] for row in repeats] == [["World-Facts", 4, 4], ["World-Choices", 4, 4]]
+    assert [row[:3] for row in slots] == [["World-Facts", 2, 2], ["World-Choices", 2, 2]]
+    # By hand: each answer to the questions of an evaluation, then the pooled deviation of its repeats.
+    variances = []
+    for name, number in product(spec.bases, spec.slots):
+        path = base / "chat_eval_mid" / noise_tag(spec, name, number) / "World-Facts.jsonl"
+        verdicts = [[one["right"] for one in record["completions"]] for record in read_jsonl(path, dict)]
+        variances.append(np.mean(verdicts, axis=0).var(ddof=1))
+    assert repeats[0][3] == pytest.approx(100 * np.mean(variances) ** 0.5)
+    shutil.rmtree(base / "chat_eval_mid")
+    with pytest.raises(ValueError, match="the evaluation of one has failed, see "):
+        write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
+
+
+def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
+    """The runs are made here: their loss is lowest at twice the stage's rate, and high rates diverge."""
+    spec = read_lab(base, {'bases = ["one", "two"]': 'bases = ["one"]'})
+    for name in spec.bases:
+        leave(base, "chat_mid", name)
+
+    def train_all(part, chains, config):
+        assert len(chains) == len(part.runs)
+        for run in part.runs:
+            if run.arm.rate < 8 and not part.outcome_of(run).exists():
+                train(base, part.tag_of(run), scale=1 + (np.log10(run.arm.rate / 2)) ** 2)
+
+    monkeypatch.setattr("scripts.lab.start", train_all)
+    monkeypatch.setattr("scripts.lab.sweep.check_disk", lambda spec: None)
+    search_rates(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), {}, Config())
+    [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
+    best = [row for row in rates["rows"] if row[-1]]
+    assert [row[:2] for row in best] == [["one", mix] for mix in spec.mixes]
+    assert all(1.8 < rate < 2.2 for _, _, rate, *_ in best)
+    assert {mix: sum(row[3] for row in rates["rows"] if row[1] == mix) for mix in spec.mixes} == dict.fromkeys(
+        spec.mixes, 17
+    )
+    assert {row[2] for row in rates["rows"] if np.isnan(row[4])} == {10.0}
+
+
+def test_two_labs_are_compared(tmp_path, monkeypatch):
+    report(tmp_path / "a", monkeypatch)
+    report(tmp_path / "b", monkeypatch, changes={"seeds = [1, 2]": "seeds = [1, 2, 3]"})
+    text = compare([read_record(tmp_path / name) for name in "ab"], ["a", "b"])
+    [row] = re.findall(r"Scores, one: good, World-Facts +(\S+) ± (\S+) ▲ +(\S+) ± (\S+) ▲ +(\S+) +(\S+)", text)
+    before, error, after, other, difference, both = map(float, row)
+    assert difference == pytest.approx(after - before, abs=0.11)
+    assert both == pytest.approx((error**2 + other**2) ** 0.5, abs=0.11)
