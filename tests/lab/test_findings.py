@@ -239,7 +239,9 @@ def test_two_labs_are_compared(tmp_path, monkeypatch):
     report(tmp_path / "a", monkeypatch)
     report(tmp_path / "b", monkeypatch, changes={"seeds = [1, 2]": "seeds = [1, 2, 3]"})
     text = compare([read_record(tmp_path / name) for name in "ab"], ["a", "b"])
-    [row] = re.findall(r"Scores, one: good, World-Facts +(\S+) ± (\S+) ▲ +(\S+) ± (\S+) ▲ +(\S+) +(\S+)", text)
+    number = r" *\| ([^ |]+)"
+    score = rf"{number} ± (\S+) ▲"
+    [row] = re.findall(rf"Scores, one: good, World-Facts{score}{score}{number}{number}", text)
     before, error, after, other, difference, both = map(float, row)
     assert difference == pytest.approx(after - before, abs=0.11)
     assert both == pytest.approx((error**2 + other**2) ** 0.5, abs=0.11)
