@@ -9,7 +9,7 @@ GPT's. Value embeddings and the factors of the residual stream are part of a blo
 is a part of x, and backout acts on the sweep that ends at the exit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -18,14 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.gpt import GPT, Context, LayerContext, norm
+from nanochat.gpt import GPT, norm
 from nanochat.log import print0
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
-
-
-Application = Callable[[int, Tensor], Tensor]  # from a block's number and a state
 
 
 class RecursiveGPT(GPT):
@@ -38,47 +35,33 @@ class RecursiveGPT(GPT):
 
     def exits(self, ids: Tensor, cache: "Cache | None" = None) -> Iterator[Tensor]:
         """Yield the head's input at each exit, (B, T, width) in compute_dtype."""
-        context = self.context(ids, cache)
-        apply = self.applications(context)
-        y = context.x0
+        config, context = self.config, self.context(ids, cache)
+        layers = list(self.layers(context))
+        places = count()  # of keys and values in the cache: each application of a block has its own
+
+        def run(i: int, state: Tensor) -> Tensor:
+            layer = layers[i]
+            if cache is not None:
+                layer = layer._replace(store=partial(cache.update, next(places)))
+            elif self.checkpointing and torch.is_grad_enabled():
+                # Keeps the state alone.
+                return checkpoint(lambda state: self.blocks[i](norm(state), layer), state, use_reentrant=False)
+            return self.blocks[i](norm(state), layer)
+
+        y = x0 = context.x0
         z = torch.zeros_like(y)
         for step in range(self.steps):
-            y, z, hidden = self.advance(y, z, context.x0, apply)
-            yield hidden
-            if step < self.config.detached:
+            for number in range(1, config.passes + 1):
+                with torch.set_grad_enabled(torch.is_grad_enabled() and number == config.passes):
+                    for i in range(config.depth):
+                        for _ in range(config.loops):
+                            z = z + run(i, x0 + y + z)
+                        y = y + run(i, y + z)
+                        if i == config.depth // 2:
+                            middle = y
+            yield norm(self.back_out(y, middle))
+            if step < config.detached:
                 y, z = y.detach(), z.detach()
-
-    def applications(self, context: Context) -> Application:
-        """Return the function that runs block i on a state; a cache keeps keys and values for each of its calls."""
-        layers = list(self.layers(context))
-        places = count()  # of keys and values in the cache
-
-        def apply(i: int, state: Tensor) -> Tensor:
-            layer = layers[i]
-            if context.cache is not None:
-                layer = layer._replace(store=partial(context.cache.update, next(places)))
-            return self.run_block(i, state, layer)
-
-        return apply
-
-    def advance(self, y: Tensor, z: Tensor, x0: Tensor, apply: Application) -> tuple[Tensor, Tensor, Tensor]:
-        """Do one supervision step: all passes, the last with a gradient. Return y, z and the head's input."""
-        config = self.config
-        for number in range(1, config.passes + 1):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and number == config.passes):
-                for i in range(config.depth):
-                    for _ in range(config.loops):
-                        z = z + apply(i, x0 + y + z)
-                    y = y + apply(i, y + z)
-                    if i == config.depth // 2:
-                        middle = y
-        return y, z, norm(self.back_out(y, middle))
-
-    def run_block(self, i: int, x: Tensor, layer: LayerContext) -> Tensor:
-        """Run block i on norm(x)."""
-        if self.checkpointing and layer.store is None and torch.is_grad_enabled():
-            return checkpoint(lambda x: self.blocks[i](norm(x), layer), x, use_reentrant=False)  # keeps x alone
-        return self.blocks[i](norm(x), layer)
 
     def flops_per_token(self) -> int:
         """Return FLOPs forward and backward; a sweep without a gradient costs a third, and every exit has a head."""

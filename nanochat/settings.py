@@ -229,12 +229,13 @@ class RecursionSettings(OptimizerSettings):
 
     def __post_init__(self):
         super().__post_init__()  # of HorizonSettings
-        usual = {one.name: one.default for one in fields(OptimizerSettings)}
-        chosen = usual if self.recursion == "off" else PRESETS[self.recursion]._asdict()
+        chosen = (
+            OptimizerSettings if self.recursion == "off" else PRESETS[self.recursion]
+        )  # usual values are attributes
         for name in Preset._fields:
             if getattr(self, name) is None:
-                object.__setattr__(self, name, chosen.get(name))  # the dataclass is frozen
-            elif name not in chosen:
+                object.__setattr__(self, name, getattr(chosen, name, None))  # the dataclass is frozen
+            elif not hasattr(chosen, name):
                 raise ValueError(f"{flag_of(name)} is for recursion: add --recursion={next(iter(PRESETS))}")
         if self.recursion != "off" and 0 < self.supervision <= self.detached:
             raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")

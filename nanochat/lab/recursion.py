@@ -16,15 +16,15 @@ from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
 from nanochat.config import flag_of
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
-from nanochat.evals.bpb import EvalText, bits_by_exit, read_text
-from nanochat.evals.refinement import LEAST_REFINEMENT, refinement, validated_exits
+from nanochat.evals.bpb import bits_by_exit, read_text
+from nanochat.evals.refinement import LEAST_REFINEMENT, in_order, refinement, validated_exits
 from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
-from nanochat.log import MetricLog, Record, print0, read_metrics
+from nanochat.log import MetricLog, Record, duration, metric_curve, print0, read_metrics, table_of
 from nanochat.models import config_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
-from nanochat.outcome import Outcome
+from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir, text_sha256
 from nanochat.runtime import Runtime
@@ -67,11 +67,21 @@ class ArmRun(NamedTuple):
         folder = stage_dir("base_train", tag)
         if not (folder / "outcome.json").exists():
             raise ValueError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
-        return cls(Outcome.load(folder / "outcome.json"), newest(folder), read_metrics(folder / "metrics.jsonl"))
+        outcome, checkpoint = Outcome.load(folder / "outcome.json"), newest(folder)
+        outcome.metrics[SECONDS] = checkpoint.manifest["loop"]["seconds"]
+        return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
+
+    @property
+    def tag(self) -> str:
+        return self.outcome.tag
+
+    @property
+    def manifest(self) -> Record:
+        return self.checkpoint.manifest
 
     def figure(self, name: str) -> float:
-        """Return a metric of the outcome, or the seconds of training, as a number."""
-        value = self.checkpoint.manifest["loop"]["seconds"] if name == SECONDS else self.outcome.metrics[name]
+        """Return a metric as a number."""
+        value = self.outcome.metrics[name]
         return value["value"] if isinstance(value, dict) else value
 
     @property
@@ -81,26 +91,26 @@ class ArmRun(NamedTuple):
 
     def require_settings_of(self, other: "ArmRun", free: Container[str]) -> None:
         """Raise a ValueError if this run differs from another one in a setting that is not free."""
-        for name, value in self.checkpoint.manifest["config"].items():
-            found = other.checkpoint.manifest["config"].get(name)
+        for name, value in self.manifest["config"].items():
+            found = other.manifest["config"].get(name)
             if name not in free and value != found:
-                flag = f"{self.outcome.tag} has {flag_of(name)}={value}"
-                raise ValueError(f"{flag}, and {other.outcome.tag} {found}: train one of them again")
+                flag = f"{self.tag} has {flag_of(name)}={value}"
+                raise ValueError(f"{flag}, and {other.tag} {found}: train one of them again")
 
 
 def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     """Return the five arms of a seed; a ValueError says which one is not what the comparison needs."""
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
-    if recursion.checkpoint.manifest["config"]["seed"] != seed:
-        raise ValueError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
+    if recursion.manifest["config"]["seed"] != seed:
+        raise ValueError(f"{recursion.tag} was not trained with --seed={seed}: train it again")
+    if not validated_exits(recursion.records):
+        raise ValueError(f"{recursion.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
         run.require_settings_of(recursion, FREE_IN_ARM)
-        if not any("val/bpb" in record for record in run.records):
-            raise ValueError(f"{run.outcome.tag} has no validation: train it again, with --eval-every")
-        model = run.checkpoint.manifest["model"]
+        model = run.manifest["model"]
         if (model["supervision"] > 0) != (arm == "R") or (model["sweeps"] > 1) != (arm == "L"):
-            raise ValueError(f"{run.outcome.tag} is not the model of arm {arm}: train it again")
+            raise ValueError(f"{run.tag} is not the model of arm {arm}: train it again")
     tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
     for name, (some, tolerance) in tolerated.items():
         for arm in some:
@@ -110,9 +120,18 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     return arms
 
 
+def read_seeds(tag: str, count: int) -> list[dict[str, ArmRun]]:
+    """Return the arms of the seeds 1 to `count`, whose settings are the same."""
+    seeds = [read_arms(tag, seed) for seed in range(1, count + 1)]
+    for arms in seeds:
+        for arm, run in arms.items():
+            run.require_settings_of(seeds[0][arm], FREE_IN_SEED)
+    return seeds
+
+
 def open_text(run: ArmRun) -> Corpus:
     """Return the text that a run was trained on."""
-    return open_corpus(run.checkpoint.manifest["config"]["data"], run.outcome.config["num_shards"])
+    return open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
 
 
 def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
@@ -122,14 +141,14 @@ def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
     the rest is the position at the end. W reads more rows, or fewer.
     """
     recursion = arms["R"]
-    expected = recursion.checkpoint.manifest["source"]
+    expected = recursion.manifest["source"]
     if corpus.describe()["fingerprint"] != expected["setting"]["data"]:
-        raise ValueError(f"the text has changed since {recursion.outcome.tag} was trained: put it back, or train again")
+        raise ValueError(f"the text has changed since {recursion.tag} was trained: put it back, or train again")
     for arm, run in arms.items():
-        source = run.checkpoint.manifest["source"]
+        source = run.manifest["source"]
         is_same = source["setting"] == expected["setting"] if arm == "W" else source == expected
         if not is_same:
-            names = f"{run.outcome.tag} and {recursion.outcome.tag}"
+            names = f"{run.tag} and {recursion.tag}"
             raise ValueError(f"{names} differ in their batches, or in the number of steps: train one of them again")
     return text_sha256(json.dumps(expected, sort_keys=True))
 
@@ -159,42 +178,62 @@ def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> GPT:
 
 def refit(
     exits: int,
-    checkpoint: Checkpoint,
-    source: TextLoader,
-    text: EvalText,
+    run: ArmRun,
+    corpus: Corpus,
     runtime: Runtime,
     log: MetricLog,
     rounds: Sequence[int] = (),
 ) -> Refit:
-    """Train a head for an exit, from 1, at falling rates: at each of them until validation stops falling.
+    """Train a head for an exit of a run, from 1, on the text that comes after that of the run.
 
-    rounds: train so long in any case, at each of the rates.
+    Rates fall: at each of them the head trains until validation stops falling. rounds: train so long in any case, at
+    each of the rates.
     """
-    model, rows = model_of_exit(exits, checkpoint, runtime), checkpoint.manifest["loop"]["device_batch"]
-    size = checkpoint.manifest["config"]["total_batch_size"]
-    settings = TrainingSettings(total_batch_size=size, save_every=-1)
-    groups = build_groups(model, settings, rate_scale(size), 0.0)
+    manifest, tokenizer = run.manifest, tokenizer_of(run.checkpoint)
+    config, rows = manifest["config"], manifest["loop"]["device_batch"]
+    batch, length, size = config["total_batch_size"], config["max_seq_len"], config["eval_bytes"]
+    text = read_text(corpus.batches("val"), tokenizer, runtime.validation_bytes if size < 0 else size)
+    source = TextLoader(
+        corpus,
+        tokenizer,
+        batch // length,
+        length,
+        device=runtime.device,
+        seed=config["seed"],
+        lanes=config["lanes"],
+    )
+    source.load_state_dict(manifest["source"])
+    model = model_of_exit(exits, run.checkpoint, runtime)
+    settings = TrainingSettings(total_batch_size=batch, save_every=-1)
+    groups = build_groups(model, settings, rate_scale(batch), 0.0)
     [head] = [group for group in groups if group.name == "unembedding"]
     flops = model.flops_per_token()
     loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
 
     def measure() -> float:
-        return bits_by_exit(model, text, model.config.max_seq_len, rows, runtime)[-1].value
+        return bits_by_exit(model, text, length, rows, runtime)[-1].value
 
     lowest, done = measure(), []
-    for number, factor in enumerate(REFIT_RATES):
-        head.lr = head.initial_lr * factor
-        done.append(0)
-        falls = True
-        while done[-1] < rounds[number] if rounds else falls:
-            done[-1] += 1
-            loop.steps = loop.state.step + REFIT_STEPS
-            loop.run([], lambda state: None, [])
-            found = measure()
-            print0(f"refit: step {loop.steps}, {found:.4f} bits per byte at exit {exits - 1}")
-            falls = found < (1 - LEAST_GAIN) * lowest
-            lowest = min(lowest, found)
+    with source:
+        for number, factor in enumerate(REFIT_RATES):
+            head.lr = head.initial_lr * factor
+            done.append(0)
+            falls = True
+            while done[-1] < rounds[number] if rounds else falls:
+                done[-1] += 1
+                loop.steps = loop.state.step + REFIT_STEPS
+                loop.run([], lambda state: None, [])
+                found = measure()
+                print0(f"refit: step {loop.steps}, {found:.4f} bits per byte at exit {exits - 1}")
+                falls = found < (1 - LEAST_GAIN) * lowest
+                lowest = min(lowest, found)
     return Refit(lowest, done)
+
+
+def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[Refit, Refit]:
+    """Refit the first exit of a run, and the last one for as long."""
+    first = refit(1, run, corpus, runtime, log)
+    return first, refit(len(run.exits), run, corpus, runtime, log, first.rounds)
 
 
 class SeedResult(NamedTuple):
@@ -216,29 +255,6 @@ class SeedResult(NamedTuple):
         return self.arms[arm].figure(BPB) - self.arms["R"].figure(BPB)
 
 
-def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> list[Refit]:
-    """Refit the first exit of a run, and the last one for as long, on the text that comes after that of the run."""
-    config, tokenizer = run.outcome.config, tokenizer_of(run.checkpoint)
-    size, length = config["eval_bytes"], config["max_seq_len"]
-    text = read_text(corpus.batches("val"), tokenizer, runtime.validation_bytes if size < 0 else size)
-    source = TextLoader(
-        corpus,
-        tokenizer,
-        config["total_batch_size"] // length,
-        length,
-        device=runtime.device,
-        seed=config["seed"],
-        lanes=config["lanes"],
-    )
-    refits, rounds = [], ()
-    with source:
-        for exits in (1, len(run.exits)):
-            source.load_state_dict(run.checkpoint.manifest["source"])
-            refits.append(refit(exits, run.checkpoint, source, text, runtime, log, rounds))
-            rounds = refits[0].rounds
-    return refits
-
-
 # ---- the verdict ----
 
 
@@ -254,3 +270,66 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
     if beats_exit and interval(gains["P"]).is_positive:
         return "better than its compute" if interval(gains["F"]).is_positive else "depth only"
     return "none" if beats_exit or statistics.fmean(own) < LEAST_REFINEMENT else "a poor first exit"
+
+
+# ---- the report ----
+
+
+def exits_table(results: Sequence[SeedResult]) -> Record:
+    """Return the table with the bits per byte at each exit."""
+    exits = zip(*(result.arms["R"].exits for result in results), strict=True)
+    rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
+    return table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)
+
+
+def arms_table(results: Sequence[SeedResult]) -> Record:
+    """Return the table with the cost and the loss of each arm, and its difference to R."""
+    columns = (
+        "Arm | Bits per byte:.4f | Minus R:+.4f | ±:.4f | Seconds:,.0f | Layers | Parameters:,.0f"
+        " | FLOPs per token:,.0f | Tokens:,.0f | Tokens/s:,.0f | FLOPs:.2e | Model"
+    )
+    names = (BPB, SECONDS, PARAMETERS, FLOPS, "Tokens seen", "Tokens per second", "Total training flops")
+    rows = []
+    for arm, description in ARMS.items():
+        runs = [result.arms[arm] for result in results]
+        gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
+        bits, seconds, *means = (statistics.fmean(run.figure(name) for run in runs) for name in names)
+        rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
+    return table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)
+
+
+def curves(result: SeedResult) -> list[Record]:
+    """Return the plots for a seed: exits over tokens, and all arms over FLOPs, both from the first step on."""
+    [exits] = [curve for curve in result.arms["R"].outcome.curves if curve["title"] == "Validation at each exit"]
+    arms = {arm: metric_curve(run.records, "val/bpb", over="total_training_flops") for arm, run in result.arms.items()}
+    curves = [exits, {"title": "Arms", "x": "FLOPs", "y": "bits per byte", "series": arms}]
+    for curve in curves:
+        curve["title"] += ", first seed"
+        curve["series"] = {name: [axis[1:] for axis in axes] for name, axes in curve["series"].items()}
+    return curves
+
+
+def figures(results: Sequence[SeedResult]) -> Metrics:
+    """Return the metrics for the report card."""
+    own, refitted, both = zip(*(result.refinements for result in results), strict=True)
+    gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
+    recursions = [result.arms["R"] for result in results]
+    runs = [run for result in results for run in result.arms.values()]
+    settings = recursions[0].outcome.config
+    norms = [record["train/grad_norm"] for one in recursions for record in one.records if record["kind"] == "train"]
+    validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
+    return {
+        "Verdict": verdict(own, refitted, gains),
+        "Preset": settings["recursion"],
+        **{name: settings[name] for name in (*Preset._fields, "matrix_lr", "embedding_lr")},
+        "Refinement": measured(*interval(own)),
+        "Refinement, first exit refitted": measured(*interval(refitted)),
+        "Refinement, first and last exit refitted": measured(*interval(both)),
+        "Steps of a refit": ", ".join(f"{REFIT_STEPS * sum(result.first.rounds)}" for result in results),
+        "Exits in order": f"{sum(validations)} of {len(validations)} validations",
+        "Gradient norm, median": measured(statistics.median(norms), spec=".2f"),
+        "Gradient norm, largest": measured(max(norms), spec=".2f"),
+        "Batches, SHA-256": ", ".join(result.batches[:12] for result in results),
+        "Training of all arms": duration(sum(run.figure(SECONDS) for run in runs)),
+        "Precision": ", ".join(sorted({run.manifest["dtype"] for run in runs})),
+    }
