@@ -5,7 +5,7 @@ python -m scripts.chat_cli -i sft -g d8 -p "What is 12 + 34?"
 """
 
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from typing import Literal
 
 from nanochat.config import changed, option, options, run
@@ -42,11 +42,9 @@ def main(config: Config) -> None:
     interactive = config.prompt is None and sys.stdin.isatty() and out.isatty()
     for stream in (sys.stdin, out):
         stream.reconfigure(errors="replace")  # bytes and characters outside the encoding
-    with ExitStack() as stack:
-        # Messages of the program do not mix with the answers.
-        if not interactive:
-            stack.enter_context(redirect_stdout(sys.stderr))
-        runtime = stack.enter_context(setup(config.device_type, config.dtype))
+    # Messages of the program do not mix with the answers.
+    messages = nullcontext() if interactive else redirect_stdout(sys.stderr)
+    with messages, setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime, config.exits)
         quant.apply(model, config.quant)
         settings = Request(

@@ -289,8 +289,6 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
             MODELS[choice.source], choice.tag, choice.step, replace(runtime, device=device), choice.exits
         )
         quant.apply(model, choice.quant)
-        # Rows to be scored have any length: take a path without compilation.
-        model.attention = "chunks" if device.type == "cpu" else "sdpa"
         workers.append(Worker(Engine(model, tokenizer, slots), model))
     name = f"nanochat-{choice.tag}-{choice.source}"
     temperature = chat_temperature(checkpoint.manifest)

@@ -14,6 +14,7 @@ import torch
 from nanochat.engine import Engine, Event, Job, Request
 from nanochat.gpt import GPT
 from nanochat.log import print_line
+from nanochat.models import as_written
 from nanochat.serve.requests import ApiError, ApiRequest, Sample
 
 SCORED_AT_ONCE = 256  # positions whose logits are computed together
@@ -29,7 +30,8 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
     found: Score = []
     ids = torch.tensor(tokens, device=model.device)
     # Hidden states (positions, width); position i predicts token i + 1.
-    hidden = model.hidden(ids[None, :-1])[0]
+    with as_written(model):  # rows have any length
+        hidden = model.hidden(ids[None, :-1])[0]
     # Logits for a whole context may take gigabytes.
     for some, targets in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
         logprobs = model.logits(some).log_softmax(-1)
