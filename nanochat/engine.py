@@ -42,6 +42,7 @@ class Request:
     seed: int = 0  # each sample has a separate random generator, from the seed and the sample number
     stop: frozenset[int] | None = None  # ids that end a sample and are left out; None: ends of a turn
     n: int = 1
+    logprobs: bool = False  # events have the model's log-probabilities
 
     def __post_init__(self):
         if self.temperature < LEAST_TEMPERATURE or self.top_p < LEAST_TOP_P:
@@ -56,7 +57,7 @@ class Event(NamedTuple):
     token: int | None
     sampled: bool = True  # chosen by the model, not put in by the calculator
     reason: str = ""
-    # The model's log-probability for the choice, ends included, if the job asks; 0 for tokens that were put in.
+    # The model's log-probability for the choice, ends included; 0 for tokens put in, and if the request does not ask.
     logprob: float = 0.0
 
 
@@ -67,11 +68,11 @@ class Completion:
     tokens: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)  # 1: chosen by the model, 0: put in by the calculator
     reason: str = ""
-    # One per token if asked for, and one more if the model chose to stop.
+    # One per token, and one more if the model chose to stop; 0 if the request does not ask.
     logprobs: list[float] = field(default_factory=list)
 
-    def add(self, event: Event, logprobs: bool) -> None:
-        if logprobs and event.reason not in ("length", "error"):  # a cut sample has no chosen end
+    def add(self, event: Event) -> None:
+        if event.reason not in ("length", "error"):  # a cut sample has no chosen end
             self.logprobs.append(event.logprob)
         if event.token is None:
             self.reason = event.reason
@@ -84,7 +85,6 @@ class Completion:
 class Job:
     """Requests submitted together. The owner takes the events out."""
 
-    logprobs: bool
     open: int = 0  # samples still waiting or running
     events: deque[Event] = field(default_factory=deque)
 
@@ -126,17 +126,17 @@ class Engine:
         self.unread = None  # on CUDA: the last step, with tokens not yet followed
         self.errors = 0  # samples that ended with an error
 
-    def generate(self, requests: Sequence[Request], logprobs: bool = False) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """Return the n completions of each request."""
         completions = [[Completion() for _ in range(request.n)] for request in requests]
         # Samples end in any order; each event names the request and the sample.
-        for event in self.stream(requests, logprobs):
-            completions[event.request][event.sample].add(event, logprobs)
+        for event in self.stream(requests):
+            completions[event.request][event.sample].add(event)
         return completions
 
-    def stream(self, requests: Sequence[Request], logprobs: bool = False) -> Iterator[Event]:
+    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
         """Yield all samples' events as they come, in order within a sample; closing the iterator cancels them."""
-        job = self.submit(requests, logprobs)
+        job = self.submit(requests)
         try:
             while job.open:  # steps serve other jobs too
                 self.step()
@@ -145,9 +145,9 @@ class Engine:
         finally:
             self.cancel(job)
 
-    def submit(self, requests: Sequence[Request], logprobs: bool = False) -> Job:
+    def submit(self, requests: Sequence[Request]) -> Job:
         """Queue requests; ValueError for an invalid one. The samples run in the steps that follow."""
-        job = Job(logprobs)
+        job = Job()
         sequences = []
         context = self.config.max_seq_len
         for number, request in enumerate(requests):
@@ -248,7 +248,7 @@ class Engine:
         ranks = max(filtered, default=0)
         if ranks:
             ranks = min(1 << (ranks - 1).bit_length(), words)  # a power of two: fewer graphs
-        logprobs = any(sequence.job.logprobs for sequence in self.rows)
+        logprobs = any(sequence.request.logprobs for sequence in self.rows)
         longest = max(sequence.length for sequence in self.rows)
         columns, event = self.decoder.step(len(self.rows), longest, StepKind(bool(sampled), ranks, logprobs))
         return _Step(list(self.rows), columns, event)
@@ -266,7 +266,7 @@ class Engine:
             # Rows that stand still get -1; others may have left since the step began.
             if token >= 0 and sequence.slot >= 0:
                 try:
-                    self._follow_token(sequence, token, logprob if sequence.job.logprobs else 0.0)
+                    self._follow_token(sequence, token, logprob if sequence.request.logprobs else 0.0)
                 except Exception:  # whatever one row's text does must not end the others
                     self.errors += 1
                     print_line(f"engine: a sample ends with an error, {self.errors} so far\n{traceback.format_exc()}")
@@ -342,5 +342,5 @@ class _Step(NamedTuple):
     """Tokens from a step, on the way to the host."""
 
     sequences: list[_Sequence]
-    columns: list[torch.Tensor]  # tokens, and log-probabilities if a job asks for them
+    columns: list[torch.Tensor]  # tokens, and log-probabilities if a request asks for them
     event: torch.cuda.Event | None  # on CUDA: afterwards the columns are on the host

@@ -142,7 +142,7 @@ class Rollouts(PromptSource):
         start = time.perf_counter()
         self.engine.refresh()  # the weights changed since the last step
         requests = self._requests()
-        answers = self.engine.generate(list(requests.values()), logprobs=True)  # several per request
+        answers = self.engine.generate(list(requests.values()))  # several per request
         records = list(map(self._record, requests.items(), answers))
         groups = {}  # rows to learn from, by the prompt's number
         for question, (request, record) in enumerate(zip(requests.values(), records, strict=True)):
@@ -180,6 +180,7 @@ class Rollouts(PromptSource):
                 n=config.num_samples,
                 seed=first + example,  # no two prompts of a run share random numbers
                 stop=frozenset([self._end]),  # one stop token, so that the token chosen at a stop is known
+                logprobs=True,
             )
         return requests
 

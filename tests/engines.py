@@ -48,7 +48,7 @@ def collected(events):
     """Return (tokens, reason) of each sample in some events, reason "" without an end."""
     found = {}
     for event in events:
-        found.setdefault((event.request, event.sample), Completion()).add(event, logprobs=False)
+        found.setdefault((event.request, event.sample), Completion()).add(event)
     return {sample: (completion.tokens, completion.reason) for sample, completion in sorted(found.items())}
 
 

@@ -183,10 +183,10 @@ def test_the_calculator_answers_as_far_as_there_is_room():
     _, complete = say(engine)
     for most in range(1, len(complete.tokens) + 1):
         _, completion = say(engine, most=most)
-        assert completion == Completion(complete.tokens[:most], complete.mask[:most], "length")
+        assert completion == Completion(complete.tokens[:most], complete.mask[:most], "length", [0.0] * most)
     for room in range(1, 12, 2):  # in the context
         _, completion = say(engine, prompt="B" * (191 - room) + "A")
-        assert completion == Completion(complete.tokens[:room], complete.mask[:room], "length")
+        assert completion == Completion(complete.tokens[:room], complete.mask[:room], "length", [0.0] * room)
 
 
 def test_only_the_row_that_asks_gets_an_answer():

@@ -29,7 +29,7 @@ class Scripted(MadeUp):
         super().__init__()
         self.answers = answers
 
-    def generate(self, requests, logprobs):
+    def generate(self, requests):
         return [[self.completion(*answer) for answer in self.answers] for _ in requests]
 
     def completion(self, text: str, reason: str) -> Completion:

@@ -58,8 +58,8 @@ class MadeUp:
     def refresh(self) -> None:
         pass
 
-    def generate(self, requests, logprobs):
-        assert logprobs
+    def generate(self, requests):
+        assert all(request.logprobs for request in requests)
         self.seen = requests
         self.answers = [[made_up(self.random) for _ in range(request.n)] for request in requests]
         return self.answers
@@ -156,7 +156,7 @@ def test_logprobs_are_the_models(monkeypatch):
     model, engine = real_engine()
     prompt = TOKENIZER.encode("here is the number")
     request = engine_module.Request(prompt, 60, temperature=1.5, top_k=100, n=64, seed=1, stop=frozenset([END]))
-    [answers] = engine.generate([request], logprobs=True)
+    [answers] = engine.generate([replace(request, logprobs=True)])
     assert {answer.reason for answer in answers} == {"stop", "length"}
     assert sum(answer.mask.count(0) for answer in answers) > 0
     for answer in answers:
@@ -166,7 +166,8 @@ def test_logprobs_are_the_models(monkeypatch):
         expected = [float(plain[i - 1, ids[i]]) for i in range(len(prompt), len(ids))]
         mask = [*answer.mask, 1][: len(expected)]
         assert answer.logprobs == pytest.approx([m * one for m, one in zip(mask, expected, strict=True)], abs=1e-4)
-    assert engine.generate([request]) == [[replace(answer, logprobs=[]) for answer in answers]]
+    expected = [replace(answer, logprobs=[0.0] * len(answer.logprobs)) for answer in answers]
+    assert engine.generate([request]) == [expected]
 
 
 # ---- who is asked what ----

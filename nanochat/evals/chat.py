@@ -250,7 +250,7 @@ def _write_answers(
     for event in engine.stream(requests):
         place, repeat = divmod(event.request, settings.repeats)
         samples = completions[place]
-        samples[repeat * settings.num_samples + event.sample].add(event, False)
+        samples[repeat * settings.num_samples + event.sample].add(event)
         if event.token is None and all(sample.reason for sample in samples):
             answers = []
             for sample in samples:
