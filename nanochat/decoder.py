@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -253,22 +254,14 @@ class Decoder:
     def seat(self, first: int, rows: list[dict[str, Any]]) -> None:
         """Begin rows in the slots from `first` on, after their prompts have run up to the last token.
 
-        They are live, and without forced tokens. A row has the entries of STATE. halting: ids. uniform: an array for
-        the positions after `position`.
+        They are live, and without forced tokens. A row has the other entries of STATE: numbers, or arrays.
         """
-        halting = torch.zeros(len(rows), self.config.vocab_size)
-        uniform = torch.zeros(len(rows), self.length, dtype=torch.float64)
-        for i, row in enumerate(rows):
-            halting[i, list(row["halting"])] = 1
-            uniform[i, row["position"] + 1 : row["last"] + 1] = torch.from_numpy(row["uniform"])
-        values = {"halting": halting, "uniform": uniform}
         slots = slice(first, first + len(rows))
         self.state["live"][slots] = True
         self.state["forced"][slots] = -1
         for name in rows[0]:
-            if name not in values:  # one number per row
-                values[name] = torch.tensor([row[name] for row in rows])[:, None]
-            self.state[name][slots] = values[name]
+            values = np.stack([row[name] for row in rows])
+            self.state[name][slots] = torch.from_numpy(values).view(len(rows), -1)
 
     def resume(
         self,

@@ -223,7 +223,12 @@ class Engine:
     def _start(self, sequence: _Sequence) -> dict[str, Any]:
         """Return the row for `Decoder.seat`."""
         request = sequence.request
+        halting = np.zeros(self.config.vocab_size, dtype=bool)
+        halting[[*sequence.stop, self.special["<|python_end|>"]]] = True
+        # All random numbers in advance: a sample does not depend on the rows beside it.
+        uniform = np.zeros(self.decoder.length)
         generator = np.random.default_rng([request.seed, sequence.sample])
+        uniform[sequence.length : sequence.most] = generator.random(sequence.most - sequence.length)
         return {
             "token": request.tokens[-1],
             "previous": request.tokens[-2:][0],  # any id for a prompt with one token
@@ -232,9 +237,8 @@ class Engine:
             "temperature": request.temperature,
             "top_k": request.top_k or self.config.vocab_size,
             "top_p": request.top_p,
-            "halting": sequence.stop | {self.special["<|python_end|>"]},
-            # All random numbers in advance: a sample does not depend on the rows beside it.
-            "uniform": generator.random(sequence.most - sequence.length),
+            "halting": halting,
+            "uniform": uniform,
         }
 
     # ---- run ----
