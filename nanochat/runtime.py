@@ -92,17 +92,17 @@ class Runtime:
 
     def broadcast(self, work: Callable[[], Value]) -> Value:
         """Run `work` on rank 0 and return its value on every rank; its ValueError is raised on every rank."""
-        value, fault = None, None
+        answer = None
         try:
             if self.rank == 0:
-                value = work()
+                answer = work()
         except ValueError as error:
-            fault = str(error)
-        # The fault travels with the value: otherwise the other ranks would wait in a collective.
-        value, fault = self.all_gather((value, fault))[0]
-        if fault is not None:
-            raise ValueError(fault)
-        return value
+            # It travels like a value: otherwise the other ranks would wait in a collective.
+            answer = ValueError(str(error))
+        answer = self.all_gather(answer)[0]
+        if isinstance(answer, ValueError):
+            raise answer
+        return answer
 
 
 def free_memory(device: torch.device) -> int:

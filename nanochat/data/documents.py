@@ -59,10 +59,6 @@ def _read_text(file: Path) -> Iterator[str]:
     return map("".join, by_size(lines, DOCUMENT_CHARS))
 
 
-def _read_jsonl(file: Path) -> Iterator[str]:
-    return read_jsonl(file, _text_of)
-
-
 def _text_of(record: Any) -> str:
     try:
         record[TEXT].encode()  # fails for anything but a string, and for half a surrogate pair
@@ -81,7 +77,7 @@ def _read_parquet(file: Path) -> Iterator[str]:
 
 READERS = {
     ".parquet": _read_parquet,
-    ".jsonl": _read_jsonl,
+    ".jsonl": lambda file: read_jsonl(file, _text_of),
     ".txt": _read_text,
     ".md": _read_text,
 }
