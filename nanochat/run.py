@@ -178,8 +178,6 @@ class _Start:
     seconds: float | None
     weight_decay: float
     schedules: schedules.Table
-    first_rate: float = 1.0  # factor for all learning rates
-    optimizer_from: Checkpoint | None = None  # parent whose optimizer state is taken over
     in_fp8: bool = False
     flops_per_token: int = 0  # 0: those of the model
 
@@ -215,8 +213,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     manifest = origin.manifest
     if rows:
         require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)
-    takes_states = config.warm_start and not resumed
-    if takes_states and not manifest["optimizer"]:  # an imported model
+    if config.warm_start and not manifest["optimizer"]:  # an imported model
         raise ValueError(f"{origin.path} has no optimizer state to start with: give --no-warm-start")
     config = inherit(config, manifest)  # no field is None from here on
     # Rollouts count rows, at most as long as the context.
@@ -235,8 +232,6 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
         seconds=None if config.target_seconds < 0 else config.target_seconds,
         weight_decay=config.weight_decay,
         schedules=schedules.finetuning(config),
-        first_rate=config.init_lr_frac,
-        optimizer_from=origin if takes_states else None,
     )
 
 
@@ -283,12 +278,13 @@ def training(
         if resumed:
             runtime = replace(runtime, dtype=DTYPES[resumed.manifest["dtype"]])  # `auto` may differ on another machine
         model, optimizer, device_rows = build(start, runtime, resumed)
-        # Schedules multiply the initial rate.
-        for group in optimizer.groups:
-            group.initial_lr *= start.first_rate
-        # A run that resumes loads its own states later, in `fit`.
-        if start.optimizer_from:
-            optimizer.load_state_tensors(start.optimizer_from.optimizer_state)
+        if not plan:
+            # Schedules multiply the initial rate.
+            for group in optimizer.groups:
+                group.initial_lr *= config.init_lr_frac
+            # A run that resumes loads its own states later, in `fit`.
+            if config.warm_start and not resumed:
+                optimizer.load_state_tensors(start.weights.optimizer_state)
         log = stack.enter_context(MetricLog(folder, config.run, asdict(start.config)))
         yield Trainer(stage, folder, start, outcome, runtime, log, resumed, model, optimizer, device_rows)
 

@@ -54,7 +54,7 @@ def test_old_steps_go(tmp_path):
     assert steps(tmp_path) == [110]
     saved(tmp_path, 120, 130)
     assert steps(tmp_path) == [110, 120, 130]
-    saved(tmp_path, 115, keep_last=1)  # by a run that went back: later steps are not its to remove
+    saved(tmp_path, 115, keep_last=1)  # by a run that resumed before damaged steps: these are not its to remove
     assert steps(tmp_path) == [115, 120, 130]
     saved(tmp_path, 999_999, 1_000_000)  # in the order of numbers, not of names
     assert newest(tmp_path).step == 1_000_000
