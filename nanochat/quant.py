@@ -12,16 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from nanochat.artifact import Quantized, Stored, Tensors, dequantize
-from nanochat.checkpoint import load_model
 from nanochat.log import print0
-from nanochat.stages import MODELS
 
 if TYPE_CHECKING:
-    from nanochat.checkpoint import Checkpoint
     from nanochat.gpt import GPT
-    from nanochat.runtime import Runtime
-    from nanochat.settings import ModelChoice
-    from nanochat.tokenizer import Tokenizer
 
 LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 65504.0  # of fp16
 Recipes = dict[str, str]  # matrix → recipe, as text
@@ -168,13 +162,6 @@ def apply(model: "GPT", plan: str) -> None:
     for name, value in dequantize(quantize_weights(weights, recipes, {})).items():
         weights[name].copy_(value)
     print0(f"quantization: {len(recipes)} matrices, {plan}")
-
-
-def load(choice: "ModelChoice", runtime: "Runtime") -> tuple["GPT", "Tokenizer", "Checkpoint"]:
-    """Return a trained model with weights rounded as chosen, its tokenizer and its checkpoint; see `load_model`."""
-    loaded = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
-    apply(loaded[0], choice.quant)
-    return loaded
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ python -m scripts.chat_cli -i sft -g d8 -p "What is 12 + 34?"
 
 import sys
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import replace
 from typing import Literal
 
 from nanochat.config import changed, option, options, run
@@ -33,14 +32,12 @@ def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat import quant
     from nanochat.chat import chat_temperature
-    from nanochat.checkpoint import trained
+    from nanochat.checkpoint import load_model, trained
     from nanochat.engine import Engine, Request
     from nanochat.runtime import setup
     from nanochat.serve.cli import COMMANDS, TerminalChat, join_lines, typed_lines
 
-    # A missing model is an error before anything is set up.
-    source, tag = trained(config.source, config.tag)[-1]
-    config = replace(config, source=source, tag=tag)
+    source, tag = trained(config.source, config.tag)[-1]  # a missing model is an error before anything is set up
     out = sys.stdout
     interactive = config.prompt is None and sys.stdin.isatty() and out.isatty()
     for stream in (sys.stdin, out):
@@ -48,7 +45,8 @@ def main(config: Config) -> None:
     # Messages of the program do not mix with the answers.
     messages = nullcontext() if interactive else redirect_stdout(sys.stderr)
     with messages, setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = quant.load(config, runtime)
+        model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime, config.exits)
+        quant.apply(model, config.quant)
         settings = Request(
             tokens=(),  # of each prompt
             max_new_tokens=config.max_new_tokens,

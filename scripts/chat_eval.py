@@ -52,6 +52,7 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat import quant
+    from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, mean_scores, sample_answers
     from nanochat.runtime import setup
@@ -63,7 +64,8 @@ def main(config: Config) -> None:
     folder = stage_dir(stage.name, tag)
     outcome = Outcome.begin(stage.name, tag, config)
     with setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = quant.load(config, runtime)
+        model, tokenizer, checkpoint = load_model(stage.parent, config.tag, config.step, runtime, config.exits)
+        quant.apply(model, config.quant)
         # Spelling tasks take their words from the tokenizer's training text.
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
         if not tasks:

@@ -11,6 +11,7 @@ from nanochat.config import option, options, run
 from nanochat.log import print0
 from nanochat.paths import base_dir
 from nanochat.settings import ModelChoice
+from nanochat.stages import MODELS
 
 
 @options("files")
@@ -26,6 +27,7 @@ class Config(ModelChoice):
 def main(config: Config) -> None:
     # Imported here because --help must be fast.
     from nanochat import quant
+    from nanochat.checkpoint import load_model
     from nanochat.export import gguf, hf
     from nanochat.export.tokenizers import sample_texts
     from nanochat.runtime import setup
@@ -35,7 +37,8 @@ def main(config: Config) -> None:
     out = Path(config.out).expanduser() if config.out else base_dir() / f"export/{name}-{config.format}"
     # Comparisons need fp32 on both sides.
     with setup("cpu", "fp32") as runtime:
-        model, tokenizer, checkpoint = quant.load(config, runtime)
+        model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime, config.exits)
+        quant.apply(model, config.quant)
         exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, sample_texts(tokenizer.special_tokens))
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")

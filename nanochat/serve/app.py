@@ -34,6 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat import quant
 from nanochat.chat import chat_temperature
+from nanochat.checkpoint import load_model
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
 from nanochat.runtime import Runtime
@@ -41,6 +42,7 @@ from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_cha
 from nanochat.serve.responses import ApiResponse
 from nanochat.serve.worker import RETRY, Generation, Worker, engine_failed
 from nanochat.settings import ModelChoice
+from nanochat.stages import MODELS
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
@@ -283,7 +285,10 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
         devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     workers = []
     for device in devices:
-        model, tokenizer, checkpoint = quant.load(choice, replace(runtime, device=device))
+        model, tokenizer, checkpoint = load_model(
+            MODELS[choice.source], choice.tag, choice.step, replace(runtime, device=device), choice.exits
+        )
+        quant.apply(model, choice.quant)
         workers.append(Worker(Engine(model, tokenizer, slots), model))
     name = f"nanochat-{choice.tag}-{choice.source}"
     temperature = chat_temperature(checkpoint.manifest)
