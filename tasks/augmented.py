@@ -29,7 +29,8 @@ class Styled(MultipleChoice):
         question, choices, right = self.data.convert(*self.rows[row])
         # A question without Korean gets no instruction in Korean.
         names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
-        name = str(np.random.default_rng((self.seed, row)).permutation(names)[copy])
+        order = np.random.default_rng((self.seed, row)).permutation(len(names))
+        name = names[order[copy]]
         conversation = self.conversation(question, choices, right, STYLES[name])
         return conversation | {"style": name, "choices": choices, "right": right}
 

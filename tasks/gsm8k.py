@@ -26,7 +26,8 @@ def with_calls(answer: str) -> list[dict]:
 class GSM8K(Task):
     """Word problems; a solution is a list of parts: text, a calculation, the result, text, …"""
 
-    read = staticmethod(extract_answer)
+    def read(self, text: str) -> str | None:
+        return extract_answer(text)
 
     def conversation(self, question: str, answer: str) -> dict:
         return exchange(question, with_calls(answer))

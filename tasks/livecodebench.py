@@ -9,7 +9,6 @@ import pickletools
 import zlib
 from collections.abc import Callable
 from decimal import Decimal
-from itertools import accumulate
 from pathlib import Path
 
 from nanochat.evals import sandbox
@@ -104,9 +103,11 @@ class LiveCodeBench(HumanEval):
         sandbox.require(self.unsafe_exec)
         rows = []
         for path in self.fetch_files():
+            start = 0
             with path.open("rb") as file:
-                *starts, _ = accumulate(map(len, file), initial=0)
-            rows += [(path, start) for start in starts]
+                for line in file:
+                    rows.append((path, start))
+                    start += len(line)
         return rows
 
     def conversation(self, path: Path, start: int) -> dict:

@@ -83,7 +83,8 @@ def _number(text: str) -> str:
 
 
 class MCLM(HRM8K):
-    read = staticmethod(normal_form)
+    def read(self, text: str) -> str:
+        return normal_form(text)
 
 
 SETS = {

@@ -110,8 +110,14 @@ def mix(
             count = len(rows) if member.rows is None else member.rows
             if available_only:
                 count = min(count, len(rows))
-            # Copies of a question are sampled together. The number keeps samples of several tasks independent.
-            rows = _sample(name, rows.reshape(-1, task.copies), count, member.epochs, (seed, number))
+            total = round(count * member.epochs)  # a part epoch takes the first rows in the sample
+            if not 0 < count <= len(rows) or not total:
+                few = f"{name} has {len(rows):,} rows to train on"
+                raise ValueError(f"{few}: {member.epochs:g} epochs of {count:,} rows cannot be taken from them")
+            # Copies of a question stay together. The number keeps samples of several tasks independent.
+            shuffled = np.random.default_rng((seed, number)).permutation(rows.reshape(-1, task.copies))
+            # resize repeats the sample until it has as many rows as asked for.
+            rows = np.resize(shuffled.ravel()[:count], total)
         parts[name] = task, rows
         shares[name] = member.share
     if not parts:
@@ -166,19 +172,6 @@ def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.nda
     # Training and validation share the train split, and all copies of a row belong to one of them.
     first_held_out = len(rows) - task.copies * max(1, len(rows) // task.copies // HELD_OUT)
     return task, rows[:first_held_out] if split == "train" else rows[first_held_out:]
-
-
-def _sample(name: str, rows: np.ndarray, count: int, epochs: float, seed: tuple[int, int]) -> np.ndarray:
-    """Return `count` random rows, repeated for the epochs; a part epoch takes the first rows in the sample.
-
-    rows: (questions, copies); the copies of a question stay together.
-    """
-    total = round(count * epochs)
-    if not 0 < count <= rows.size or not total:
-        few = f"{name} has {rows.size:,} rows to train on"
-        raise ValueError(f"{few}: {epochs:g} epochs of {count:,} rows cannot be taken from them")
-    # resize repeats the sample until it has as many rows as asked for.
-    return np.resize(np.random.default_rng(seed).permutation(rows).ravel()[:count], total)
 
 
 def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> None:

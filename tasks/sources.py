@@ -51,7 +51,13 @@ def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], toke
             paths = fetch(dataset_files(repo, SUFFIXES))
             files = [_open_file(path, origin | {"source": repo}) for path in paths]
         else:
-            files = [_open_task(word, origin, known, tokenizer)]
+            name, _, split = word.partition("/")
+            name, split = find_task(name, known), split or "train"
+            data = known[name]
+            if split == EVALUATION_SPLIT or split not in data.split_names:
+                raise ValueError(f"{name} has no split {split} to train on; test splits are for evaluation alone")
+            task = data(split, tokenizer)
+            files = [SourceFile(origin | {"source": name}, task.hashes(), len(task), partial(_read_task, task))]
         if not any(file.rows for file in files):
             raise ValueError(f"the source of the bucket {bucket} has no rows: {word}")
         found += files
@@ -68,16 +74,6 @@ def _open_file(path: Path, origin: Record) -> SourceFile:
         return SourceFile(origin, hashes, metadata.num_rows, partial(_read_parquet, path))
     with open(path, "rb") as file:
         return SourceFile(origin, hashes, sum(not line.isspace() for line in file), partial(read_jsonl, path, as_row))
-
-
-def _open_task(word: str, origin: Record, known: Mapping[str, DataSet], tokenizer: str) -> SourceFile:
-    name, _, split = word.partition("/")
-    name, split = find_task(name, known), split or "train"
-    data = known[name]
-    if split == EVALUATION_SPLIT or split not in data.split_names:
-        raise ValueError(f"{name} has no split {split} to train on; test splits are for evaluation alone")
-    task = data(split, tokenizer)
-    return SourceFile(origin | {"source": name}, task.hashes(), len(task), partial(_read_task, task))
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:

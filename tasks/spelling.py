@@ -14,7 +14,7 @@ from nanochat.data.corpus import learned_text, parse_data, shard_files
 from nanochat.data.documents import documents
 from nanochat.paths import text_sha256
 from tasks.common import DataSet, Task, exchange
-from tasks.gsm8k import extract_answer, with_calls
+from tasks.gsm8k import GSM8K, with_calls
 
 # Two to fifteen letters of any script.
 WORD = re.compile(r"[^\W\d_]{2,15}")
@@ -62,7 +62,7 @@ class SimpleSpelling(Task):
 class SpellingBee(SimpleSpelling):
     """Letters counted by hand, then by the calculator; the answer looks like GSM8K's."""
 
-    read = staticmethod(extract_answer)
+    read = GSM8K.read
 
     def conversation(self, word: str) -> dict:
         # The word's hash is the seed, so that a word has the same question in every run.

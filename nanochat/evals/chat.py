@@ -45,10 +45,9 @@ LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 class Problem(NamedTuple):
     """A conversation with its prompt as tokens."""
 
-    number: int
     conversation: dict
     prompt: list[int]
-    cut: bool  # the prompt was too long for the context, and lost its beginning
+    record: dict  # what is known of it before it is answered
 
 
 Task = Any  # tasks.common.Task, which nanochat/ does not import
@@ -108,7 +107,13 @@ def evaluate_task(
         answered.append(answer)
         share = min(len(answered) * runtime.world_size / len(problems), 1)  # of all ranks, about
         progress.update(f"{label}: {share:.0%} of {len(problems):,} problems", share)
-    records = _judge(answered, task, tokenizer)
+    # All texts are judged in one call, which runs programs side by side.
+    texts = [(problem.conversation, answer["text"]) for problem, completions in answered for answer in completions]
+    verdicts = iter(task.evaluate_all(texts))
+    records = [
+        problem.record | {"completions": [completion | {"right": bool(next(verdicts))} for completion in completions]}
+        for problem, completions in answered
+    ]
     # Ranks have every n-th problem or batch: sorted, the records do not depend on the rank count.
     records = sorted(chain(*runtime.all_gather(records)), key=lambda record: record["problem"])
     if path and runtime.rank == 0:
@@ -125,7 +130,7 @@ def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore], c
     # The first problem of each task, then the second of each.
     for number, name in product(range(count), written):
         for record in scores[name].records[number : number + 1]:  # none: the task has fewer
-            *messages, _ = tasks[name][record["problem"]]["messages"]
+            *messages, _ = tasks[name][number]["messages"]
             question = " / ".join(message["content"] for message in messages)
             answer = record["completions"][0]
             texts = [shorten(text, SHOWN) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]
@@ -165,34 +170,21 @@ def _prepare_problems(
     problems = []
     for number in range(total):
         conversation = task[number]
-        fitted = fitted_prompt(conversation, tokenizer, context, answer_tokens)
-        problems.append(Problem(number, conversation, *fitted))
-    shortened = sum(problem.cut for problem in problems)
+        prompt, cut = fitted_prompt(conversation, tokenizer, context, answer_tokens)
+        record = {
+            "problem": number,
+            "prompt": tokenizer.decode(prompt),
+            "cut": cut,  # the prompt was too long for the context, and lost its beginning
+            "answer": conversation["messages"][-1]["content"],
+            "category": conversation.get("category"),  # None: the task has no categories
+        }
+        problems.append(Problem(conversation, prompt, record))
+    shortened = sum(problem.record["cut"] for problem in problems)
     if answer_tokens >= context:
         print0(f"{label}: answers end with the context of {context:,} tokens, before {answer_tokens:,} new ones")
     if shortened:
         print0(f"{label}: {shortened:,} of {total:,} prompts are longer than the context, and lose their beginning")
     return problems
-
-
-def _judge(answered: list[tuple[Problem, list[dict]]], task: Task, tokenizer: Tokenizer) -> list[dict]:
-    """Return one record per problem, with a verdict in each completion."""
-    # All texts are judged in one call, which runs programs side by side.
-    texts = [(problem.conversation, answer["text"]) for problem, completions in answered for answer in completions]
-    verdicts = iter(task.evaluate_all(texts))
-    records = []
-    for problem, completions in answered:
-        records.append(
-            {
-                "problem": problem.number,
-                "prompt": tokenizer.decode(problem.prompt),
-                "cut": problem.cut,
-                "answer": problem.conversation["messages"][-1]["content"],
-                "category": problem.conversation.get("category"),  # None: the task has no categories
-                "completions": [completion | {"right": bool(next(verdicts))} for completion in completions],
-            }
-        )
-    return records
 
 
 # ---- letters ----
@@ -205,12 +197,11 @@ def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, r
     starts = range(0, len(problems), LETTER_BATCH)
     for start in starts[runtime.rank :: runtime.world_size]:
         batch = problems[start : start + LETTER_BATCH]
-        for logits in in_halves(lambda part: last_logits(model, part), [problem.prompt for problem in batch]):
-            for row in logits:
-                problem = batch.pop(0)
-                letters = problem.conversation["letters"]
-                tokens = [tokenizer.encode(letter)[0] for letter in letters]  # a letter is one byte, so one token
-                yield problem, [{"text": letters[int(row[tokens].argmax())]}]
+        logits = in_halves(lambda part: last_logits(model, part), [problem.prompt for problem in batch])
+        for problem, row in zip(batch, torch.cat(list(logits)), strict=True):
+            letters = problem.conversation["letters"]
+            tokens = [tokenizer.encode(letter)[0] for letter in letters]  # a letter is one byte, so one token
+            yield problem, [{"text": letters[int(row[tokens].argmax())]}]
 
 
 @torch.no_grad()
@@ -240,7 +231,7 @@ def _write_answers(
             top_k=settings.top_k,
             top_p=settings.top_p,
             # Each problem has its own seed, whatever runs beside it.
-            seed=(settings.seed + repeat << 32) + problem.number,
+            seed=(settings.seed + repeat << 32) + problem.record["problem"],
             n=settings.num_samples,
         )
         for problem, repeat in product(own, range(settings.repeats))
@@ -252,10 +243,14 @@ def _write_answers(
         samples = completions[place]
         samples[repeat * settings.num_samples + event.sample].add(event)
         if event.token is None and all(sample.reason for sample in samples):
-            answers = []
-            for sample in samples:
-                content = reply_parts(sample.tokens, tokenizer)
-                answers.append({"text": tokenizer.decode(sample.tokens), "parts": content, "reason": sample.reason})
+            answers = [
+                {
+                    "text": tokenizer.decode(sample.tokens),
+                    "parts": reply_parts(sample.tokens, tokenizer),
+                    "reason": sample.reason,
+                }
+                for sample in samples
+            ]
             yield own[place], answers
 
 

@@ -163,15 +163,6 @@ SECOND_ARGUMENT = 24
 X32_CALLS = 0x40000000  # on x86_64 a second set of call numbers begins here
 
 
-def _readable(more: list[str]) -> list[str]:
-    """Return the paths that a contained program may read. more: those of this program alone."""
-    paths = [*READABLE, *more]
-    prefix = os.path.realpath(sys.base_prefix)
-    if not prefix.startswith("/usr"):
-        paths.append(prefix)
-    return [path for path in paths if os.path.lexists(path)]
-
-
 class _Refusal(NamedTuple):
     """A row in CALLS, for this machine."""
 
@@ -302,7 +293,11 @@ def _change_root(size: int, readable: list[str]) -> None:
     Path(root, "tmp").mkdir()
     own = f"mode=1777,size={size},nr_inodes={MAX_NAMES}"
     _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, own)
-    for path in _readable(readable):
+    paths = [*READABLE, *readable]
+    python = os.path.realpath(sys.base_prefix)
+    if not python.startswith("/usr"):
+        paths.append(python)
+    for path in filter(os.path.lexists, paths):
         _bind(path, root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
     for path in DEVICES:
         _bind(path, root, MOUNT_ATTR_NOSUID)

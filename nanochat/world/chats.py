@@ -237,11 +237,12 @@ def talk(world: World) -> Rows:
         add("unknown names", [UNKNOWN], world.pick(fact.new_questions))
     # About things beyond the land, with words that no text for training has.
     _, questions, *lists = world.rows("beyond")
-    others = {}  # a dictionary is a set that keeps its order
-    for question in questions:
-        for _ in range(5):
-            others[question.format_map({kind: world.pick(words.split()) for kind, _, words in lists})] = None
-    for question in world.sample(list(others), each):
+    others = [
+        question.format_map({kind: world.pick(words.split()) for kind, _, words in lists})
+        for question in questions
+        for _ in range(5)
+    ]
+    for question in world.sample(list(dict.fromkeys(others)), each):
         add("other things", [UNKNOWN], question)
     return rows
 

@@ -67,14 +67,6 @@ class Dice:
 PARTICLE = re.compile("([가-힣])(은|이|을|으로)/(는|가|를|로)")
 
 
-def read_sections(text: str) -> dict[str, str]:
-    """Return the text below each `== name` in world.txt, without comment lines."""
-    text = re.sub(r"^# .*\n", "", text, flags=re.MULTILINE)
-    # An empty line stands before each section.
-    sections = text.split("\n== ")[1:]
-    return dict(section.strip().split("\n", 1) for section in sections)
-
-
 def capitalized(text: str) -> str:
     """Return the text with an upper-case first letter; `str.capitalize` would change the other letters too."""
     return text[0].upper() + text[1:]
@@ -193,7 +185,9 @@ class World(Dice):
 
     def __init__(self, seed: int, people: int):
         super().__init__("world", seed)
-        self.text = read_sections(Path(__file__).with_name("world.txt").read_text(encoding="utf-8"))
+        text = Path(__file__).with_name("world.txt").read_text(encoding="utf-8")
+        sections = re.sub(r"^# .*\n", "", text, flags=re.MULTILINE).split("\n== ")[1:]  # an empty line before each
+        self.text = dict(section.strip().split("\n", 1) for section in sections)  # name -> text, without comments
         self.things = defaultdict(list)  # kind -> things
         self.strangers = defaultdict(list)  # kind -> things that are not of the land and in no document
         self.road_ends = {}  # name of a road -> the two towns that it joins
