@@ -206,7 +206,7 @@ def _pretend_device(device: str, ranks: int) -> Iterator[None]:
             patch.object(
                 cross_entropy,
                 "compiled_form",
-                lambda logits, *_: (torch.empty(len(logits)), torch.empty_like(logits)),
+                lambda: lambda logits, *_: (torch.empty(len(logits)), torch.empty_like(logits)),
             ),
             # A cache would mix real masks with fake ones.
             patch.object(attention, "_cached_mask", attention._cached_mask.__wrapped__),

@@ -6,7 +6,6 @@ only multiplies by one number.
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,8 +52,10 @@ def cross_entropy(
     """
     hidden, labels = hidden.flatten(0, -2), targets.flatten()
     factors = None if factors is None else factors.flatten()
-    # Not compiled, the form makes several copies of a chunk in fp32, which is large on a GPU.
-    form = compiled_form if compiled or hidden.is_cuda else torch_form
+    form = torch_form
+    # Not compiled, it makes several copies of a chunk in fp32, which is large on a GPU. A graph around it compiles it.
+    if (compiled or hidden.is_cuda) and not torch.compiler.is_compiling():
+        form = compiled_form()
     settings = form, softcap, vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
@@ -172,10 +173,5 @@ def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int,
 
 
 @cache
-def _compiled() -> Form:
+def compiled_form() -> Form:
     return torch.compile(torch_form, dynamic=True)
-
-
-def compiled_form(*given: Any) -> Losses:
-    form = torch_form if torch.compiler.is_compiling() else _compiled()
-    return form(*given)

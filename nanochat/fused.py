@@ -89,10 +89,8 @@ class PairTable(nn.Module):
 
     def __init__(self, table: RotaryTable, channels: int):
         super().__init__()
-        # Pairs that do not rotate are multiplied by 1.
-        still = channels // 2 - table.cos.shape[1]
-        ones = torch.ones(len(table.cos), still, dtype=torch.complex64, device=table.cos.device)
-        self.factors = torch.cat([torch.complex(table.cos, table.sin), ones], dim=1)
+        still = channels // 2 - table.cos.shape[1]  # pairs that do not rotate: multiplied by 1
+        self.factors = F.pad(torch.complex(table.cos, table.sin), (0, still), value=1)
 
     def forward(self, positions: Tensor | slice) -> PairRotation:
         return PairRotation(self.factors[positions].unsqueeze(-2))

@@ -117,20 +117,16 @@ Initial = Callable[..., Tensor]  # from (an empty fp32 tensor on the CPU, config
 class Linear(nn.Linear):
     """A linear layer without bias. The fp32 weight is cast to the input's dtype, so gradients add up in fp32."""
 
-    rounded = None  # values that act in place of the weight's, in quantization-aware training
-
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, bias=False)
 
     def reset_parameters(self) -> None:
-        pass  # init_weights gives all values
+        self.rounded = None  # values that act in place of the weight's (quant.py); init_weights gives the weight's
 
     @property
     def active_weight(self) -> Tensor:
-        """The weight, or its rounded values, whose gradient goes to the weight (straight-through)."""
-        if self.rounded is None:
-            return self.weight
-        return self.rounded + (self.weight - self.weight.detach())  # plus zero
+        """The weight, or its rounded values plus zero, by which the weight gets their gradient (straight-through)."""
+        return self.weight if self.rounded is None else self.rounded + (self.weight - self.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.active_weight.to(x.dtype))
@@ -139,7 +135,6 @@ class Linear(nn.Linear):
 class Embedding(nn.Embedding):
     """A table without values until init_weights: random numbers on the meta device would import the compiler."""
 
-    rounded = None
     reset_parameters = Linear.reset_parameters
     active_weight = Linear.active_weight
 

@@ -67,16 +67,15 @@ def assign(plan: str, names: Iterable[str]) -> Recipes:
             raise ValueError(f"{pattern} in the plan is no pattern: {error}") from None
         if not found and len(entries) > 1:
             raise ValueError(f"{recipe} in the plan lacks a pattern, write PATTERN=RECIPE")
-    recipes, used = {}, set()
+    recipes = {}
     for name in names:
-        matches = [entry for entry in entries if re.search(entry[0], name)]
+        matches = [recipe for pattern, _, recipe in entries if re.search(pattern, name)]
         if len(matches) != 1:
-            found = " and ".join(recipe for _, _, recipe in matches)
-            raise ValueError(f"{name} has {f'two recipes, {found}' if matches else 'no recipe'} in the plan")
-        recipes[name] = matches[0][2]
-        used |= {*matches}
+            found = f"two recipes, {' and '.join(matches)}" if matches else "no recipe"
+            raise ValueError(f"{name} has {found} in the plan")
+        [recipes[name]] = matches
     for entry in entries:
-        if entry not in used:
+        if not any(re.search(entry[0], name) for name in recipes):
             raise ValueError(f"{''.join(entry)} in the plan matches no tensor")
     return recipes
 
@@ -139,9 +138,8 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> S
     for name, weight in weights.items():
         if not weight.isfinite().all():
             raise ValueError(f"{name} has values that are not finite: train the model again")
-        weight = weight.detach().float()
         if name not in recipes:
-            stored[name] = weight.cpu()
+            stored[name] = weight.detach().float().cpu()
             continue
         recipe, hessian = parse_recipe(recipes[name]), hessians.get(name)
         if recipe.gptq and hessian is None:
@@ -198,26 +196,19 @@ class FakeQuantization:
     def __init__(self, model: "GPT", plan: str, start: float):
         if "gptq" in plan:
             raise ValueError(f"--qat={plan}: gptq cannot be used in training, leave it out")
-        self.start, self.active = start, False
+        self.start = start
         self.layers = []  # layer, recipe, rounded weight
         for name, recipe in assign(plan, matrices(model)).items() if plan else ():
             layer = model.get_submodule(name.removesuffix(".weight"))
             self.layers.append((layer, parse_recipe(recipe), torch.empty_like(layer.weight.detach())))
 
     def __call__(self, progress: float) -> None:
-        """Switch on if the run has come so far, and round the weights that the last step has changed."""
-        if self.active:
-            self.refresh()
-        elif progress >= self.start:
+        """Round the weights that the last step has changed, if the run has come so far."""
+        if progress >= self.start:
             self.switch(True)
 
-    def switch(self, active: bool) -> None:
-        for layer, _, rounded in self.layers:
-            layer.rounded = rounded if active else None
-        self.active = active
-        self.refresh()
-
     @torch.no_grad()
-    def refresh(self) -> None:
+    def switch(self, active: bool) -> None:
         for layer, recipe, rounded in self.layers:
             rounded.copy_(quantize(layer.weight, recipe).dequantize())
+            layer.rounded = rounded if active else None

@@ -66,21 +66,17 @@ def find_sandbox(device: str, unsafe: bool) -> str:
     return "no" if sandbox.missing() else "yes"
 
 
-def scoring_words(folder: str, scale: Scale, stride: int, rows: int) -> list[str]:
-    """Return the command line of the scoring process, in fp32; folder: has the artifact and the text."""
-    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}", f"--rows={rows}"]
-    return [*words, f"--seconds={scale.scoring}", f"--device={scale.device}"]
-
-
 def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
-    On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
+    It scores in fp32. On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
     """
     from nanochat.evals import sandbox
 
+    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}", f"--rows={rows}"]
+    words += [f"--seconds={scale.scoring}", f"--device={scale.device}"]
     root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
-    program = PROGRAM.format(paths=[root, *packages], words=scoring_words(folder, scale, stride, rows))
+    program = PROGRAM.format(paths=[root, *packages], words=words)
     if scale.device == "cpu":
         seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
@@ -189,12 +185,12 @@ def compare(config: Config) -> None:
     baselines = [read_arm(config.tag, entry, config.seeds) for entry in BASELINES]
     best = min(baselines, key=lambda baseline: baseline.values()[0])  # by the first seed, which all have
     require_equal([own, *others, *baselines])
-    difference, p = own.against(best)
+    difference, p = best.against(own)
     outcome.metrics = {
         "Entry": own.name,
         "Seeds": len(own.runs),
         "Baseline": best.name,
-        "Baseline minus entry": measured(None if difference is None else -difference),
+        "Baseline minus entry": measured(difference),
         "p": measured(p, spec=".2g"),
         **own.means(),
     }

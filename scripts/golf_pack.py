@@ -71,9 +71,8 @@ def choose_weights(model: "GPT", checkpoint: "Checkpoint") -> None:
 
 
 def without_defaults(config: "GPTConfig") -> Record:
-    """Return the fields of a config that are not the default, and the context's length."""
-    values = asdict(config).items()
-    return {name: value for name, value in values if value != getattr(type(config), name) or name == "max_seq_len"}
+    """Return the fields of a config that are not the default."""
+    return {name: value for name, value in asdict(config).items() if value != getattr(type(config), name)}
 
 
 def vocabulary_of(tokenizer: "Tokenizer") -> Record:

@@ -45,7 +45,6 @@ def packed(tokenizer):
 def test_a_config_comes_back_without_its_defaults(fields):
     config = lively({**CONFIGS["golf"], **fields}).config
     assert GPTConfig(**without_defaults(config)) == config
-    assert without_defaults(config)["max_seq_len"] == config.max_seq_len
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ taken back: `--without=NAME` gives the flags of the entry without it; the ablati
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -183,8 +184,7 @@ def check_size(groups: Mapping[str, int], budget: int) -> int:
     """Return the bytes of all groups; ValueError if they are above the budget."""
     total = sum(groups.values())
     if total > budget:
-        largest = sorted(groups, key=groups.get, reverse=True)[:3]
-        named = ", ".join(f"{group} {groups[group]:,}" for group in largest)
+        named = ", ".join(f"{group} {size:,}" for group, size in Counter(groups).most_common(3))
         raise ValueError(f"{total:,} bytes are {total - budget:,} over the budget of {budget:,}; the largest: {named}")
     return total
 
