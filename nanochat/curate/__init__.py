@@ -8,6 +8,6 @@ Other packages import from here:
   bm25           BM25: search for similar texts
   augment        STYLES, Style, answers_in, remix, MOST_CHOICES, HANGUL: other styles of questions and answers,
                  and more choices
-  teacher        Teacher, TeacherSettings, translate, answer, check_choices, judge, judged_metrics: another model and its
-                 uses
+  teacher        Teacher, TeacherSettings, translate, answer, check_choices, judge, judged_metrics: another
+                 model and its uses
 """

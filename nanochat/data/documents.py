@@ -8,7 +8,6 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def _read_parquet(file: Path) -> Iterator[str]:
 
 READERS = {
     ".parquet": _read_parquet,
-    ".jsonl": partial(read_jsonl, parse=_text_of),
+    ".jsonl": lambda file: read_jsonl(file, _text_of),
     ".txt": _read_text,
     ".md": _read_text,
 }

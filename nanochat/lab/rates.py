@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-WIDE = np.linspace(-1, 1, 10)  # decades from the centre of the range
-NARROW = np.linspace(-0.24, 0.24, 5)  # decades from the lowest point
+WIDE = 10  # rates, one decade to either side of the centre
 MOVE = 8 / 9  # decades: four of the nine steps of the wide range
+NARROW = (-0.24, -0.12, 0.0, 0.12, 0.24)  # decades from the lowest point
 MOST_MOVES = 3
 WINDOW = 1.2  # of log rate on either side of the lowest loss; the curve is no parabola far from it
 
@@ -35,7 +35,7 @@ def next_round(losses: Losses, seeds: int = 2) -> Round:
     """Return the first round that is not complete."""
     centre = 1.0
     for moves in range(MOST_MOVES + 1):
-        wide = _rates(centre, WIDE)
+        wide = _rates(centre, np.linspace(-1, 1, WIDE))
         if not _is_complete(losses, wide, 1):
             return Round(wide, 1, "rates over two decades" + ", moved to where the losses fall" * (moves > 0))
         lowest, _ = _lowest(losses, wide)
