@@ -201,14 +201,11 @@ def compare(config: Config) -> None:
         outcome.tables.append(comparison_table(title, [own, *others], own))
     outcome.show()
     outcome.tables += own.runs[0].tables
-    # Bytes by group, as shares of the budget, and validation over the clock, both of the first seed.
-    budget = own.runs[0].metrics["Budget"]
-    bars = {group: [size / budget, 0.0, f"{size:,}"] for group, size in own.runs[0].tables[0]["rows"]}
     clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": {}}
     for entry in (own.name, best.name):
         records = read_metrics(stage_dir("base_train", f"{config.tag}-{entry}-1") / "metrics.jsonl")
         clock["series"][entry] = metric_curve(records, "val/bpb", over="total_training_time")
-    outcome.curves = [{"title": f"Bytes by group, of {budget:,}", "bars": bars}, clock]
+    outcome.curves = [clock]
     outcome.write()
 
 

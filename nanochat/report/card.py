@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from nanochat.hardware import find_accelerator
-from nanochat.log import duration, format_value, is_known, markdown_table, table_of
+from nanochat.log import duration, format_value, markdown_table, table_of
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
 from nanochat.report.plots import draw_plot
@@ -102,7 +102,11 @@ def read_card(base: Path, tag: str = "") -> Card:
             Section(
                 title,
                 outcome,
-                plots=_plots(outcome),
+                plots={
+                    f"{outcome.stage}-{outcome.tag}-{number}.svg": draw_plot(curve)
+                    for number, curve in enumerate(outcome.curves, 1)
+                    if "series" in curve  # records of earlier versions may hold bars
+                },
                 part=outcome.seconds / seconds,
                 dollars=rate and rate * outcome.seconds / 3600,
             )
@@ -149,21 +153,6 @@ def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome) -> str:
         command = read_json(plan)["resume"]
     # --data=/home/me/text becomes --data=text: a reader has other folders.
     return shlex.join(FOLDERS.sub(r"\1", word) for word in shlex.split(command))
-
-
-def _plots(outcome: Outcome) -> dict[str, str]:
-    prefix = f"{outcome.stage}-{outcome.tag}"
-    plots = {f"{prefix}-{number}.svg": draw_plot(curve) for number, curve in enumerate(outcome.curves, 1)}
-    if outcome.stage.startswith(EVALUATIONS):
-        bars = {
-            # The error is NaN for a single question: drawn without a whisker.
-            name: [score["value"], score["stderr"] if is_known(score["stderr"]) else 0.0, format_value(score)]
-            for name, score in outcome.metrics.items()
-            # Scores have a standard error, parameters like the step have none.
-            if isinstance(score, dict) and "stderr" in score
-        }
-        plots[f"{prefix}-tasks.svg"] = draw_plot({"title": "Scores, with standard errors", "bars": bars})
-    return plots
 
 
 def _moment(timestamp: str) -> str:

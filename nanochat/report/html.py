@@ -64,9 +64,8 @@ def opening(card: Card) -> list[str]:
         seconds = sum(section.outcome.seconds for section in sections.values())
         parts.append(f"A model with {parameters} parameters. All stages took {duration(seconds)} on {place}.")
     parts += card.origin
-    # The scores of the last model.
+    # The last model's.
     last = [section for stage, section in sections.items() if stage.startswith(EVALUATIONS)][-1:]
-    shown += [list(section.plots)[-1] for section in last]
     parts += [f"![]({quote(f'{FOLDER}/{name}')})" for name in shown]
     for section in last:
         for table in section.outcome.tables:

@@ -1,8 +1,6 @@
 """Plots for the report card as small SVG: the same bytes for the same numbers.
 
-A plot is a dictionary with a title and one of these:
-  {"x", "y", "series": name -> [xs, ys]}       lines; a short series has a mark at each point
-  {"bars": name -> [score, error, text]}       scores with standard errors
+A plot is a dictionary {"title", "x", "y", "series": name -> [xs, ys]}; a short series has a mark at each point.
 Colours are variables of STYLE, which a page contains once and a picture file has inside: both follow dark mode. They
 are those of Okabe and Ito, darker where text needs it, and lines have dashes too: colour-blind eyes tell them apart.
 """
@@ -14,8 +12,8 @@ from typing import Any
 
 WIDTH = 400  # pixels, as all sizes here
 TOP = 44  # the plot area begins below title and legend
-LINES_BOTTOM = 214  # the plot area ends above the axis labels
-LINES_HEIGHT = 252
+BOTTOM = 214  # the plot area ends above the axis labels
+HEIGHT = 252
 CHARACTER = 7.4  # width per digit in the widest common font
 MOST_MARKS = 40  # a longer series has no marks
 COLORS = 6  # STYLE has so many; further series repeat them
@@ -32,22 +30,18 @@ STYLE = """
 .plot .end { text-anchor: end; }
 .plot .middle { text-anchor: middle; }
 .plot .grid { stroke: currentColor; opacity: .2; }
-.plot rect, .plot circle { fill: var(--color, currentColor); }
-.plot .track { opacity: .12; }
-.plot .whisker { stroke: currentColor; stroke-width: 1.5; }
+.plot circle { fill: var(--color); }
 .plot .line { fill: none; stroke: var(--color); stroke-width: 1.5; stroke-linejoin: round; }
 .plot .line:is(.s2, .s4) { stroke-dasharray: 6 3; } .plot .line:is(.s3, .s5) { stroke-dasharray: 2 3; }
 """
 
 Plot = Mapping[str, Any]
-Drawing = tuple[int, list[str]]  # height, SVG elements
 
 
 def draw_plot(plot: Plot) -> str:
     """Return a plot as an SVG element for a page that contains STYLE."""
-    height, elements = _draw_bars(plot) if "bars" in plot else _draw_lines(plot)
-    head = f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(plot["title"])}">'
-    return "\n".join([head, _text(0, 14, plot["title"], "title"), *elements, "</svg>"])
+    head = f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(plot["title"])}">'
+    return "\n".join([head, _text(0, 14, plot["title"], "title"), *_lines(plot), "</svg>"])
 
 
 def picture_file(element: str) -> str:
@@ -92,10 +86,11 @@ def _spread(low: float, high: float) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-# ---- line plots ----
+# ---- lines ----
 
 
-def _draw_lines(plot: Plot) -> Drawing:
+def _lines(plot: Plot) -> list[str]:
+    """Return the elements below the title: axes, lines, names."""
     series = []
     for xs, ys in plot["series"].values():
         # A diverged loss is NaN or infinite: only other points can be drawn.
@@ -110,7 +105,7 @@ def _draw_lines(plot: Plot) -> Drawing:
     left = 10 + CHARACTER * longest
     across = axis(first, last, left, WIDTH - 6)
     # Pixels count from the top, values from the bottom.
-    down = axis(rows[0], rows[-1], LINES_BOTTOM, TOP)
+    down = axis(rows[0], rows[-1], BOTTOM, TOP)
     elements = [_text(0, 31, plot["y"])]
     for row in rows:
         y = down(row)
@@ -121,8 +116,8 @@ def _draw_lines(plot: Plot) -> Drawing:
         # Round numbers beyond the data would lie outside the picture.
         if first <= column <= last:
             x = min(across(column), WIDTH - CHARACTER * len(label(column)) / 2)  # the last one is not cut
-            elements.append(_text(x, LINES_BOTTOM + 16, label(column), "middle"))
-    elements.append(_text(WIDTH, LINES_HEIGHT - 6, plot["x"], "end"))
+            elements.append(_text(x, BOTTOM + 16, label(column), "middle"))
+    elements.append(_text(WIDTH, HEIGHT - 6, plot["x"], "end"))
     for number, some in enumerate(series):
         color = _color(number)
         pixels = [(across(x), down(y)) for x, y in some]
@@ -136,40 +131,7 @@ def _draw_lines(plot: Plot) -> Drawing:
     for number, name in reversed(list(enumerate(plot["series"]))) if len(series) > 1 else ():
         elements.append(_text(place, 31, name, f"end {_color(number)}"))
         place -= CHARACTER * len(name) + 14
-    return LINES_HEIGHT, elements
-
-
-# ---- bars ----
-
-
-def _draw_bars(plot: Plot) -> Drawing:
-    """Return bars from 0 to 1, or as far as the scores and their errors reach."""
-    bars = plot["bars"]
-    reached = [0.0, 1.0]
-    for score, error, _ in bars.values():
-        reached += [score - error, score + error]
-    across = axis(min(reached), max(reached), start=0, end=WIDTH)
-    elements = []
-    y = 24  # top edge; below it the name, then the bar
-    for name, (score, error, text) in bars.items():
-        # A negative score reaches to the left.
-        near, far = sorted((across(0), across(score)))
-        elements += [
-            _text(0, y + 11, name),
-            _text(WIDTH, y + 11, text, "end"),
-            _bar("track", 0, y + 17, WIDTH),
-            _bar("s0", near, y + 17, far - near),
-        ]
-        # The standard error as a thin line along the bar.
-        if error:
-            reach = f"M{across(score - error):.1f} {y + 20}H{across(score + error):.1f}"
-            elements.append(f'<path class="whisker" d="{reach}"/>')
-        y += 30
-    return y + 4, elements
-
-
-def _bar(style: str, x: float, y: float, width: float) -> str:
-    return f'<rect class="{style}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="6" rx="2"/>'
+    return elements
 
 
 # ---- elements ----

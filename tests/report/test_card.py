@@ -83,18 +83,6 @@ def test_the_summary_of_headline_metrics(tmp_path):
     assert "| GSM8K | - | 0.0023 | - | - |".split() in lines
 
 
-def test_scores_are_drawn_and_parameters_are_not(tmp_path):
-    score = {"value": 0.5, "stderr": 0.1, "format": ".2f"}
-    leave(tmp_path, "base_eval", metrics={"CORE metric": score, "piqa": score | {"stderr": float("nan")}, "Step": 3})
-    leave(tmp_path, "base_loss", metrics={"val bpb": score})
-    loss, scores = read_card(tmp_path).sections
-    assert not loss.plots
-    [(name, picture)] = scores.plots.items()
-    assert name == "base_eval-default-tasks.svg"
-    assert [part in picture for part in (">piqa<", ">0.50 ± 0.10<", ">0.50<", "Step")] == [True, True, True, False]
-    assert picture.count('class="whisker"') == 1
-
-
 def test_shares_of_time_and_money(tmp_path):
     for stage, tag, seconds in [("tok_train", "a", 900.0), ("tok_train", "b", 900.0), ("zebra", "x", 1800.0)]:
         leave(tmp_path, stage, tag, seconds=seconds)

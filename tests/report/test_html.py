@@ -74,7 +74,7 @@ def test_it_asks_for_nothing_and_runs_nothing(run):
     assert POLICY in text.partition("<style>")[0]
     assert not re.search(r"<script|<img|<iframe|\son\w+=\"|url\(|@import|https?://", text.replace("http-equiv", ""))
     assert "&lt;script&gt;" in text
-    assert all(kind in text for kind in ("prefers-color-scheme: dark", 'class="track"', 'class="line s0"'))
+    assert all(kind in text for kind in ("prefers-color-scheme: dark", 'class="line s0"'))
 
 
 def test_the_first_screen_says_what_was_trained_and_whether_it_worked(tmp_path):
@@ -89,7 +89,6 @@ def test_the_first_screen_says_what_was_trained_and_whether_it_worked(tmp_path):
     assert "A model with 12,345 parameters. All stages took 2m00s on 8x NVIDIA H100 80GB HBM3." in first
     assert "Learned from: my text" in first
     assert 'aria-label="Loss"' in first
-    assert first.count('aria-label="Scores, with standard errors"') == 1
     assert "Sample answers, Chat evaluation rl" in first
     assert "42 &lt;b&gt;" in first
     assert "earlier" not in first
