@@ -46,7 +46,6 @@ LOCK = "requirements.lock"  # locks the dependencies; the card counts lines
 SOURCES = ("*.py", "*.md", "*.rs", "*.html", "*.toml", "*.sh")
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 NOT_KNOWN = "n/a"
-ANSWERS = "Sample answers"  # title of a table of chat evaluations, also shown at the top of the HTML card
 
 # Figure in the metric log -> title in the report card.
 CORE_ESTIMATES = {"core_metric": "CORE metric estimate", "world_core_metric": "World CORE metric estimate"}

@@ -9,7 +9,7 @@ import re
 
 from nanochat.config import Count, option, options, run
 from nanochat.log import print0, table_of, terminal_table
-from nanochat.outcome import ANSWERS, Outcome
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
 from nanochat.stages import STAGES
@@ -97,7 +97,7 @@ def main(config: Config) -> None:
         for title, columns, rows in (
             ("Mean over k repeats", "Task|k:d|Avg@k:.4f|Error over questions:.4f|Error over repeats:.4f", repeated),
             ("One of k answers is right", "Task|k:d|pass@k:.4f|Standard error:.4f", passed),
-            (ANSWERS, "Task|Question|Answer|Right", sample_answers(tasks, scores)),
+            ("Sample answers", "Task|Question|Answer|Right", sample_answers(tasks, scores)),
             ("By category", "Task|Category|Problems:d|Accuracy:.4f|Standard error:.4f", categories),
         ):
             if rows:

@@ -24,7 +24,6 @@ Groups = dict[str, Facts]
 
 TITLES = {stage.name: stage.section for stage in STAGES} | OTHER_SECTIONS
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
-EVALUATIONS = ("base_eval", "chat_eval")  # beginnings of the stages with a score for each task
 
 
 class Section(NamedTuple):
@@ -57,12 +56,6 @@ class Card(NamedTuple):
         costs = [section.dollars for section in self.sections]
         # A sum with a missing part would look complete.
         return None if None in costs else sum(costs)
-
-    @property
-    def origin(self) -> list[str]:
-        """The text and the command, a line each."""
-        text = [f"Learned from: {self.text}"] if self.text else []
-        return [*text, f"Command: {self.command}"]
 
     @property
     def plots(self) -> dict[str, str]:
@@ -183,13 +176,10 @@ def _headlines(outcomes: Sequence[Outcome]) -> Groups:
 
 def markdown(card: Card, pictures: str) -> str:
     """Return the card as Markdown. pictures: the folder with the pictures, beside the file."""
-    parts = ["# nanochat training report", *body(card, pictures), "## Summary", summary(card)]
-    return "\n\n".join(parts) + "\n"
-
-
-def body(card: Card, pictures: str) -> list[str]:
-    """Return header and stages as Markdown."""
-    parts = [f"Generated: {card.generated}", *card.origin, "## Environment"]
+    parts = ["# nanochat training report", f"Generated: {card.generated}"]
+    if card.text:
+        parts.append(f"Learned from: {card.text}")
+    parts += [f"Command: {card.command}", "## Environment"]
     for name, facts in card.environment.items():
         parts.append(f"### {name}\n{_listing(facts)}")
     parts += [f"Run started: {card.started}", "---"]
@@ -206,7 +196,7 @@ def body(card: Card, pictures: str) -> list[str]:
             title = element.partition('aria-label="')[2].partition('"')[0]
             # Quoted, because a blank would end the link.
             parts.append(f"![{title}]({quote(f'{pictures}/{name}')})")
-    return parts
+    return "\n\n".join([*parts, "## Summary", summary(card)]) + "\n"
 
 
 def summary(card: Card) -> str:

@@ -4,9 +4,7 @@ from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 
-from nanochat.log import duration, format_value, markdown_table
-from nanochat.outcome import ANSWERS
-from nanochat.report.card import EVALUATIONS, Card, body, summary
+from nanochat.report.card import Card, markdown
 from nanochat.report.plots import STYLE
 
 # Nothing is fetched or run, whatever text a run has put into its records.
@@ -43,43 +41,17 @@ PAGE = """<!doctype html>
 <title>nanochat training report</title>
 <style>{style}</style>
 <main>
-<h1>nanochat training report</h1>
 {content}</main>
 </html>
 """
 FOLDER = "pictures"  # of the links that stand for the pictures
 
 
-def opening(card: Card) -> list[str]:
-    """Return the first screen as Markdown: what was trained on what, how long, whether it worked, and its answers."""
-    sections = {section.outcome.stage: section for section in card.sections if section.outcome.tag == card.tag}
-    parts = []
-    shown = []
-    base = sections.get("base_train")
-    if base:
-        shown += list(base.plots)[:1]  # the loss of base training
-        parameters = format_value(base.outcome.metrics["Number of parameters"])
-        machine = card.environment["Hardware"]
-        place = f"{machine['CPUs']} CPUs" if machine["GPUs"] == "none" else machine["GPUs"]
-        seconds = sum(section.outcome.seconds for section in sections.values())
-        parts.append(f"A model with {parameters} parameters. All stages took {duration(seconds)} on {place}.")
-    parts += card.origin
-    # The last model's.
-    last = [section for stage, section in sections.items() if stage.startswith(EVALUATIONS)][-1:]
-    parts += [f"![]({quote(f'{FOLDER}/{name}')})" for name in shown]
-    for section in last:
-        for table in section.outcome.tables:
-            if table["title"] == ANSWERS:
-                parts += [f"### {ANSWERS}, {section.title}", markdown_table(table)]
-    return parts
-
-
 def html_page(card: Card) -> str:
-    """Return the page: the opening, summary, environment, then the stages in order."""
+    """Return the card in Markdown as a page, which contains the pictures."""
     # Only these parts of Markdown: other texts appear as they are.
     renderer = MarkdownIt("zero").enable(["heading", "list", "table", "hr", "image"])
     pictures = {quote(f"{FOLDER}/{name}"): element for name, element in card.plots.items()}
     # The drawing itself stands in the page; nothing else is an image.
     renderer.add_render_rule("image", lambda _, tokens, index, *__: pictures.get(tokens[index].attrs["src"], ""))
-    content = renderer.render("\n\n".join([*opening(card), "## Summary", summary(card), *body(card, FOLDER)]))
-    return PAGE.format(policy=POLICY, style=PAGE_STYLE + STYLE, content=content)
+    return PAGE.format(policy=POLICY, style=PAGE_STYLE + STYLE, content=renderer.render(markdown(card, FOLDER)))

@@ -75,21 +75,3 @@ def test_it_asks_for_nothing_and_runs_nothing(run):
     assert not re.search(r"<script|<img|<iframe|\son\w+=\"|url\(|@import|https?://", text.replace("http-equiv", ""))
     assert "&lt;script&gt;" in text
     assert all(kind in text for kind in ("prefers-color-scheme: dark", 'class="line s0"'))
-
-
-def test_the_first_screen_says_what_was_trained_and_whether_it_worked(tmp_path):
-    curve = {"title": "Loss", "x": "tokens", "y": "nats", "series": {"train": [[0, 1], [3.0, 2.0]]}}
-    found = {"Number of parameters": 12345, "Data": "my text"}
-    leave(tmp_path, "base_train", metrics=found, curves=[curve], seconds=60.0)
-    columns = [["Task", ""], ["Question", ""], ["Answer", ""], ["Right", ""]]
-    for stage, answer in (("chat_eval_sft", "earlier"), ("chat_eval_rl", "42 <b>")):
-        table = {"title": "Sample answers", "columns": columns, "rows": [["World-Talk", "6 * 7?", answer, "yes"]]}
-        leave(tmp_path, stage, metrics={"World-Talk": {"value": 0.9, "stderr": 0.1}}, tables=[table], seconds=30.0)
-    first, summary = html_page(read_card(tmp_path)).split("<h2>Summary</h2>")[:2]
-    assert "A model with 12,345 parameters. All stages took 2m00s on 8x NVIDIA H100 80GB HBM3." in first
-    assert "Learned from: my text" in first
-    assert 'aria-label="Loss"' in first
-    assert "Sample answers, Chat evaluation rl" in first
-    assert "42 &lt;b&gt;" in first
-    assert "earlier" not in first
-    assert "earlier" in summary
