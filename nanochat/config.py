@@ -30,13 +30,6 @@ def _parse_count(words: list[str]) -> int:
     raise ValueError(f"{text} is not a whole number, write it like 20000 or 2e4")
 
 
-# Flags of other programs -> ours, for the error about unknown ones.
-OTHER_NAMES = {
-    "--n-layer": "--depth",
-    "--n-embd": "--width",
-    "--sequence-length": "--max-seq-len",
-    "--gradient-accumulation-steps": "--total-batch-size",
-}
 _COUNT = tyro.constructors.PrimitiveConstructorSpec(
     nargs=1,
     metavar="COUNT",
@@ -178,8 +171,7 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
         flag = unknown[0].split("=")[0]
         # Both spellings are flags: --max-chars, --max_chars.
         known = [flag_of(one.name) for one in fields(config_class)]
-        flag_here = OTHER_NAMES.get(flag.replace("_", "-"), flag.replace("_", "-"))
-        near = difflib.get_close_matches(flag_here, known, n=1)  # typing errors
+        near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)  # typing errors
         hint = f"did you mean {near[0]}?" if near else "see --help."
         raise ValueError(f"unknown argument {flag}, {hint}")
     values = {}
