@@ -191,20 +191,14 @@ def bloat(root: Path = ROOT) -> dict[str, dict]:
 def hardware() -> Texts:
     """Return this machine's processors, memory and GPUs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    # "NVIDIA H100 80GB HBM3, 81559": the name, and the memory in MiB.
-    listed = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
-    rows = [line.rpartition(", ") for line in listed]
-    gpus = Counter(name for name, _, _ in rows)
+    gpus = Counter(output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines())
     facts = {
         "Platform": platform.system(),
         "CPUs": f"{os.cpu_count()} logical",
         "Memory": f"{memory / 2**30:.1f} GB",  # binary gigabytes
         "GPUs": ", ".join(f"{count}x {name}" for name, count in gpus.items()) or "none",
     }
-    if rows:
-        # Some GPUs share the machine's memory and report "[N/A]".
-        sizes = [int(size) for _, _, size in rows if size.isdecimal()]
-        facts["GPU Memory"] = f"{sum(sizes) / 2**10:.1f} GB total" if len(sizes) == len(rows) else NOT_KNOWN
+    if gpus:
         facts["CUDA Version"] = torch_build()["cuda"] or NOT_KNOWN
     return facts
 

@@ -7,7 +7,7 @@ from pathlib import Path
 ENVIRONMENT = json.loads("""{
     "Git Information": {"Branch": "main", "Commit": "f1e8954 (dirty)", "Message": "Document the setup"},
     "Hardware": {"Platform": "Linux", "CPUs": "104 cores (104 logical)", "Memory": "1007.4 GB",
-        "GPUs": "8x NVIDIA H100 80GB HBM3", "GPU Memory": "633.7 GB total", "CUDA Version": "12.8"},
+        "GPUs": "8x NVIDIA H100 80GB HBM3", "CUDA Version": "12.8"},
     "Software": {"Python": "3.10.12", "PyTorch": "2.8.0+cu128"},
     "Bloat": {"Characters": {"value": 474203, "format": ",d"}, "Files": {"value": 57, "format": ",d"}}
 }""")

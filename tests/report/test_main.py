@@ -30,7 +30,6 @@ Command: python -m scripts\.tok_train
 - CPUs: 104 cores \(104 logical\)
 - Memory: 1007\.4 GB
 - GPUs: 8x NVIDIA H100 80GB HBM3
-- GPU Memory: 633\.7 GB total
 - CUDA Version: 12\.8
 - Hourly Rate: \$24\.00/hour
 
