@@ -63,8 +63,8 @@ STAGES = parse_table(
     chat_eval_rl    Chat evaluation rl     chat_rl     rl      RL      -
     """,
 )
-# Titles in the report card of commands that are no part of the main job.
-OTHER_SECTIONS = {
+# Titles in the report card, also of commands that are no part of the main job.
+TITLES = {stage.name: stage.section for stage in STAGES} | {
     "recursion_eval": "Recursion",
     "golf_eval": "Golf",
     "chats": "Chat data",

@@ -4,18 +4,15 @@
 """
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 from nanochat.config import option, options, run
-from nanochat.log import Record, print0
+from nanochat.log import print0
 from nanochat.paths import base_dir, read_json, write_json, write_text
-from nanochat.report.card import Card, markdown, read_card, summary
-from nanochat.report.compare import compare, decisions
+from nanochat.report.card import FORMAT, Card, markdown, plots, read_card, summary
+from nanochat.report.compare import compare
 from nanochat.report.html import html_page
 from nanochat.report.plots import picture_file
-
-FORMAT = 1  # version number in report.json, raised when a key changes meaning
 
 
 @options("place")
@@ -34,52 +31,26 @@ class Config:
             raise ValueError(f"--out={self.out} is no Markdown file, name it like {Path(self.out).stem}.md")
 
 
-def card_record(card: Card, base: Path) -> Record:
-    """Return a run as a JSON document; docs/report.md lists the keys."""
-    shares = [
-        {
-            "title": section.title,
-            "seconds": section.outcome.seconds,
-            "part": section.part,
-            "dollars": section.dollars,
-        }
-        for section in card.sections
-    ]
-    record = {
-        "format": FORMAT,
-        "generated": card.generated,
-        "text": card.text,
-        "command": card.command,
-        "environment": card.environment,
-        "stages": [asdict(outcome) for outcome in card.outcomes],
-        "summary": {
-            "metrics": card.headlines,
-            "shares": shares,
-            "seconds": card.seconds,
-            "dollars": card.dollars,
-        },
-        # Small enough to compare runs question by question without their folders.
-        "decisions": decisions(base, card.outcomes),
-    }
-    # None for NaN and infinity, for which JSON has no word.
-    return json.loads(json.dumps(record), parse_constant=lambda _: None)
+def json_record(card: Card) -> Card:
+    """Return the card with None for NaN and infinity, for which JSON has no word."""
+    return json.loads(json.dumps(card), parse_constant=lambda _: None)
 
 
 def write_card(base: Path, out: Path, tag: str = "") -> Card:
     """Write the card in all three forms, and the Markdown's pictures in a folder with the same name."""
     card = read_card(base, tag)
-    for name, element in card.plots.items():
-        write_text(out.with_suffix("") / name, picture_file(element))
+    for name, plot in plots(card).items():
+        write_text(out.with_suffix("") / name, picture_file(plot))
     write_text(out, markdown(card, out.stem))
     write_text(out.with_suffix(".html"), html_page(card))
-    write_json(out.with_suffix(".json"), card_record(card, base))
+    write_json(out.with_suffix(".json"), json_record(card))
     return card
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> Card:
     """Return a run's record, from the run's folder or from a report.json."""
     if path.is_dir():
-        return card_record(read_card(path), path)
+        return json_record(read_card(path))
     record = read_json(path)
     if record.get("format") != FORMAT:
         raise ValueError(f"{path} is no report.json of this version, name the folder of the run")

@@ -6,64 +6,27 @@ A figure that is not known is left out or a dash.
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 from nanochat.hardware import find_accelerator
-from nanochat.log import duration, format_value, markdown_table, table_of
+from nanochat.log import Record, duration, format_value, markdown_table, table_of
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
-from nanochat.report.plots import draw_plot
-from nanochat.stages import OTHER_SECTIONS, STAGES
+from nanochat.report.compare import decisions
+from nanochat.report.plots import Plot
+from nanochat.stages import STAGES, TITLES
 
+Card = Record  # a run as a JSON document; docs/report.md lists the keys
 Facts = dict[str, Any]  # label -> value
 Groups = dict[str, Facts]
 
-TITLES = {stage.name: stage.section for stage in STAGES} | OTHER_SECTIONS
+FORMAT = 1  # version number in report.json, raised when a key changes meaning
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
-
-
-class Section(NamedTuple):
-    """A stage."""
-
-    title: str
-    outcome: Outcome
-    plots: dict[str, str]  # file name -> SVG element
-    part: float  # share in the run's time, 0 to 1
-    dollars: float | None  # None if the price is not known
-
-
-class Card(NamedTuple):
-    """A run, ready to be written as Markdown, HTML or JSON."""
-
-    generated: str  # date of rendering
-    started: str  # date of the first stage
-    tag: str  # of the newest stage
-    text: str  # what the model learned from; empty if no stage says so
-    command: str  # that started the run
-    environment: Groups  # group -> facts about the machine that ran the newest stage
-    sections: list[Section]
-    headlines: Groups  # metric -> column of the summary -> value
-    outcomes: list[Outcome]
-    seconds: float  # of all stages
-
-    @property
-    def dollars(self) -> float | None:
-        """The cost for all stages; None if a stage ran at an unknown price."""
-        costs = [section.dollars for section in self.sections]
-        # A sum with a missing part would look complete.
-        return None if None in costs else sum(costs)
-
-    @property
-    def plots(self) -> dict[str, str]:
-        """All pictures: file name -> SVG element."""
-        return {name: element for section in self.sections for name, element in section.plots.items()}
-
-
-# ---- from outcomes to the card ----
 
 
 def hourly_rate(gpus: str) -> float | None:
@@ -82,28 +45,6 @@ def read_card(base: Path, tag: str = "") -> Card:
         raise ValueError(f"no stage has left an outcome below {base}, run one first or name another --base-dir")
     # Unknown stages come last. A stable sort: tags of one stage keep their order.
     outcomes.sort(key=lambda outcome: [*TITLES, outcome.stage].index(outcome.stage))
-    stages = [outcome.stage for outcome in outcomes]
-    seconds = sum(outcome.seconds for outcome in outcomes)
-    sections = []
-    for outcome in outcomes:
-        title = TITLES.get(outcome.stage, outcome.stage)
-        # The tag is named if a stage has several.
-        if stages.count(outcome.stage) > 1:
-            title += f" ({outcome.tag})"
-        rate = hourly_rate(outcome.environment["Hardware"]["GPUs"])
-        sections.append(
-            Section(
-                title,
-                outcome,
-                plots={
-                    f"{outcome.stage}-{outcome.tag}-{number}.svg": draw_plot(curve)
-                    for number, curve in enumerate(outcome.curves, 1)
-                    if "series" in curve  # records of earlier versions may hold bars
-                },
-                part=outcome.seconds / seconds,
-                dollars=rate and rate * outcome.seconds / 3600,
-            )
-        )
     newest = max(outcomes, key=attrgetter("timestamp"))
     environment = {
         name: {label: format_value(value) for label, value in facts.items()}
@@ -112,18 +53,47 @@ def read_card(base: Path, tag: str = "") -> Card:
     rate = hourly_rate(newest.environment["Hardware"]["GPUs"])
     if rate:
         environment["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
-    return Card(
-        generated=f"{datetime.now():%Y-%m-%d %H:%M:%S}",
-        started=_moment(min(outcome.started for outcome in outcomes)),
-        tag=newest.tag,
-        text=_text(outcomes),
-        command=_command(base, outcomes, newest),
-        environment=environment,
-        sections=sections,
-        headlines=_headlines(outcomes),
-        outcomes=outcomes,
-        seconds=seconds,
-    )
+    shares = _shares(outcomes)
+    costs = [share["dollars"] for share in shares]
+    return {
+        "format": FORMAT,
+        "generated": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+        "text": _text(outcomes),
+        "command": _command(base, outcomes, newest),
+        "environment": environment,
+        "stages": [asdict(outcome) for outcome in outcomes],
+        "summary": {
+            "metrics": _headlines(outcomes),
+            "shares": shares,
+            "seconds": sum(outcome.seconds for outcome in outcomes),
+            # A sum with a missing part would look complete.
+            "dollars": None if None in costs else sum(costs),
+        },
+        # Small enough to compare runs question by question without their folders.
+        "decisions": decisions(base, outcomes),
+    }
+
+
+def _shares(outcomes: Sequence[Outcome]) -> list[Record]:
+    """Return each stage's title, and its share in the run's time and cost; dollars: None if the price is not known."""
+    stages = [outcome.stage for outcome in outcomes]
+    seconds = sum(outcome.seconds for outcome in outcomes)
+    shares = []
+    for outcome in outcomes:
+        title = TITLES.get(outcome.stage, outcome.stage)
+        # The tag is named if a stage has several.
+        if stages.count(outcome.stage) > 1:
+            title += f" ({outcome.tag})"
+        rate = hourly_rate(outcome.environment["Hardware"]["GPUs"])
+        shares.append(
+            {
+                "title": title,
+                "seconds": outcome.seconds,
+                "part": outcome.seconds / seconds,
+                "dollars": rate and rate * outcome.seconds / 3600,
+            }
+        )
+    return shares
 
 
 def _text(outcomes: Sequence[Outcome]) -> str:
@@ -176,42 +146,54 @@ def _headlines(outcomes: Sequence[Outcome]) -> Groups:
 
 def markdown(card: Card, pictures: str) -> str:
     """Return the card as Markdown. pictures: the folder with the pictures, beside the file."""
-    parts = ["# nanochat training report", f"Generated: {card.generated}"]
-    if card.text:
-        parts.append(f"Learned from: {card.text}")
-    parts += [f"Command: {card.command}", "## Environment"]
-    for name, facts in card.environment.items():
+    parts = ["# nanochat training report", f"Generated: {card['generated']}"]
+    if card["text"]:
+        parts.append(f"Learned from: {card['text']}")
+    parts += [f"Command: {card['command']}", "## Environment"]
+    for name, facts in card["environment"].items():
         parts.append(f"### {name}\n{_listing(facts)}")
-    parts += [f"Run started: {card.started}", "---"]
-    for section in card.sections:
-        outcome = section.outcome
-        parts.append(f"## {section.title}\ntimestamp: {_moment(outcome.timestamp)}")
+    parts += [f"Run started: {_moment(min(stage['started'] for stage in card['stages']))}", "---"]
+    for stage, share in zip(card["stages"], card["summary"]["shares"], strict=True):
+        parts.append(f"## {share['title']}\ntimestamp: {_moment(stage['timestamp'])}")
         # Only fields marked for the card; the JSON file has the others. A metric wins over a setting's name.
-        facts = {name: outcome.config[name] for name in outcome.card} | outcome.metrics
+        facts = {name: stage["config"][name] for name in stage["card"]} | stage["metrics"]
         if facts:
             parts.append(_listing(facts))
-        for table in outcome.tables:
+        for table in stage["tables"]:
             parts += [f"### {table['title']}", markdown_table(table)]
-        for name, element in section.plots.items():
-            title = element.partition('aria-label="')[2].partition('"')[0]
+        for name, plot in _plots(stage).items():
             # Quoted, because a blank would end the link.
-            parts.append(f"![{title}]({quote(f'{pictures}/{name}')})")
+            parts.append(f"![{plot['title']}]({quote(f'{pictures}/{name}')})")
     return "\n\n".join([*parts, "## Summary", summary(card)]) + "\n"
+
+
+def plots(card: Card) -> dict[str, Plot]:
+    """Return the curves of all stages: name of the picture's file -> plot."""
+    return {name: plot for stage in card["stages"] for name, plot in _plots(stage).items()}
 
 
 def summary(card: Card) -> str:
     """Return the summary as Markdown, and for the terminal: headline metrics, totals, time and cost for each stage."""
+    found = card["summary"]
     parts = []
-    rows = [[metric, *values.values()] for metric, values in card.headlines.items()]
+    rows = [[metric, *values.values()] for metric, values in found["metrics"].items()]
     if rows:
         # All metrics have the same columns, in the same order.
-        columns = " | ".join(["Metric", *next(iter(card.headlines.values()))])
+        columns = " | ".join(["Metric", *next(iter(found["metrics"].values()))])
         parts.append(markdown_table(table_of("", columns, rows)))
-    total = f"Total wall clock time: {duration(card.seconds)}"
-    if card.dollars is not None:
-        total += f"\nTotal cost: ${card.dollars:.2f}"
-    rows = [[one.title, duration(one.outcome.seconds), one.part, one.dollars] for one in card.sections]
+    total = f"Total wall clock time: {duration(found['seconds'])}"
+    if found["dollars"] is not None:
+        total += f"\nTotal cost: ${found['dollars']:.2f}"
+    rows = [[share["title"], duration(share["seconds"]), share["part"], share["dollars"]] for share in found["shares"]]
     return "\n\n".join([*parts, total, markdown_table(table_of("", "Stage | Time | Share:.1% | Dollars:.2f", rows))])
+
+
+def _plots(stage: Record) -> dict[str, Plot]:
+    return {
+        f"{stage['stage']}-{stage['tag']}-{number}.svg": curve
+        for number, curve in enumerate(stage["curves"], 1)
+        if "series" in curve  # records of earlier versions may hold bars
+    }
 
 
 def _listing(facts: Facts) -> str:

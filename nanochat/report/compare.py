@@ -16,7 +16,7 @@ from typing import Any
 from nanochat.log import Record, format_value, table_of, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
 from nanochat.paths import read_sha256, text_sha256
-from nanochat.report.card import TITLES
+from nanochat.stages import TITLES
 
 WIDEST = 48  # longest text in a column, in characters
 # Columns with number formats; in the first table all is text.

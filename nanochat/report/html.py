@@ -4,8 +4,8 @@ from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 
-from nanochat.report.card import Card, markdown
-from nanochat.report.plots import STYLE
+from nanochat.report.card import Card, markdown, plots
+from nanochat.report.plots import STYLE, draw_plot
 
 # Nothing is fetched or run, whatever text a run has put into its records.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -51,7 +51,7 @@ def html_page(card: Card) -> str:
     """Return the card in Markdown as a page, which contains the pictures."""
     # Only these parts of Markdown: other texts appear as they are.
     renderer = MarkdownIt("zero").enable(["heading", "list", "table", "hr", "image"])
-    pictures = {quote(f"{FOLDER}/{name}"): element for name, element in card.plots.items()}
+    pictures = {quote(f"{FOLDER}/{name}"): draw_plot(plot) for name, plot in plots(card).items()}
     # The drawing itself stands in the page; nothing else is an image.
     renderer.add_render_rule("image", lambda _, tokens, index, *__: pictures.get(tokens[index].attrs["src"], ""))
     return PAGE.format(policy=POLICY, style=PAGE_STYLE + STYLE, content=renderer.render(markdown(card, FOLDER)))

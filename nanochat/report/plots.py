@@ -44,9 +44,9 @@ def draw_plot(plot: Plot) -> str:
     return "\n".join([head, _text(0, 14, plot["title"], "title"), *_lines(plot), "</svg>"])
 
 
-def picture_file(element: str) -> str:
-    """Return the content of an SVG file for a plot's element."""
-    head, _, rest = element.removeprefix("<svg ").partition(">")
+def picture_file(plot: Plot) -> str:
+    """Return a plot as the content of an SVG file."""
+    head, _, rest = draw_plot(plot).removeprefix("<svg ").partition(">")
     # Markdown viewers show a picture at its own size: a third larger than drawn reads well.
     return f'<svg xmlns="http://www.w3.org/2000/svg" width="520" {head}><style>{STYLE}</style>{rest}\n'
 

@@ -48,7 +48,7 @@ def test_stages_in_order_unknown_ones_last_and_none_lost(tmp_path):
     names = ["Tokenizer training (a)", "Tokenizer training (b)", "Tokenizer evaluation", "ant", "zebra"]
     assert list(sections(render(tmp_path))) == ["Environment", *names, "Summary"]
     card = read_card(tmp_path, tag="a")
-    assert [section.title for section in card.sections] == ["Tokenizer training"]
+    assert [share["title"] for share in card["summary"]["shares"]] == ["Tokenizer training"]
 
 
 def test_tables(tmp_path):
@@ -86,13 +86,13 @@ def test_the_summary_of_headline_metrics(tmp_path):
 def test_shares_of_time_and_money(tmp_path):
     for stage, tag, seconds in [("tok_train", "a", 900.0), ("tok_train", "b", 900.0), ("zebra", "x", 1800.0)]:
         leave(tmp_path, stage, tag, seconds=seconds)
-    card = read_card(tmp_path)
+    summary = read_card(tmp_path)["summary"]
     titles = ["Tokenizer training (a)", "Tokenizer training (b)", "zebra"]
-    found = [(section.title, section.part, section.dollars) for section in card.sections]
+    found = [(share["title"], share["part"], share["dollars"]) for share in summary["shares"]]
     assert found == list(zip(titles, [0.25, 0.25, 0.5], [6.0, 6.0, 12.0], strict=True))
-    assert (card.seconds, card.dollars) == (3600.0, 24.0)
+    assert (summary["seconds"], summary["dollars"]) == (3600.0, 24.0)
     leave(tmp_path, "ant", seconds=3600.0, environment={"Hardware": {"GPUs": "none"}})  # its price is not known
-    assert read_card(tmp_path).dollars is None
+    assert read_card(tmp_path)["summary"]["dollars"] is None
     assert "| ant | 1h00m | 50.0% | - |".split() in [line.split() for line in render(tmp_path).splitlines()]
     assert "Total cost" not in render(tmp_path)
 

@@ -12,7 +12,7 @@ from outcomes import leave
 from nanochat.paths import read_sha256
 from nanochat.report.__main__ import read_record
 from nanochat.report.card import read_card
-from nanochat.report.compare import compare, decisions, mcnemar
+from nanochat.report.compare import compare, mcnemar
 
 
 def test_mcnemar_is_the_share_of_coins_that_fall_so_or_worse():
@@ -67,7 +67,7 @@ def test_other_questions_are_not_paired(tmp_path):
 
 def test_several_answers_to_a_question(tmp_path):
     a, b = (evaluated(tmp_path / name, right, "chat_eval_sft") for name, right in [("a", "0122"), ("b", "1222")])
-    [found] = decisions(a, read_card(a).outcomes)
+    [found] = read_card(a)["decisions"]
     assert (found["samples"], found["right"]) == (2, "0 1 2 2")
     assert row(a, b, "task ") == "task 4 0.6250 0.8750 +0.2500 0.1443 - - -".split()
 

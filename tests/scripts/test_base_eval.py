@@ -10,7 +10,6 @@ from nanochat.config import parse
 from nanochat.log import format_value, read_metrics
 from nanochat.paths import read_json
 from nanochat.report.card import read_card
-from nanochat.report.compare import decisions
 from scripts.base_eval import Config, main
 
 LABELS = [task.label for task in [*world_tasks(7), *HARD]]
@@ -45,7 +44,7 @@ def test_an_evaluation_leaves_its_record(base, capsys):
     shown = format_value(metrics["CORE metric"])
     assert f"base_eval: CORE metric {shown}, over 11 tasks\n" in output
     assert record["artifacts"].keys() == {f"{label}.jsonl" for label in LABELS}
-    judged = {one["task"]: one for one in decisions(base, read_card(base).outcomes)}
+    judged = {one["task"]: one for one in read_card(base)["decisions"]}
     assert sorted(judged) == sorted(LABELS)
     assert all(one["questions"] and one["samples"] == 1 for one in judged.values())
     [logged] = read_metrics(home / "metrics.jsonl")

@@ -16,7 +16,6 @@ from nanochat.checkpoint import load_model
 from nanochat.config import parse
 from nanochat.paths import read_json, read_jsonl
 from nanochat.report.card import read_card
-from nanochat.report.compare import decisions
 from nanochat.runtime import setup
 from nanochat.stages import CHAT_CORE
 from nanochat.tokenizer import Tokenizer
@@ -82,7 +81,7 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
     centered = [(metrics[name]["value"] - baselines[name]) / (1 - baselines[name]) for name in HERE]
     assert metrics[core]["value"] == pytest.approx(sum(centered) / 5)
 
-    judged = {one["task"]: one for one in decisions(base, read_card(base).outcomes)}
+    judged = {one["task"]: one for one in read_card(base)["decisions"]}
     for name in HERE:
         assert judged[name]["samples"] == (2 if name == "GSM8K" else 1)
         assert len(judged[name]["right"].split()) == 6
@@ -101,7 +100,7 @@ def test_repeats_and_the_sampling_in_one_word(base, hub, capsys):
     table = next(one for one in record["tables"] if one["title"] == "Mean over k repeats")
     assert [row[:2] for row in table["rows"]] == [["GSM8K", 2]]  # letters need no repeats
     assert "Error over repeats" in output
-    [judged] = [one for one in decisions(base, read_card(base).outcomes) if one["task"] == "GSM8K"]
+    [judged] = [one for one in read_card(base)["decisions"] if one["task"] == "GSM8K"]
     assert judged["samples"] == 2  # as for two samples: --compare pairs the questions
 
 
