@@ -190,8 +190,7 @@ def avoid_broken_amx() -> None:
 
 def _device(device_type: str) -> torch.device:
     """Return this rank's device; auto: the first of cuda, mps, cpu on this machine."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    present = [name for name, is_available in available.items() if is_available]
+    present = [name for name in ("cuda", "mps", "cpu") if torch.get_device_module(name).is_available()]
     if device_type not in ("auto", *present):
         raise ValueError(f"--device-type={device_type} is not on this machine, take one of {', '.join(present)}")
     name = present[0] if device_type == "auto" else device_type
