@@ -78,19 +78,15 @@ def format_value(value: Any) -> str:
     if isinstance(value, dict):  # {"value", "stderr", "format", "unit"}
         spec = value.get("format", "")
         text = format_cell(value["value"], spec)
-        if is_known(value.get("stderr")):
-            text += f" ± {format_cell(value['stderr'], spec)}"
+        error = value.get("stderr")
+        if error is not None and not math.isnan(error):  # a single item has NaN
+            text += f" ± {format_cell(error, spec)}"
         return text + value.get("unit", "")
     if isinstance(value, float):
         return f"{value:.4f}"
     if isinstance(value, int) and abs(value) >= 10_000:
         return f"{value:,}"
     return str(value).replace("\n", " ")
-
-
-def is_known(error: float | None) -> bool:
-    """Return False for a missing standard error, and for NaN, which a single item has."""
-    return error is not None and not math.isnan(error)
 
 
 def format_cell(value: float | str | None, spec: str = "") -> str:
