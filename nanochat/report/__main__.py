@@ -39,7 +39,7 @@ def json_record(card: Card) -> Card:
 def write_card(base: Path, out: Path, tag: str = "") -> Card:
     """Write the card in all three forms, and the Markdown's pictures in a folder with the same name."""
     card = read_card(base, tag)
-    for name, plot in plots(card).items():
+    for name, plot in plots(card["stages"]).items():
         write_text(out.with_suffix("") / name, picture_file(plot))
     write_text(out, markdown(card, out.stem))
     write_text(out.with_suffix(".html"), html_page(card))

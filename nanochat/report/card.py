@@ -6,6 +6,7 @@ A figure that is not known is left out or a dash.
 import re
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime
 from operator import attrgetter
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from nanochat.hardware import find_accelerator
+from nanochat.hardware import parse_hardware
 from nanochat.log import Record, duration, format_value, markdown_table, table_of
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
@@ -31,10 +32,9 @@ FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before th
 
 def hourly_rate(gpus: str) -> float | None:
     """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
-    match = re.fullmatch(r"(\d+)x (.+)", gpus)
-    accelerator = find_accelerator(match[2]) if match else None
-    if accelerator and accelerator.dollars:
-        return int(match[1]) * accelerator.dollars
+    with suppress(ValueError):  # of GPUs of several kinds
+        count, accelerator = parse_hardware(gpus)
+        return accelerator.dollars and count * accelerator.dollars
     return None
 
 
@@ -161,15 +161,20 @@ def markdown(card: Card, pictures: str) -> str:
             parts.append(_listing(facts))
         for table in stage["tables"]:
             parts += [f"### {table['title']}", markdown_table(table)]
-        for name, plot in _plots(stage).items():
+        for name, plot in plots([stage]).items():
             # Quoted, because a blank would end the link.
             parts.append(f"![{plot['title']}]({quote(f'{pictures}/{name}')})")
     return "\n\n".join([*parts, "## Summary", summary(card)]) + "\n"
 
 
-def plots(card: Card) -> dict[str, Plot]:
-    """Return the curves of all stages: name of the picture's file -> plot."""
-    return {name: plot for stage in card["stages"] for name, plot in _plots(stage).items()}
+def plots(stages: Sequence[Record]) -> dict[str, Plot]:
+    """Return the curves of the stages: name of the picture's file -> plot."""
+    return {
+        f"{stage['stage']}-{stage['tag']}-{number}.svg": curve
+        for stage in stages
+        for number, curve in enumerate(stage["curves"], 1)
+        if "series" in curve  # records of earlier versions may hold bars
+    }
 
 
 def summary(card: Card) -> str:
@@ -186,14 +191,6 @@ def summary(card: Card) -> str:
         total += f"\nTotal cost: ${found['dollars']:.2f}"
     rows = [[share["title"], duration(share["seconds"]), share["part"], share["dollars"]] for share in found["shares"]]
     return "\n\n".join([*parts, total, markdown_table(table_of("", "Stage | Time | Share:.1% | Dollars:.2f", rows))])
-
-
-def _plots(stage: Record) -> dict[str, Plot]:
-    return {
-        f"{stage['stage']}-{stage['tag']}-{number}.svg": curve
-        for number, curve in enumerate(stage["curves"], 1)
-        if "series" in curve  # records of earlier versions may hold bars
-    }
 
 
 def _listing(facts: Facts) -> str:
