@@ -24,7 +24,6 @@ from nanochat.stages import STAGES, TITLES
 
 Card = Record  # a run as a JSON document; docs/report.md lists the keys
 Facts = dict[str, Any]  # label -> value
-Groups = dict[str, Facts]
 
 FORMAT = 1  # version number in report.json, raised when a key changes meaning
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
@@ -122,7 +121,7 @@ def _moment(timestamp: str) -> str:
     return timestamp[:19].replace("T", " ")  # to the second
 
 
-def _headlines(outcomes: Sequence[Outcome]) -> Groups:
+def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
     # Preferences are no part of the main job: their column is there if they were trained.
