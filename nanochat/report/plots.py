@@ -6,7 +6,7 @@ are those of Okabe and Ito, darker where text needs it, and lines have dashes to
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -77,8 +77,9 @@ def label(value: float) -> str:
     return f"{value:g}"
 
 
-def _spread(low: float, high: float) -> tuple[float, float]:
+def _spread(values: Sequence[float]) -> tuple[float, float]:
     """Return an axis's ends, apart even if all values are the same."""
+    low, high = min(values), max(values)
     if high > low:
         return low, high
     # Half the value on each side; half a unit around zero.
@@ -97,9 +98,8 @@ def _lines(plot: Plot) -> list[str]:
         series.append([(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)])
     points = [point for some in series for point in some]
     xs, ys = zip(*points or [(0.0, 0.0)], strict=True)  # an empty plot has axes too
-    lowest, highest = _spread(min(ys), max(ys))
-    rows = ticks(lowest, highest)
-    first, last = _spread(min(xs), max(xs))
+    rows = ticks(*_spread(ys))
+    first, last = _spread(xs)
     # The labels stand to the left, and need room for the longest.
     longest = max(len(label(row)) for row in rows)
     left = 10 + CHARACTER * longest
@@ -128,9 +128,10 @@ def _lines(plot: Plot) -> list[str]:
             elements += [f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in pixels]
     # The names in their colours, from right to left; a single series is explained by the title.
     place = float(WIDTH)  # right end for the next name
-    for number, name in reversed(list(enumerate(plot["series"]))) if len(series) > 1 else ():
-        elements.append(_text(place, 31, name, f"end {_color(number)}"))
-        place -= CHARACTER * len(name) + 14
+    if len(series) > 1:
+        for number, name in reversed(list(enumerate(plot["series"]))):
+            elements.append(_text(place, 31, name, f"end {_color(number)}"))
+            place -= CHARACTER * len(name) + 14
     return elements
 
 
