@@ -52,29 +52,6 @@ def read_card(base: Path, tag: str = "") -> Card:
     rate = hourly_rate(newest.environment["Hardware"]["GPUs"])
     if rate:
         environment["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
-    shares = _shares(outcomes)
-    costs = [share["dollars"] for share in shares]
-    return {
-        "format": FORMAT,
-        "generated": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
-        "text": _text(outcomes),
-        "command": _command(base, outcomes, newest),
-        "environment": environment,
-        "stages": [asdict(outcome) for outcome in outcomes],
-        "summary": {
-            "metrics": _headlines(outcomes),
-            "shares": shares,
-            "seconds": sum(outcome.seconds for outcome in outcomes),
-            # A sum with a missing part would look complete.
-            "dollars": None if None in costs else sum(costs),
-        },
-        # Small enough to compare runs question by question without their folders.
-        "decisions": decisions(base, outcomes),
-    }
-
-
-def _shares(outcomes: Sequence[Outcome]) -> list[Record]:
-    """Return each stage's title, and its share in the run's time and cost; dollars: None if the price is not known."""
     stages = [outcome.stage for outcome in outcomes]
     seconds = sum(outcome.seconds for outcome in outcomes)
     shares = []
@@ -92,7 +69,24 @@ def _shares(outcomes: Sequence[Outcome]) -> list[Record]:
                 "dollars": rate and rate * outcome.seconds / 3600,
             }
         )
-    return shares
+    costs = [share["dollars"] for share in shares]
+    return {
+        "format": FORMAT,
+        "generated": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
+        "text": _text(outcomes),
+        "command": _command(base, outcomes, newest),
+        "environment": environment,
+        "stages": [asdict(outcome) for outcome in outcomes],
+        "summary": {
+            "metrics": _headlines(outcomes),
+            "shares": shares,
+            "seconds": seconds,
+            # A sum with a missing part would look complete.
+            "dollars": None if None in costs else sum(costs),
+        },
+        # Small enough to compare runs question by question without their folders.
+        "decisions": decisions(base, outcomes),
+    }
 
 
 def _text(outcomes: Sequence[Outcome]) -> str:
