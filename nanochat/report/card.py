@@ -54,9 +54,7 @@ class Card(NamedTuple):
     @property
     def dollars(self) -> float | None:
         """The cost for all stages; None if a stage ran at an unknown price."""
-        costs = [section.dollars for section in self.sections]
-        # A sum with a missing part would look complete.
-        return None if None in costs else sum(costs)
+        return cost(self.outcomes)
 
     @property
     def origin(self) -> list[str]:
@@ -82,6 +80,15 @@ def hourly_rate(gpus: str) -> float | None:
     return None
 
 
+def cost(outcomes: Sequence[Outcome]) -> float | None:
+    """Return the dollars for some stages; None if one of them ran at an unknown price."""
+    rates = [hourly_rate(outcome.environment["Hardware"]["GPUs"]) for outcome in outcomes]
+    # A sum with a missing part would look complete.
+    if None in rates:
+        return None
+    return sum(rate * outcome.seconds / 3600 for rate, outcome in zip(rates, outcomes, strict=True))
+
+
 def read_card(base: Path, tag: str = "") -> Card:
     """Return the card for all outcomes below `base`, or for one tag."""
     outcomes = read_outcomes(base, tag)
@@ -97,16 +104,8 @@ def read_card(base: Path, tag: str = "") -> Card:
         # The tag is named if a stage has several.
         if stages.count(outcome.stage) > 1:
             title += f" ({outcome.tag})"
-        rate = hourly_rate(outcome.environment["Hardware"]["GPUs"])
-        sections.append(
-            Section(
-                title,
-                outcome,
-                plots=_plots(outcome),
-                part=outcome.seconds / seconds,
-                dollars=rate and rate * outcome.seconds / 3600,
-            )
-        )
+        plots, part = _plots(outcome), outcome.seconds / seconds
+        sections.append(Section(title, outcome, plots, part, cost([outcome])))
     newest = max(outcomes, key=attrgetter("timestamp"))
     environment = {
         name: {label: format_value(value) for label, value in facts.items()}
