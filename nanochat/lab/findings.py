@@ -3,9 +3,11 @@
 - read_results(spec, suffix) -> list[RunResult]: one for each run, also for those that failed. suffix: of the
   evaluation's tag, HELD_OUT for the evaluations of --final.
 - cells(results, benchmarks) -> Cells: scores of intact runs; differences(cells, reference): with corrected p.
-- write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec): the arms it names.
-- write_report(spec, outcome, look) fills, prints and writes the outcome that the script has begun; write_noise(spec,
-  outcome) and write_rates(spec, outcome, ends) do it for the noise of evaluations, and for a search of rates.
+- write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec, results): the results
+  that it names.
+- write_report(spec, outcome, results, look) fills, prints and writes the outcome that the script has begun;
+  write_noise(spec, outcome) and write_rates(spec, outcome, ends) do it for the noise of evaluations, and for a search
+  of rates.
 - final_loss(spec, run): the last validation loss of a run.
 
 In a lab with several rates, mixes are compared at equal rates: each base at each rate counts as a base (d20*0.5). Runs
@@ -25,11 +27,11 @@ import numpy as np
 from nanochat.lab import significance
 from nanochat.lab.alarms import Alarm, alarms, stop_share
 from nanochat.lab.rates import Losses, Round
-from nanochat.lab.sweep import HELD_OUT, SOURCES, Arm, Run, Spec, noise_tag
+from nanochat.lab.sweep import HELD_OUT, SOURCES, Run, Spec, base_tag
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
 from nanochat.paths import read_jsonl, stage_dir, text_sha256, write_json
-from nanochat.report.card import hourly_rate
+from nanochat.report.card import cost
 
 NOT_RUN = "not run"
 LONGEST = 160  # characters of a reason
@@ -72,11 +74,11 @@ def read_results(spec: Spec, suffix: str = "") -> list[RunResult]:
     benchmarks = spec.held_out if suffix else spec.open_tasks
     parents = {}
     for base in spec.bases:
-        answers = _read_answers(stage_dir(f"chat_eval_{spec.source}", f"{spec.name}-{base}"), spec.open_tasks)
+        answers = _read_answers(stage_dir(f"chat_eval_{spec.source}", base_tag(spec, base)), spec.open_tasks)
         parents[base] = _shares(answers, spec.stable)
     found = []
     for run in spec.runs:
-        tag, arm = spec.tag_of(run), run.arm
+        tag = spec.tag_of(run)
         folder = stage_dir(f"chat_eval_{SOURCES[spec.stage]}", tag + suffix)
         paths = [spec.outcome_of(run), folder / "outcome.json"]
         outcomes = [Outcome.load(path) for path in paths if path.exists()]
@@ -86,10 +88,10 @@ def read_results(spec: Spec, suffix: str = "") -> list[RunResult]:
         found.append(
             RunResult(
                 run=run,
-                base=arm.base if len(spec.rates) == 1 else f"{arm.base}*{arm.rate:g}",
+                base=run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}",
                 failure="" if answers else _reason(stage_dir("lab", spec.name), tag),
                 answers=answers,
-                alarms=alarms(records, _shares(answers, spec.stable), parents[arm.base]),
+                alarms=alarms(records, _shares(answers, spec.stable), parents[run.base]),
                 records=records,
                 outcomes=outcomes,
             )
@@ -140,7 +142,7 @@ def cells(results: Sequence[RunResult], benchmarks: Iterable[str]) -> Cells:
         common = Counter(one.prompts(benchmark) for one in own).most_common(1)
         for one in own:
             if one.prompts(benchmark) == common[0][0]:
-                rows.setdefault((base, one.run.arm.mix, benchmark), []).append(_right(one.answers[benchmark]))
+                rows.setdefault((base, one.run.mix, benchmark), []).append(_right(one.answers[benchmark]))
     return {key: np.array(row) for key, row in rows.items()}
 
 
@@ -179,13 +181,11 @@ def verdicts_on(spec: Spec, results: Sequence[RunResult]) -> list[significance.R
     return significance.recommend(table, spec.least_gain, spec.scaled)
 
 
-def recommended(spec: Spec) -> list[Arm]:
-    """Return the arms of the reference, and those that are kept."""
-    results = read_results(spec)
+def recommended(spec: Spec, results: Sequence[RunResult]) -> list[RunResult]:
+    """Return the results of the reference, and of the mixes that are kept."""
     kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
     kept |= {(result.base, spec.reference) for result in results}
-    # Once for all seeds of an arm.
-    return list(dict.fromkeys(result.run.arm for result in results if (result.base, result.run.arm.mix) in kept))
+    return [result for result in results if (result.base, result.run.mix) in kept]
 
 
 # ---- the report ----
@@ -200,9 +200,9 @@ def write_recommendation(spec: Spec, results: Sequence[RunResult]) -> Path:
     return path
 
 
-def write_report(spec: Spec, outcome: Outcome, look: int = 0) -> None:
+def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], look: int = 0) -> None:
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
-    results, sealed = read_results(spec), []
+    sealed = []
     outcome.add_artifact(write_recommendation(spec, results))
     verdicts = verdicts_on(spec, results)
     outcome.tables = [table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items()))]
@@ -239,7 +239,7 @@ def write_noise(spec: Spec, outcome: Outcome) -> None:
     for base in spec.bases:
         own = []
         for slots in spec.slots:
-            folder = stage_dir(f"chat_eval_{spec.source}", noise_tag(spec, base, slots))
+            folder = stage_dir(f"chat_eval_{spec.source}", base_tag(spec, base, slots))
             answers = _read_answers(folder, spec.open_tasks)
             if not answers:
                 raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
@@ -297,7 +297,7 @@ def score_tables(
     for base in dict.fromkeys(result.base for result in results):
         rows = []
         for mix in spec.mixes:
-            own = [result for result in results if (result.base, result.run.arm.mix) == (base, mix)]
+            own = [result for result in results if (result.base, result.run.mix) == (base, mix)]
             holes = [result.broken for result in own if result.broken]
             row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
             for benchmark in [*deciding, *others]:
@@ -378,12 +378,7 @@ def cost_table(results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Rec
         flops = sum(outcome.metrics["Total training flops"]["value"] for outcome in trained)
         seconds = sum(outcome.seconds for outcome in outcomes)
         evaluated = seconds - sum(outcome.seconds for outcome in trained)
-        prices = [hourly_rate(outcome.environment["Hardware"]["GPUs"]) for outcome in outcomes]
-        # A sum with a missing part would look complete.
-        dollars = None
-        if None not in prices:
-            dollars = sum(price * outcome.seconds / 3600 for price, outcome in zip(prices, outcomes, strict=True))
-        rows.append([part, len(trained), seconds, flops, dollars, 100 * evaluated / max(seconds, 1e-9)])
+        rows.append([part, len(trained), seconds, flops, cost(outcomes), 100 * evaluated / max(seconds, 1e-9)])
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation, %:.0f", rows)
 
 
@@ -394,7 +389,7 @@ def overlays(results: Iterable[RunResult]) -> list[Record]:
         for name, figure in CURVES.items():
             points = metric_curve(result.records, figure, POINTS)
             if points[0]:
-                title = f"{result.base}, {result.run.arm.mix}: {name}"
+                title = f"{result.base}, {result.run.mix}: {name}"
                 picture = pictures.setdefault(title, {"title": title, "x": "step", "y": name, "series": {}})
                 picture["series"][f"seed {result.run.seed}"] = points
     return list(pictures.values())

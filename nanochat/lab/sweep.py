@@ -1,10 +1,10 @@
 """A lab: its spec, its runs as steps of a job, its plan, and the ledger of looks at held-out benchmarks.
 
 - read_spec(path, tag) -> Spec: from a TOML file; mistakes(spec): all that is wrong with it, apart from names of tasks.
-- An *arm* is a base, a mix and a rate; a *run* is an arm with a seed.
-- run_chains(spec, files), held_out_chains(spec, runs): the steps, those of a run one after the other.
-- training_chains(spec, files): training alone; noise_chains(spec): evaluations of the bases alone.
-- plan_lines(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
+- A *run* is a base, a mix, a rate and a seed; an *arm* is all runs that differ in the seed alone.
+- chains_of(spec, files): the steps of a lab, those of a run one after the other. training_step, base_step and
+  evaluation_step: one of them.
+- expectations(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
 - looks(spec): the lines of the ledger, one for each look; add_look(spec, recommendation, runs) adds one.
 """
 
@@ -25,7 +25,7 @@ from nanochat.lab import significance
 from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_jsonl, read_sha256, read_toml, stage_dir, text_sha256
-from nanochat.report.card import hourly_rate
+from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS, STAGES
 
@@ -37,18 +37,12 @@ Value = bool | int | float | str  # of a flag
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
 
-class Arm(NamedTuple):
-    """A base, a mix, and a factor of the stage's learning rates."""
+class Run(NamedTuple):
+    """A base, a mix, a factor of the stage's learning rates, and a seed."""
 
     base: str
     mix: str
     rate: float
-
-
-class Run(NamedTuple):
-    """An arm with a seed."""
-
-    arm: Arm
     seed: int
 
 
@@ -84,8 +78,7 @@ class Spec(BaseModel):
     @property
     def runs(self) -> list[Run]:
         """All runs; those of one seed stand together, so that each arm has a result early."""
-        arms = [Arm(*words) for words in product(self.bases, self.mixes, self.rates)]
-        return [Run(arm, seed) for seed, arm in product(self.seeds, arms)]
+        return [Run(*arm, seed) for seed, *arm in product(self.seeds, self.bases, self.mixes, self.rates)]
 
     @property
     def open_tasks(self) -> list[str]:
@@ -94,7 +87,7 @@ class Spec(BaseModel):
 
     def tag_of(self, run: Run) -> str:
         """Return the tag of a run, which names its folders."""
-        words = f"{self.name}-{run.arm.base}-{run.arm.mix}-{run.arm.rate:g}-{run.seed}"
+        words = f"{self.name}-{run.base}-{run.mix}-{run.rate:g}-{run.seed}"
         return re.sub(r"[^\w.+-]", "-", words)
 
     def outcome_of(self, run: Run) -> Path:
@@ -168,71 +161,57 @@ def mistakes(spec: Spec) -> list[str]:
 # ---- the job ----
 
 
-def run_chains(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chain]:
+def chains_of(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chain]:
     """Return the steps of a lab. files: those that each mix reads."""
-    chains = []
     # Alarms compare a run with its base.
-    for base in spec.bases:
-        chains.append([_evaluation_step(spec, spec.source, base, f"{spec.name}-{base}", spec.open_tasks)])
-    for [training], run in zip(training_chains(spec, files), spec.runs, strict=True):
+    chains = [[base_step(spec, base)] for base in spec.bases]
+    for run in spec.runs:
         tag = spec.tag_of(run)
-        chains.append([training, _evaluation_step(spec, SOURCES[spec.stage], tag, tag, spec.open_tasks)])
+        chains.append([training_step(spec, run, files), evaluation_step(spec, tag, tag, spec.open_tasks)])
     return chains
 
 
-def training_chains(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chain]:
-    """Return the training steps of all runs."""
-    return [[_training_step(spec, run, files.get(run.arm.mix, ()))] for run in spec.runs]
-
-
-def noise_chains(spec: Spec) -> list[Chain]:
-    """Return repeated evaluations of each base, for each number of slots."""
-    return [
-        [_evaluation_step(spec, spec.source, base, noise_tag(spec, base, slots), spec.open_tasks, slots)]
-        for base, slots in product(spec.bases, spec.slots)
-    ]
-
-
-def noise_tag(spec: Spec, base: str, slots: int) -> str:
-    """Return the tag of a base's repeated evaluation."""
-    return f"{spec.name}-{base}-{slots}"
-
-
-def held_out_chains(spec: Spec, runs: Sequence[Run]) -> list[Chain]:
-    """Return the evaluations of runs on the held-out benchmarks."""
-    tags = [spec.tag_of(run) for run in runs]
-    return [[_evaluation_step(spec, SOURCES[spec.stage], tag, tag + HELD_OUT, spec.held_out)] for tag in tags]
-
-
-def _training_step(spec: Spec, run: Run, files: Sequence[str]) -> Step:
+def training_step(spec: Spec, run: Run, files: Mapping[str, Sequence[str]]) -> Step:
+    """Return the training of a run."""
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
         amount //= int(spec.flags["total-batch-size"])
-    tag, arm = spec.tag_of(run), run.arm
+    tag = spec.tag_of(run)
     # A rate is a factor of the stage's own, or of that in the flags.
     mix_flag, settings = ("task", AnswerTuneSettings) if spec.stage == "chat_rl" else ("mixture", FineTuneSettings)
     factor = float(spec.flags.get("init-lr-frac", settings.init_lr_frac))
     flags = spec.flags | {
         "tag": tag,
-        "model-tag": arm.base,
+        "model-tag": run.base,
         "source": spec.source,
-        mix_flag: spec.words_of(arm.mix),
+        mix_flag: spec.words_of(run.mix),
         "seed": run.seed,
         "num-iterations": amount,
-        "init-lr-frac": arm.rate * factor,
+        "init-lr-frac": run.rate * factor,
     }
     return Step(
         f"{tag}-train",
         [f"scripts.{spec.stage}", *_flag_words(flags)],
         output=f"{spec.stage}/{tag}",
-        parent=spec.parent_of(arm.base),
-        local=files,
+        parent=spec.parent_of(run.base),
+        local=files.get(run.mix, ()),
         quiet=True,
     )
 
 
-def _evaluation_step(spec: Spec, source: str, tag: str, out_tag: str, tasks: Sequence[str], slots: int = 0) -> Step:
-    """Return the evaluation of a model. out_tag: names its folder."""
+def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
+    """Return the evaluation of a base. slots: rows that the engine generates at once (0: chosen)."""
+    return evaluation_step(spec, base, base_tag(spec, base, slots), spec.open_tasks, spec.source, slots)
+
+
+def base_tag(spec: Spec, base: str, slots: int = 0) -> str:
+    """Return the tag of a base's evaluation."""
+    return f"{spec.name}-{base}" + f"-{slots}" * (slots > 0)
+
+
+def evaluation_step(spec: Spec, tag: str, out_tag: str, tasks: Sequence[str], source: str = "", slots: int = 0) -> Step:
+    """Return the evaluation of a model. out_tag: names its folder. source: not that of the lab's own runs."""
+    source = source or SOURCES[spec.stage]
     flags = {"source": source, "tag": tag, "out-tag": out_tag, "tasks": "|".join(tasks), "repeats": spec.repeats}
     if slots:
         flags["slots"] = slots
@@ -261,16 +240,16 @@ def _flag_words(flags: Mapping[str, Value]) -> list[str]:
 # ---- the plan ----
 
 
-def plan_lines(spec: Spec, questions: Mapping[str, int]) -> list[str]:
+def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     """Return the plan in words. questions: number of each development benchmark."""
-    steps = [step for chain in run_chains(spec) for step in chain]
+    steps = [step for chain in chains_of(spec) for step in chain]
     done = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
     left = "time and dollars are not known before the first run has finished"
     if done:
         # Training and evaluation steps finish in pairs.
-        seconds = sum(outcome.seconds for outcome in done) / len(done) * (len(steps) - len(done))
-        price = hourly_rate(done[0].environment["Hardware"]["GPUs"])
-        dollars = "" if price is None else f", ${price * seconds / 3600:,.2f}"
+        factor = len(steps) / len(done) - 1
+        seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
+        dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
     lines = [
         f"{len(spec.runs)} runs: {len(spec.bases)} bases x {len(spec.mixes)} mixes x {len(spec.rates)} rates x "
@@ -299,7 +278,7 @@ def check_disk(spec: Spec) -> None:
 
 def _checkpoint_bytes(spec: Spec, run: Run) -> int:
     """Return the size of a checkpoint of a run, as large as the largest of its base."""
-    folders = (base_dir() / spec.parent_of(run.arm.base)).glob("step_*")
+    folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
     return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
 
 

@@ -22,7 +22,7 @@ from nanochat.lab.findings import (
     write_noise,
     write_report,
 )
-from nanochat.lab.sweep import Arm, noise_tag
+from nanochat.lab.sweep import base_tag
 from nanochat.outcome import Outcome
 from nanochat.paths import read_json, read_jsonl, read_sha256, write_jsonl
 from nanochat.report.__main__ import read_record, write_card
@@ -45,8 +45,10 @@ def test_the_truth_is_found_on_both_bases(base):
     make_lab(base, spec)
     expected = {"good": "keep", "idle": "scale up", "bad": "drop"}
     assert verdicts(spec) == {(name, mix): verdict for name in spec.bases for mix, verdict in expected.items()}
-    assert set(recommended(spec)) == {Arm(name, mix, 1.0) for name in spec.bases for mix in ("plain", "good")}
-    table = differences(cells(read_results(spec), spec.dev), "plain")
+    results = read_results(spec)
+    kept = [result.run for result in recommended(spec, results)]
+    assert set(kept) == {run for run in spec.runs if run.mix in ("plain", "good")}
+    table = differences(cells(results, spec.dev), "plain")
     gain = table["one", "good", "World-Facts"]
     assert gain.low < 0.3 < gain.high
     assert gain.error < 0.035  # without pairs it would be more
@@ -58,7 +60,7 @@ def test_scores_are_those_of_the_files(base):
     found = cells(read_results(spec), [*spec.dev, *spec.stable])
     scores = found["two", "good", "World-Facts"]
     assert (len(found), scores.shape) == (2 * 4 * 2, (2, QUESTIONS))
-    runs = [run for run in spec.runs if run.arm == Arm("two", "good", 1.0)]
+    runs = [run for run in spec.runs if (run.base, run.mix) == ("two", "good")]
     for run, row in zip(runs, scores, strict=True):
         records = read_jsonl(base / "chat_eval_sft" / spec.tag_of(run) / "World-Facts.jsonl", dict)
         assert row.tolist() == [np.mean([one["right"] for one in record["completions"]]) for record in records]
@@ -124,7 +126,7 @@ def report(
     base.mkdir(exist_ok=True)
     spec = read_lab(base, changes)
     make_lab(base, spec, ("plain", "good"))
-    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), look)
+    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), read_results(spec), look)
     write_card(base, base / "card.md", "lab")
     tables = read_json(base / "lab" / "lab" / "outcome.json")["tables"]
     return {table["title"]: table["rows"] for table in tables}
@@ -178,7 +180,7 @@ def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
     (base / "lab/lab/lab-one-idle-1-1-eval.log").write_text("error: out of memory\n")
     shutil.rmtree(base / "chat_sft/lab-two-bad-1-1")
     train(base, "lab-two-bad-1-1", scale=5.0)
-    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
+    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), read_results(spec))
     tables = {table["title"]: table["rows"] for table in read_json(base / "lab/lab/outcome.json")["tables"]}
     [hole] = [row for row in tables["Scores, one"] if row[0] == "idle"]
     assert hole == ["idle", "0 of 2", "error: out of memory; not run", "error: out of memory; not run"]
@@ -192,7 +194,7 @@ def test_the_noise_of_repeats_and_slots(base):
     spec = read_lab(base, changes)
     for number, (name, slots) in enumerate(product(spec.bases, spec.slots)):
         shares = {"World-Facts": 0.5, "World-Choices": 0.6}
-        answer(base, "chat_eval_mid", noise_tag(spec, name, slots), shares, repeats=4, seed=number)
+        answer(base, "chat_eval_mid", base_tag(spec, name, slots), shares, repeats=4, seed=number)
     write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
     tables = read_json(base / "lab/lab/outcome.json")["tables"]
     repeats, slots = (table["rows"] for table in tables)
@@ -201,7 +203,7 @@ def test_the_noise_of_repeats_and_slots(base):
     # By hand: each answer to the questions of an evaluation, then the pooled deviation of its repeats.
     variances = []
     for name, number in product(spec.bases, spec.slots):
-        path = base / "chat_eval_mid" / noise_tag(spec, name, number) / "World-Facts.jsonl"
+        path = base / "chat_eval_mid" / base_tag(spec, name, number) / "World-Facts.jsonl"
         verdicts = [[one["right"] for one in record["completions"]] for record in read_jsonl(path, dict)]
         variances.append(np.mean(verdicts, axis=0).var(ddof=1))
     assert repeats[0][3] == pytest.approx(100 * np.mean(variances) ** 0.5)
@@ -219,8 +221,8 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
     def train_all(part, chains, config):
         assert len(chains) == len(part.runs)
         for run in part.runs:
-            if run.arm.rate < 8 and not part.outcome_of(run).exists():
-                train(base, part.tag_of(run), scale=1 + (np.log10(run.arm.rate / 2)) ** 2)
+            if run.rate < 8 and not part.outcome_of(run).exists():
+                train(base, part.tag_of(run), scale=1 + (np.log10(run.rate / 2)) ** 2)
 
     monkeypatch.setattr("scripts.lab.start", train_all)
     monkeypatch.setattr("scripts.lab.sweep.check_disk", lambda spec: None)

@@ -8,7 +8,7 @@ from made_labs import make_lab, read_lab
 from outcomes import leave
 
 from nanochat.config import parse
-from nanochat.lab.sweep import add_look, check_disk, held_out_chains, looks, mistakes, plan_lines, read_spec, run_chains
+from nanochat.lab.sweep import add_look, chains_of, check_disk, expectations, looks, mistakes, read_spec
 from scripts import chat_eval, chat_sft
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "runs/remix.toml"
@@ -73,7 +73,7 @@ def test_steps_are_commands_of_the_scripts(base):
         "flags = { total-batch-size = 2048, init_lr_frac = 0.5, compile = false }",
     }
     spec = read_lab(base, changes)
-    *parents, (training, evaluation) = run_chains(spec, {"plain": ["/chats.jsonl"]})[:3]
+    *parents, (training, evaluation) = chains_of(spec, {"plain": ["/chats.jsonl"]})[:3]
     assert [step.output for [step] in parents] == ["chat_eval_mid/lab-one", "chat_eval_mid/lab-two"]
     assert training.local == ["/chats.jsonl"]  # it is hashed
     tuned = parse(chat_sft.Config, training.command[1:])
@@ -82,13 +82,11 @@ def test_steps_are_commands_of_the_scripts(base):
     evaluated = parse(chat_eval.Config, evaluation.command[1:])
     assert (evaluated.tasks, evaluated.repeats, evaluated.temperature) == ("World-Facts|World-Choices", 2, 0.7)
     assert training.output == evaluation.parent == f"chat_sft/{tuned.tag}"
-    [[sealed]] = held_out_chains(spec, spec.runs[:1])
-    assert sealed.output == f"{evaluation.output}-held-out"
 
 
 def test_the_plan(base):
     spec = read_lab(base)
-    before = plan_lines(spec, {"World-Facts": 200})
+    before = expectations(spec, {"World-Facts": 200})
     assert before[1:3] == [
         "0 of 34 steps are finished",
         "time and dollars are not known before the first run has finished",
@@ -96,10 +94,10 @@ def test_the_plan(base):
     assert "16 runs: 2 bases x 4 mixes x 1 rates x 2 seeds" in before[0]
     assert before[-2].startswith("World-Facts: 200 questions; smallest difference that can be shown: ")
     leave(base, "chat_sft", spec.tag_of(spec.runs[0]), seconds=3600.0)
-    after = plan_lines(spec, {})
+    after = expectations(spec, {})
     assert after[1] == "1 of 34 steps are finished"
     assert after[2].startswith("about 33h00m left, one run after the other, $")
-    assert plan_lines(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9})[-2].endswith("none, it needs two seeds")
+    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9})[-2].endswith("none, it needs two seeds")
 
 
 def test_checkpoints_need_room(base):
