@@ -129,7 +129,7 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, files: Files, config: Conf
     write_report(spec, outcome, results, look)
     kept = {"all": results, "best": recommended(spec, results), "none": []}[config.keep]
     for result in results:
-        if result not in kept and not result.failure:
+        if result not in kept and result.answers:
             folder = spec.outcome_of(result.run).parent
             for checkpoint in folder.glob("step_*"):
                 shutil.rmtree(checkpoint)

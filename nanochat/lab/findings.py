@@ -15,11 +15,11 @@ with an alarm that breaks them are left out, and so are failed ones: a cell with
 in tables are points, with standard errors from questions and seeds.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import nan
 from pathlib import Path
+from statistics import mode
 from typing import NamedTuple
 
 import numpy as np
@@ -33,15 +33,14 @@ from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
 from nanochat.paths import read_jsonl, stage_dir, text_sha256, write_json
 from nanochat.report.card import cost
 
-NOT_RUN = "not run"
 LONGEST = 160  # characters of a reason
 POINTS = 100  # of a curve
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
-MARKS = {"gain": " ▲", "harm": " ▼", "not distinguishable": ""}
+MARKS = {"gain": " ▲", "harm": " ▼", significance.UNCLEAR: ""}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
+NOISE = "Benchmark|Models|Evaluations|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
 
-Key = tuple[str, str, str]  # base, mix, benchmark
-Cells = dict[Key, significance.Scores]
+Cells = dict[tuple[str, str, str], significance.Scores]  # base, mix, benchmark
 Answers = Mapping[str, Sequence[Record]]  # benchmark → records of chat_eval
 
 
@@ -49,17 +48,16 @@ class RunResult(NamedTuple):
     """Whatever a run has left so far."""
 
     run: Run
-    base: str  # with the rate, if the lab has several
-    failure: str  # reason why there are no answers; empty if there are
-    answers: Answers
-    alarms: Sequence[Alarm]
+    arm: tuple[str, str]  # base, with the rate if the lab has several, and mix
+    answers: Answers  # none if the run has failed
+    alarms: Sequence[Alarm]  # with that of a failure
     records: Sequence[Record]  # of the metric log
     outcomes: Sequence[Outcome]  # of training and of the evaluation
 
     @property
     def broken(self) -> str:
         """The reason to leave the run out."""
-        return self.failure or "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
+        return "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
 
     def prompts(self, benchmark: str) -> str:
         """Return a hash of the questions in a benchmark."""
@@ -85,17 +83,11 @@ def read_results(spec: Spec, suffix: str = "") -> list[RunResult]:
         # Answers of an evaluation that is still running are not complete.
         answers = _read_answers(folder, benchmarks) if len(outcomes) == len(paths) else {}
         records = read_metrics(paths[0].with_name("metrics.jsonl"))
-        found.append(
-            RunResult(
-                run=run,
-                base=run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}",
-                failure="" if answers else _reason(stage_dir("lab", spec.name), tag),
-                answers=answers,
-                alarms=alarms(records, _shares(answers, spec.stable), parents[run.base]),
-                records=records,
-                outcomes=outcomes,
-            )
-        )
+        signs = alarms(records, _shares(answers, spec.stable), parents[run.base])
+        if not answers:
+            signs.insert(0, Alarm("failed", _reason(spec, tag)))
+        base = run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}"
+        found.append(RunResult(run, (base, run.mix), answers, signs, records, outcomes))
     return found
 
 
@@ -122,28 +114,32 @@ def _shares(answers: Answers, stable: Sequence[str]) -> dict[str, Estimate]:
     return found | {name: share for name, share in stopped.items() if share}
 
 
-def _reason(folder: Path, tag: str) -> str:
+def _reason(spec: Spec, tag: str) -> str:
     """Return the last line of the log of a run."""
-    logs = [folder / f"{tag}-{step}.log" for step in ("eval", "train")]
-    newest = next((log for log in logs if log.exists()), None)
-    if not newest:
-        return NOT_RUN
-    return newest.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
+    for step in ("eval", "train"):
+        log = stage_dir("lab", spec.name) / f"{tag}-{step}.log"
+        if log.exists():
+            return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
+    return "not run"
 
 
 # ---- scores and differences ----
 
 
-def cells(results: Sequence[RunResult], benchmarks: Iterable[str]) -> Cells:
-    """Return the scores of the intact runs that have answered the same questions as most runs of their base."""
-    rows = {}
-    for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
-        own = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
-        common = Counter(one.prompts(benchmark) for one in own).most_common(1)
-        for one in own:
-            if one.prompts(benchmark) == common[0][0]:
-                rows.setdefault((base, one.run.mix, benchmark), []).append(_right(one.answers[benchmark]))
-    return {key: np.array(row) for key, row in rows.items()}
+def cells(results: Sequence[RunResult], benchmarks: Sequence[str]) -> Cells:
+    """Return the scores of the intact runs that have answered the same questions as most of them."""
+    intact = [result for result in results if not result.broken]
+    common = {name: mode(result.prompts(name) for result in intact) for name in benchmarks if intact}
+    found = {}
+    for arm, benchmark in product(_arms(results), benchmarks):
+        own = [one for one in intact if one.arm == arm and one.prompts(benchmark) == common[benchmark]]
+        if own:
+            found[(*arm, benchmark)] = np.array([_right(one.answers[benchmark]) for one in own])
+    return found
+
+
+def _arms(results: Iterable[RunResult]) -> list[tuple[str, str]]:
+    return list(dict.fromkeys(result.arm for result in results))
 
 
 def pooled_variance(found: Cells, base: str, benchmark: str) -> tuple[float, int]:
@@ -151,41 +147,40 @@ def pooled_variance(found: Cells, base: str, benchmark: str) -> tuple[float, int
     return significance.pooled_seed_variance([found[key] for key in found if key[::2] == (base, benchmark)])
 
 
-def contrast(found: Cells, key: Key, plus: Sequence[str] = (), minus: Sequence[str] = ()) -> significance.Difference:
-    """Return the sum of the means of a mix and of further ones, less those of others."""
-    base, mix, benchmark = key
-    sides = [[found[base, name, benchmark] for name in names] for names in ([mix, *plus], minus)]
+def compared(
+    found: Cells, base: str, benchmark: str, plus: Sequence[str], minus: Sequence[str] = ()
+) -> significance.Difference:
+    """Return the sum of the means of some mixes, less those of others."""
+    sides = [[found[base, mix, benchmark] for mix in mixes] for mixes in (plus, minus)]
     return significance.contrast(*sides, *pooled_variance(found, base, benchmark))
 
 
-def differences(found: Cells, reference: str) -> significance.Table:
-    """Return the difference of each mix from the reference on the same base, with p corrected over the table."""
-    keys = [key for key in found if key[1] != reference and (key[0], reference, key[2]) in found]
-    return significance.adjust({key: contrast(found, key, minus=[reference]) for key in keys})
+def differences(
+    found: Cells, reference: str, least_gain: float = 0.0, are_synergies: bool = False
+) -> significance.Table:
+    """Return the difference of each mix from the reference on the same base, with p corrected over the table.
 
-
-def synergies(found: Cells, reference: str) -> significance.Table:
-    """Return, for each mix named like a+b, its gain beyond the sum of the gains of a and b."""
+    are_synergies: the gain of each mix named like a+b beyond the sum of the gains of a and b, instead.
+    """
     table = {}
-    for key in found:
-        base, mix, benchmark = key
-        parts = mix.split("+")
-        if len(parts) == 2 and all((base, name, benchmark) in found for name in (reference, *parts)):
-            table[key] = contrast(found, key, [reference], parts)
-    return significance.adjust(table)
+    for base, mix, benchmark in found:
+        plus, minus = ([mix, reference], mix.split("+")) if are_synergies else ([mix], [reference])
+        has_all = all((base, name, benchmark) in found for name in [*plus, *minus])
+        if has_all and mix != reference and len(plus) == len(minus):
+            table[base, mix, benchmark] = compared(found, base, benchmark, plus, minus)
+    return significance.adjust(table, least_gain)
 
 
 def verdicts_on(spec: Spec, results: Sequence[RunResult]) -> list[significance.Recommendation]:
     """Return the verdicts on all mixes, by their differences in the development benchmarks."""
-    table = differences(cells(results, spec.dev), spec.reference)
-    return significance.recommend(table, spec.least_gain, spec.scaled)
+    table = differences(cells(results, spec.dev), spec.reference, spec.least_gain)
+    return significance.recommend(table, spec.scaled)
 
 
 def recommended(spec: Spec, results: Sequence[RunResult]) -> list[RunResult]:
     """Return the results of the reference, and of the mixes that are kept."""
     kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
-    kept |= {(result.base, spec.reference) for result in results}
-    return [result for result in results if (result.base, result.run.mix) in kept]
+    return [result for result in results if result.run.mix == spec.reference or result.arm in kept]
 
 
 # ---- the report ----
@@ -202,18 +197,17 @@ def write_recommendation(spec: Spec, results: Sequence[RunResult]) -> Path:
 
 def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], look: int = 0) -> None:
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
-    sealed = []
     outcome.add_artifact(write_recommendation(spec, results))
-    verdicts = verdicts_on(spec, results)
-    outcome.tables = [table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items()))]
-    # A stable benchmark raises alarms, and decides nothing.
-    outcome.tables += score_tables("", spec, results, spec.dev, spec.stable)
-    found = cells(results, spec.dev)
-    outcome.tables += [
-        difference_table("Synergies: gain beyond the sum of both", synergies(found, spec.reference), spec),
+    verdicts, found, sealed = verdicts_on(spec, results), cells(results, spec.dev), []
+    synergies = differences(found, spec.reference, spec.least_gain, are_synergies=True)
+    outcome.tables = [
+        table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
+        # A stable benchmark raises alarms, and decides nothing.
+        *score_tables("", spec, results, spec.dev, spec.stable),
+        table_of("Recommendation", "Base | Mix | Verdict | Reason", [list(one) for one in verdicts]),
+        difference_table("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
-        table_of("Recommendation", "Base | Mix | Verdict | In words", [list(one) for one in verdicts]),
-        table_of("Alarms", "Run | Alarm | Left out | Reason", alarm_rows(spec, results)),
+        alarm_table(spec, results),
     ]
     if look:
         title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
@@ -226,8 +220,10 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
         "Reference": spec.reference,
         "Budget of a run": ", ".join(f"{name} {value:,}" for name, value in spec.budget.items()),
         "Rule": significance.RULE,
-        **{f"{one.mix} on {one.base}": one.verdict for one in verdicts},
     }
+    for verdict in dict.fromkeys(one.verdict for one in verdicts):
+        mixes = [f"{one.mix} on {one.base}" for one in verdicts if one.verdict == verdict]
+        outcome.metrics[verdict.capitalize()] = ", ".join(mixes)
     outcome.curves = overlays(results)
     outcome.show()
     outcome.write()
@@ -235,20 +231,28 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
 
 def write_noise(spec: Spec, outcome: Outcome) -> None:
     """Fill, print and write the outcome of repeated evaluations of the bases."""
-    repeats, means = [], []  # for each model: benchmark -> scores, an evaluation in each row
-    for base in spec.bases:
-        own = []
-        for slots in spec.slots:
-            folder = stage_dir(f"chat_eval_{spec.source}", base_tag(spec, base, slots))
-            answers = _read_answers(folder, spec.open_tasks)
-            if not answers:
-                raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
-            own.append({name: _verdicts(records) for name, records in answers.items()})
-        repeats += own
+    evaluations = []
+    for base, slots in product(spec.bases, spec.slots):
+        folder = stage_dir(f"chat_eval_{spec.source}", base_tag(spec, base, slots))
+        evaluations.append(_read_answers(folder, spec.open_tasks))
+        if not evaluations[-1]:
+            raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
+    tables = {"repeats": [], f"slots {spec.slots}": []}
+    for name in spec.open_tasks:
+        verdicts = np.array([_verdicts(answers[name]) for answers in evaluations])
         # At each number of slots the mean of the repeats, as in Avg@k.
-        means.append({name: np.array([one[name].mean(axis=0) for one in own]) for name in own[0]})
+        means = verdicts.mean(axis=1).reshape(len(spec.bases), len(spec.slots), -1)
+        for rows, scores in zip(tables.values(), (verdicts, means), strict=True):
+            models, number, _ = scores.shape
+            # A question that is answered by the likeliest letter has one answer, whatever the repeats.
+            if number > 1:
+                one = significance.noise(scores)
+                deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
+                rows.append([name, models, number, *deviation, one.repeats_for(significance.LITTLE_NOISE)])
     outcome.metrics = {"Question": spec.question, "Models": ", ".join(spec.bases), "Repeats": spec.repeats}
-    outcome.tables = [noise_table("repeats", repeats), noise_table(f"slots {spec.slots}", means)]
+    outcome.tables = [
+        table_of(f"Noise over {over}, {significance.CLASSES}", NOISE, rows) for over, rows in tables.items() if rows
+    ]
     outcome.show()
     outcome.write()
 
@@ -292,33 +296,33 @@ def score_tables(
     A hole has its reason.
     """
     found = cells(results, deciding)
-    gains, found = differences(found, spec.reference), found | cells(results, others)
-    tables = []
-    for base in dict.fromkeys(result.base for result in results):
-        rows = []
-        for mix in spec.mixes:
-            own = [result for result in results if (result.base, result.run.mix) == (base, mix)]
-            holes = [result.broken for result in own if result.broken]
-            row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
-            for benchmark in [*deciding, *others]:
-                key = (base, mix, benchmark)
-                cell = "; ".join(holes) or "-"
-                if key in found:
-                    score, mark = contrast(found, key), MARKS[shown_as(gains[key], spec)] if key in gains else ""
-                    cell = measured(100 * score.mean, 100 * score.error, ".1f", mark)
-                row.append(cell)
-            if own:
-                rows.append(row)
-        tables.append(table_of(f"Scores{title}, {base}", " | ".join(["Mix", "Seeds", *deciding, *others]), rows))
-    return [*tables, difference_table(f"Differences from the reference{title}", gains, spec)]
+    gains = differences(found, spec.reference, spec.least_gain)
+    found |= cells(results, others)
+    matrices = {}  # base -> rows
+    for base, mix in _arms(results):
+        own = [result for result in results if result.arm == (base, mix)]
+        holes = [result.broken for result in own if result.broken]
+        row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
+        for benchmark in [*deciding, *others]:
+            key = (base, mix, benchmark)
+            cell = "; ".join(holes) or "-"
+            if key in found:
+                score = compared(found, base, benchmark, [mix])
+                mark = MARKS[gains[key].shown] if key in gains else ""
+                cell = measured(100 * score.mean, 100 * score.error, ".1f", mark)
+            row.append(cell)
+        matrices.setdefault(base, []).append(row)
+    columns = " | ".join(["Mix", "Seeds", *deciding, *others])
+    tables = [table_of(f"Scores{title}, {base}", columns, rows) for base, rows in matrices.items()]
+    return [*tables, difference_table(f"Differences from the reference{title}", gains)]
 
 
-def difference_table(title: str, table: significance.Table, spec: Spec) -> Record:
+def difference_table(title: str, table: significance.Table) -> Record:
     """Return the differences of an adjusted table, in points."""
     rows = []
     for key, one in table.items():
         points = [100 * value for value in (one.mean, one.error, one.low, one.high)]
-        rows.append([*key, *points, one.freedom, one.p, one.adjusted, shown_as(one, spec)])
+        rows.append([*key, *points, one.freedom, one.p, one.adjusted, one.shown])
     return table_of(title, DIFFERENCE, rows)
 
 
@@ -327,45 +331,20 @@ def luck_table(found: Cells) -> Record:
     rows = []
     for (base, mix, benchmark), scores in found.items():
         seeds = scores.mean(axis=1)
-        variance, freedom = pooled_variance(found, base, benchmark)
-        if freedom:
+        if len(seeds) > 1:
+            variance, _ = pooled_variance(found, base, benchmark)
             luck = seeds.mean() + significance.best_by_luck(variance**0.5, len(seeds))
             rows.append([base, mix, benchmark, len(seeds), 100 * seeds.mean(), 100 * seeds.max(), 100 * luck])
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
-def noise_table(over: str, models: Sequence[Mapping[str, significance.Scores]]) -> Record:
-    """Return the noise of each benchmark in points. models: for each, evaluations of the same questions as rows."""
-    rows = []
-    for name in models[0]:
-        number = len(models[0][name])
-        # A question that is answered by the likeliest letter has one answer, whatever the repeats.
-        if number > 1:
-            one = significance.noise([scores[name] for scores in models])
-            deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
-            rows.append([name, len(models), number, *deviation, one.repeats_for(significance.LITTLE_NOISE)])
-    columns = (
-        "Benchmark|Models|Evaluations|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k of Avg@k to be calm"
-    )
-    return table_of(f"Noise over {over}, {significance.CLASSES}", columns, rows)
-
-
-def shown_as(one: significance.Difference, spec: Spec) -> str:
-    """Return a difference in words, a key of MARKS."""
-    if not one.counts(spec.least_gain):
-        return "not distinguishable"
-    return "gain" if one.mean > 0 else "harm"
-
-
-def alarm_rows(spec: Spec, results: Iterable[RunResult]) -> list[list[str]]:
-    """Return a row for each alarm and each failed run."""
+def alarm_table(spec: Spec, results: Iterable[RunResult]) -> Record:
+    """Return the alarms of all runs, with failures."""
     rows = []
     for result in results:
         tag = spec.tag_of(result.run)
-        if result.failure not in ("", NOT_RUN):
-            rows.append([tag, "failed", "yes", result.failure])
         rows += [[tag, alarm.kind, "yes" if alarm.breaks else "no", alarm.sentence] for alarm in result.alarms]
-    return rows
+    return table_of("Alarms", "Run | Alarm | Left out | Reason", rows)
 
 
 def cost_table(results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Record:
@@ -389,7 +368,7 @@ def overlays(results: Iterable[RunResult]) -> list[Record]:
         for name, figure in CURVES.items():
             points = metric_curve(result.records, figure, POINTS)
             if points[0]:
-                title = f"{result.base}, {result.run.mix}: {name}"
+                title = f"{', '.join(result.arm)}: {name}"
                 picture = pictures.setdefault(title, {"title": title, "x": "step", "y": name, "series": {}})
                 picture["series"][f"seed {result.run.seed}"] = points
     return list(pictures.values())
