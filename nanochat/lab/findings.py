@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanochat.lab import significance
-from nanochat.lab.alarms import Alarm, alarms, stop_share
+from nanochat.lab.alarms import Alarm, alarms
 from nanochat.lab.rates import Losses, Round
 from nanochat.lab.sweep import HELD_OUT, SOURCES, Run, Spec, base_tag
 from nanochat.log import Record, metric_curve, read_metrics, table_of
@@ -41,7 +41,14 @@ DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d
 NOISE = "Benchmark|Models|Evaluations|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
 
 Cells = dict[tuple[str, str, str], significance.Scores]  # base, mix, benchmark
-Answers = Mapping[str, Sequence[Record]]  # benchmark → records of chat_eval
+
+
+class Answers(NamedTuple):
+    """The answers of a model to a benchmark."""
+
+    right: np.ndarray  # (repeats, questions), 0 or 1
+    stops: list[bool]  # does an answer stop by itself? Empty for answers by the likeliest letter
+    questions: str  # hash
 
 
 class RunResult(NamedTuple):
@@ -49,7 +56,7 @@ class RunResult(NamedTuple):
 
     run: Run
     arm: tuple[str, str]  # base, with the rate if the lab has several, and mix
-    answers: Answers  # none if the run has failed
+    answers: Mapping[str, Answers]  # by benchmark; none if the run has failed
     alarms: Sequence[Alarm]  # with that of a failure
     records: Sequence[Record]  # of the metric log
     outcomes: Sequence[Outcome]  # of training and of the evaluation
@@ -58,10 +65,6 @@ class RunResult(NamedTuple):
     def broken(self) -> str:
         """The reason to leave the run out."""
         return "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
-
-    def prompts(self, benchmark: str) -> str:
-        """Return a hash of the questions in a benchmark."""
-        return text_sha256("\0".join(record["prompt"] for record in self.answers[benchmark]))
 
 
 # ---- reading ----
@@ -91,27 +94,27 @@ def read_results(spec: Spec, suffix: str = "") -> list[RunResult]:
     return found
 
 
-def _read_answers(folder: Path, benchmarks: Iterable[str]) -> Answers:
-    """Return the records of an evaluation, without benchmarks that have no file."""
-    paths = {name: folder / f"{name}.jsonl" for name in benchmarks}
-    return {name: list(read_jsonl(path, dict)) for name, path in paths.items() if path.exists()}
+def _read_answers(folder: Path, benchmarks: Iterable[str]) -> dict[str, Answers]:
+    """Return the answers of an evaluation, without benchmarks that have no file."""
+    found = {}
+    for name in benchmarks:
+        path = folder / f"{name}.jsonl"
+        if path.exists():
+            records = list(read_jsonl(path, dict))
+            right = [[answer["right"] for answer in record["completions"]] for record in records]
+            # An answer by the likeliest letter has no reason to stop.
+            reasons = [answer.get("reason") for record in records for answer in record["completions"]]
+            stops = [reason != "length" for reason in reasons if reason]
+            questions = text_sha256("\0".join(record["prompt"] for record in records))
+            found[name] = Answers(np.array(right, float).T, stops, questions)
+    return found
 
 
-def _verdicts(records: Sequence[Record]) -> significance.Scores:
-    """Return the verdicts on all answers: (repeats, questions)."""
-    return np.array([[answer["right"] for answer in record["completions"]] for record in records], float).T
-
-
-def _right(records: Sequence[Record]) -> list[float]:
-    """Return the share of right answers to each question."""
-    return _verdicts(records).mean(axis=0).tolist()
-
-
-def _shares(answers: Answers, stable: Sequence[str]) -> dict[str, Estimate]:
+def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, Estimate]:
     """Return the shares for alarms: right answers in stable benchmarks, and answers that stop in any."""
-    found = {name: mean_estimate(_right(answers[name])) for name in stable if name in answers}
-    stopped = {f"answers in {name} that stop": stop_share(records) for name, records in answers.items()}
-    return found | {name: share for name, share in stopped.items() if share}
+    samples = {name: answers[name].right.mean(axis=0) for name in stable if name in answers}
+    samples |= {f"answers in {name} that stop": one.stops for name, one in answers.items()}
+    return {name: mean_estimate(sample) for name, sample in samples.items() if len(sample)}
 
 
 def _reason(spec: Spec, tag: str) -> str:
@@ -129,12 +132,13 @@ def _reason(spec: Spec, tag: str) -> str:
 def cells(results: Sequence[RunResult], benchmarks: Sequence[str]) -> Cells:
     """Return the scores of the intact runs that have answered the same questions as most of them."""
     intact = [result for result in results if not result.broken]
-    common = {name: mode(result.prompts(name) for result in intact) for name in benchmarks if intact}
+    common = {name: mode(one.answers[name].questions for one in intact) for name in benchmarks if intact}
     found = {}
     for arm, benchmark in product(_arms(results), benchmarks):
-        own = [one for one in intact if one.arm == arm and one.prompts(benchmark) == common[benchmark]]
-        if own:
-            found[(*arm, benchmark)] = np.array([_right(one.answers[benchmark]) for one in own])
+        own = [one.answers[benchmark] for one in intact if one.arm == arm]
+        rows = [answers.right.mean(axis=0) for answers in own if answers.questions == common[benchmark]]
+        if rows:
+            found[(*arm, benchmark)] = np.array(rows)
     return found
 
 
@@ -239,7 +243,7 @@ def write_noise(spec: Spec, outcome: Outcome) -> None:
             raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
     tables = {"repeats": [], f"slots {spec.slots}": []}
     for name in spec.open_tasks:
-        verdicts = np.array([_verdicts(answers[name]) for answers in evaluations])
+        verdicts = np.array([answers[name].right for answers in evaluations])
         # At each number of slots the mean of the repeats, as in Avg@k.
         means = verdicts.mean(axis=1).reshape(len(spec.bases), len(spec.slots), -1)
         for rows, scores in zip(tables.values(), (verdicts, means), strict=True):

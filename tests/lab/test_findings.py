@@ -98,6 +98,10 @@ def test_a_stable_benchmark_that_falls_is_an_alarm(base):
         "World-Choices",
         "answers in World-Choices that stop",
     ]
+    assert first.alarms[1].sentence.endswith(": 0.0%, and 100.0% before training")
+    # Letters do not stop.
+    write_jsonl(path, [record | {"completions": [{"right": False}] * 2} for record in read_jsonl(path, dict)])
+    assert len(read_results(spec)[0].alarms) == 1
     assert not any(result.alarms for result in others)
 
 
