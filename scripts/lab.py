@@ -152,7 +152,7 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, files: Files, config: Confi
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
             own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates}
             part = spec.model_copy(update=own | {"seeds": spec.seeds[: ahead.seeds]})
-            start(part, [[sweep.training_step(part, run, files)] for run in part.runs], config)
+            start(part, [sweep.run_steps(part, run, files)[:1] for run in part.runs], config)
             for rate in ahead.rates:
                 losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
         print0(f"lab: {mix} on {base}: {ahead.sentence}")
@@ -167,13 +167,12 @@ def evaluate_held_out(spec: sweep.Spec, results: Sequence[RunResult], config: Co
     runs = [result.run for result in recommended(spec, results) if not result.broken]
     if not runs:
         raise ValueError("no run of the reference has a result: the alarms in the report name the reasons")
-    tags = [spec.tag_of(run) for run in runs]
-    steps = [sweep.evaluation_step(spec, tag, tag + sweep.HELD_OUT, spec.held_out) for tag in tags]
-    for step in steps:
+    chains = [sweep.run_steps(spec, run, is_held_out=True)[1:] for run in runs]
+    for [step] in chains:
         if not step.outcome.exists() and not any((base_dir() / step.parent).glob("step_*")):
             raise ValueError(f"{step.parent} has no checkpoint any more: delete its folder to train it again")
     look = sweep.add_look(spec, path, runs)
-    start(spec, [[step] for step in steps], config)
+    start(spec, chains, config)
     return look
 
 

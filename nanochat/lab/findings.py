@@ -1,7 +1,6 @@
 """Findings of a lab: answers, scores and differences of its runs, and the section `Lab` of the report card.
 
-- read_results(spec, suffix) -> list[RunResult]: one for each run, also for those that failed. suffix: of the
-  evaluation's tag, HELD_OUT for the evaluations of --final.
+- read_results(spec, is_held_out) -> list[RunResult]: one for each run, also for those that failed.
 - cells(results, benchmarks) -> Cells: scores of intact runs; differences(cells, reference): with corrected p.
 - write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec, results): the results
   that it names.
@@ -24,10 +23,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nanochat.jobs.runner import Step
 from nanochat.lab import significance
 from nanochat.lab.alarms import Alarm, alarms
 from nanochat.lab.rates import Losses, Round
-from nanochat.lab.sweep import HELD_OUT, SOURCES, Run, Spec, base_tag
+from nanochat.lab.sweep import Run, Spec, base_step, run_steps
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
 from nanochat.paths import read_jsonl, stage_dir, text_sha256, write_json
@@ -70,35 +70,32 @@ class RunResult(NamedTuple):
 # ---- reading ----
 
 
-def read_results(spec: Spec, suffix: str = "") -> list[RunResult]:
-    """Return the results of all runs."""
-    benchmarks = spec.held_out if suffix else spec.open_tasks
+def read_results(spec: Spec, is_held_out: bool = False) -> list[RunResult]:
+    """Return the results of all runs. is_held_out: in the held-out benchmarks."""
+    benchmarks = spec.held_out if is_held_out else spec.open_tasks
     parents = {}
     for base in spec.bases:
-        answers = _read_answers(stage_dir(f"chat_eval_{spec.source}", base_tag(spec, base)), spec.open_tasks)
-        parents[base] = _shares(answers, spec.stable)
+        parents[base] = _shares(_read_answers(base_step(spec, base), spec.open_tasks), spec.stable)
     found = []
     for run in spec.runs:
-        tag = spec.tag_of(run)
-        folder = stage_dir(f"chat_eval_{SOURCES[spec.stage]}", tag + suffix)
-        paths = [spec.outcome_of(run), folder / "outcome.json"]
-        outcomes = [Outcome.load(path) for path in paths if path.exists()]
+        steps = run_steps(spec, run, is_held_out=is_held_out)
+        outcomes = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
         # Answers of an evaluation that is still running are not complete.
-        answers = _read_answers(folder, benchmarks) if len(outcomes) == len(paths) else {}
-        records = read_metrics(paths[0].with_name("metrics.jsonl"))
+        answers = _read_answers(steps[1], benchmarks) if len(outcomes) == len(steps) else {}
+        records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
         signs = alarms(records, _shares(answers, spec.stable), parents[run.base])
         if not answers:
-            signs.insert(0, Alarm("failed", _reason(spec, tag)))
+            signs.insert(0, Alarm("failed", _reason(spec, run)))
         base = run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}"
         found.append(RunResult(run, (base, run.mix), answers, signs, records, outcomes))
     return found
 
 
-def _read_answers(folder: Path, benchmarks: Iterable[str]) -> dict[str, Answers]:
+def _read_answers(step: Step, benchmarks: Iterable[str]) -> dict[str, Answers]:
     """Return the answers of an evaluation, without benchmarks that have no file."""
     found = {}
     for name in benchmarks:
-        path = folder / f"{name}.jsonl"
+        path = step.outcome.with_name(f"{name}.jsonl")
         if path.exists():
             records = list(read_jsonl(path, dict))
             right = [[answer["right"] for answer in record["completions"]] for record in records]
@@ -117,10 +114,10 @@ def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, 
     return {name: mean_estimate(sample) for name, sample in samples.items() if len(sample)}
 
 
-def _reason(spec: Spec, tag: str) -> str:
+def _reason(spec: Spec, run: Run) -> str:
     """Return the last line of the log of a run."""
     for step in ("eval", "train"):
-        log = stage_dir("lab", spec.name) / f"{tag}-{step}.log"
+        log = stage_dir("lab", spec.name) / f"{spec.tag_of(run)}-{step}.log"
         if log.exists():
             return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
     return "not run"
@@ -215,7 +212,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
     ]
     if look:
         title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
-        sealed = [result for result in read_results(spec, HELD_OUT) if result.answers]
+        sealed = [result for result in read_results(spec, is_held_out=True) if result.answers]
         outcome.tables += score_tables(title, spec, sealed, spec.held_out)
     outcome.tables = [table for table in [*outcome.tables, cost_table(results, sealed)] if table["rows"]]
     outcome.metrics = {
@@ -237,8 +234,7 @@ def write_noise(spec: Spec, outcome: Outcome) -> None:
     """Fill, print and write the outcome of repeated evaluations of the bases."""
     evaluations = []
     for base, slots in product(spec.bases, spec.slots):
-        folder = stage_dir(f"chat_eval_{spec.source}", base_tag(spec, base, slots))
-        evaluations.append(_read_answers(folder, spec.open_tasks))
+        evaluations.append(_read_answers(base_step(spec, base, slots), spec.open_tasks))
         if not evaluations[-1]:
             raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
     tables = {"repeats": [], f"slots {spec.slots}": []}

@@ -2,8 +2,7 @@
 
 - read_spec(path, tag) -> Spec: from a TOML file; mistakes(spec): all that is wrong with it, apart from names of tasks.
 - A *run* is a base, a mix, a rate and a seed; an *arm* is all runs that differ in the seed alone.
-- chains_of(spec, files): the steps of a lab, those of a run one after the other. training_step, base_step and
-  evaluation_step: one of them.
+- chains_of(spec, files): the steps of a lab, those of a run one after the other. run_steps, base_step: those of one.
 - expectations(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
 - looks(spec): the lines of the ledger, one for each look; add_look(spec, recommendation, runs) adds one.
 """
@@ -11,8 +10,7 @@
 import difflib
 import json
 import re
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -71,7 +69,7 @@ class Spec(BaseModel):
     dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
     held_out: list[str] = []  # for --final alone
     stable: list[str] = []  # those that must not fall
-    sampling: dict[Sampling, float] = {}
+    sampling: dict[Sampling, int | float] = {}
     least_gain: float = 0.0
     scaled: bool = False
 
@@ -87,8 +85,8 @@ class Spec(BaseModel):
 
     def tag_of(self, run: Run) -> str:
         """Return the tag of a run, which names its folders."""
-        words = f"{self.name}-{run.base}-{run.mix}-{run.rate:g}-{run.seed}"
-        return re.sub(r"[^\w.+-]", "-", words)
+        words = [self.name, run.base, run.mix, f"{run.rate:g}", str(run.seed)]
+        return re.sub(r"[^\w.+-]", "-", "-".join(words))
 
     def outcome_of(self, run: Run) -> Path:
         """Return the place for the outcome of training."""
@@ -161,18 +159,25 @@ def mistakes(spec: Spec) -> list[str]:
 # ---- the job ----
 
 
-def chains_of(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chain]:
+def chains_of(spec: Spec, files: Mapping[str, Sequence[str]]) -> list[Chain]:
     """Return the steps of a lab. files: those that each mix reads."""
     # Alarms compare a run with its base.
-    chains = [[base_step(spec, base)] for base in spec.bases]
-    for run in spec.runs:
-        tag = spec.tag_of(run)
-        chains.append([training_step(spec, run, files), evaluation_step(spec, tag, tag, spec.open_tasks)])
-    return chains
+    bases = [[base_step(spec, base)] for base in spec.bases]
+    return bases + [run_steps(spec, run, files) for run in spec.runs]
 
 
-def training_step(spec: Spec, run: Run, files: Mapping[str, Sequence[str]]) -> Step:
-    """Return the training of a run."""
+def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
+    """Return the evaluation of a base. slots: rows that the engine generates at once (0: chosen)."""
+    tag = f"{spec.name}-{base}"
+    flags = {"source": spec.source, "tag": base, "out-tag": tag}
+    if slots:
+        tag = f"{tag}-{slots}"
+        flags |= {"out-tag": tag, "slots": slots}
+    return _evaluation_step(spec, flags, spec.open_tasks)
+
+
+def run_steps(spec: Spec, run: Run, files: Mapping[str, Sequence[str]] = {}, is_held_out: bool = False) -> list[Step]:
+    """Return training and evaluation of a run. is_held_out: on the held-out benchmarks."""
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
         amount //= int(spec.flags["total-batch-size"])
@@ -187,9 +192,9 @@ def training_step(spec: Spec, run: Run, files: Mapping[str, Sequence[str]]) -> S
         mix_flag: spec.words_of(run.mix),
         "seed": run.seed,
         "num-iterations": amount,
-        "init-lr-frac": run.rate * factor,
+        "init-lr-frac": round(run.rate * factor, 10),
     }
-    return Step(
+    training = Step(
         f"{tag}-train",
         [f"scripts.{spec.stage}", *_flag_words(flags)],
         output=f"{spec.stage}/{tag}",
@@ -197,29 +202,18 @@ def training_step(spec: Spec, run: Run, files: Mapping[str, Sequence[str]]) -> S
         local=files.get(run.mix, ()),
         quiet=True,
     )
+    asked = {"source": SOURCES[spec.stage], "tag": tag, "out-tag": tag + HELD_OUT * is_held_out}
+    return [training, _evaluation_step(spec, asked, spec.held_out if is_held_out else spec.open_tasks)]
 
 
-def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
-    """Return the evaluation of a base. slots: rows that the engine generates at once (0: chosen)."""
-    return evaluation_step(spec, base, base_tag(spec, base, slots), spec.open_tasks, spec.source, slots)
-
-
-def base_tag(spec: Spec, base: str, slots: int = 0) -> str:
-    """Return the tag of a base's evaluation."""
-    return f"{spec.name}-{base}" + f"-{slots}" * (slots > 0)
-
-
-def evaluation_step(spec: Spec, tag: str, out_tag: str, tasks: Sequence[str], source: str = "", slots: int = 0) -> Step:
-    """Return the evaluation of a model. out_tag: names its folder. source: not that of the lab's own runs."""
-    source = source or SOURCES[spec.stage]
-    flags = {"source": source, "tag": tag, "out-tag": out_tag, "tasks": "|".join(tasks), "repeats": spec.repeats}
-    if slots:
-        flags["slots"] = slots
+def _evaluation_step(spec: Spec, flags: Mapping[str, Value], tasks: Sequence[str]) -> Step:
+    """Return the evaluation of a model. flags: which one, and the folder."""
+    flags = flags | {"tasks": "|".join(tasks), "repeats": spec.repeats} | spec.sampling
     return Step(
-        f"{out_tag}-eval",
-        ["scripts.chat_eval", *_flag_words(flags | spec.sampling)],
-        output=f"chat_eval_{source}/{out_tag}",
-        parent=f"{MODELS[source]}/{tag}",
+        f"{flags['out-tag']}-eval",
+        ["scripts.chat_eval", *_flag_words(flags)],
+        output=f"chat_eval_{flags['source']}/{flags['out-tag']}",
+        parent=f"{MODELS[flags['source']]}/{flags['tag']}",
         quiet=True,
     )
 
@@ -228,12 +222,10 @@ def _flag_words(flags: Mapping[str, Value]) -> list[str]:
     """Return flags with their values; a switch is on or off by its name alone."""
     words = []
     for name, value in flags.items():
-        flag = flag_of(name)
         if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
+            words.append(flag_of(name if value else f"no-{name}"))
         else:
-            # 1000.0 is a number of steps too.
-            words.append(f"{flag}={value:.10g}" if isinstance(value, float) else f"{flag}={value}")
+            words.append(f"{flag_of(name)}={value}")
     return words
 
 
@@ -242,7 +234,7 @@ def _flag_words(flags: Mapping[str, Value]) -> list[str]:
 
 def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     """Return the plan in words. questions: number of each development benchmark."""
-    steps = [step for chain in chains_of(spec) for step in chain]
+    steps = [step for chain in chains_of(spec, {}) for step in chain]
     done = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
     left = "time and dollars are not known before the first run has finished"
     if done:
@@ -251,12 +243,13 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
         seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
+    sizes = {name: len(getattr(spec, name)) for name in ("bases", "mixes", "rates", "seeds")}
+    size = " x ".join(f"{number} {name}" for name, number in sizes.items())
     lines = [
-        f"{len(spec.runs)} runs: {len(spec.bases)} bases x {len(spec.mixes)} mixes x {len(spec.rates)} rates x "
-        f"{len(spec.seeds)} seeds, stage {spec.stage}, reference {spec.reference}",
+        f"{len(spec.runs)} runs: {size}, stage {spec.stage}, reference {spec.reference}",
         f"{len(done)} of {len(steps)} steps are finished",
         left,
-        f"{sum(_checkpoint_bytes(spec, run) for run in spec.runs) / 1e9:.1f} GB of checkpoints, if --keep removes none",
+        f"{_checkpoint_bytes(spec, spec.runs) / 1e9:.1f} GB of checkpoints, if --keep removes none",
     ]
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
     for name, number in questions.items():
@@ -267,19 +260,21 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
 
 
 def check_disk(spec: Spec) -> None:
-    """Raise a ValueError if the checkpoints of the runs to come have no room on the disk."""
-    needed = sum(_checkpoint_bytes(spec, run) for run in spec.runs if not spec.outcome_of(run).exists())
-    free = shutil.disk_usage(base_dir()).free
-    if needed > free:
-        raise ValueError(
-            f"the checkpoints need {needed / 1e9:.1f} GB, and {base_dir()} has {free / 1e9:.1f}: free some"
-        )
+    """Raise an OSError if the checkpoints of the runs to come have no room on the disk."""
+    from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
+
+    check_free_space(
+        base_dir(), _checkpoint_bytes(spec, [run for run in spec.runs if not spec.outcome_of(run).exists()])
+    )
 
 
-def _checkpoint_bytes(spec: Spec, run: Run) -> int:
-    """Return the size of a checkpoint of a run, as large as the largest of its base."""
-    folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
-    return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+def _checkpoint_bytes(spec: Spec, runs: Iterable[Run]) -> int:
+    """Return the size of the checkpoints of runs, each as large as the largest of its base."""
+    size = 0
+    for run in runs:
+        folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
+        size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+    return size
 
 
 # ---- looks at held-out benchmarks ----

@@ -21,7 +21,7 @@ from nanochat.lab.findings import (
     write_noise,
     write_report,
 )
-from nanochat.lab.sweep import base_tag
+from nanochat.lab.sweep import base_step
 from nanochat.outcome import Outcome
 from nanochat.paths import read_json, read_jsonl, read_sha256, write_jsonl
 from nanochat.report.__main__ import read_record, write_card
@@ -200,7 +200,7 @@ def test_the_noise_of_repeats_and_slots(base):
     spec = read_lab(base, changes)
     for number, (name, slots) in enumerate(product(spec.bases, spec.slots)):
         shares = {"World-Facts": 0.5, "World-Choices": 0.6}
-        answer(base, "chat_eval_mid", base_tag(spec, name, slots), shares, repeats=4, seed=number)
+        answer(base, "chat_eval_mid", f"lab-{name}-{slots}", shares, repeats=4, seed=number)
     write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
     tables = read_json(base / "lab/lab/outcome.json")["tables"]
     repeats, slots = (table["rows"] for table in tables)
@@ -209,7 +209,7 @@ def test_the_noise_of_repeats_and_slots(base):
     # By hand: each answer to the questions of an evaluation, then the pooled deviation of its repeats.
     variances = []
     for name, number in product(spec.bases, spec.slots):
-        path = base / "chat_eval_mid" / base_tag(spec, name, number) / "World-Facts.jsonl"
+        path = base_step(spec, name, number).outcome.with_name("World-Facts.jsonl")
         verdicts = [[one["right"] for one in record["completions"]] for record in read_jsonl(path, dict)]
         variances.append(np.mean(verdicts, axis=0).var(ddof=1))
     assert repeats[0][3] == pytest.approx(100 * np.mean(variances) ** 0.5)

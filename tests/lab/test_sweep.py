@@ -8,7 +8,7 @@ from made_labs import make_lab, read_lab
 from outcomes import leave
 
 from nanochat.config import parse
-from nanochat.lab.sweep import add_look, chains_of, check_disk, expectations, looks, mistakes, read_spec
+from nanochat.lab.sweep import add_look, chains_of, check_disk, expectations, looks, mistakes, read_spec, run_steps
 from scripts import chat_eval, chat_sft
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "runs/remix.toml"
@@ -82,6 +82,7 @@ def test_steps_are_commands_of_the_scripts(base):
     evaluated = parse(chat_eval.Config, evaluation.command[1:])
     assert (evaluated.tasks, evaluated.repeats, evaluated.temperature) == ("World-Facts|World-Choices", 2, 0.7)
     assert training.output == evaluation.parent == f"chat_sft/{tuned.tag}"
+    assert run_steps(spec, spec.runs[0], is_held_out=True)[1].output == f"{evaluation.output}-held-out"
 
 
 def test_the_plan(base):
@@ -106,7 +107,7 @@ def test_checkpoints_need_room(base):
     # A file with a hole takes no room itself.
     with open(base / "mid_train/two/step_000010/model.safetensors", "wb") as file:
         file.truncate(10**13)
-    with pytest.raises(ValueError, match=r"the checkpoints need 80000\.0 GB, and "):
+    with pytest.raises(OSError, match=r"has no room for the checkpoints of this run: 80,000,000\.0 MB needed, "):
         check_disk(spec)
 
 
