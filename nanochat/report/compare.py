@@ -91,7 +91,6 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
         stages = [first[name], second[name]]
         tables = [
             table_of(title, FIGURES, _rows(list(map(_figures, stages)))),
-            table_of(f"{title}: cells of tables", FIGURES, _rows(list(map(_cells, stages)))),
             table_of(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages)),
         ]
         for table in tables:
@@ -104,15 +103,10 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
 
 
 def _figures(stage: Record) -> dict[str, Metric]:
-    """Return a stage's settings as text, the time, and the metrics."""
+    """Return a stage's settings as text, the time, the metrics, and the cells of tables with a standard error."""
     # The card lists the settings worth showing.
     settings = {name: format_value(stage["config"][name]) for name in stage["card"]}
-    return settings | {"Wall clock, seconds": stage["seconds"]} | stage["metrics"]
-
-
-def _cells(stage: Record) -> dict[str, Metric]:
-    """Return the cells with a standard error in a stage's tables, by table, row and column."""
-    found = {}
+    found = settings | {"Wall clock, seconds": stage["seconds"]} | stage["metrics"]
     for table in stage["tables"]:
         for row in table["rows"]:
             for (column, _), cell in zip(table["columns"], row, strict=True):
