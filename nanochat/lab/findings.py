@@ -40,7 +40,7 @@ MARKS = {"gain": " ▲", "harm": " ▼", significance.UNCLEAR: ""}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
 NOISE = "Benchmark|Models|Evaluations|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
 
-Cells = dict[tuple[str, str, str], significance.Scores]  # base, mix, benchmark
+Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
 
 
 class Answers(NamedTuple):
@@ -55,7 +55,7 @@ class RunResult(NamedTuple):
     """Whatever a run has left so far."""
 
     run: Run
-    arm: tuple[str, str]  # base, with the rate if the lab has several, and mix
+    base: str  # with the rate, if the lab has several
     answers: Mapping[str, Answers]  # by benchmark; none if the run has failed
     alarms: Sequence[Alarm]  # with that of a failure
     records: Sequence[Record]  # of the metric log
@@ -87,7 +87,7 @@ def read_results(spec: Spec, is_held_out: bool = False) -> list[RunResult]:
         if not answers:
             signs.insert(0, Alarm("failed", _reason(spec, run)))
         base = run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}"
-        found.append(RunResult(run, (base, run.mix), answers, signs, records, outcomes))
+        found.append(RunResult(run, base, answers, signs, records, outcomes))
     return found
 
 
@@ -129,31 +129,14 @@ def _reason(spec: Spec, run: Run) -> str:
 def cells(results: Sequence[RunResult], benchmarks: Sequence[str]) -> Cells:
     """Return the scores of the intact runs that have answered the same questions as most of them."""
     intact = [result for result in results if not result.broken]
-    common = {name: mode(one.answers[name].questions for one in intact) for name in benchmarks if intact}
     found = {}
-    for arm, benchmark in product(_arms(results), benchmarks):
-        own = [one.answers[benchmark] for one in intact if one.arm == arm]
-        rows = [answers.right.mean(axis=0) for answers in own if answers.questions == common[benchmark]]
-        if rows:
-            found[(*arm, benchmark)] = np.array(rows)
-    return found
-
-
-def _arms(results: Iterable[RunResult]) -> list[tuple[str, str]]:
-    return list(dict.fromkeys(result.arm for result in results))
-
-
-def pooled_variance(found: Cells, base: str, benchmark: str) -> tuple[float, int]:
-    """Return the variance of a seed's mean score, pooled over the mixes, and its degrees of freedom."""
-    return significance.pooled_seed_variance([found[key] for key in found if key[::2] == (base, benchmark)])
-
-
-def compared(
-    found: Cells, base: str, benchmark: str, plus: Sequence[str], minus: Sequence[str] = ()
-) -> significance.Difference:
-    """Return the sum of the means of some mixes, less those of others."""
-    sides = [[found[base, mix, benchmark] for mix in mixes] for mixes in (plus, minus)]
-    return significance.contrast(*sides, *pooled_variance(found, base, benchmark))
+    for benchmark in benchmarks if intact else ():
+        common = mode(result.answers[benchmark].questions for result in intact)
+        for result in intact:
+            answers, group = result.answers[benchmark], found.setdefault((result.base, benchmark), {})
+            if answers.questions == common:
+                group.setdefault(result.run.mix, []).append(answers.right.mean(axis=0))
+    return {key: {mix: np.array(rows) for mix, rows in group.items()} for key, group in found.items()}
 
 
 def differences(
@@ -164,11 +147,11 @@ def differences(
     are_synergies: the gain of each mix named like a+b beyond the sum of the gains of a and b, instead.
     """
     table = {}
-    for base, mix, benchmark in found:
-        plus, minus = ([mix, reference], mix.split("+")) if are_synergies else ([mix], [reference])
-        has_all = all((base, name, benchmark) in found for name in [*plus, *minus])
-        if has_all and mix != reference and len(plus) == len(minus):
-            table[base, mix, benchmark] = compared(found, base, benchmark, plus, minus)
+    for (base, benchmark), group in found.items():
+        for mix in group:
+            plus, minus = ([mix, reference], mix.split("+")) if are_synergies else ([mix], [reference])
+            if mix != reference and len(plus) == len(minus) and group.keys() >= {*plus, *minus}:
+                table[base, mix, benchmark] = significance.contrast(group, plus, minus)
     return significance.adjust(table, least_gain)
 
 
@@ -181,7 +164,7 @@ def verdicts_on(spec: Spec, results: Sequence[RunResult]) -> list[significance.R
 def recommended(spec: Spec, results: Sequence[RunResult]) -> list[RunResult]:
     """Return the results of the reference, and of the mixes that are kept."""
     kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
-    return [result for result in results if result.run.mix == spec.reference or result.arm in kept]
+    return [result for result in results if result.run.mix == spec.reference or (result.base, result.run.mix) in kept]
 
 
 # ---- the report ----
@@ -299,15 +282,15 @@ def score_tables(
     gains = differences(found, spec.reference, spec.least_gain)
     found |= cells(results, others)
     matrices = {}  # base -> rows
-    for base, mix in _arms(results):
-        own = [result for result in results if result.arm == (base, mix)]
+    for base, mix in dict.fromkeys((result.base, result.run.mix) for result in results):
+        own = [result for result in results if (result.base, result.run.mix) == (base, mix)]
         holes = [result.broken for result in own if result.broken]
         row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
         for benchmark in [*deciding, *others]:
-            key = (base, mix, benchmark)
+            group, key = found.get((base, benchmark), {}), (base, mix, benchmark)
             cell = "; ".join(holes) or "-"
-            if key in found:
-                score = compared(found, base, benchmark, [mix])
+            if mix in group:
+                score = significance.contrast(group, [mix])
                 mark = MARKS[gains[key].shown] if key in gains else ""
                 cell = measured(100 * score.mean, 100 * score.error, ".1f", mark)
             row.append(cell)
@@ -329,12 +312,13 @@ def difference_table(title: str, table: significance.Table) -> Record:
 def luck_table(found: Cells) -> Record:
     """Return the best seed of each cell beside the mean, and beside the best of equally good seeds."""
     rows = []
-    for (base, mix, benchmark), scores in found.items():
-        seeds = scores.mean(axis=1)
-        if len(seeds) > 1:
-            variance, _ = pooled_variance(found, base, benchmark)
-            luck = seeds.mean() + significance.best_by_luck(variance**0.5, len(seeds))
-            rows.append([base, mix, benchmark, len(seeds), 100 * seeds.mean(), 100 * seeds.max(), 100 * luck])
+    for (base, benchmark), group in found.items():
+        variance, _ = significance.pooled_seed_variance(group.values())
+        for mix, scores in group.items():
+            number, seeds = len(scores), 100 * scores.mean(axis=1)
+            if number > 1:
+                luck = 100 * significance.best_by_luck(variance**0.5, number)
+                rows.append([base, mix, benchmark, number, seeds.mean(), seeds.max(), seeds.mean() + luck])
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
@@ -368,7 +352,7 @@ def overlays(results: Iterable[RunResult]) -> list[Record]:
         for name, figure in CURVES.items():
             points = metric_curve(result.records, figure, POINTS)
             if points[0]:
-                title = f"{', '.join(result.arm)}: {name}"
+                title = f"{result.base}, {result.run.mix}: {name}"
                 picture = pictures.setdefault(title, {"title": title, "x": "step", "y": name, "series": {}})
                 picture["series"][f"seed {result.run.seed}"] = points
     return list(pictures.values())

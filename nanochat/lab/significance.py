@@ -5,8 +5,8 @@ All means, errors and deviations are shares too; times 100 they are points. A ta
 the reference of the same base: (base, mix, benchmark) -> Difference; the reference itself has none.
 
 - pooled_seed_variance(cells): variance of a seed's mean score and its degrees of freedom, over the arms of a benchmark.
-- contrast(plus, minus, variance, freedom) -> Difference: sum of the means of some arms, less those of others. A cell is
-  contrast([arm], []), a difference contrast([arm], [reference]), a synergy contrast([both, reference], [one, other]).
+- contrast(cells, plus, minus) -> Difference: sum of the means of some arms, less those of others. A score is that of
+  [arm] and [], a difference that of [arm] and [reference], a synergy that of [both, reference] and [one, other].
 - adjust(table, least_gain): the same table with p corrected for the number of differences (Holm), and gain or harm.
 - recommend(table, scaled): a verdict and the reason for each base and mix of an adjusted table, by RULE; the reason
   also names a mix that is shown to help one base only, of several.
@@ -18,7 +18,7 @@ Pure functions: no files are read.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -101,7 +101,7 @@ class Recommendation(NamedTuple):
 # ---- means and differences ----
 
 
-def pooled_seed_variance(cells: Sequence[Scores]) -> tuple[float, int]:
+def pooled_seed_variance(cells: Collection[Scores]) -> tuple[float, int]:
     """Return the variance of a seed's mean score, pooled over arms, and its degrees of freedom; zeros for single seeds.
 
     The variance includes the noise of the answers.
@@ -112,21 +112,21 @@ def pooled_seed_variance(cells: Sequence[Scores]) -> tuple[float, int]:
     return squares / max(freedom, 1), freedom
 
 
-def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, freedom: int) -> Difference:
+def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[str] = ()) -> Difference:
     """Return the sum of the means of some arms, less those of others.
 
-    All have the same questions in the same order, at least two. variance, freedom: from pooled_seed_variance. Questions
-    and seeds are both samples of more (a two-way layout). p and interval are means of those with the degrees of freedom
-    of each source, weighted by its variance (Cochran). Satterthwaite's formula trusts a variance of few seeds too much
-    where it is small by chance: in the tail, where corrected p values lie, it is wrong by a factor of two to ten.
+    cells: of all arms, on the same questions in the same order, at least two; the variance of seeds is pooled over
+    them. Questions and seeds are both samples of more (a two-way layout). p and interval are means of those with the
+    degrees of freedom of each source, weighted by its variance (Cochran). Satterthwaite's formula trusts a variance of
+    few seeds too much where it is small by chance: in the tail, where corrected p values lie, it is wrong by a factor
+    of two to ten.
     """
     from scipy.special import stdtr, stdtrit  # Student's t; a slow import, which must not delay --help
 
-    arms = [*plus, *minus]
+    variance, freedom = pooled_seed_variance(cells.values())
+    arms = [cells[name] for name in [*plus, *minus]]
     # On the same questions, the part that the arms share cancels.
-    added = sum(scores.mean(axis=0) for scores in plus)
-    taken = sum(scores.mean(axis=0) for scores in minus)
-    by_question = added - taken
+    by_question = sum(cells[name].mean(axis=0) for name in plus) - sum(cells[name].mean(axis=0) for name in minus)
     questions = len(by_question)
     spread = by_question.var(ddof=1)
     # Where all questions agree, one of the answers might have differed all the same.
@@ -136,10 +136,7 @@ def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, f
     sources = np.array([from_questions, from_seeds])
     both = sources.sum()
     # The noise of answers is in both sources. It shows in the spread within a question, unless there is one seed.
-    answers = 0.0
-    for scores in arms:
-        within = scores.var(axis=0).mean()
-        answers += within / questions / max(len(scores) - 1, 1)
+    answers = sum(scores.var(axis=0).mean() / max(len(scores) - 1, 1) for scores in arms) / questions
     error = math.sqrt(max(*sources, both - answers))
     mean = by_question.mean()
     # Of questions and seeds; without two seeds the weight of seeds is 0.

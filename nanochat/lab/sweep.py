@@ -75,8 +75,8 @@ class Spec(BaseModel):
 
     @property
     def runs(self) -> list[Run]:
-        """All runs; those of one seed stand together, so that each arm has a result early."""
-        return [Run(*arm, seed) for seed, *arm in product(self.seeds, self.bases, self.mixes, self.rates)]
+        """All runs; those of an arm stand together."""
+        return [Run(*words) for words in product(self.bases, self.mixes, self.rates, self.seeds)]
 
     @property
     def open_tasks(self) -> list[str]:
@@ -163,7 +163,9 @@ def chains_of(spec: Spec, files: Mapping[str, Sequence[str]]) -> list[Chain]:
     """Return the steps of a lab. files: those that each mix reads."""
     # Alarms compare a run with its base.
     bases = [[base_step(spec, base)] for base in spec.bases]
-    return bases + [run_steps(spec, run, files) for run in spec.runs]
+    # Seed by seed, so that each arm has a result early.
+    in_order = sorted(spec.runs, key=lambda run: spec.seeds.index(run.seed))
+    return bases + [run_steps(spec, run, files) for run in in_order]
 
 
 def base_step(spec: Spec, base: str, slots: int = 0) -> Step:

@@ -57,8 +57,8 @@ def test_scores_are_those_of_the_files(base):
     spec = read_lab(base)
     make_lab(base, spec)
     found = cells(read_results(spec), [*spec.dev, *spec.stable])
-    scores = found["two", "good", "World-Facts"]
-    assert (len(found), scores.shape) == (2 * 4 * 2, (2, QUESTIONS))
+    scores = found["two", "World-Facts"]["good"]
+    assert (len(found), scores.shape) == (2 * 2, (2, QUESTIONS))
     runs = [run for run in spec.runs if (run.base, run.mix) == ("two", "good")]
     for run, row in zip(runs, scores, strict=True):
         records = read_jsonl(base / "chat_eval_sft" / spec.tag_of(run) / "World-Facts.jsonl", dict)
@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_files(base):
 def test_failed_and_broken_runs_are_left_out(base):
     spec = read_lab(base)
     make_lab(base, spec)
-    spiked, failed, other, new = (spec.tag_of(run) for run in spec.runs[:4])
+    spiked, failed, other, new = (spec.tag_of(run) for run in spec.runs[:8:2])
     shutil.rmtree(base / "chat_sft" / spiked)
     train(base, spiked, scale=5.0)
     shutil.rmtree(base / "chat_sft" / failed)
@@ -79,11 +79,11 @@ def test_failed_and_broken_runs_are_left_out(base):
     write_jsonl(path, [record | {"prompt": "another question"} for record in read_jsonl(path, dict)])
     shutil.rmtree(base / "chat_eval_sft" / new)
     results = read_results(spec)
-    assert [result.broken for result in results[1:5]] == ["error: the loss is nan", "", "not run", ""]
+    assert [result.broken for result in results[2:10:2]] == ["error: the loss is nan", "", "not run", ""]
     assert [alarm.kind for alarm in results[0].alarms] == ["loss", "loss"]
     found = cells(results, spec.dev)
-    assert [len(found["one", mix, "World-Facts"]) for mix in spec.mixes] == [1, 1, 1, 1]
-    assert [len(found["two", mix, "World-Facts"]) for mix in spec.mixes] == [2, 2, 2, 2]
+    assert [len(found["one", "World-Facts"][mix]) for mix in spec.mixes] == [1, 1, 1, 1]
+    assert [len(found["two", "World-Facts"][mix]) for mix in spec.mixes] == [2, 2, 2, 2]
 
 
 def test_a_stable_benchmark_that_falls_is_an_alarm(base):
@@ -108,16 +108,15 @@ def test_a_stable_benchmark_that_falls_is_an_alarm(base):
 def test_synergy_is_the_gain_beyond_the_sum_of_both():
     """Made cells: each part gains 10 points, both together 40."""
     random, shares = np.random.default_rng(0), {"plain": 0.3, "a": 0.4, "b": 0.4, "a+b": 0.7}
-    found = {("one", mix, "Task"): (random.random((3, 4000)) < share) * 1.0 for mix, share in shares.items()}
-    [(key, one)] = differences(found, "plain", are_synergies=True).items()
+    found = {mix: (random.random((3, 4000)) < share) * 1.0 for mix, share in shares.items()}
+    [(key, one)] = differences({("one", "Task"): found}, "plain", are_synergies=True).items()
     assert key == ("one", "a+b", "Task")
     assert one.low < 0.2 < one.high
     assert one.adjusted < 0.001
-    means = {mix: scores.mean() for (_, mix, _), scores in found.items()}
+    means = {mix: scores.mean() for mix, scores in found.items()}
     assert one.mean == pytest.approx(means["a+b"] + means["plain"] - means["a"] - means["b"])
-    assert not differences(
-        {key: found[key] for key in list(found)[1:]}, "plain", are_synergies=True
-    )  # without the reference
+    del found["plain"]  # the reference
+    assert not differences({("one", "Task"): found}, "plain", are_synergies=True)
 
 
 # ---- the report ----
@@ -190,9 +189,8 @@ def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
     [hole] = [row for row in tables["Scores, one"] if row[0] == "idle"]
     assert hole == ["idle", "0 of 2", "error: out of memory; not run", "error: out of memory; not run"]
     alarms = [row[:3] for row in tables["Alarms"]]
-    failed, *others, again = alarms
-    assert [failed, again] == [["lab-one-idle-1-1", "failed", "yes"], ["lab-one-idle-1-2", "failed", "yes"]]
-    assert others == [["lab-two-bad-1-1", "loss", "yes"]] * 2  # the spike, and the end
+    assert alarms[:2] == [["lab-one-idle-1-1", "failed", "yes"], ["lab-one-idle-1-2", "failed", "yes"]]
+    assert alarms[2:] == [["lab-two-bad-1-1", "loss", "yes"]] * 2  # the spike, and the end
 
 
 def test_the_noise_of_repeats_and_slots(base):

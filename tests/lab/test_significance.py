@@ -63,9 +63,8 @@ def made_table(random, setting, gain=0.0, bases=2, mixes=4, benchmarks=3):
             if base == benchmark == 0:  # around the accuracy, so that its spread stays
                 accuracies[:2] += -gain / 2, gain / 2
             scores = made_scores(random, accuracies, *setting)
-            seeds = pooled_seed_variance(scores)
             for mix in range(1, mixes + 1):
-                table[base, mix, benchmark] = contrast(scores[[mix]], scores[:1], *seeds)
+                table[base, mix, benchmark] = contrast(dict(enumerate(scores)), [mix], [0])
     return adjust(table)
 
 
@@ -119,7 +118,7 @@ def test_intervals_cover_the_truth(plus, minus):
         truth = accuracy * (len(plus) - len(minus))
         for _ in range(420):
             scores = made_scores(random, [accuracy] * 6, *setting)
-            found = contrast(scores[plus], scores[minus], *pooled_seed_variance(scores))
+            found = contrast(dict(enumerate(scores)), plus, minus)
             covered.append(found.low <= truth <= found.high)
     print(f"{plus} less {minus}: {sum(covered)} of {len(covered)} intervals cover the truth, seed {seed}")
     assert len(covered) >= 2000
@@ -154,7 +153,7 @@ def test_seed_variance_is_pooled_over_arms():
 def test_with_equal_seeds_a_difference_is_the_paired_test_over_questions():
     one, other = np.random.default_rng(2).random((2, 50))
     # Three seeds with the same answers.
-    found = contrast([np.tile(one, (3, 1))], [np.tile(other, (3, 1))], 0.0, 4)
+    found = contrast({"one": np.tile(one, (3, 1)), "other": np.tile(other, (3, 1))}, ["one"], ["other"])
     expected = stats.ttest_rel(one, other)
     interval = expected.confidence_interval()
     assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, *interval))
@@ -162,11 +161,11 @@ def test_with_equal_seeds_a_difference_is_the_paired_test_over_questions():
 
 def test_one_seed_each_shows_nothing():
     reference, arm = made_scores(np.random.default_rng(5), [0.2, 0.9], 1, 100)
-    found = contrast([arm], [reference], *pooled_seed_variance([arm, reference]))
+    found = contrast({"arm": arm, "reference": reference}, ["arm"], ["reference"])
     assert (found.freedom, found.p) == (0, 1.0)
     # The error is that of the questions. It does not vanish where all agree.
     assert found.error == pytest.approx(stats.sem(arm[0] - reference[0]))
-    assert contrast([arm], [arm], 0.0, 0).error == pytest.approx(1 / 100)
+    assert contrast({"one": arm, "other": arm}, ["one"], ["other"]).error == pytest.approx(1 / 100)
     assert smallest_difference(1000, seeds=1) == math.inf
 
 
