@@ -47,9 +47,13 @@ class Config:
     kind: Literal["mixes", "rates", "variance"] = option(
         "mixes", "compare mixes, search for the best rate of each mix, or measure the noise of evaluations"
     )
-    tag: str = option("", "name of the lab, and of its folder (default: that of the file, with the kind)")
-    plan: bool = option(False, "print the plan, and the smallest difference each benchmark can show, and stop")
-    jobs: Count = option(1, "runs at the same time", least=1)
+    tag: str = option(
+        "", "name of the lab, and of its folder (default: that of the file, with the kind)", in_card=False
+    )
+    plan: bool = option(
+        False, "print the plan, and the smallest difference each benchmark can show, and stop", in_card=False
+    )
+    jobs: Count = option(1, "runs at the same time", least=1, in_card=False)
     keep: Literal["all", "best", "none"] = option("all", "checkpoints to keep of finished runs (best: the recommended)")
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
 

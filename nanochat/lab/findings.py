@@ -16,9 +16,9 @@ in tables are points, with standard errors from questions and seeds.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from math import nan
+from math import log10, nan
 from pathlib import Path
-from statistics import mode
+from statistics import fmean, mode
 from typing import NamedTuple
 
 import numpy as np
@@ -257,11 +257,12 @@ def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tu
     rows = []
     for (base, mix), (losses, end) in found.items():
         outcome.metrics[f"{mix} on {base}"] = end.sentence
-        means = {rate: float(np.mean(losses[rate])) for rate in sorted(losses)}
-        rows += [
-            [base, mix, rate, len(losses[rate]), mean, "yes" * (rate in end.rates)] for rate, mean in means.items()
-        ]
-        curve = [np.log10(list(means)).tolist(), list(means.values())]
+        curve = [[], []]
+        for rate, by_seed in sorted(losses.items()):
+            mean = fmean(by_seed)
+            rows.append([base, mix, rate, len(by_seed), mean, "yes" * (rate in end.rates)])
+            curve[0].append(log10(rate))
+            curve[1].append(mean)
         outcome.curves.append(
             {"title": f"{mix} on {base}", "x": "log10 of the rate", "y": "loss", "series": {"": curve}}
         )

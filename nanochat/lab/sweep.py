@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from nanochat.config import flag_of
 from nanochat.jobs.runner import Chain, Step
@@ -60,12 +60,12 @@ class Spec(BaseModel):
     minimal: list[str] = []  # tasks that every arm must have
     mixes: dict[str, str] = Field(min_length=1)
     reference: str = ""
-    rates: list[float] = [1.0]
+    rates: list[PositiveFloat] = Field([1.0], min_length=1)
     seeds: list[int] = Field(min_length=1)
     budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
     flags: dict[str, Value] = {}
-    repeats: int = Field(1, ge=1)
-    slots: list[int] = [0]  # of the engine (0: chosen), for the noise of evaluations
+    repeats: PositiveInt = 1
+    slots: list[NonNegativeInt] = Field([0], min_length=1)  # of the engine (0: chosen), for the noise of evaluations
     dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
     held_out: list[str] = []  # for --final alone
     stable: list[str] = []  # those that must not fall
@@ -145,7 +145,6 @@ def mistakes(spec: Spec) -> list[str]:
         found += [f"{sentence} {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
     checks = {
         f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
-        "rates have to be above 0": min(spec.rates, default=1) > 0,
         "repeats would all be the same: set a temperature in [sampling]": (
             spec.repeats == 1 or spec.sampling.get("temperature")
         ),
@@ -245,10 +244,9 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
         seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
-    sizes = {name: len(getattr(spec, name)) for name in ("bases", "mixes", "rates", "seeds")}
-    size = " x ".join(f"{number} {name}" for name, number in sizes.items())
     lines = [
-        f"{len(spec.runs)} runs: {size}, stage {spec.stage}, reference {spec.reference}",
+        f"{len(spec.runs)} runs: {len(spec.bases)} bases x {len(spec.mixes)} mixes x {len(spec.rates)} rates x "
+        f"{len(spec.seeds)} seeds, stage {spec.stage}, reference {spec.reference}",
         f"{len(done)} of {len(steps)} steps are finished",
         left,
         f"{_checkpoint_bytes(spec, spec.runs) / 1e9:.1f} GB of checkpoints, if --keep removes none",

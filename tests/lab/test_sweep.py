@@ -39,7 +39,7 @@ def test_a_valid_spec(base):
 def test_all_mistakes_at_once(base):
     changes = {
         '"one", "two"': '"three"',
-        "seeds = [1, 2]": 'seed = 1\nseeds = [1]\nminimal = ["facts"]\nreference = "best"\nrates = [0.0, 0.0]',
+        "seeds = [1, 2]": 'seed = 1\nseeds = [1]\nminimal = ["facts"]\nreference = "best"\nrates = [2.0, 2.0]',
         "temperature = 0.7": "top_k = 5",
         "num_iterations = 1000": "tokens = 100000",
         'held_out = ["World-Talk"]': 'held_out = ["World-Facts"]',
@@ -49,21 +49,25 @@ def test_all_mistakes_at_once(base):
         "seed is no key, known are seeds",
         f"the base three has no checkpoint in {base}/mid_train/three: train it first",
         *[f"the mix {mix} has nothing of facts" for mix in mixes if mix != "good"],
-        *[f"two runs have the tag lab-three-{mix}-0-1" for mix in mixes],
+        *[f"two runs have the tag lab-three-{mix}-2-1" for mix in mixes],
         "two lists of benchmarks have World-Facts",
         "reference = best is no mix, take one of plain, good, idle, bad",
-        "rates have to be above 0",
         "repeats would all be the same: set a temperature in [sampling]",
         "a budget in tokens needs total-batch-size in flags",
     ]
 
 
 def test_values_that_are_no_values(base):
-    changes = {"seeds = [1, 2]": "", '"chat_sft"': '"sft"\nx = 1', "repeats = 2": "repeats = 0", "temp": "temb"}
+    changes = {
+        "seeds = [1, 2]": "",
+        '"chat_sft"': '"sft"\nx = 1',
+        "repeats = 2": "repeats = 0\nrates = [0.5, 0.0]",
+        "temp": "temb",
+    }
     with pytest.raises(ValueError, match=r"lab\.toml:\n") as raised:
         read_lab(base, changes)
     places = [line.split()[0] for line in str(raised.value).splitlines()[1:]]
-    assert places == ["x", "stage:", "seeds:", "repeats:", "sampling.temberature.[key]:"]
+    assert places == ["x", "stage:", "rates.1:", "seeds:", "repeats:", "sampling.temberature.[key]:"]
 
 
 def test_steps_are_commands_of_the_scripts(base):
