@@ -113,7 +113,7 @@ def open_mixes(spec: sweep.Spec) -> tuple[Files, list[str]]:
 def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config) -> None:
     """Run chains of steps; a run that fails is a hole in the report."""
     resume = shlex.join(["python", "-m", "scripts.lab", *sys.argv[1:]])
-    job = Job("lab", spec.name, [step for chain in chains for step in chain], resume=resume)
+    job = Job("lab", spec.name, list(chain.from_iterable(chains)), resume=resume)
     failed = run_chains(job, chains, config.jobs)
     if failed:
         print0(f"lab: {failed} of {len(chains)} failed, and are left out")
@@ -155,7 +155,8 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, files: Files, config: Confi
         while (ahead := next_round(losses, len(spec.seeds))).seeds:
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
             own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates}
-            part = spec.model_copy(update=own | {"seeds": spec.seeds[: ahead.seeds]})
+            own["seeds"] = spec.seeds[: ahead.seeds]
+            part = spec.model_copy(update=own)
             start(part, [sweep.run_steps(part, run, files)[:1] for run in part.runs], config)
             for rate in ahead.rates:
                 losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]

@@ -128,10 +128,11 @@ def _reason(spec: Spec, run: Run) -> str:
 
 def cells(results: Sequence[RunResult], benchmarks: Sequence[str]) -> Cells:
     """Return the scores of the intact runs that have answered the same questions as most of them."""
-    intact = [result for result in results if not result.broken]
     found = {}
-    for benchmark in benchmarks if intact else ():
-        common = mode(result.answers[benchmark].questions for result in intact)
+    for benchmark in benchmarks:
+        # A benchmark may be new in the spec.
+        intact = [result for result in results if benchmark in result.answers and not result.broken]
+        common = mode([result.answers[benchmark].questions for result in intact] or [""])
         for result in intact:
             answers, group = result.answers[benchmark], found.setdefault((result.base, benchmark), {})
             if answers.questions == common:

@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -110,7 +110,10 @@ def read_spec(path: Path, tag: str = "") -> Spec:
     if isinstance(values.get("benchmarks"), dict):
         values |= values.pop("benchmarks")
     known = list(Spec.model_fields)[3:]  # the others are not from the file
-    unknown = [f"{key} is no key, known are {_nearest(key, known)}" for key in values if key not in known]
+    unknown = []
+    for key in sorted(values.keys() - known):
+        nearest = difflib.get_close_matches(key, known, n=1)
+        unknown.append(f"{key} is no key, known are {', '.join(nearest or known)}")
     try:
         spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
     except ValidationError as error:
@@ -122,11 +125,6 @@ def read_spec(path: Path, tag: str = "") -> Spec:
         "flags": {name.replace("_", "-"): value for name, value in spec.flags.items()},
     }
     return spec.model_copy(update=chosen)
-
-
-def _nearest(key: str, known: Sequence[str]) -> str:
-    """Return the known keys that look like one, or all."""
-    return ", ".join(difflib.get_close_matches(key, known, n=1) or known)
 
 
 def mistakes(spec: Spec) -> list[str]:
@@ -235,7 +233,7 @@ def _flag_words(flags: Mapping[str, Value]) -> list[str]:
 
 def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     """Return the plan in words. questions: number of each development benchmark."""
-    steps = [step for chain in chains_of(spec, {}) for step in chain]
+    steps = list(chain.from_iterable(chains_of(spec, {})))
     done = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
     left = "time and dollars are not known before the first run has finished"
     if done:
@@ -308,9 +306,10 @@ def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]) -> int:
         "recommendation": read_sha256(recommendation),
         "models": {spec.tag_of(run): Outcome.load(spec.outcome_of(run)).timestamp for run in runs},
     }
-    if lines and line.items() <= lines[-1].items():
+    last = lines[-1] if lines else {"hash": ""}
+    if line.items() <= last.items():
         return len(lines)
-    line["hash"] = _chained(lines[-1]["hash"] if lines else "", line)
+    line["hash"] = _chained(last["hash"], line)
     with open(_ledger(spec), "a", encoding="utf-8") as ledger:
         ledger.write(json.dumps(line) + "\n")
     return len(lines) + 1

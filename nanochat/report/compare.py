@@ -15,7 +15,7 @@ from typing import Any
 
 from nanochat.log import Record, format_value, table_of, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
-from nanochat.paths import read_sha256, text_sha256
+from nanochat.paths import read_jsonl, read_sha256, text_sha256
 from nanochat.report.card import TITLES
 
 WIDEST = 48  # longest text in a column, in characters
@@ -42,8 +42,7 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
                 continue
             questions = []
             verdicts = []  # on the samples, question by question
-            for line in path.read_text(encoding="utf-8").splitlines():
-                answer = json.loads(line)
+            for answer in read_jsonl(path, dict):
                 # chat_eval draws several samples for a question.
                 if "completions" in answer:
                     verdicts.append([completion["right"] for completion in answer["completions"]])

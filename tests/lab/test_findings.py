@@ -56,7 +56,7 @@ def test_the_truth_is_found_on_both_bases(base):
 def test_scores_are_those_of_the_files(base):
     spec = read_lab(base)
     make_lab(base, spec)
-    found = cells(read_results(spec), [*spec.dev, *spec.stable])
+    found = cells(read_results(spec), [*spec.dev, *spec.stable, "not asked yet"])
     scores = found["two", "World-Facts"]["good"]
     assert (len(found), scores.shape) == (2 * 2, (2, QUESTIONS))
     runs = [run for run in spec.runs if (run.base, run.mix) == ("two", "good")]
