@@ -10,7 +10,7 @@ python -m scripts.lab --spec=mix.toml --kind=variance
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Literal
@@ -35,8 +35,6 @@ from nanochat.paths import base_dir
 from tasks import JUDGED, TASKS, find_task
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import parse_mixture
-
-Files = Mapping[str, Sequence[str]]  # mix -> files of conversations that it reads
 
 
 @options("lab")
@@ -89,10 +87,11 @@ def main(config: Config) -> None:
         print0(*sweep.expectations(spec, questions), sep="\n")
         return
     kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
-    kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), files, config)
+    spec = spec.model_copy(update={"files": files})
+    kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
 
 
-def open_mixes(spec: sweep.Spec) -> tuple[Files, list[str]]:
+def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
     """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
     files, found = {}, []
     for mix in spec.mixes:
@@ -122,11 +121,11 @@ def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config) -> None:
 # ---- kinds of labs ----
 
 
-def compare_mixes(spec: sweep.Spec, outcome: Outcome, files: Files, config: Config) -> None:
+def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Train and evaluate all runs, and report what the mixes change."""
     look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
     sweep.check_disk(spec)
-    start(spec, sweep.chains_of(spec, files), config)
+    start(spec, sweep.chains_of(spec), config)
     results = read_results(spec)
     if config.final:
         look = evaluate_held_out(spec, results, config)
@@ -140,13 +139,13 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, files: Files, config: Conf
             print0(f"lab: the checkpoints in {folder} are deleted")
 
 
-def measure_noise(spec: sweep.Spec, outcome: Outcome, files: Files, config: Config) -> None:
+def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Evaluate the bases again and again, and report the noise of each benchmark."""
     start(spec, [[sweep.base_step(spec, *words)] for words in product(spec.bases, spec.slots)], config)
     write_noise(spec, outcome)
 
 
-def search_rates(spec: sweep.Spec, outcome: Outcome, files: Files, config: Config) -> None:
+def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Search for the best rate of each mix on each base. Runs that are finished are not repeated."""
     sweep.check_disk(spec)
     ends = {}
@@ -157,7 +156,7 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, files: Files, config: Confi
             own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates}
             own["seeds"] = spec.seeds[: ahead.seeds]
             part = spec.model_copy(update=own)
-            start(part, [sweep.run_steps(part, run, files)[:1] for run in part.runs], config)
+            start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:
                 losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
         print0(f"lab: {mix} on {base}: {ahead.sentence}")

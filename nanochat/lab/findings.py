@@ -189,7 +189,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
         # A stable benchmark raises alarms, and decides nothing.
         *score_tables("", spec, results, spec.dev, spec.stable),
-        table_of("Recommendation", "Base | Mix | Verdict | Reason", [list(one) for one in verdicts]),
+        table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
         difference_table("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
         alarm_table(spec, results),

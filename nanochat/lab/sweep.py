@@ -2,7 +2,7 @@
 
 - read_spec(path, tag) -> Spec: from a TOML file; mistakes(spec): all that is wrong with it, apart from names of tasks.
 - A *run* is a base, a mix, a rate and a seed; an *arm* is all runs that differ in the seed alone.
-- chains_of(spec, files): the steps of a lab, those of a run one after the other. run_steps, base_step: those of one.
+- chains_of(spec): the steps of a lab, those of a run one after the other. run_steps, base_step: those of one.
 - expectations(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
 - looks(spec): the lines of the ledger, one for each look; add_look(spec, recommendation, runs) adds one.
 """
@@ -52,6 +52,7 @@ class Spec(BaseModel):
     name: str
     path: Path
     unknown: list[str]  # sentences about keys that are none of these
+    files: dict[str, list[str]] = {}  # mix -> files of conversations that it reads, if known
     question: str = ""
     stage: Literal["chat_sft", "mid_train", "chat_rl"]
     source: Literal[("", *MODELS)] = ""
@@ -109,7 +110,7 @@ def read_spec(path: Path, tag: str = "") -> Spec:
     values = read_toml(path)
     if isinstance(values.get("benchmarks"), dict):
         values |= values.pop("benchmarks")
-    known = list(Spec.model_fields)[3:]  # the others are not from the file
+    known = list(Spec.model_fields)[4:]  # the others are not from the file
     unknown = []
     for key in sorted(values.keys() - known):
         nearest = difflib.get_close_matches(key, known, n=1)
@@ -156,13 +157,13 @@ def mistakes(spec: Spec) -> list[str]:
 # ---- the job ----
 
 
-def chains_of(spec: Spec, files: Mapping[str, Sequence[str]]) -> list[Chain]:
-    """Return the steps of a lab. files: those that each mix reads."""
+def chains_of(spec: Spec) -> list[Chain]:
+    """Return the steps of a lab."""
     # Alarms compare a run with its base.
     bases = [[base_step(spec, base)] for base in spec.bases]
     # Seed by seed, so that each arm has a result early.
     in_order = sorted(spec.runs, key=lambda run: spec.seeds.index(run.seed))
-    return bases + [run_steps(spec, run, files) for run in in_order]
+    return bases + [run_steps(spec, run) for run in in_order]
 
 
 def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
@@ -175,7 +176,7 @@ def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
     return _evaluation_step(spec, flags, spec.open_tasks)
 
 
-def run_steps(spec: Spec, run: Run, files: Mapping[str, Sequence[str]] = {}, is_held_out: bool = False) -> list[Step]:
+def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
     """Return training and evaluation of a run. is_held_out: on the held-out benchmarks."""
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
@@ -198,7 +199,7 @@ def run_steps(spec: Spec, run: Run, files: Mapping[str, Sequence[str]] = {}, is_
         [f"scripts.{spec.stage}", *_flag_words(flags)],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(run.base),
-        local=files.get(run.mix, ()),
+        local=spec.files.get(run.mix, ()),
         quiet=True,
     )
     asked = {"source": SOURCES[spec.stage], "tag": tag, "out-tag": tag + HELD_OUT * is_held_out}
@@ -233,7 +234,7 @@ def _flag_words(flags: Mapping[str, Value]) -> list[str]:
 
 def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     """Return the plan in words. questions: number of each development benchmark."""
-    steps = list(chain.from_iterable(chains_of(spec, {})))
+    steps = list(chain.from_iterable(chains_of(spec)))
     done = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
     left = "time and dollars are not known before the first run has finished"
     if done:

@@ -230,7 +230,7 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
 
     monkeypatch.setattr("scripts.lab.start", train_all)
     monkeypatch.setattr("scripts.lab.sweep.check_disk", lambda spec: None)
-    search_rates(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), {}, Config())
+    search_rates(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), Config())
     [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
     best = [row for row in rates["rows"] if row[-1]]
     assert [row[:2] for row in best] == [["one", mix] for mix in spec.mixes]

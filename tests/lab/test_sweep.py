@@ -77,7 +77,7 @@ def test_steps_are_commands_of_the_scripts(base):
         "flags = { total-batch-size = 2048, init_lr_frac = 0.5, compile = false }",
     }
     spec = read_lab(base, changes)
-    *parents, (training, evaluation) = chains_of(spec, {"plain": ["/chats.jsonl"]})[:3]
+    *parents, (training, evaluation) = chains_of(spec.model_copy(update={"files": {"plain": ["/chats.jsonl"]}}))[:3]
     assert [step.output for [step] in parents] == ["chat_eval_mid/lab-one", "chat_eval_mid/lab-two"]
     assert training.local == ["/chats.jsonl"]  # it is hashed
     tuned = parse(chat_sft.Config, training.command[1:])
