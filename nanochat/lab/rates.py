@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-WIDE = np.linspace(-1, 1, 10)  # decades from the centre of the range
-NARROW = np.linspace(-0.24, 0.24, 5)  # decades from the lowest point
+# Decades on either side, and number of rates.
+WIDE = (1.0, 10)
+NARROW = (0.24, 5)
 MOVE = 8 / 9  # decades: four of the nine steps of the wide range
 MOST_MOVES = 3
 WINDOW = 1.2  # of log rate on either side of the lowest loss; the curve is no parabola far from it
@@ -58,9 +59,10 @@ def next_round(losses: Losses, seeds: int = 2) -> Round:
     return Round([best], 0, f"the best rate is {best:g}, with the lower mean loss over {seeds} seeds")
 
 
-def _rates(centre: float, decades: Sequence[float]) -> list[float]:
+def _rates(centre: float, grid: tuple[float, int]) -> list[float]:
+    decades, number = grid
     # Three digits are the same as keys, in tags and on a command line.
-    return [float(f"{centre * 10**distance:.3g}") for distance in decades]
+    return [float(f"{centre * 10**distance:.3g}") for distance in np.linspace(-decades, decades, number)]
 
 
 def _is_complete(losses: Losses, rates: Sequence[float], seeds: int) -> bool:

@@ -59,7 +59,7 @@ def test_the_rounds_of_a_curve_without_noise():
     assert narrow == [1.15, 1.52, 2.0, 2.64, 3.48]
     assert two[0] == best[0] == 2.0
     assert two[1] in narrow
-    assert sorted(map(len, points.values())) == [1] * (len(WIDE) + 3) + [SEEDS, SEEDS]
+    assert sorted(map(len, points.values())) == [1] * (WIDE[1] + 3) + [SEEDS, SEEDS]
 
 
 def test_an_interrupted_search_goes_on():
@@ -82,6 +82,6 @@ def test_runs_that_all_diverge_move_the_range_down_until_it_ends():
     rounds, points = search(lambda x: math.nan, 1.0, np.random.default_rng(0))
     assert [one.seeds for one in rounds] == [1] * (MOST_MOVES + 1) + [0]
     # Four of ten rates are new in each range.
-    assert len(points) == len(WIDE) + 4 * MOST_MOVES
+    assert len(points) == WIDE[1] + 4 * MOST_MOVES
     assert rounds[-1].rates == []
     assert rounds[-1].sentence == "the optimum lies beyond 0.000215, after 3 moves of the range"
