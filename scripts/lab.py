@@ -10,7 +10,7 @@ python -m scripts.lab --spec=mix.toml --kind=variance
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Literal
@@ -18,14 +18,23 @@ from typing import Literal
 from nanochat.config import Count, option, options, run
 from nanochat.jobs.runner import Chain, Job, run_chains
 from nanochat.lab import sweep
+from nanochat.lab.findings import (
+    RunResult,
+    final_loss,
+    read_results,
+    recommended,
+    write_noise,
+    write_rates,
+    write_recommendation,
+    write_report,
+)
+from nanochat.lab.rates import next_round
 from nanochat.log import print0
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir
 from tasks import JUDGED, TASKS, find_task
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import parse_mixture
-
-Files = Mapping[str, Sequence[str]]  # mix -> files of conversations that it reads
 
 
 @options("lab")
@@ -36,9 +45,13 @@ class Config:
     kind: Literal["mixes", "rates", "variance"] = option(
         "mixes", "compare mixes, search for the best rate of each mix, or measure the noise of evaluations"
     )
-    tag: str = option("", "name of the lab, and of its folder (default: that of the file, with the kind)")
-    plan: bool = option(False, "print the plan, and the smallest difference each benchmark can show, and stop")
-    jobs: Count = option(1, "runs at the same time", least=1)
+    tag: str = option(
+        "", "name of the lab, and of its folder (default: that of the file, with the kind)", in_card=False
+    )
+    plan: bool = option(
+        False, "print the plan, and the smallest difference each benchmark can show, and stop", in_card=False
+    )
+    jobs: Count = option(1, "runs at the same time", least=1, in_card=False)
     keep: Literal["all", "best", "none"] = option("all", "checkpoints to keep of finished runs (best: the recommended)")
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
 
@@ -56,26 +69,29 @@ def main(config: Config) -> None:
             find_task(name, JUDGED)  # which is not opened
         except ValueError as error:
             found.append(str(error))
-    if config.kind != "mixes" and (config.plan or config.final):
-        found.append("--plan and --final belong to --kind=mixes")
-    if config.kind == "rates" and spec.stage == "chat_rl":
-        found.append("--kind=rates looks for the lowest validation loss, which chat_rl has not")
-    if config.kind == "variance" and spec.repeats == len(spec.slots) == 1:
-        found.append("--kind=variance needs repeats (with a temperature) or several slots")
-    if config.final and not spec.held_out:
-        found.append("--final needs benchmarks that are held_out")
+    is_single = spec.repeats == len(spec.slots) == 1
+    refused = {
+        "--plan and --final belong to --kind=mixes": config.kind != "mixes" and (config.plan or config.final),
+        "--kind=rates looks for the lowest validation loss, which chat_rl has not": (
+            config.kind == "rates" and spec.stage == "chat_rl"
+        ),
+        "--kind=variance needs repeats (with a temperature) or several slots": config.kind == "variance" and is_single,
+        "--final needs benchmarks that are held_out": config.final and not spec.held_out,
+    }
+    found += [sentence for sentence, is_wrong in refused.items() if is_wrong]
     if found:
         raise ValueError("\n  ".join([f"{config.spec}:", *found]))
     if config.plan:
         most = spec.sampling.get("max_problems", sys.maxsize)
         questions = {name: int(min(len(TASKS[name]()), most)) for name in spec.dev}
-        print0(*sweep.plan_lines(spec, questions), sep="\n")
+        print0(*sweep.expectations(spec, questions), sep="\n")
         return
     kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
-    kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), files, config)
+    spec = spec.model_copy(update={"files": files})
+    kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
 
 
-def open_mixes(spec: sweep.Spec) -> tuple[Files, list[str]]:
+def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
     """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
     files, found = {}, []
     for mix in spec.mixes:
@@ -96,41 +112,41 @@ def open_mixes(spec: sweep.Spec) -> tuple[Files, list[str]]:
 def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config) -> None:
     """Run chains of steps; a run that fails is a hole in the report."""
     resume = shlex.join(["python", "-m", "scripts.lab", *sys.argv[1:]])
-    job = Job("lab", spec.name, [step for chain in chains for step in chain], resume=resume)
+    job = Job("lab", spec.name, list(chain.from_iterable(chains)), resume=resume)
     failed = run_chains(job, chains, config.jobs)
     if failed:
         print0(f"lab: {failed} of {len(chains)} failed, and are left out")
 
 
-# ---- kinds of labs. Slow imports stay out of --help. ----
+# ---- kinds of labs ----
 
 
-def compare_mixes(spec: sweep.Spec, outcome: Outcome, files: Files, config: Config) -> None:
+def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Train and evaluate all runs, and report what the mixes change."""
-    from nanochat.lab.findings import write_report
-
     look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
     sweep.check_disk(spec)
-    start(spec, sweep.run_chains(spec, files), config)
+    start(spec, sweep.chains_of(spec), config)
+    results = read_results(spec)
     if config.final:
-        look = evaluate_held_out(spec, config)
-    write_report(spec, outcome, look)
-    prune(spec, config.keep)
+        look = evaluate_held_out(spec, results, config)
+    write_report(spec, outcome, results, look)
+    kept = {"all": results, "best": recommended(spec, results), "none": []}[config.keep]
+    for result in results:
+        if result not in kept and result.answers:
+            folder = spec.outcome_of(result.run).parent
+            for checkpoint in folder.glob("step_*"):
+                shutil.rmtree(checkpoint)
+            print0(f"lab: the checkpoints in {folder} are deleted")
 
 
-def measure_noise(spec: sweep.Spec, outcome: Outcome, files: Files, config: Config) -> None:
+def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Evaluate the bases again and again, and report the noise of each benchmark."""
-    from nanochat.lab.findings import write_noise
-
-    start(spec, sweep.noise_chains(spec), config)
+    start(spec, [[sweep.base_step(spec, *words)] for words in product(spec.bases, spec.slots)], config)
     write_noise(spec, outcome)
 
 
-def search_rates(spec: sweep.Spec, outcome: Outcome, files: Files, config: Config) -> None:
+def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Search for the best rate of each mix on each base. Runs that are finished are not repeated."""
-    from nanochat.lab.findings import final_loss, write_rates
-    from nanochat.lab.rates import next_round
-
     sweep.check_disk(spec)
     ends = {}
     for base, mix in product(spec.bases, spec.mixes):
@@ -138,49 +154,30 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, files: Files, config: Confi
         while (ahead := next_round(losses, len(spec.seeds))).seeds:
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
             own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates}
-            part = spec.model_copy(update=own | {"seeds": spec.seeds[: ahead.seeds]})
-            start(part, sweep.training_chains(part, files), config)
+            own["seeds"] = spec.seeds[: ahead.seeds]
+            part = spec.model_copy(update=own)
+            start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:
-                runs = [run for run in part.runs if run.arm.rate == rate]
-                losses[rate] = [final_loss(part, run) for run in runs]
+                losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
         print0(f"lab: {mix} on {base}: {ahead.sentence}")
         ends[base, mix] = losses, ahead
     write_rates(spec, outcome, ends)
 
 
-def evaluate_held_out(spec: sweep.Spec, config: Config) -> int:
+def evaluate_held_out(spec: sweep.Spec, results: Sequence[RunResult], config: Config) -> int:
     """Evaluate the recommended runs on the held-out benchmarks; return the number of looks at these, with this one."""
-    from nanochat.lab.findings import read_results, recommended, write_recommendation
-
     # Written and hashed before a held-out task is opened.
-    results = read_results(spec)
     path = write_recommendation(spec, results)
-    arms = recommended(spec)
-    runs = [result.run for result in results if result.run.arm in arms and not result.broken]
+    runs = [result.run for result in recommended(spec, results) if not result.broken]
     if not runs:
         raise ValueError("no run of the reference has a result: the alarms in the report name the reasons")
-    chains = sweep.held_out_chains(spec, runs)
+    chains = [sweep.run_steps(spec, run, is_held_out=True)[1:] for run in runs]
     for [step] in chains:
         if not step.outcome.exists() and not any((base_dir() / step.parent).glob("step_*")):
             raise ValueError(f"{step.parent} has no checkpoint any more: delete its folder to train it again")
     look = sweep.add_look(spec, path, runs)
     start(spec, chains, config)
     return look
-
-
-def prune(spec: sweep.Spec, keep: str) -> None:
-    """Delete checkpoints of finished runs that are not kept."""
-    from nanochat.lab.findings import read_results, recommended
-
-    if keep == "all":
-        return
-    kept = recommended(spec) if keep == "best" else []
-    for result in read_results(spec):
-        if not result.failure and result.run.arm not in kept:
-            folder = spec.outcome_of(result.run).parent
-            for checkpoint in folder.glob("step_*"):
-                shutil.rmtree(checkpoint)
-            print0(f"lab: the checkpoints in {folder} are deleted")
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ def make_lab(base: Path, spec: Spec, held_out: Sequence[str] = ()) -> None:
     for name in spec.bases:
         answer(base, "chat_eval_mid", f"{spec.name}-{name}", {"World-Choices": 0.6})
     for number, run in enumerate(spec.runs):
-        tag, (share, other) = spec.tag_of(run), TRUTH[run.arm.mix]
+        tag, (share, other) = spec.tag_of(run), TRUTH[run.mix]
         train(base, tag)
         answer(base, "chat_eval_sft", tag, {"World-Facts": share, "World-Choices": 0.6}, spec.repeats, number)
-        if run.arm.mix in held_out:
+        if run.mix in held_out:
             answer(base, "chat_eval_sft", tag + HELD_OUT, {"World-Talk": other}, spec.repeats, number)

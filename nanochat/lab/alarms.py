@@ -1,7 +1,7 @@
 """Alarms: signs that a run of the lab is broken, rather than worse.
 
 `alarms` returns all alarms of a run: from its metric log (records of `nanochat.log.read_metrics`), and from shares
-beside those of its parent: right answers in the `stable` benchmarks, and answers that stop (`stop_share`).
+beside those of its parent: right answers in the `stable` benchmarks, and answers that stop.
 
 - loss, gradient norm (both as logarithms): a step far above the steps before it, or an end above the first step. A
   spike of one or two steps breaks nothing.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanochat.log import Record
-from nanochat.outcome import Estimate, mean_estimate
+from nanochat.outcome import Estimate
 
 WINDOW = 32  # steps before a spike
 SPIKE = 6.0  # deviations of the window
@@ -49,12 +49,6 @@ def alarms(
         if fall >= LEAST_FALL and fall > FALL_ERRORS * math.hypot(before.stderr, after.stderr):
             found.append(Alarm("share", f"{name}: {after.value:.1%}, and {before.value:.1%} before training"))
     return found
-
-
-def stop_share(answers: Sequence[Record]) -> Estimate | None:
-    """Return the share of answers that stop by themselves, in a task's records of chat_eval; None for letters."""
-    stopped = [one["reason"] != "length" for answer in answers for one in answer["completions"] if "reason" in one]
-    return mean_estimate(stopped) if stopped else None
 
 
 def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:

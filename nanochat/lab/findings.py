@@ -1,11 +1,12 @@
 """Findings of a lab: answers, scores and differences of its runs, and the section `Lab` of the report card.
 
-- read_results(spec, suffix) -> list[RunResult]: one for each run, also for those that failed. suffix: of the
-  evaluation's tag, HELD_OUT for the evaluations of --final.
+- read_results(spec, is_held_out) -> list[RunResult]: one for each run, also for those that failed.
 - cells(results, benchmarks) -> Cells: scores of intact runs; differences(cells, reference): with corrected p.
-- write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec): the arms it names.
-- write_report(spec, outcome, look) fills, prints and writes the outcome that the script has begun; write_noise(spec,
-  outcome) and write_rates(spec, outcome, ends) do it for the noise of evaluations, and for a search of rates.
+- write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec, results): the results
+  that it names.
+- write_report(spec, outcome, results, look) fills, prints and writes the outcome that the script has begun;
+  write_noise(spec, outcome) and write_rates(spec, outcome, ends) do it for the noise of evaluations, and for a search
+  of rates.
 - final_loss(spec, run): the last validation loss of a run.
 
 In a lab with several rates, mixes are compared at equal rates: each base at each rate counts as a base (d20*0.5). Runs
@@ -13,34 +14,41 @@ with an alarm that breaks them are left out, and so are failed ones: a cell with
 in tables are points, with standard errors from questions and seeds.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from math import nan
+from math import log10, nan
 from pathlib import Path
+from statistics import fmean, mode
 from typing import NamedTuple
 
 import numpy as np
 
+from nanochat.jobs.runner import Step
 from nanochat.lab import significance
-from nanochat.lab.alarms import Alarm, alarms, stop_share
+from nanochat.lab.alarms import Alarm, alarms
 from nanochat.lab.rates import Losses, Round
-from nanochat.lab.sweep import HELD_OUT, SOURCES, Arm, Run, Spec, noise_tag
+from nanochat.lab.sweep import Run, Spec, base_step, run_steps
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
 from nanochat.paths import read_jsonl, stage_dir, text_sha256, write_json
-from nanochat.report.card import hourly_rate
+from nanochat.report.card import cost
 
-NOT_RUN = "not run"
 LONGEST = 160  # characters of a reason
 POINTS = 100  # of a curve
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
-MARKS = {"gain": " ▲", "harm": " ▼", "not distinguishable": ""}
+MARKS = {"gain": " ▲", "harm": " ▼", significance.UNCLEAR: ""}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
+NOISE = "Benchmark|Models|Evaluations|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
 
-Key = tuple[str, str, str]  # base, mix, benchmark
-Cells = dict[Key, significance.Scores]
-Answers = Mapping[str, Sequence[Record]]  # benchmark → records of chat_eval
+Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
+
+
+class Answers(NamedTuple):
+    """The answers of a model to a benchmark."""
+
+    right: np.ndarray  # (repeats, questions), 0 or 1
+    stops: list[bool]  # does an answer stop by itself? Empty for answers by the likeliest letter
+    questions: str  # hash
 
 
 class RunResult(NamedTuple):
@@ -48,144 +56,116 @@ class RunResult(NamedTuple):
 
     run: Run
     base: str  # with the rate, if the lab has several
-    failure: str  # reason why there are no answers; empty if there are
-    answers: Answers
-    alarms: Sequence[Alarm]
+    answers: Mapping[str, Answers]  # by benchmark; none if the run has failed
+    alarms: Sequence[Alarm]  # with that of a failure
     records: Sequence[Record]  # of the metric log
     outcomes: Sequence[Outcome]  # of training and of the evaluation
 
     @property
     def broken(self) -> str:
         """The reason to leave the run out."""
-        return self.failure or "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
-
-    def prompts(self, benchmark: str) -> str:
-        """Return a hash of the questions in a benchmark."""
-        return text_sha256("\0".join(record["prompt"] for record in self.answers[benchmark]))
+        return "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
 
 
 # ---- reading ----
 
 
-def read_results(spec: Spec, suffix: str = "") -> list[RunResult]:
-    """Return the results of all runs."""
-    benchmarks = spec.held_out if suffix else spec.open_tasks
+def read_results(spec: Spec, is_held_out: bool = False) -> list[RunResult]:
+    """Return the results of all runs. is_held_out: in the held-out benchmarks."""
+    benchmarks = spec.held_out if is_held_out else spec.open_tasks
     parents = {}
     for base in spec.bases:
-        answers = _read_answers(stage_dir(f"chat_eval_{spec.source}", f"{spec.name}-{base}"), spec.open_tasks)
-        parents[base] = _shares(answers, spec.stable)
+        parents[base] = _shares(_read_answers(base_step(spec, base), spec.open_tasks), spec.stable)
     found = []
     for run in spec.runs:
-        tag, arm = spec.tag_of(run), run.arm
-        folder = stage_dir(f"chat_eval_{SOURCES[spec.stage]}", tag + suffix)
-        paths = [spec.outcome_of(run), folder / "outcome.json"]
-        outcomes = [Outcome.load(path) for path in paths if path.exists()]
+        steps = run_steps(spec, run, is_held_out=is_held_out)
+        outcomes = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
         # Answers of an evaluation that is still running are not complete.
-        answers = _read_answers(folder, benchmarks) if len(outcomes) == len(paths) else {}
-        records = read_metrics(paths[0].with_name("metrics.jsonl"))
-        found.append(
-            RunResult(
-                run=run,
-                base=arm.base if len(spec.rates) == 1 else f"{arm.base}*{arm.rate:g}",
-                failure="" if answers else _reason(stage_dir("lab", spec.name), tag),
-                answers=answers,
-                alarms=alarms(records, _shares(answers, spec.stable), parents[arm.base]),
-                records=records,
-                outcomes=outcomes,
-            )
-        )
+        answers = _read_answers(steps[1], benchmarks) if len(outcomes) == len(steps) else {}
+        records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
+        signs = alarms(records, _shares(answers, spec.stable), parents[run.base])
+        if not answers:
+            signs.insert(0, Alarm("failed", _reason(spec, run)))
+        base = run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}"
+        found.append(RunResult(run, base, answers, signs, records, outcomes))
     return found
 
 
-def _read_answers(folder: Path, benchmarks: Iterable[str]) -> Answers:
-    """Return the records of an evaluation, without benchmarks that have no file."""
-    paths = {name: folder / f"{name}.jsonl" for name in benchmarks}
-    return {name: list(read_jsonl(path, dict)) for name, path in paths.items() if path.exists()}
+def _read_answers(step: Step, benchmarks: Iterable[str]) -> dict[str, Answers]:
+    """Return the answers of an evaluation, without benchmarks that have no file."""
+    found = {}
+    for name in benchmarks:
+        path = step.outcome.with_name(f"{name}.jsonl")
+        if path.exists():
+            records = list(read_jsonl(path, dict))
+            right = [[answer["right"] for answer in record["completions"]] for record in records]
+            # An answer by the likeliest letter has no reason to stop.
+            reasons = [answer.get("reason") for record in records for answer in record["completions"]]
+            stops = [reason != "length" for reason in reasons if reason]
+            questions = text_sha256("\0".join(record["prompt"] for record in records))
+            found[name] = Answers(np.array(right, float).T, stops, questions)
+    return found
 
 
-def _verdicts(records: Sequence[Record]) -> significance.Scores:
-    """Return the verdicts on all answers: (repeats, questions)."""
-    return np.array([[answer["right"] for answer in record["completions"]] for record in records], float).T
-
-
-def _right(records: Sequence[Record]) -> list[float]:
-    """Return the share of right answers to each question."""
-    return _verdicts(records).mean(axis=0).tolist()
-
-
-def _shares(answers: Answers, stable: Sequence[str]) -> dict[str, Estimate]:
+def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, Estimate]:
     """Return the shares for alarms: right answers in stable benchmarks, and answers that stop in any."""
-    found = {name: mean_estimate(_right(answers[name])) for name in stable if name in answers}
-    stopped = {f"answers in {name} that stop": stop_share(records) for name, records in answers.items()}
-    return found | {name: share for name, share in stopped.items() if share}
+    samples = {name: answers[name].right.mean(axis=0) for name in stable if name in answers}
+    samples |= {f"answers in {name} that stop": one.stops for name, one in answers.items()}
+    return {name: mean_estimate(sample) for name, sample in samples.items() if len(sample)}
 
 
-def _reason(folder: Path, tag: str) -> str:
+def _reason(spec: Spec, run: Run) -> str:
     """Return the last line of the log of a run."""
-    logs = [folder / f"{tag}-{step}.log" for step in ("eval", "train")]
-    newest = next((log for log in logs if log.exists()), None)
-    if not newest:
-        return NOT_RUN
-    return newest.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
+    for step in ("eval", "train"):
+        log = stage_dir("lab", spec.name) / f"{spec.tag_of(run)}-{step}.log"
+        if log.exists():
+            return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
+    return "not run"
 
 
 # ---- scores and differences ----
 
 
-def cells(results: Sequence[RunResult], benchmarks: Iterable[str]) -> Cells:
-    """Return the scores of the intact runs that have answered the same questions as most runs of their base."""
-    rows = {}
-    for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
-        own = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
-        common = Counter(one.prompts(benchmark) for one in own).most_common(1)
-        for one in own:
-            if one.prompts(benchmark) == common[0][0]:
-                rows.setdefault((base, one.run.arm.mix, benchmark), []).append(_right(one.answers[benchmark]))
-    return {key: np.array(row) for key, row in rows.items()}
+def cells(results: Sequence[RunResult], benchmarks: Sequence[str]) -> Cells:
+    """Return the scores of the intact runs that have answered the same questions as most of them."""
+    found = {}
+    for benchmark in benchmarks:
+        # A benchmark may be new in the spec.
+        intact = [result for result in results if benchmark in result.answers and not result.broken]
+        common = mode([result.answers[benchmark].questions for result in intact] or [""])
+        for result in intact:
+            answers, group = result.answers[benchmark], found.setdefault((result.base, benchmark), {})
+            if answers.questions == common:
+                group.setdefault(result.run.mix, []).append(answers.right.mean(axis=0))
+    return {key: {mix: np.array(rows) for mix, rows in group.items()} for key, group in found.items()}
 
 
-def pooled_variance(found: Cells, base: str, benchmark: str) -> tuple[float, int]:
-    """Return the variance of a seed's mean score, pooled over the mixes, and its degrees of freedom."""
-    return significance.pooled_seed_variance([found[key] for key in found if key[::2] == (base, benchmark)])
+def differences(
+    found: Cells, reference: str, least_gain: float = 0.0, are_synergies: bool = False
+) -> significance.Table:
+    """Return the difference of each mix from the reference on the same base, with p corrected over the table.
 
-
-def contrast(found: Cells, key: Key, plus: Sequence[str] = (), minus: Sequence[str] = ()) -> significance.Difference:
-    """Return the sum of the means of a mix and of further ones, less those of others."""
-    base, mix, benchmark = key
-    sides = [[found[base, name, benchmark] for name in names] for names in ([mix, *plus], minus)]
-    return significance.contrast(*sides, *pooled_variance(found, base, benchmark))
-
-
-def differences(found: Cells, reference: str) -> significance.Table:
-    """Return the difference of each mix from the reference on the same base, with p corrected over the table."""
-    keys = [key for key in found if key[1] != reference and (key[0], reference, key[2]) in found]
-    return significance.adjust({key: contrast(found, key, minus=[reference]) for key in keys})
-
-
-def synergies(found: Cells, reference: str) -> significance.Table:
-    """Return, for each mix named like a+b, its gain beyond the sum of the gains of a and b."""
+    are_synergies: the gain of each mix named like a+b beyond the sum of the gains of a and b, instead.
+    """
     table = {}
-    for key in found:
-        base, mix, benchmark = key
-        parts = mix.split("+")
-        if len(parts) == 2 and all((base, name, benchmark) in found for name in (reference, *parts)):
-            table[key] = contrast(found, key, [reference], parts)
-    return significance.adjust(table)
+    for (base, benchmark), group in found.items():
+        for mix in group:
+            plus, minus = ([mix, reference], mix.split("+")) if are_synergies else ([mix], [reference])
+            if mix != reference and len(plus) == len(minus) and group.keys() >= {*plus, *minus}:
+                table[base, mix, benchmark] = significance.contrast(group, plus, minus)
+    return significance.adjust(table, least_gain)
 
 
 def verdicts_on(spec: Spec, results: Sequence[RunResult]) -> list[significance.Recommendation]:
     """Return the verdicts on all mixes, by their differences in the development benchmarks."""
-    table = differences(cells(results, spec.dev), spec.reference)
-    return significance.recommend(table, spec.least_gain, spec.scaled)
+    table = differences(cells(results, spec.dev), spec.reference, spec.least_gain)
+    return significance.recommend(table, spec.scaled)
 
 
-def recommended(spec: Spec) -> list[Arm]:
-    """Return the arms of the reference, and those that are kept."""
-    results = read_results(spec)
+def recommended(spec: Spec, results: Sequence[RunResult]) -> list[RunResult]:
+    """Return the results of the reference, and of the mixes that are kept."""
     kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
-    kept |= {(result.base, spec.reference) for result in results}
-    # Once for all seeds of an arm.
-    return list(dict.fromkeys(result.run.arm for result in results if (result.base, result.run.arm.mix) in kept))
+    return [result for result in results if result.run.mix == spec.reference or (result.base, result.run.mix) in kept]
 
 
 # ---- the report ----
@@ -200,24 +180,23 @@ def write_recommendation(spec: Spec, results: Sequence[RunResult]) -> Path:
     return path
 
 
-def write_report(spec: Spec, outcome: Outcome, look: int = 0) -> None:
+def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], look: int = 0) -> None:
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
-    results, sealed = read_results(spec), []
     outcome.add_artifact(write_recommendation(spec, results))
-    verdicts = verdicts_on(spec, results)
-    outcome.tables = [table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items()))]
-    # A stable benchmark raises alarms, and decides nothing.
-    outcome.tables += score_tables("", spec, results, spec.dev, spec.stable)
-    found = cells(results, spec.dev)
-    outcome.tables += [
-        difference_table("Synergies: gain beyond the sum of both", synergies(found, spec.reference), spec),
+    verdicts, found, sealed = verdicts_on(spec, results), cells(results, spec.dev), []
+    synergies = differences(found, spec.reference, spec.least_gain, are_synergies=True)
+    outcome.tables = [
+        table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
+        # A stable benchmark raises alarms, and decides nothing.
+        *score_tables("", spec, results, spec.dev, spec.stable),
+        table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
+        difference_table("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
-        table_of("Recommendation", "Base | Mix | Verdict | In words", [list(one) for one in verdicts]),
-        table_of("Alarms", "Run | Alarm | Left out | Reason", alarm_rows(spec, results)),
+        alarm_table(spec, results),
     ]
     if look:
         title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
-        sealed = [result for result in read_results(spec, HELD_OUT) if result.answers]
+        sealed = [result for result in read_results(spec, is_held_out=True) if result.answers]
         outcome.tables += score_tables(title, spec, sealed, spec.held_out)
     outcome.tables = [table for table in [*outcome.tables, cost_table(results, sealed)] if table["rows"]]
     outcome.metrics = {
@@ -226,8 +205,10 @@ def write_report(spec: Spec, outcome: Outcome, look: int = 0) -> None:
         "Reference": spec.reference,
         "Budget of a run": ", ".join(f"{name} {value:,}" for name, value in spec.budget.items()),
         "Rule": significance.RULE,
-        **{f"{one.mix} on {one.base}": one.verdict for one in verdicts},
     }
+    for verdict in dict.fromkeys(one.verdict for one in verdicts):
+        mixes = [f"{one.mix} on {one.base}" for one in verdicts if one.verdict == verdict]
+        outcome.metrics[verdict.capitalize()] = ", ".join(mixes)
     outcome.curves = overlays(results)
     outcome.show()
     outcome.write()
@@ -235,20 +216,27 @@ def write_report(spec: Spec, outcome: Outcome, look: int = 0) -> None:
 
 def write_noise(spec: Spec, outcome: Outcome) -> None:
     """Fill, print and write the outcome of repeated evaluations of the bases."""
-    repeats, means = [], []  # for each model: benchmark -> scores, an evaluation in each row
-    for base in spec.bases:
-        own = []
-        for slots in spec.slots:
-            folder = stage_dir(f"chat_eval_{spec.source}", noise_tag(spec, base, slots))
-            answers = _read_answers(folder, spec.open_tasks)
-            if not answers:
-                raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
-            own.append({name: _verdicts(records) for name, records in answers.items()})
-        repeats += own
+    evaluations = []
+    for base, slots in product(spec.bases, spec.slots):
+        evaluations.append(_read_answers(base_step(spec, base, slots), spec.open_tasks))
+        if not evaluations[-1]:
+            raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
+    tables = {"repeats": [], f"slots {spec.slots}": []}
+    for name in spec.open_tasks:
+        verdicts = np.array([answers[name].right for answers in evaluations])
         # At each number of slots the mean of the repeats, as in Avg@k.
-        means.append({name: np.array([one[name].mean(axis=0) for one in own]) for name in own[0]})
+        means = verdicts.mean(axis=1).reshape(len(spec.bases), len(spec.slots), -1)
+        for rows, scores in zip(tables.values(), (verdicts, means), strict=True):
+            models, number, _ = scores.shape
+            # A question that is answered by the likeliest letter has one answer, whatever the repeats.
+            if number > 1:
+                one = significance.noise(scores)
+                deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
+                rows.append([name, models, number, *deviation, one.repeats_for(significance.LITTLE_NOISE)])
     outcome.metrics = {"Question": spec.question, "Models": ", ".join(spec.bases), "Repeats": spec.repeats}
-    outcome.tables = [noise_table("repeats", repeats), noise_table(f"slots {spec.slots}", means)]
+    outcome.tables = [
+        table_of(f"Noise over {over}, {significance.CLASSES}", NOISE, rows) for over, rows in tables.items() if rows
+    ]
     outcome.show()
     outcome.write()
 
@@ -270,11 +258,12 @@ def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tu
     rows = []
     for (base, mix), (losses, end) in found.items():
         outcome.metrics[f"{mix} on {base}"] = end.sentence
-        means = {rate: float(np.mean(losses[rate])) for rate in sorted(losses)}
-        rows += [
-            [base, mix, rate, len(losses[rate]), mean, "yes" * (rate in end.rates)] for rate, mean in means.items()
-        ]
-        curve = [np.log10(list(means)).tolist(), list(means.values())]
+        curve = [[], []]
+        for rate, by_seed in sorted(losses.items()):
+            mean = fmean(by_seed)
+            rows.append([base, mix, rate, len(by_seed), mean, "yes" * (rate in end.rates)])
+            curve[0].append(log10(rate))
+            curve[1].append(mean)
         outcome.curves.append(
             {"title": f"{mix} on {base}", "x": "log10 of the rate", "y": "loss", "series": {"": curve}}
         )
@@ -292,80 +281,56 @@ def score_tables(
     A hole has its reason.
     """
     found = cells(results, deciding)
-    gains, found = differences(found, spec.reference), found | cells(results, others)
-    tables = []
-    for base in dict.fromkeys(result.base for result in results):
-        rows = []
-        for mix in spec.mixes:
-            own = [result for result in results if (result.base, result.run.arm.mix) == (base, mix)]
-            holes = [result.broken for result in own if result.broken]
-            row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
-            for benchmark in [*deciding, *others]:
-                key = (base, mix, benchmark)
-                cell = "; ".join(holes) or "-"
-                if key in found:
-                    score, mark = contrast(found, key), MARKS[shown_as(gains[key], spec)] if key in gains else ""
-                    cell = measured(100 * score.mean, 100 * score.error, ".1f", mark)
-                row.append(cell)
-            if own:
-                rows.append(row)
-        tables.append(table_of(f"Scores{title}, {base}", " | ".join(["Mix", "Seeds", *deciding, *others]), rows))
-    return [*tables, difference_table(f"Differences from the reference{title}", gains, spec)]
+    gains = differences(found, spec.reference, spec.least_gain)
+    found |= cells(results, others)
+    matrices = {}  # base -> rows
+    for base, mix in dict.fromkeys((result.base, result.run.mix) for result in results):
+        own = [result for result in results if (result.base, result.run.mix) == (base, mix)]
+        holes = [result.broken for result in own if result.broken]
+        row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
+        for benchmark in [*deciding, *others]:
+            group, key = found.get((base, benchmark), {}), (base, mix, benchmark)
+            cell = "; ".join(holes) or "-"
+            if mix in group:
+                score = significance.contrast(group, [mix])
+                mark = MARKS[gains[key].shown] if key in gains else ""
+                cell = measured(100 * score.mean, 100 * score.error, ".1f", mark)
+            row.append(cell)
+        matrices.setdefault(base, []).append(row)
+    columns = " | ".join(["Mix", "Seeds", *deciding, *others])
+    tables = [table_of(f"Scores{title}, {base}", columns, rows) for base, rows in matrices.items()]
+    return [*tables, difference_table(f"Differences from the reference{title}", gains)]
 
 
-def difference_table(title: str, table: significance.Table, spec: Spec) -> Record:
+def difference_table(title: str, table: significance.Table) -> Record:
     """Return the differences of an adjusted table, in points."""
     rows = []
     for key, one in table.items():
         points = [100 * value for value in (one.mean, one.error, one.low, one.high)]
-        rows.append([*key, *points, one.freedom, one.p, one.adjusted, shown_as(one, spec)])
+        rows.append([*key, *points, one.freedom, one.p, one.adjusted, one.shown])
     return table_of(title, DIFFERENCE, rows)
 
 
 def luck_table(found: Cells) -> Record:
     """Return the best seed of each cell beside the mean, and beside the best of equally good seeds."""
     rows = []
-    for (base, mix, benchmark), scores in found.items():
-        seeds = scores.mean(axis=1)
-        variance, freedom = pooled_variance(found, base, benchmark)
-        if freedom:
-            luck = seeds.mean() + significance.best_by_luck(variance**0.5, len(seeds))
-            rows.append([base, mix, benchmark, len(seeds), 100 * seeds.mean(), 100 * seeds.max(), 100 * luck])
+    for (base, benchmark), group in found.items():
+        variance, _ = significance.pooled_seed_variance(group.values())
+        for mix, scores in group.items():
+            number, seeds = len(scores), 100 * scores.mean(axis=1)
+            if number > 1:
+                luck = 100 * significance.best_by_luck(variance**0.5, number)
+                rows.append([base, mix, benchmark, number, seeds.mean(), seeds.max(), seeds.mean() + luck])
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
-def noise_table(over: str, models: Sequence[Mapping[str, significance.Scores]]) -> Record:
-    """Return the noise of each benchmark in points. models: for each, evaluations of the same questions as rows."""
-    rows = []
-    for name in models[0]:
-        number = len(models[0][name])
-        # A question that is answered by the likeliest letter has one answer, whatever the repeats.
-        if number > 1:
-            one = significance.noise([scores[name] for scores in models])
-            deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
-            rows.append([name, len(models), number, *deviation, one.repeats_for(significance.LITTLE_NOISE)])
-    columns = (
-        "Benchmark|Models|Evaluations|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k of Avg@k to be calm"
-    )
-    return table_of(f"Noise over {over}, {significance.CLASSES}", columns, rows)
-
-
-def shown_as(one: significance.Difference, spec: Spec) -> str:
-    """Return a difference in words, a key of MARKS."""
-    if not one.counts(spec.least_gain):
-        return "not distinguishable"
-    return "gain" if one.mean > 0 else "harm"
-
-
-def alarm_rows(spec: Spec, results: Iterable[RunResult]) -> list[list[str]]:
-    """Return a row for each alarm and each failed run."""
+def alarm_table(spec: Spec, results: Iterable[RunResult]) -> Record:
+    """Return the alarms of all runs, with failures."""
     rows = []
     for result in results:
         tag = spec.tag_of(result.run)
-        if result.failure not in ("", NOT_RUN):
-            rows.append([tag, "failed", "yes", result.failure])
         rows += [[tag, alarm.kind, "yes" if alarm.breaks else "no", alarm.sentence] for alarm in result.alarms]
-    return rows
+    return table_of("Alarms", "Run | Alarm | Left out | Reason", rows)
 
 
 def cost_table(results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Record:
@@ -378,12 +343,7 @@ def cost_table(results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Rec
         flops = sum(outcome.metrics["Total training flops"]["value"] for outcome in trained)
         seconds = sum(outcome.seconds for outcome in outcomes)
         evaluated = seconds - sum(outcome.seconds for outcome in trained)
-        prices = [hourly_rate(outcome.environment["Hardware"]["GPUs"]) for outcome in outcomes]
-        # A sum with a missing part would look complete.
-        dollars = None
-        if None not in prices:
-            dollars = sum(price * outcome.seconds / 3600 for price, outcome in zip(prices, outcomes, strict=True))
-        rows.append([part, len(trained), seconds, flops, dollars, 100 * evaluated / max(seconds, 1e-9)])
+        rows.append([part, len(trained), seconds, flops, cost(outcomes), 100 * evaluated / max(seconds, 1e-9)])
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation, %:.0f", rows)
 
 
@@ -394,7 +354,7 @@ def overlays(results: Iterable[RunResult]) -> list[Record]:
         for name, figure in CURVES.items():
             points = metric_curve(result.records, figure, POINTS)
             if points[0]:
-                title = f"{result.base}, {result.run.arm.mix}: {name}"
+                title = f"{result.base}, {result.run.mix}: {name}"
                 picture = pictures.setdefault(title, {"title": title, "x": "step", "y": name, "series": {}})
                 picture["series"][f"seed {result.run.seed}"] = points
     return list(pictures.values())

@@ -5,21 +5,20 @@ All means, errors and deviations are shares too; times 100 they are points. A ta
 the reference of the same base: (base, mix, benchmark) -> Difference; the reference itself has none.
 
 - pooled_seed_variance(cells): variance of a seed's mean score and its degrees of freedom, over the arms of a benchmark.
-- contrast(plus, minus, variance, freedom) -> Difference: sum of the means of some arms, less those of others. A cell is
-  contrast([arm], []), a difference contrast([arm], [reference]), a synergy contrast([both, reference], [one, other]).
-- adjust(table): the same table with p corrected for the number of differences (Holm).
-- recommend(table, least_gain, scaled): a verdict and a sentence for each base and mix of an adjusted table, by RULE;
-  the sentence also names a mix that is shown to help one base only, of several.
+- contrast(cells, plus, minus) -> Difference: sum of the means of some arms, less those of others. A score is that of
+  [arm] and [], a difference that of [arm] and [reference], a synergy that of [both, reference] and [one, other].
+- adjust(table, least_gain): the same table with p corrected for the number of differences (Holm), and gain or harm.
+- recommend(table, scaled): a verdict and the reason for each base and mix of an adjusted table, by RULE; the reason
+  also names a mix that is shown to help one base only, of several.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
 - best_by_luck(seeds): the expected best of equally good seeds.
-- noise(models) -> Noise: of a benchmark, from repeated evaluations of the same models.
+- noise(scores) -> Noise: of a benchmark, from repeated evaluations of the same models.
 
 Pure functions: no files are read.
 """
 
 import math
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,8 +40,9 @@ RULE = (
     "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
     "again; in a lab at full size drop, since the reference does as well without the mix."
 )
-# Directions of the differences that count (True: a gain) -> verdict.
-VERDICTS = {(True,): "keep", (False,): "drop", (False, True): "trade-off"}
+# Is a gain shown, and a harm? -> verdict.
+VERDICTS = {(True, False): "keep", (False, True): "drop", (True, True): "trade-off"}
+UNCLEAR = "not distinguishable"
 
 # Bounds of the deviation of one evaluation: above the first it is high, below the second very stable.
 HIGH_NOISE = 0.007
@@ -62,10 +62,7 @@ class Difference(NamedTuple):
     low: float  # 95 % interval
     high: float
     adjusted: float = 1.0  # p, corrected over the table
-
-    def counts(self, least_gain: float = 0.0) -> bool:
-        """Return True for a significant difference, positive or negative, of a size that matters."""
-        return self.adjusted <= LEVEL and abs(self.mean) >= least_gain
+    shown: str = UNCLEAR  # gain or harm, if the difference is significant and of a size that matters
 
     def __str__(self) -> str:
         return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f} points (corrected p {self.adjusted:.2g})"
@@ -98,13 +95,13 @@ class Recommendation(NamedTuple):
     base: str
     mix: str
     verdict: str  # keep, drop, trade-off, scale up
-    sentence: str
+    reason: str
 
 
 # ---- means and differences ----
 
 
-def pooled_seed_variance(cells: Sequence[Scores]) -> tuple[float, int]:
+def pooled_seed_variance(cells: Collection[Scores]) -> tuple[float, int]:
     """Return the variance of a seed's mean score, pooled over arms, and its degrees of freedom; zeros for single seeds.
 
     The variance includes the noise of the answers.
@@ -115,21 +112,21 @@ def pooled_seed_variance(cells: Sequence[Scores]) -> tuple[float, int]:
     return squares / max(freedom, 1), freedom
 
 
-def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, freedom: int) -> Difference:
+def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[str] = ()) -> Difference:
     """Return the sum of the means of some arms, less those of others.
 
-    All have the same questions in the same order, at least two. variance, freedom: from pooled_seed_variance. Questions
-    and seeds are both samples of more (a two-way layout). p and interval are means of those with the degrees of freedom
-    of each source, weighted by its variance (Cochran). Satterthwaite's formula trusts a variance of few seeds too much
-    where it is small by chance: in the tail, where corrected p values lie, it is wrong by a factor of two to ten.
+    cells: of all arms, on the same questions in the same order, at least two; the variance of seeds is pooled over
+    them. Questions and seeds are both samples of more (a two-way layout). p and interval are means of those with the
+    degrees of freedom of each source, weighted by its variance (Cochran). Satterthwaite's formula trusts a variance of
+    few seeds too much where it is small by chance: in the tail, where corrected p values lie, it is wrong by a factor
+    of two to ten.
     """
     from scipy.special import stdtr, stdtrit  # Student's t; a slow import, which must not delay --help
 
-    arms = [*plus, *minus]
+    variance, freedom = pooled_seed_variance(cells.values())
+    arms = [cells[name] for name in [*plus, *minus]]
     # On the same questions, the part that the arms share cancels.
-    added = sum(scores.mean(axis=0) for scores in plus)
-    taken = sum(scores.mean(axis=0) for scores in minus)
-    by_question = added - taken
+    by_question = sum(cells[name].mean(axis=0) for name in plus) - sum(cells[name].mean(axis=0) for name in minus)
     questions = len(by_question)
     spread = by_question.var(ddof=1)
     # Where all questions agree, one of the answers might have differed all the same.
@@ -139,10 +136,7 @@ def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, f
     sources = np.array([from_questions, from_seeds])
     both = sources.sum()
     # The noise of answers is in both sources. It shows in the spread within a question, unless there is one seed.
-    answers = 0.0
-    for scores in arms:
-        within = scores.var(axis=0).mean()
-        answers += within / questions / max(len(scores) - 1, 1)
+    answers = sum(scores.var(axis=0).mean() / max(len(scores) - 1, 1) for scores in arms) / questions
     error = math.sqrt(max(*sources, both - answers))
     mean = by_question.mean()
     # Of questions and seeds; without two seeds the weight of seeds is 0.
@@ -163,41 +157,44 @@ def contrast(plus: Sequence[Scores], minus: Sequence[Scores], variance: float, f
 # ---- many tests ----
 
 
-def adjust(table: Table) -> Table:
-    """Return a table with p corrected for the number of differences (Holm's method)."""
-    in_order = sorted(table, key=lambda key: table[key].p)
-    steps = [min(1.0, (len(table) - rank) * table[key].p) for rank, key in enumerate(in_order)]
-    # A larger p never gets a smaller correction.
-    adjusted = dict(zip(in_order, accumulate(steps, max), strict=True))
-    return {key: one._replace(adjusted=adjusted[key]) for key, one in table.items()}
+def adjust(table: Table, least_gain: float = 0.0) -> Table:
+    """Return a table with p corrected for the number of differences (Holm's method), and with `shown`.
+
+    least_gain: smallest difference that matters, a share.
+    """
+    adjusted, largest = dict(table), 0.0
+    for rank, key in enumerate(sorted(table, key=lambda key: table[key].p)):
+        one = table[key]
+        # A larger p never gets a smaller correction.
+        largest = max(largest, min(1.0, (len(table) - rank) * one.p))
+        shown = UNCLEAR
+        if largest <= LEVEL and abs(one.mean) >= least_gain:
+            shown = "gain" if one.mean > 0 else "harm"
+        adjusted[key] = one._replace(adjusted=largest, shown=shown)
+    return adjusted
 
 
 # ---- recommendation ----
 
 
-def recommend(table: Table, least_gain: float = 0.0, scaled: bool = False) -> list[Recommendation]:
+def recommend(table: Table, scaled: bool = False) -> list[Recommendation]:
     """Return a recommendation for each base and mix of an adjusted table, by RULE.
 
-    least_gain: smallest difference that matters, a share. scaled: the lab is the second one, at full size.
+    scaled: the lab is the second one, at full size.
     """
-    signs = {key: one.mean > 0 for key, one in table.items() if one.counts(least_gain)}
-    bases, helped = {}, {}  # mix -> the bases on which it was tried, and on which a gain is shown
-    for key in table:
-        bases.setdefault(key[1], set()).add(key[0])
-        if signs.get(key):
-            helped.setdefault(key[1], set()).add(key[0])
     found = []
     for base, mix in dict.fromkeys(key[:2] for key in table):
-        own = [key for key in table if key[:2] == (base, mix)]
-        directions = sorted({signs[key] for key in own if key in signs})
-        verdict = VERDICTS.get(tuple(directions), "drop" if scaled else "scale up")
-        reason = verdict
-        if not directions:
-            reason += ", not distinguishable from the reference"
-        elif helped.get(mix) == {base} < bases[mix]:
-            reason += ", helps this base only"
-        shown = ", ".join(f"{key[2]} {table[key]}" for key in own)
-        found.append(Recommendation(base, mix, verdict, f"{mix} on {base}: {reason}: {shown}"))
+        own = {key[2]: one for key, one in table.items() if key[:2] == (base, mix)}
+        shown = {one.shown for one in own.values()}
+        verdict = VERDICTS.get(("gain" in shown, "harm" in shown), "drop" if scaled else "scale up")
+        tried = {key[0] for key in table if key[1] == mix}
+        helped = {key[0] for key, one in table.items() if key[1] == mix and one.shown == "gain"}
+        reason = ", ".join(f"{benchmark} {one}" for benchmark, one in own.items())
+        if shown == {UNCLEAR}:
+            reason = f"{UNCLEAR} from the reference: {reason}"
+        elif helped == {base} < tried:
+            reason = f"helps this base only: {reason}"
+        found.append(Recommendation(base, mix, verdict, reason))
     return found
 
 
@@ -248,12 +245,13 @@ def best_by_luck(deviation: float, n: int) -> float:
     return deviation * float(stats.norm.expect(lambda x: n * stats.norm.cdf(x) ** (n - 1) * x))
 
 
-def noise(models: Sequence[Scores]) -> Noise:
-    """Return the noise of a benchmark. models: for each an array (evaluations, questions) of verdicts or shares."""
-    variance, freedom = pooled_seed_variance(models)
-    # The variance of an evaluation's mean if its answers are independent, pooled in the same way.
-    squares = sum(len(scores) * scores.var(axis=0).mean() / scores.shape[1] for scores in models)
+def noise(scores: np.ndarray) -> Noise:
+    """Return the noise of a benchmark. scores: (models, evaluations, questions), verdicts or shares."""
+    models, evaluations, questions = scores.shape
+    variance = scores.mean(axis=2).var(axis=1, ddof=1).mean()
+    # The variance of an evaluation's mean if its answers are independent.
+    independent = scores.var(axis=1, ddof=1).mean() / questions
     # Both are estimates, and may cross. Without any noise there is nothing to explain.
-    explained = min(squares / freedom / variance, 1.0) if variance else 1.0
+    explained = min(independent / variance, 1.0) if variance else 1.0
     deviation = math.sqrt(variance)
-    return Noise(deviation, deviation / math.sqrt(2 * freedom), explained)
+    return Noise(deviation, deviation / math.sqrt(2 * models * (evaluations - 1)), explained)

@@ -1,23 +1,21 @@
 """A lab: its spec, its runs as steps of a job, its plan, and the ledger of looks at held-out benchmarks.
 
 - read_spec(path, tag) -> Spec: from a TOML file; mistakes(spec): all that is wrong with it, apart from names of tasks.
-- An *arm* is a base, a mix and a rate; a *run* is an arm with a seed.
-- run_chains(spec, files), held_out_chains(spec, runs): the steps, those of a run one after the other.
-- training_chains(spec, files): training alone; noise_chains(spec): evaluations of the bases alone.
-- plan_lines(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
+- A *run* is a base, a mix, a rate and a seed; an *arm* is all runs that differ in the seed alone.
+- chains_of(spec): the steps of a lab, those of a run one after the other. run_steps, base_step: those of one.
+- expectations(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
 - looks(spec): the lines of the ledger, one for each look; add_look(spec, recommendation, runs) adds one.
 """
 
 import difflib
 import json
 import re
-import shutil
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from nanochat.config import flag_of
 from nanochat.jobs.runner import Chain, Step
@@ -25,7 +23,7 @@ from nanochat.lab import significance
 from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_jsonl, read_sha256, read_toml, stage_dir, text_sha256
-from nanochat.report.card import hourly_rate
+from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS, STAGES
 
@@ -37,18 +35,12 @@ Value = bool | int | float | str  # of a flag
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
 
-class Arm(NamedTuple):
-    """A base, a mix, and a factor of the stage's learning rates."""
+class Run(NamedTuple):
+    """A base, a mix, a factor of the stage's learning rates, and a seed."""
 
     base: str
     mix: str
     rate: float
-
-
-class Run(NamedTuple):
-    """An arm with a seed."""
-
-    arm: Arm
     seed: int
 
 
@@ -60,6 +52,7 @@ class Spec(BaseModel):
     name: str
     path: Path
     unknown: list[str]  # sentences about keys that are none of these
+    files: dict[str, list[str]] = {}  # mix -> files of conversations that it reads, if known
     question: str = ""
     stage: Literal["chat_sft", "mid_train", "chat_rl"]
     source: Literal[("", *MODELS)] = ""
@@ -68,24 +61,23 @@ class Spec(BaseModel):
     minimal: list[str] = []  # tasks that every arm must have
     mixes: dict[str, str] = Field(min_length=1)
     reference: str = ""
-    rates: list[float] = [1.0]
+    rates: list[PositiveFloat] = Field([1.0], min_length=1)
     seeds: list[int] = Field(min_length=1)
     budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
     flags: dict[str, Value] = {}
-    repeats: int = Field(1, ge=1)
-    slots: list[int] = [0]  # of the engine (0: chosen), for the noise of evaluations
+    repeats: PositiveInt = 1
+    slots: list[NonNegativeInt] = Field([0], min_length=1)  # of the engine (0: chosen), for the noise of evaluations
     dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
     held_out: list[str] = []  # for --final alone
     stable: list[str] = []  # those that must not fall
-    sampling: dict[Sampling, float] = {}
+    sampling: dict[Sampling, int | float] = {}
     least_gain: float = 0.0
     scaled: bool = False
 
     @property
     def runs(self) -> list[Run]:
-        """All runs; those of one seed stand together, so that each arm has a result early."""
-        arms = [Arm(*words) for words in product(self.bases, self.mixes, self.rates)]
-        return [Run(arm, seed) for seed, arm in product(self.seeds, arms)]
+        """All runs; those of an arm stand together."""
+        return [Run(*words) for words in product(self.bases, self.mixes, self.rates, self.seeds)]
 
     @property
     def open_tasks(self) -> list[str]:
@@ -94,8 +86,8 @@ class Spec(BaseModel):
 
     def tag_of(self, run: Run) -> str:
         """Return the tag of a run, which names its folders."""
-        words = f"{self.name}-{run.arm.base}-{run.arm.mix}-{run.arm.rate:g}-{run.seed}"
-        return re.sub(r"[^\w.+-]", "-", words)
+        words = [self.name, run.base, run.mix, f"{run.rate:g}", str(run.seed)]
+        return re.sub(r"[^\w.+-]", "-", "-".join(words))
 
     def outcome_of(self, run: Run) -> Path:
         """Return the place for the outcome of training."""
@@ -118,8 +110,11 @@ def read_spec(path: Path, tag: str = "") -> Spec:
     values = read_toml(path)
     if isinstance(values.get("benchmarks"), dict):
         values |= values.pop("benchmarks")
-    known = list(Spec.model_fields)[3:]  # the others are not from the file
-    unknown = [f"{key} is no key, known are {_nearest(key, known)}" for key in values if key not in known]
+    known = list(Spec.model_fields)[4:]  # the others are not from the file
+    unknown = []
+    for key in sorted(values.keys() - known):
+        nearest = difflib.get_close_matches(key, known, n=1)
+        unknown.append(f"{key} is no key, known are {', '.join(nearest or known)}")
     try:
         spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
     except ValidationError as error:
@@ -131,11 +126,6 @@ def read_spec(path: Path, tag: str = "") -> Spec:
         "flags": {name.replace("_", "-"): value for name, value in spec.flags.items()},
     }
     return spec.model_copy(update=chosen)
-
-
-def _nearest(key: str, known: Sequence[str]) -> str:
-    """Return the known keys that look like one, or all."""
-    return ", ".join(difflib.get_close_matches(key, known, n=1) or known)
 
 
 def mistakes(spec: Spec) -> list[str]:
@@ -154,7 +144,6 @@ def mistakes(spec: Spec) -> list[str]:
         found += [f"{sentence} {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
     checks = {
         f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
-        "rates have to be above 0": min(spec.rates, default=1) > 0,
         "repeats would all be the same: set a temperature in [sampling]": (
             spec.repeats == 1 or spec.sampling.get("temperature")
         ),
@@ -168,79 +157,63 @@ def mistakes(spec: Spec) -> list[str]:
 # ---- the job ----
 
 
-def run_chains(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chain]:
-    """Return the steps of a lab. files: those that each mix reads."""
-    chains = []
+def chains_of(spec: Spec) -> list[Chain]:
+    """Return the steps of a lab."""
     # Alarms compare a run with its base.
-    for base in spec.bases:
-        chains.append([_evaluation_step(spec, spec.source, base, f"{spec.name}-{base}", spec.open_tasks)])
-    for [training], run in zip(training_chains(spec, files), spec.runs, strict=True):
-        tag = spec.tag_of(run)
-        chains.append([training, _evaluation_step(spec, SOURCES[spec.stage], tag, tag, spec.open_tasks)])
-    return chains
+    bases = [[base_step(spec, base)] for base in spec.bases]
+    # Seed by seed, so that each arm has a result early.
+    in_order = sorted(spec.runs, key=lambda run: spec.seeds.index(run.seed))
+    return bases + [run_steps(spec, run) for run in in_order]
 
 
-def training_chains(spec: Spec, files: Mapping[str, Sequence[str]] = {}) -> list[Chain]:
-    """Return the training steps of all runs."""
-    return [[_training_step(spec, run, files.get(run.arm.mix, ()))] for run in spec.runs]
+def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
+    """Return the evaluation of a base. slots: rows that the engine generates at once (0: chosen)."""
+    tag = f"{spec.name}-{base}"
+    flags = {"source": spec.source, "tag": base, "out-tag": tag}
+    if slots:
+        tag = f"{tag}-{slots}"
+        flags |= {"out-tag": tag, "slots": slots}
+    return _evaluation_step(spec, flags, spec.open_tasks)
 
 
-def noise_chains(spec: Spec) -> list[Chain]:
-    """Return repeated evaluations of each base, for each number of slots."""
-    return [
-        [_evaluation_step(spec, spec.source, base, noise_tag(spec, base, slots), spec.open_tasks, slots)]
-        for base, slots in product(spec.bases, spec.slots)
-    ]
-
-
-def noise_tag(spec: Spec, base: str, slots: int) -> str:
-    """Return the tag of a base's repeated evaluation."""
-    return f"{spec.name}-{base}-{slots}"
-
-
-def held_out_chains(spec: Spec, runs: Sequence[Run]) -> list[Chain]:
-    """Return the evaluations of runs on the held-out benchmarks."""
-    tags = [spec.tag_of(run) for run in runs]
-    return [[_evaluation_step(spec, SOURCES[spec.stage], tag, tag + HELD_OUT, spec.held_out)] for tag in tags]
-
-
-def _training_step(spec: Spec, run: Run, files: Sequence[str]) -> Step:
+def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
+    """Return training and evaluation of a run. is_held_out: on the held-out benchmarks."""
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
         amount //= int(spec.flags["total-batch-size"])
-    tag, arm = spec.tag_of(run), run.arm
+    tag = spec.tag_of(run)
     # A rate is a factor of the stage's own, or of that in the flags.
     mix_flag, settings = ("task", AnswerTuneSettings) if spec.stage == "chat_rl" else ("mixture", FineTuneSettings)
     factor = float(spec.flags.get("init-lr-frac", settings.init_lr_frac))
     flags = spec.flags | {
         "tag": tag,
-        "model-tag": arm.base,
+        "model-tag": run.base,
         "source": spec.source,
-        mix_flag: spec.words_of(arm.mix),
+        mix_flag: spec.words_of(run.mix),
         "seed": run.seed,
         "num-iterations": amount,
-        "init-lr-frac": arm.rate * factor,
+        "init-lr-frac": round(run.rate * factor, 10),
     }
-    return Step(
+    training = Step(
         f"{tag}-train",
         [f"scripts.{spec.stage}", *_flag_words(flags)],
         output=f"{spec.stage}/{tag}",
-        parent=spec.parent_of(arm.base),
-        local=files,
+        parent=spec.parent_of(run.base),
+        local=spec.files.get(run.mix, ()),
         quiet=True,
     )
+    asked = {"source": SOURCES[spec.stage], "tag": tag, "out-tag": tag + HELD_OUT * is_held_out}
+    return [training, _evaluation_step(spec, asked, spec.held_out if is_held_out else spec.open_tasks)]
 
 
-def _evaluation_step(spec: Spec, source: str, tag: str, out_tag: str, tasks: Sequence[str], slots: int = 0) -> Step:
-    """Return the evaluation of a model. out_tag: names its folder."""
-    flags = {"source": source, "tag": tag, "out-tag": out_tag, "tasks": "|".join(tasks), "repeats": spec.repeats}
-    if slots:
-        flags["slots"] = slots
+def _evaluation_step(spec: Spec, flags: Mapping[str, Value], tasks: Sequence[str]) -> Step:
+    """Return the evaluation of a model. flags: which one, and the folder."""
+    flags = flags | {"tasks": "|".join(tasks), "repeats": spec.repeats} | spec.sampling
     return Step(
-        f"{out_tag}-eval",
-        ["scripts.chat_eval", *_flag_words(flags | spec.sampling)],
-        output=f"chat_eval_{source}/{out_tag}",
-        parent=f"{MODELS[source]}/{tag}",
+        f"{flags['out-tag']}-eval",
+        ["scripts.chat_eval", *_flag_words(flags)],
+        output=f"chat_eval_{flags['source']}/{flags['out-tag']}",
+        parent=f"{MODELS[flags['source']]}/{flags['tag']}",
         quiet=True,
     )
 
@@ -249,35 +222,33 @@ def _flag_words(flags: Mapping[str, Value]) -> list[str]:
     """Return flags with their values; a switch is on or off by its name alone."""
     words = []
     for name, value in flags.items():
-        flag = flag_of(name)
         if isinstance(value, bool):
-            words.append(flag if value else flag.replace("--", "--no-", 1))
+            words.append(flag_of(name if value else f"no-{name}"))
         else:
-            # 1000.0 is a number of steps too.
-            words.append(f"{flag}={value:.10g}" if isinstance(value, float) else f"{flag}={value}")
+            words.append(f"{flag_of(name)}={value}")
     return words
 
 
 # ---- the plan ----
 
 
-def plan_lines(spec: Spec, questions: Mapping[str, int]) -> list[str]:
+def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     """Return the plan in words. questions: number of each development benchmark."""
-    steps = [step for chain in run_chains(spec) for step in chain]
+    steps = list(chain.from_iterable(chains_of(spec)))
     done = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
     left = "time and dollars are not known before the first run has finished"
     if done:
         # Training and evaluation steps finish in pairs.
-        seconds = sum(outcome.seconds for outcome in done) / len(done) * (len(steps) - len(done))
-        price = hourly_rate(done[0].environment["Hardware"]["GPUs"])
-        dollars = "" if price is None else f", ${price * seconds / 3600:,.2f}"
+        factor = len(steps) / len(done) - 1
+        seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
+        dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
     lines = [
         f"{len(spec.runs)} runs: {len(spec.bases)} bases x {len(spec.mixes)} mixes x {len(spec.rates)} rates x "
         f"{len(spec.seeds)} seeds, stage {spec.stage}, reference {spec.reference}",
         f"{len(done)} of {len(steps)} steps are finished",
         left,
-        f"{sum(_checkpoint_bytes(spec, run) for run in spec.runs) / 1e9:.1f} GB of checkpoints, if --keep removes none",
+        f"{_checkpoint_bytes(spec, spec.runs) / 1e9:.1f} GB of checkpoints, if --keep removes none",
     ]
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
     for name, number in questions.items():
@@ -288,19 +259,21 @@ def plan_lines(spec: Spec, questions: Mapping[str, int]) -> list[str]:
 
 
 def check_disk(spec: Spec) -> None:
-    """Raise a ValueError if the checkpoints of the runs to come have no room on the disk."""
-    needed = sum(_checkpoint_bytes(spec, run) for run in spec.runs if not spec.outcome_of(run).exists())
-    free = shutil.disk_usage(base_dir()).free
-    if needed > free:
-        raise ValueError(
-            f"the checkpoints need {needed / 1e9:.1f} GB, and {base_dir()} has {free / 1e9:.1f}: free some"
-        )
+    """Raise an OSError if the checkpoints of the runs to come have no room on the disk."""
+    from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
+
+    check_free_space(
+        base_dir(), _checkpoint_bytes(spec, [run for run in spec.runs if not spec.outcome_of(run).exists()])
+    )
 
 
-def _checkpoint_bytes(spec: Spec, run: Run) -> int:
-    """Return the size of a checkpoint of a run, as large as the largest of its base."""
-    folders = (base_dir() / spec.parent_of(run.arm.base)).glob("step_*")
-    return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+def _checkpoint_bytes(spec: Spec, runs: Iterable[Run]) -> int:
+    """Return the size of the checkpoints of runs, each as large as the largest of its base."""
+    size = 0
+    for run in runs:
+        folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
+        size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+    return size
 
 
 # ---- looks at held-out benchmarks ----
@@ -334,9 +307,10 @@ def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]) -> int:
         "recommendation": read_sha256(recommendation),
         "models": {spec.tag_of(run): Outcome.load(spec.outcome_of(run)).timestamp for run in runs},
     }
-    if lines and line.items() <= lines[-1].items():
+    last = lines[-1] if lines else {"hash": ""}
+    if line.items() <= last.items():
         return len(lines)
-    line["hash"] = _chained(lines[-1]["hash"] if lines else "", line)
+    line["hash"] = _chained(last["hash"], line)
     with open(_ledger(spec), "a", encoding="utf-8") as ledger:
         ledger.write(json.dumps(line) + "\n")
     return len(lines) + 1

@@ -37,6 +37,15 @@ def hourly_rate(gpus: str) -> float | None:
     return None
 
 
+def cost(outcomes: Sequence[Outcome]) -> float | None:
+    """Return the dollars for some stages; None if one of them ran at an unknown price."""
+    rates = [hourly_rate(outcome.environment["Hardware"]["GPUs"]) for outcome in outcomes]
+    # A sum with a missing part would look complete.
+    if None in rates:
+        return None
+    return sum(rate * outcome.seconds / 3600 for rate, outcome in zip(rates, outcomes, strict=True))
+
+
 def read_card(base: Path, tag: str = "") -> Card:
     """Return the card for all outcomes below `base`, or for one tag."""
     outcomes = read_outcomes(base, tag)

@@ -15,7 +15,7 @@ from typing import Any
 
 from nanochat.log import Record, format_value, table_of, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
-from nanochat.paths import read_sha256, text_sha256
+from nanochat.paths import read_jsonl, read_sha256, text_sha256
 from nanochat.stages import TITLES
 
 WIDEST = 48  # longest text in a column, in characters
@@ -42,8 +42,7 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
                 continue
             questions = []
             verdicts = []  # on the samples, question by question
-            for line in path.read_text(encoding="utf-8").splitlines():
-                answer = json.loads(line)
+            for answer in read_jsonl(path, dict):
                 # chat_eval draws several samples for a question.
                 if "completions" in answer:
                     verdicts.append([completion["right"] for completion in answer["completions"]])
@@ -91,7 +90,6 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
         stages = [first[name], second[name]]
         tables = [
             table_of(title, FIGURES, _rows(list(map(_figures, stages)))),
-            table_of(f"{title}: cells of tables", FIGURES, _rows(list(map(_cells, stages)))),
             table_of(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages)),
         ]
         for table in tables:
@@ -104,15 +102,10 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
 
 
 def _figures(stage: Record) -> dict[str, Metric]:
-    """Return a stage's settings as text, the time, and the metrics."""
+    """Return a stage's settings as text, the time, the metrics, and the cells of tables with a standard error."""
     # The card lists the settings worth showing.
     settings = {name: format_value(stage["config"][name]) for name in stage["card"]}
-    return settings | {"Wall clock, seconds": stage["seconds"]} | stage["metrics"]
-
-
-def _cells(stage: Record) -> dict[str, Metric]:
-    """Return the cells with a standard error in a stage's tables, by table, row and column."""
-    found = {}
+    found = settings | {"Wall clock, seconds": stage["seconds"]} | stage["metrics"]
     for table in stage["tables"]:
         for row in table["rows"]:
             for (column, _), cell in zip(table["columns"], row, strict=True):

@@ -1,9 +1,8 @@
 """Alarms: planted faults are found, and healthy runs raise none."""
 
 import numpy as np
-import pytest
 
-from nanochat.lab.alarms import alarms, stop_share
+from nanochat.lab.alarms import alarms
 from nanochat.outcome import Estimate
 
 SEED = 22
@@ -66,8 +65,3 @@ def test_shares_beside_the_parent():
     assert [alarm.sentence for alarm in found] == sentences
     assert all(alarm.breaks for alarm in found)
     assert alarms([], {"MMLU": Estimate(0.41, 0.001)}, before) == []  # 9 points
-    answers = [{"completions": [{"reason": "length"}, {"reason": "stop"}]}, {"completions": [{"reason": "stop"}] * 2}]
-    share = stop_share(answers)
-    assert share.value == 0.75
-    assert share.stderr == pytest.approx(0.25)
-    assert stop_share([{"completions": [{"text": "A"}]}]) is None  # letters

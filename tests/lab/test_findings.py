@@ -17,12 +17,11 @@ from nanochat.lab.findings import (
     differences,
     read_results,
     recommended,
-    synergies,
     verdicts_on,
     write_noise,
     write_report,
 )
-from nanochat.lab.sweep import Arm, noise_tag
+from nanochat.lab.sweep import base_step
 from nanochat.outcome import Outcome
 from nanochat.paths import read_json, read_jsonl, read_sha256, write_jsonl
 from nanochat.report.__main__ import read_record, write_card
@@ -45,8 +44,10 @@ def test_the_truth_is_found_on_both_bases(base):
     make_lab(base, spec)
     expected = {"good": "keep", "idle": "scale up", "bad": "drop"}
     assert verdicts(spec) == {(name, mix): verdict for name in spec.bases for mix, verdict in expected.items()}
-    assert set(recommended(spec)) == {Arm(name, mix, 1.0) for name in spec.bases for mix in ("plain", "good")}
-    table = differences(cells(read_results(spec), spec.dev), "plain")
+    results = read_results(spec)
+    kept = [result.run for result in recommended(spec, results)]
+    assert set(kept) == {run for run in spec.runs if run.mix in ("plain", "good")}
+    table = differences(cells(results, spec.dev), "plain")
     gain = table["one", "good", "World-Facts"]
     assert gain.low < 0.3 < gain.high
     assert gain.error < 0.035  # without pairs it would be more
@@ -55,10 +56,10 @@ def test_the_truth_is_found_on_both_bases(base):
 def test_scores_are_those_of_the_files(base):
     spec = read_lab(base)
     make_lab(base, spec)
-    found = cells(read_results(spec), [*spec.dev, *spec.stable])
-    scores = found["two", "good", "World-Facts"]
-    assert (len(found), scores.shape) == (2 * 4 * 2, (2, QUESTIONS))
-    runs = [run for run in spec.runs if run.arm == Arm("two", "good", 1.0)]
+    found = cells(read_results(spec), [*spec.dev, *spec.stable, "not asked yet"])
+    scores = found["two", "World-Facts"]["good"]
+    assert (len(found), scores.shape) == (2 * 2, (2, QUESTIONS))
+    runs = [run for run in spec.runs if (run.base, run.mix) == ("two", "good")]
     for run, row in zip(runs, scores, strict=True):
         records = read_jsonl(base / "chat_eval_sft" / spec.tag_of(run) / "World-Facts.jsonl", dict)
         assert row.tolist() == [np.mean([one["right"] for one in record["completions"]]) for record in records]
@@ -67,7 +68,7 @@ def test_scores_are_those_of_the_files(base):
 def test_failed_and_broken_runs_are_left_out(base):
     spec = read_lab(base)
     make_lab(base, spec)
-    spiked, failed, other, new = (spec.tag_of(run) for run in spec.runs[:4])
+    spiked, failed, other, new = (spec.tag_of(run) for run in spec.runs[:8:2])
     shutil.rmtree(base / "chat_sft" / spiked)
     train(base, spiked, scale=5.0)
     shutil.rmtree(base / "chat_sft" / failed)
@@ -78,11 +79,11 @@ def test_failed_and_broken_runs_are_left_out(base):
     write_jsonl(path, [record | {"prompt": "another question"} for record in read_jsonl(path, dict)])
     shutil.rmtree(base / "chat_eval_sft" / new)
     results = read_results(spec)
-    assert [result.failure for result in results[:5]] == ["", "error: the loss is nan", "", "not run", ""]
+    assert [result.broken for result in results[2:10:2]] == ["error: the loss is nan", "", "not run", ""]
     assert [alarm.kind for alarm in results[0].alarms] == ["loss", "loss"]
     found = cells(results, spec.dev)
-    assert [len(found["one", mix, "World-Facts"]) for mix in spec.mixes] == [1, 1, 1, 1]
-    assert [len(found["two", mix, "World-Facts"]) for mix in spec.mixes] == [2, 2, 2, 2]
+    assert [len(found["one", "World-Facts"][mix]) for mix in spec.mixes] == [1, 1, 1, 1]
+    assert [len(found["two", "World-Facts"][mix]) for mix in spec.mixes] == [2, 2, 2, 2]
 
 
 def test_a_stable_benchmark_that_falls_is_an_alarm(base):
@@ -97,20 +98,25 @@ def test_a_stable_benchmark_that_falls_is_an_alarm(base):
         "World-Choices",
         "answers in World-Choices that stop",
     ]
+    assert first.alarms[1].sentence.endswith(": 0.0%, and 100.0% before training")
+    # Letters do not stop.
+    write_jsonl(path, [record | {"completions": [{"right": False}] * 2} for record in read_jsonl(path, dict)])
+    assert len(read_results(spec)[0].alarms) == 1
     assert not any(result.alarms for result in others)
 
 
 def test_synergy_is_the_gain_beyond_the_sum_of_both():
     """Made cells: each part gains 10 points, both together 40."""
     random, shares = np.random.default_rng(0), {"plain": 0.3, "a": 0.4, "b": 0.4, "a+b": 0.7}
-    found = {("one", mix, "Task"): (random.random((3, 4000)) < share) * 1.0 for mix, share in shares.items()}
-    [(key, one)] = synergies(found, "plain").items()
+    found = {mix: (random.random((3, 4000)) < share) * 1.0 for mix, share in shares.items()}
+    [(key, one)] = differences({("one", "Task"): found}, "plain", are_synergies=True).items()
     assert key == ("one", "a+b", "Task")
     assert one.low < 0.2 < one.high
     assert one.adjusted < 0.001
-    means = {mix: scores.mean() for (_, mix, _), scores in found.items()}
+    means = {mix: scores.mean() for mix, scores in found.items()}
     assert one.mean == pytest.approx(means["a+b"] + means["plain"] - means["a"] - means["b"])
-    assert not synergies({key: found[key] for key in list(found)[1:]}, "plain")  # without the reference
+    del found["plain"]  # the reference
+    assert not differences({("one", "Task"): found}, "plain", are_synergies=True)
 
 
 # ---- the report ----
@@ -124,7 +130,7 @@ def report(
     base.mkdir(exist_ok=True)
     spec = read_lab(base, changes)
     make_lab(base, spec, ("plain", "good"))
-    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), look)
+    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), read_results(spec), look)
     write_card(base, base / "card.md", "lab")
     tables = read_json(base / "lab" / "lab" / "outcome.json")["tables"]
     return {table["title"]: table["rows"] for table in tables}
@@ -178,13 +184,13 @@ def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
     (base / "lab/lab/lab-one-idle-1-1-eval.log").write_text("error: out of memory\n")
     shutil.rmtree(base / "chat_sft/lab-two-bad-1-1")
     train(base, "lab-two-bad-1-1", scale=5.0)
-    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
+    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), read_results(spec))
     tables = {table["title"]: table["rows"] for table in read_json(base / "lab/lab/outcome.json")["tables"]}
     [hole] = [row for row in tables["Scores, one"] if row[0] == "idle"]
     assert hole == ["idle", "0 of 2", "error: out of memory; not run", "error: out of memory; not run"]
     alarms = [row[:3] for row in tables["Alarms"]]
-    assert alarms[0] == ["lab-one-idle-1-1", "failed", "yes"]
-    assert alarms[1:] == [["lab-two-bad-1-1", "loss", "yes"]] * 2  # the spike, and the end
+    assert alarms[:2] == [["lab-one-idle-1-1", "failed", "yes"], ["lab-one-idle-1-2", "failed", "yes"]]
+    assert alarms[2:] == [["lab-two-bad-1-1", "loss", "yes"]] * 2  # the spike, and the end
 
 
 def test_the_noise_of_repeats_and_slots(base):
@@ -192,7 +198,7 @@ def test_the_noise_of_repeats_and_slots(base):
     spec = read_lab(base, changes)
     for number, (name, slots) in enumerate(product(spec.bases, spec.slots)):
         shares = {"World-Facts": 0.5, "World-Choices": 0.6}
-        answer(base, "chat_eval_mid", noise_tag(spec, name, slots), shares, repeats=4, seed=number)
+        answer(base, "chat_eval_mid", f"lab-{name}-{slots}", shares, repeats=4, seed=number)
     write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
     tables = read_json(base / "lab/lab/outcome.json")["tables"]
     repeats, slots = (table["rows"] for table in tables)
@@ -201,7 +207,7 @@ def test_the_noise_of_repeats_and_slots(base):
     # By hand: each answer to the questions of an evaluation, then the pooled deviation of its repeats.
     variances = []
     for name, number in product(spec.bases, spec.slots):
-        path = base / "chat_eval_mid" / noise_tag(spec, name, number) / "World-Facts.jsonl"
+        path = base_step(spec, name, number).outcome.with_name("World-Facts.jsonl")
         verdicts = [[one["right"] for one in record["completions"]] for record in read_jsonl(path, dict)]
         variances.append(np.mean(verdicts, axis=0).var(ddof=1))
     assert repeats[0][3] == pytest.approx(100 * np.mean(variances) ** 0.5)
@@ -219,12 +225,12 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
     def train_all(part, chains, config):
         assert len(chains) == len(part.runs)
         for run in part.runs:
-            if run.arm.rate < 8 and not part.outcome_of(run).exists():
-                train(base, part.tag_of(run), scale=1 + (np.log10(run.arm.rate / 2)) ** 2)
+            if run.rate < 8 and not part.outcome_of(run).exists():
+                train(base, part.tag_of(run), scale=1 + (np.log10(run.rate / 2)) ** 2)
 
     monkeypatch.setattr("scripts.lab.start", train_all)
     monkeypatch.setattr("scripts.lab.sweep.check_disk", lambda spec: None)
-    search_rates(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), {}, Config())
+    search_rates(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), Config())
     [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
     best = [row for row in rates["rows"] if row[-1]]
     assert [row[:2] for row in best] == [["one", mix] for mix in spec.mixes]

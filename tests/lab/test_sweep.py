@@ -8,7 +8,7 @@ from made_labs import make_lab, read_lab
 from outcomes import leave
 
 from nanochat.config import parse
-from nanochat.lab.sweep import add_look, check_disk, held_out_chains, looks, mistakes, plan_lines, read_spec, run_chains
+from nanochat.lab.sweep import add_look, chains_of, check_disk, expectations, looks, mistakes, read_spec, run_steps
 from scripts import chat_eval, chat_sft
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "runs/remix.toml"
@@ -39,7 +39,7 @@ def test_a_valid_spec(base):
 def test_all_mistakes_at_once(base):
     changes = {
         '"one", "two"': '"three"',
-        "seeds = [1, 2]": 'seed = 1\nseeds = [1]\nminimal = ["facts"]\nreference = "best"\nrates = [0.0, 0.0]',
+        "seeds = [1, 2]": 'seed = 1\nseeds = [1]\nminimal = ["facts"]\nreference = "best"\nrates = [2.0, 2.0]',
         "temperature = 0.7": "top_k = 5",
         "num_iterations = 1000": "tokens = 100000",
         'held_out = ["World-Talk"]': 'held_out = ["World-Facts"]',
@@ -49,21 +49,25 @@ def test_all_mistakes_at_once(base):
         "seed is no key, known are seeds",
         f"the base three has no checkpoint in {base}/mid_train/three: train it first",
         *[f"the mix {mix} has nothing of facts" for mix in mixes if mix != "good"],
-        *[f"two runs have the tag lab-three-{mix}-0-1" for mix in mixes],
+        *[f"two runs have the tag lab-three-{mix}-2-1" for mix in mixes],
         "two lists of benchmarks have World-Facts",
         "reference = best is no mix, take one of plain, good, idle, bad",
-        "rates have to be above 0",
         "repeats would all be the same: set a temperature in [sampling]",
         "a budget in tokens needs total-batch-size in flags",
     ]
 
 
 def test_values_that_are_no_values(base):
-    changes = {"seeds = [1, 2]": "", '"chat_sft"': '"sft"\nx = 1', "repeats = 2": "repeats = 0", "temp": "temb"}
+    changes = {
+        "seeds = [1, 2]": "",
+        '"chat_sft"': '"sft"\nx = 1',
+        "repeats = 2": "repeats = 0\nrates = [0.5, 0.0]",
+        "temp": "temb",
+    }
     with pytest.raises(ValueError, match=r"lab\.toml:\n") as raised:
         read_lab(base, changes)
     places = [line.split()[0] for line in str(raised.value).splitlines()[1:]]
-    assert places == ["x", "stage:", "seeds:", "repeats:", "sampling.temberature.[key]:"]
+    assert places == ["x", "stage:", "rates.1:", "seeds:", "repeats:", "sampling.temberature.[key]:"]
 
 
 def test_steps_are_commands_of_the_scripts(base):
@@ -73,7 +77,7 @@ def test_steps_are_commands_of_the_scripts(base):
         "flags = { total-batch-size = 2048, init_lr_frac = 0.5, compile = false }",
     }
     spec = read_lab(base, changes)
-    *parents, (training, evaluation) = run_chains(spec, {"plain": ["/chats.jsonl"]})[:3]
+    *parents, (training, evaluation) = chains_of(spec.model_copy(update={"files": {"plain": ["/chats.jsonl"]}}))[:3]
     assert [step.output for [step] in parents] == ["chat_eval_mid/lab-one", "chat_eval_mid/lab-two"]
     assert training.local == ["/chats.jsonl"]  # it is hashed
     tuned = parse(chat_sft.Config, training.command[1:])
@@ -82,13 +86,12 @@ def test_steps_are_commands_of_the_scripts(base):
     evaluated = parse(chat_eval.Config, evaluation.command[1:])
     assert (evaluated.tasks, evaluated.repeats, evaluated.temperature) == ("World-Facts|World-Choices", 2, 0.7)
     assert training.output == evaluation.parent == f"chat_sft/{tuned.tag}"
-    [[sealed]] = held_out_chains(spec, spec.runs[:1])
-    assert sealed.output == f"{evaluation.output}-held-out"
+    assert run_steps(spec, spec.runs[0], is_held_out=True)[1].output == f"{evaluation.output}-held-out"
 
 
 def test_the_plan(base):
     spec = read_lab(base)
-    before = plan_lines(spec, {"World-Facts": 200})
+    before = expectations(spec, {"World-Facts": 200})
     assert before[1:3] == [
         "0 of 34 steps are finished",
         "time and dollars are not known before the first run has finished",
@@ -96,10 +99,10 @@ def test_the_plan(base):
     assert "16 runs: 2 bases x 4 mixes x 1 rates x 2 seeds" in before[0]
     assert before[-2].startswith("World-Facts: 200 questions; smallest difference that can be shown: ")
     leave(base, "chat_sft", spec.tag_of(spec.runs[0]), seconds=3600.0)
-    after = plan_lines(spec, {})
+    after = expectations(spec, {})
     assert after[1] == "1 of 34 steps are finished"
     assert after[2].startswith("about 33h00m left, one run after the other, $")
-    assert plan_lines(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9})[-2].endswith("none, it needs two seeds")
+    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9})[-2].endswith("none, it needs two seeds")
 
 
 def test_checkpoints_need_room(base):
@@ -108,7 +111,7 @@ def test_checkpoints_need_room(base):
     # A file with a hole takes no room itself.
     with open(base / "mid_train/two/step_000010/model.safetensors", "wb") as file:
         file.truncate(10**13)
-    with pytest.raises(ValueError, match=r"the checkpoints need 80000\.0 GB, and "):
+    with pytest.raises(OSError, match=r"has no room for the checkpoints of this run: 80,000,000\.0 MB needed, "):
         check_disk(spec)
 
 
