@@ -85,19 +85,6 @@ def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: boo
     return asked
 
 
-def faster_paths(path: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return the versions of FlashAttention that this GPU could run with what each one lacks; "" where one runs."""
-    if device.type != "cuda" or path in FLASH:
-        return ""
-    family, _ = torch.cuda.get_device_capability(device)
-    found = []
-    for name, families in FLASH.items():
-        if family in families:
-            reason = obstacle(name, device, dtype) or "another rank cannot run it"
-            found.append(f"{name} would be faster, but: {reason}")
-    return "; ".join(found)
-
-
 @lru_cache
 def obstacle(path: str, device: torch.device, dtype: torch.dtype) -> str:
     """Return the reason that a version of FlashAttention cannot run here; "" if a small trial gives good values."""

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store
 
-from nanochat.attention import faster_paths, find_path
+from nanochat.attention import find_path
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
@@ -393,8 +393,7 @@ def build_model(
     path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
     if set(runtime.all_gather(path)) != {path}:
         path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
-    better = faster_paths(path, runtime.device, runtime.dtype) if runtime.attention == "auto" else ""
-    print0(f"attention: {path}" + (f" ({better}; see docs/gpu.md)" if better else ""))
+    print0(f"attention: {path}")
     model = new_model(config, path, checkpointing)
     model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype
