@@ -222,21 +222,21 @@ class Saver(AbstractContextManager):
             surplus = earlier[: -self.keep_last] if self.keep_last else []
             for old in surplus:  # renamed first: a folder that is half removed must not look like a checkpoint
                 _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
-            _sweep(self.folder)
         except OSError as error:
-            _sweep(self.folder)
             raise OSError(f"step {step:,} is not saved: {error}") from error
+        finally:
+            _sweep(self.folder)
 
     def _post(self, name: str, work: Callable[[], Any]) -> None:
         """Run `work` and put its JSON value, or its OSError's text, into the store for all ranks to read.
 
         Any other failure is raised here; the other ranks learn about it, so that none waits for ever.
         """
-        answer = {"error": f"{name} stopped, the log of a rank says why"}
+        answer = None, f"{name} stopped, the log of a rank says why"
         try:
-            answer = {"value": work()}
+            answer = work(), None
         except OSError as error:
-            answer = {"error": str(error)}
+            answer = None, str(error)
         finally:
             self._results.set(name, json.dumps(answer))
 
@@ -247,10 +247,10 @@ class Saver(AbstractContextManager):
             if time.monotonic() - start > PATIENCE:
                 raise OSError(f"no result of {name} in {PATIENCE:.0f} s, the log of a rank may say why")
             time.sleep(POLL_SECONDS)
-        answer = json.loads(self._results.get(name))
-        if "error" in answer:
-            raise OSError(answer["error"])
-        return answer["value"]
+        value, error = json.loads(self._results.get(name))
+        if error is not None:
+            raise OSError(error)
+        return value
 
 
 def _optimizer_file(rank: int) -> str:
