@@ -79,11 +79,6 @@ class ArmRun(NamedTuple):
     def manifest(self) -> Record:
         return self.checkpoint.manifest
 
-    def figure(self, name: str) -> float:
-        """Return a metric as a number."""
-        value = self.outcome.metrics[name]
-        return value["value"] if isinstance(value, dict) else value
-
     @property
     def exits(self) -> list[float]:
         """Bits per byte at each exit, in the last validation."""
@@ -125,7 +120,7 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
     for name, (some, tolerance) in tolerated.items():
         for arm in some:
-            own, other = arms[arm].figure(name), recursion.figure(name)
+            own, other = arms[arm].outcome.figure(name), recursion.outcome.figure(name)
             if abs(own / other - 1) > tolerance:
                 raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
     for arm, run in arms.items():
@@ -243,7 +238,7 @@ class SeedResult(NamedTuple):
 
     def gain(self, arm: str) -> float:
         """Return the bits per byte of an arm minus those of R."""
-        return self.arms[arm].figure(BPB) - self.arms["R"].figure(BPB)
+        return self.arms[arm].outcome.figure(BPB) - self.arms["R"].outcome.figure(BPB)
 
 
 # ---- the verdict ----
@@ -284,7 +279,7 @@ def arms_table(results: Sequence[SeedResult]) -> Record:
     for arm, description in ARMS.items():
         runs = [result.arms[arm] for result in results]
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
-        bits, seconds, *means = (statistics.fmean(run.figure(name) for run in runs) for name in names)
+        bits, seconds, *means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
         rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
     return table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)
 
@@ -323,6 +318,6 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
         "Gradient norm, median": measured(statistics.median(norms), spec=".2f"),
         "Gradient norm, largest": measured(max(norms), spec=".2f"),
         "Batches, SHA-256": ", ".join(sha256[:12] for sha256 in batches),
-        "Training of all arms": duration(sum(run.figure(SECONDS) for run in runs)),
+        "Training of all arms": duration(sum(run.outcome.figure(SECONDS) for run in runs)),
         "Precision": ", ".join(sorted({run.manifest["dtype"] for run in runs})),
     }
