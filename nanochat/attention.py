@@ -59,7 +59,7 @@ def make_mask(
     else:
         # FlashAttention 3 has no masks, flex compiles a kernel for each, and chunks need to know on the host which keys
         # are in sight; masks by position are new in each step.
-        path = "sdpa" if path in ("flash3", "chunks", *FLEX) else path
+        path = path if path in ("twin", "decode") else "sdpa"
         allowed = _mask(positions, keys, window)
     return Mask(path, window, allowed, bounded, _flash3_kernel() if path == "flash3" else None)
 
@@ -157,9 +157,8 @@ class RotaryTable(nn.Module):
     def __init__(self, positions: int, channels: int, base: float):
         super().__init__()
         self.base = base
-        shape = (positions, channels // 2)
-        self.register_buffer("cos", torch.empty(shape), persistent=False)
-        self.register_buffer("sin", torch.empty(shape), persistent=False)
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.empty(positions, channels // 2), persistent=False)
         self.fill()
 
     def fill(self) -> None:
@@ -254,7 +253,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
     size = max(128, -(-queries // 4))  # queries in a part: a quarter, but no tiny parts
     parts = []
     for first in range(0, queries, size):
-        end = min(first + size, queries)
+        end = first + size  # slices of the last part end earlier
         # The oldest key that the part's first query sees.
         first_key = max(0, earlier + first - mask.window + 1) if mask.window else 0
         seen = slice(first_key, earlier + end)
