@@ -38,7 +38,6 @@ from nanochat.paths import (
     text_sha256,
     write_json,
 )
-from nanochat.recursive import choose_exits
 from nanochat.runtime import Runtime
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
@@ -346,12 +345,15 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
 def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> tuple[GPT, Tokenizer, Checkpoint]:
     """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
 
-    exits: of a recursive model, 0 for as many as trained.
+    exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
     """
     checkpoint = find_model(stage, tag, step, runtime)
     model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
     if exits:
-        choose_exits(model, exits)
+        if not model.config.supervision:
+            raise ValueError("--exits is for recursive models, and this model is none")
+        print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
+        model.steps = exits
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
 
 
