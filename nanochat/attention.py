@@ -72,15 +72,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool) -> str:
     """Return the path for a flag value; "auto" means the fastest path for a model with or without windows."""
     if asked == "auto":
-        if device.type != "cuda":
-            # On MPS, flex has no gradient.
-            return "chunks" if device.type == "cpu" else "sdpa"
-        slower = "flex" if windows else "sdpa"  # flex skips blocks out of sight
+        # Flex skips blocks out of sight; on MPS it has no gradient.
+        slower = {"cpu": "chunks", "cuda": "flex" if windows else "sdpa"}.get(device.type, "sdpa")
         return next((path for path in FLASH if not obstacle(path, device, dtype)), slower)
     if asked not in PATHS:
         raise ValueError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
-    reason = obstacle(asked, device, dtype) if asked in FLASH else ""
-    if reason:
+    if asked in FLASH and (reason := obstacle(asked, device, dtype)):
         raise ValueError(f"--attention={asked} cannot run: {reason}")
     return asked
 

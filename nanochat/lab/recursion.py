@@ -92,7 +92,7 @@ class ArmRun(NamedTuple):
                 flag = f"{self.tag} has {flag_of(name)}={value}"
                 raise ValueError(f"{flag}, and {other.tag} {found}: train one of them again")
 
-    def require_batches_of(self, other: "ArmRun", to_the_end: bool = True) -> None:
+    def require_batches_of(self, other: "ArmRun", to_the_end: bool) -> None:
         """Raise a ValueError if this run was trained on other batches than another one, or on another number of them.
 
         The setting in a loader's state (hash of the text, tokenizer, seed, lanes, length) decides the order of the
