@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -53,10 +53,9 @@ class Group:
     beta2: float
     weight_decay: float = 0.0
     eps: float = 1e-10  # AdamW only
-    initial_lr: float = field(init=False)
-    initial_weight_decay: float = field(init=False)
 
     def __post_init__(self) -> None:
+        # Schedules multiply these.
         self.initial_lr = self.lr
         self.initial_weight_decay = self.weight_decay
 
@@ -134,8 +133,7 @@ class _Layout(NamedTuple):
     slot: int
 
     def view(self, chunk: Tensor, place: int) -> Tensor:
-        start = place * self.slot
-        return chunk.view(-1)[start : start + math.prod(self.shape)].view(self.shape)
+        return chunk.view(-1)[place * self.slot :][: math.prod(self.shape)].view(self.shape)
 
 
 class _Stack(ABC):
