@@ -59,7 +59,7 @@ def make_mask(
     else:
         # FlashAttention 3 has no masks, flex compiles a kernel for each, and chunks need to know on the host which keys
         # are in sight; masks by position are new in each step.
-        path = "sdpa" if path in ("flash3", "chunks", *FLEX) else path
+        path = path if path in ("twin", "decode") else "sdpa"
         allowed = _mask(positions, keys, window)
     return Mask(path, window, allowed, bounded, _flash3_kernel() if path == "flash3" else None)
 
@@ -72,30 +72,14 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool) -> str:
     """Return the path for a flag value; "auto" means the fastest path for a model with or without windows."""
     if asked == "auto":
-        if device.type != "cuda":
-            # On MPS, flex has no gradient.
-            return "chunks" if device.type == "cpu" else "sdpa"
-        slower = "flex" if windows else "sdpa"  # flex skips blocks out of sight
+        # Flex skips blocks out of sight; on MPS it has no gradient.
+        slower = {"cpu": "chunks", "cuda": "flex" if windows else "sdpa"}.get(device.type, "sdpa")
         return next((path for path in FLASH if not obstacle(path, device, dtype)), slower)
     if asked not in PATHS:
         raise ValueError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
-    reason = obstacle(asked, device, dtype) if asked in FLASH else ""
-    if reason:
+    if asked in FLASH and (reason := obstacle(asked, device, dtype)):
         raise ValueError(f"--attention={asked} cannot run: {reason}")
     return asked
-
-
-def faster_paths(path: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return the versions of FlashAttention that this GPU could run with what each one lacks; "" where one runs."""
-    if device.type != "cuda" or path in FLASH:
-        return ""
-    family, _ = torch.cuda.get_device_capability(device)
-    found = []
-    for name, families in FLASH.items():
-        if family in families:
-            reason = obstacle(name, device, dtype) or "another rank cannot run it"
-            found.append(f"{name} would be faster, but: {reason}")
-    return "; ".join(found)
 
 
 @lru_cache
@@ -170,9 +154,8 @@ class RotaryTable(nn.Module):
     def __init__(self, positions: int, channels: int, base: float):
         super().__init__()
         self.base = base
-        shape = (positions, channels // 2)
-        self.register_buffer("cos", torch.empty(shape), persistent=False)
-        self.register_buffer("sin", torch.empty(shape), persistent=False)
+        for name in ("cos", "sin"):
+            self.register_buffer(name, torch.empty(positions, channels // 2), persistent=False)
         self.fill()
 
     def fill(self) -> None:
@@ -267,7 +250,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
     size = max(128, -(-queries // 4))  # queries in a part: a quarter, but no tiny parts
     parts = []
     for first in range(0, queries, size):
-        end = min(first + size, queries)
+        end = first + size  # slices of the last part end earlier
         # The oldest key that the part's first query sees.
         first_key = max(0, earlier + first - mask.window + 1) if mask.window else 0
         seen = slice(first_key, earlier + end)

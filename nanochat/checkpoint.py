@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store
 
-from nanochat.attention import faster_paths, find_path
+from nanochat.attention import find_path
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
@@ -38,7 +38,6 @@ from nanochat.paths import (
     text_sha256,
     write_json,
 )
-from nanochat.recursive import choose_exits
 from nanochat.runtime import Runtime
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
@@ -222,21 +221,21 @@ class Saver(AbstractContextManager):
             surplus = earlier[: -self.keep_last] if self.keep_last else []
             for old in surplus:  # renamed first: a folder that is half removed must not look like a checkpoint
                 _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
-            _sweep(self.folder)
         except OSError as error:
-            _sweep(self.folder)
             raise OSError(f"step {step:,} is not saved: {error}") from error
+        finally:
+            _sweep(self.folder)
 
     def _post(self, name: str, work: Callable[[], Any]) -> None:
         """Run `work` and put its JSON value, or its OSError's text, into the store for all ranks to read.
 
         Any other failure is raised here; the other ranks learn about it, so that none waits for ever.
         """
-        answer = {"error": f"{name} stopped, the log of a rank says why"}
+        answer = None, f"{name} stopped, the log of a rank says why"
         try:
-            answer = {"value": work()}
+            answer = work(), None
         except OSError as error:
-            answer = {"error": str(error)}
+            answer = None, str(error)
         finally:
             self._results.set(name, json.dumps(answer))
 
@@ -247,10 +246,10 @@ class Saver(AbstractContextManager):
             if time.monotonic() - start > PATIENCE:
                 raise OSError(f"no result of {name} in {PATIENCE:.0f} s, the log of a rank may say why")
             time.sleep(POLL_SECONDS)
-        answer = json.loads(self._results.get(name))
-        if "error" in answer:
-            raise OSError(answer["error"])
-        return answer["value"]
+        value, error = json.loads(self._results.get(name))
+        if error is not None:
+            raise OSError(error)
+        return value
 
 
 def _optimizer_file(rank: int) -> str:
@@ -346,12 +345,15 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
 def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> tuple[GPT, Tokenizer, Checkpoint]:
     """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
 
-    exits: of a recursive model, 0 for as many as trained.
+    exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
     """
     checkpoint = find_model(stage, tag, step, runtime)
     model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
     if exits:
-        choose_exits(model, exits)
+        if not model.config.supervision:
+            raise ValueError("--exits is for recursive models, and this model is none")
+        print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
+        model.steps = exits
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
 
 
@@ -393,8 +395,7 @@ def build_model(
     path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
     if set(runtime.all_gather(path)) != {path}:
         path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
-    better = faster_paths(path, runtime.device, runtime.dtype) if runtime.attention == "auto" else ""
-    print0(f"attention: {path}" + (f" ({better}; see docs/gpu.md)" if better else ""))
+    print0(f"attention: {path}")
     model = new_model(config, path, checkpointing)
     model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype

@@ -104,6 +104,10 @@ class _Sequence:
     forced: int = 0  # tokens left from the calculator's answer
     expression: list[int] | None = None  # tokens since <|python_start|>
 
+    def add(self, token: int | None, **facts: Any) -> None:
+        """Give the job an event; facts: the further fields."""
+        self.job.events.append(Event(self.number, self.sample, token, **facts))
+
 
 class Engine:
     """Runs jobs on a packed copy of the model's weights; `refresh` copies the present weights.
@@ -285,15 +289,7 @@ class Engine:
             self._end(sequence, "stop", logprob)
             return
         sequence.length += 1
-        sequence.job.events.append(
-            Event(
-                sequence.number,
-                sequence.sample,
-                token,
-                sampled,
-                logprob=logprob,
-            )
-        )
+        sequence.add(token, sampled=sampled, logprob=logprob)
         answer = self._answer(sequence, token) if sampled else None
         room = sequence.most - sequence.length
         if room == 0:
@@ -322,15 +318,7 @@ class Engine:
     def _end(self, sequence: _Sequence, reason: str, logprob: float) -> None:
         self._release(sequence)
         sequence.job.open -= 1
-        sequence.job.events.append(
-            Event(
-                sequence.number,
-                sequence.sample,
-                None,
-                reason=reason,
-                logprob=logprob,
-            )
-        )
+        sequence.add(None, reason=reason, logprob=logprob)
 
     def _release(self, sequence: _Sequence) -> None:
         """Free a slot and move the last sequence there, because a step runs the first slots."""

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -53,10 +53,9 @@ class Group:
     beta2: float
     weight_decay: float = 0.0
     eps: float = 1e-10  # AdamW only
-    initial_lr: float = field(init=False)
-    initial_weight_decay: float = field(init=False)
 
     def __post_init__(self) -> None:
+        # Schedules multiply these.
         self.initial_lr = self.lr
         self.initial_weight_decay = self.weight_decay
 
@@ -134,8 +133,7 @@ class _Layout(NamedTuple):
     slot: int
 
     def view(self, chunk: Tensor, place: int) -> Tensor:
-        start = place * self.slot
-        return chunk.view(-1)[start : start + math.prod(self.shape)].view(self.shape)
+        return chunk.view(-1)[place * self.slot :][: math.prod(self.shape)].view(self.shape)
 
 
 class _Stack(ABC):
@@ -145,14 +143,13 @@ class _Stack(ABC):
     that other modules look up: the states' size, and the Group fields that schedules move.
     """
 
-    states_of: tuple[str, ...]  # state names in checkpoints, beside "step"
     counts_steps = False  # True: "step" stands beside the states in a checkpoint
     state_bytes: int  # per parameter element
     scheduled: tuple[str, ...]  # Group fields that schedules move
 
     # Set by a kind's `_arrange(chunk_bytes)`:
     layout: _Layout  # of the parameters
-    layouts: dict[str, _Layout]  # of the states
+    layouts: dict[str, _Layout]  # of the states, by name in checkpoints
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
 
@@ -228,7 +225,6 @@ class _Stack(ABC):
 class MuonStack(_Stack):
     """Muon, for matrices; a rank owns whole ones."""
 
-    states_of = ("momentum", "variance")
     state_bytes = 4  # the variances, one a row or column, are few
     scheduled = ("lr", "momentum", "weight_decay")
 
@@ -236,7 +232,7 @@ class MuonStack(_Stack):
         # Each rank owns as many matrices, in chunks of equal size: the largest divisor that fits.
         owned = math.ceil(len(self.members) / self.ranks)
         most = max(chunk_bytes // (4 * self.ranks * self.numel), 1)
-        at_once = max(count for count in range(1, owned + 1) if owned % count == 0 and count <= most)
+        at_once = max(count for count in range(1, min(owned, most) + 1) if owned % count == 0)
         self.per_chunk = at_once * self.ranks
         self.share = at_once * self.numel
         self.layout = _Layout(self.shape, self.numel)
@@ -252,7 +248,7 @@ class MuonStack(_Stack):
         optimizer.muon_update(
             self.mine.view(self.chunks, -1, m, n),
             self.reduced.view(-1, m, n),
-            [self.states[key].view(-1, *self.layouts[key].shape) for key in self.states_of],
+            [self.states[key].view(-1, *self.layouts[key].shape) for key in ("momentum", "variance")],
             scale,
             list(map(optimizer.factor, factors)),
             optimizer.polar_dtype,
@@ -262,7 +258,6 @@ class MuonStack(_Stack):
 class AdamWStack(_Stack):
     """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
-    states_of = ("exp_avg", "exp_avg_sq")
     counts_steps = True
     state_bytes = 8
     scheduled = ("lr",)
@@ -272,7 +267,7 @@ class AdamWStack(_Stack):
         self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
         self.share = 4 * math.ceil(self.per_chunk * slot / (4 * self.ranks))
         self.layout = _Layout(self.shape, slot)
-        self.layouts = dict.fromkeys(self.states_of, self.layout)
+        self.layouts = dict.fromkeys(("exp_avg", "exp_avg_sq"), self.layout)
 
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         group = self.group

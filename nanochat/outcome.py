@@ -88,6 +88,13 @@ class Outcome:
             environment=environment() | {"Bloat": bloat()},
         )
 
+    def figure(self, name: str) -> Any:
+        """Return a metric without its format; ValueError if the record has none of this name."""
+        if name not in self.metrics:
+            raise ValueError(f"{self.tag} has no {name}, its record is of an earlier version: run its stage again")
+        metric = self.metrics[name]
+        return metric["value"] if isinstance(metric, dict) else metric
+
     def add_artifact(self, path: Path) -> None:
         self.artifacts[path.name] = read_sha256(path)
 

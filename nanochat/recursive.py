@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nanochat.gpt import GPT, norm
-from nanochat.log import print0
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -71,11 +70,3 @@ class RecursiveGPT(GPT):
         heads = (config.supervision - 1) * 6 * self.head_weight.numel()
         # The plain model's count has one sweep, one head and smear.
         return round(super().flops_per_token() + (sweeps - 1) * self.sweep_flops() + heads)
-
-
-def choose_exits(model: GPT, exits: int) -> None:
-    """Let a trained model run another number of exits, and print that; ValueError for a plain model."""
-    if not model.config.supervision:
-        raise ValueError("--exits is for recursive models, and this model is none")
-    print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
-    model.steps = exits

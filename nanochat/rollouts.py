@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 Columns = tuple[Tensor, ...]  # of one answer, see `columns`
 
-MAX_CUT = 0.05  # share of answers cut at the limit, above which there is a warning
-WARN_EVERY = 20  # steps
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 # Name → advantages from rewards, both of shape (prompts, samples).
@@ -221,18 +219,13 @@ class Rollouts(PromptSource):
         }
 
     def follow(self, state: "State") -> None:
-        """Print the metrics after a step, keep moving averages, warn of answers that are cut."""
+        """Print the metrics after a step, and keep moving averages."""
         # Single steps are noisy; the notes are saved with the checkpoint.
         for name in ("reward", "cut"):
             value = self.metrics[f"rl/{name}"]
             state.notes[name] = 0.9 * state.notes.get(name, value) + 0.1 * value
         figures = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         print0(f"step {state.step:05d}", *figures, sep=" | ")
-        if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
-            print0(
-                f"warning: {state.notes['cut']:.0%} of the answers are cut at "
-                f"--max-new-tokens={self.config.max_new_tokens}, and get no reward for the rest: take a larger limit"
-            )
 
     @property
     def idle(self) -> bool:

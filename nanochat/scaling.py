@@ -331,7 +331,7 @@ def _rate(config: "TrainingSettings", accelerator: Accelerator, dtype: str) -> t
         device = re.sub(r"^\d+x ", "", there["GPUs"])  # "8x NVIDIA H200"
         same_hardware = find_accelerator(device) == accelerator or (not config.on and there == here)
         if same_hardware and all(run.config[name] == getattr(config, name) for name in ("dtype", "fp8")):
-            flops = run.metrics["Tokens per second"]["value"] * run.metrics["Number of FLOPs per token"]["value"]
+            flops = run.figure("Tokens per second") * run.figure("Number of FLOPs per token")
             rate = flops / run.metrics["DDP world size"]  # each rank's FLOP/s
             found.append((abs(run.config["depth"] - config.depth), rate, f"measured: run {run.tag}"))
     if found:

@@ -155,7 +155,7 @@ def evaluate(config: Config) -> None:
         "bpb": measured(sliding["bpb"]),
         "Stride": stride,
         "bpb, rows that do not overlap": measured(plain["bpb"]),
-        "Quantization gap": measured(plain["bpb"] - packed.metrics["bpb before quantization"]["value"]),
+        "Quantization gap": measured(plain["bpb"] - packed.figure("bpb before quantization")),
         "Bytes": counted,
         "Budget": scale.bytes,
         "Scoring seconds": measured(spent, spec=".1f"),

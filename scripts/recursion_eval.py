@@ -23,11 +23,9 @@ def main(config: Config) -> None:
     from nanochat.lab.recursion import (
         SeedResult,
         arms_table,
-        common_hash,
         curves,
         exits_table,
         figures,
-        open_text,
         read_seeds,
         refit_exits,
     )
@@ -39,9 +37,7 @@ def main(config: Config) -> None:
     with setup(config.device_type, config.dtype) as runtime:
         for seed, arms in enumerate(seeds, 1):
             with MetricLog(stage_dir("recursion_eval", config.tag), name=f"refit-{seed}") as log:
-                corpus = open_text(arms["R"])
-                batches = common_hash(arms, corpus)
-                results.append(SeedResult(arms, batches, *refit_exits(arms["R"], corpus, runtime, log)))
+                results.append(SeedResult(arms, *refit_exits(arms["R"], runtime, log)))
     outcome.metrics = figures(results)
     outcome.tables = [exits_table(results), arms_table(results)]
     outcome.curves = curves(results[0])

@@ -6,16 +6,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loop_parts import ALONE
-from models import CONFIGS, lively, tokens
+from models import CONFIGS, leave_model, lively, tokens
 from torch.utils.flop_counter import FlopCounterMode
 
-from nanochat.checkpoint import build_model
+from nanochat.checkpoint import build_model, load_model
 from nanochat.decoder import Decoder
 from nanochat.export.hf import architecture_of
 from nanochat.gpt import GPTConfig
 from nanochat.objectives import DeepSupervision, next_token, pretraining
-from nanochat.recursive import RecursiveGPT, choose_exits
+from nanochat.recursive import RecursiveGPT
 from nanochat.settings import OptimizerSettings
+from nanochat.tokenizer import Tokenizer
 from scripts.base_train import Config
 
 SETTINGS = {"depth": 2, "supervision": 3, "loops": 2}
@@ -131,16 +132,19 @@ def test_what_cannot_be_is_one_sentence(flags, sentence):
         Config(**flags)
 
 
-def test_other_numbers_of_exits_are_told(capsys, monkeypatch):
-    model = lively(CONFIGS["recursive"])
+def test_other_numbers_of_exits_are_told(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    tokenizer = Tokenizer.train(["a fox and a dog"], 300)
+    for preset in ("recursive", "reference"):
+        leave_model(tmp_path, "base_train", preset, tokenizer, preset=preset)
+    model, _, _ = load_model("base_train", "recursive", -1, ALONE, exits=2)
     assert isinstance(model, RecursiveGPT)
-    choose_exits(model, 2)
     assert capsys.readouterr().out.endswith("recursion: 2 exits, trained with 3\n")
     assert model.steps == len(list(model.exits(tokens()))) == 2
     with pytest.raises(ValueError, match="--exits is for recursive models, and this model is none"):
-        choose_exits(lively(CONFIGS["reference"]), 2)
+        load_model("base_train", "reference", -1, ALONE, exits=2)
     monkeypatch.setattr("nanochat.decoder.free_memory", lambda device: 1e6)
-    choose_exits(model, 300)
+    model.steps = 600
     decoder = Decoder(model)
     for _ in range(2):  # a second try meets the same
         with pytest.raises(

@@ -340,7 +340,7 @@ def cost_table(results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Rec
     rows = []
     for part, outcomes in {"Recipe": recipe, "Final": final}.items():
         trained = [outcome for outcome in outcomes if "eval" not in outcome.stage]
-        flops = sum(outcome.metrics["Total training flops"]["value"] for outcome in trained)
+        flops = sum(outcome.figure("Total training flops") for outcome in trained)
         seconds = sum(outcome.seconds for outcome in outcomes)
         evaluated = seconds - sum(outcome.seconds for outcome in trained)
         rows.append([part, len(trained), seconds, flops, cost(outcomes), 100 * evaluated / max(seconds, 1e-9)])

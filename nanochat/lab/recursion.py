@@ -79,11 +79,6 @@ class ArmRun(NamedTuple):
     def manifest(self) -> Record:
         return self.checkpoint.manifest
 
-    def figure(self, name: str) -> float:
-        """Return a metric as a number."""
-        value = self.outcome.metrics[name]
-        return value["value"] if isinstance(value, dict) else value
-
     @property
     def exits(self) -> list[float]:
         """Bits per byte at each exit, in the last validation."""
@@ -96,6 +91,17 @@ class ArmRun(NamedTuple):
             if name not in free and value != found:
                 flag = f"{self.tag} has {flag_of(name)}={value}"
                 raise ValueError(f"{flag}, and {other.tag} {found}: train one of them again")
+
+    def require_batches_of(self, other: "ArmRun", to_the_end: bool) -> None:
+        """Raise a ValueError if this run was trained on other batches than another one, or on another number of them.
+
+        The setting in a loader's state (hash of the text, tokenizer, seed, lanes, length) decides the order of the
+        rows; the rest is the position at the end. to_the_end: compare the position too.
+        """
+        own, expected = self.manifest["source"], other.manifest["source"]
+        if own["setting"] != expected["setting"] or (to_the_end and own != expected):
+            names = f"{self.tag} and {other.tag}"
+            raise ValueError(f"{names} differ in their batches, or in the number of steps: train one of them again")
 
 
 def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
@@ -114,9 +120,11 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
     for name, (some, tolerance) in tolerated.items():
         for arm in some:
-            own, other = arms[arm].figure(name), recursion.figure(name)
+            own, other = arms[arm].outcome.figure(name), recursion.outcome.figure(name)
             if abs(own / other - 1) > tolerance:
                 raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
+    for arm, run in arms.items():
+        run.require_batches_of(recursion, to_the_end=arm != "W")  # W reads more rows, or fewer
     return arms
 
 
@@ -127,30 +135,6 @@ def read_seeds(tag: str, count: int) -> list[dict[str, ArmRun]]:
         for arm, run in arms.items():
             run.require_settings_of(seeds[0][arm], FREE_IN_SEED)
     return seeds
-
-
-def open_text(run: ArmRun) -> Corpus:
-    """Return the text that a run was trained on."""
-    return open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
-
-
-def common_hash(arms: Mapping[str, ArmRun], corpus: Corpus) -> str:
-    """Return a SHA-256 that identifies the batches of all arms; ValueError if they were trained on different ones.
-
-    The setting in a loader's state (hash of the text, tokenizer, seed, lanes, length) decides the order of the rows;
-    the rest is the position at the end. W reads more rows, or fewer.
-    """
-    recursion = arms["R"]
-    expected = recursion.manifest["source"]
-    if corpus.describe()["fingerprint"] != expected["setting"]["data"]:
-        raise ValueError(f"the text has changed since {recursion.tag} was trained: put it back, or train again")
-    for arm, run in arms.items():
-        source = run.manifest["source"]
-        is_same = source["setting"] == expected["setting"] if arm == "W" else source == expected
-        if not is_same:
-            names = f"{run.tag} and {recursion.tag}"
-            raise ValueError(f"{names} differ in their batches, or in the number of steps: train one of them again")
-    return text_sha256(json.dumps(expected, sort_keys=True))
 
 
 # ---- refinement ----
@@ -230,8 +214,11 @@ def refit(
     return Refit(lowest, done)
 
 
-def refit_exits(run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[Refit, Refit]:
+def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[Refit, Refit]:
     """Refit the first exit of a run, and the last one for as long."""
+    corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
+    if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
+        raise ValueError(f"the text has changed since {run.tag} was trained: put it back, or train again")
     first = refit(1, run, corpus, runtime, log)
     return first, refit(len(run.exits), run, corpus, runtime, log, first.rounds)
 
@@ -240,7 +227,6 @@ class SeedResult(NamedTuple):
     """The arms of a seed, compared."""
 
     arms: dict[str, ArmRun]
-    batches: str  # hash of the batches that all arms have read
     first: Refit  # of R's first exit
     last: Refit
 
@@ -252,7 +238,7 @@ class SeedResult(NamedTuple):
 
     def gain(self, arm: str) -> float:
         """Return the bits per byte of an arm minus those of R."""
-        return self.arms[arm].figure(BPB) - self.arms["R"].figure(BPB)
+        return self.arms[arm].outcome.figure(BPB) - self.arms["R"].outcome.figure(BPB)
 
 
 # ---- the verdict ----
@@ -293,7 +279,7 @@ def arms_table(results: Sequence[SeedResult]) -> Record:
     for arm, description in ARMS.items():
         runs = [result.arms[arm] for result in results]
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
-        bits, seconds, *means = (statistics.fmean(run.figure(name) for run in runs) for name in names)
+        bits, seconds, *means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
         rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
     return table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)
 
@@ -316,6 +302,8 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     recursions = [result.arms["R"] for result in results]
     runs = [run for result in results for run in result.arms.values()]
     settings = recursions[0].outcome.config
+    # The loader's state after the last batch identifies the batches.
+    batches = [text_sha256(json.dumps(one.manifest["source"], sort_keys=True)) for one in recursions]
     norms = [record["train/grad_norm"] for one in recursions for record in one.records if record["kind"] == "train"]
     validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
     return {
@@ -329,7 +317,7 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
         "Gradient norm, median": measured(statistics.median(norms), spec=".2f"),
         "Gradient norm, largest": measured(max(norms), spec=".2f"),
-        "Batches, SHA-256": ", ".join(result.batches[:12] for result in results),
-        "Training of all arms": duration(sum(run.figure(SECONDS) for run in runs)),
+        "Batches, SHA-256": ", ".join(sha256[:12] for sha256 in batches),
+        "Training of all arms": duration(sum(run.outcome.figure(SECONDS) for run in runs)),
         "Precision": ", ".join(sorted({run.manifest["dtype"] for run in runs})),
     }

@@ -60,7 +60,7 @@ def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
                 n=n,
                 tokens=metrics["Tokens seen"],
                 ratio=metrics["Tokens seen"] / n,
-                flops=metrics["Total training flops"]["value"],
+                flops=outcome.figure("Total training flops"),
                 budget=outcome.config["target_flops"],
                 bpb=bpb["value"],
                 stderr=bpb["stderr"],

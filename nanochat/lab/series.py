@@ -26,11 +26,7 @@ class Arm(NamedTuple):
 
     def values(self, metric: str = "bpb") -> list:
         """Return a metric of each run, without its format."""
-        for run in self.runs:
-            if metric not in run.metrics:
-                raise ValueError(f"{run.tag} has no {metric}, its record is of an earlier version: run its stage again")
-        found = [run.metrics[metric] for run in self.runs]
-        return [value["value"] if isinstance(value, dict) else value for value in found]
+        return [run.figure(metric) for run in self.runs]
 
     def against(self, other: "Arm") -> tuple[float | None, float | None]:
         """Return the difference to another arm in the mean score, and p; None where there is none."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from base_runs import Base
 
-from nanochat.lab.recursion import ONE_SEED, ArmRun, SeedResult, open_text, refit_exits, verdict
+from nanochat.lab.recursion import ONE_SEED, ArmRun, SeedResult, refit_exits, verdict
 from nanochat.log import MetricLog
 from nanochat.recursive import RecursiveGPT
 from nanochat.runtime import setup
@@ -73,7 +73,7 @@ def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch):
     for seed in (1, 2):
         run = ArmRun.read(f"toy-{seed}")
         with setup("cpu", "fp32") as runtime, MetricLog(tmp_path / "log", name=f"{seed}") as log:
-            results.append(SeedResult({"R": run}, "", *refit_exits(run, open_text(run), runtime, log)))
+            results.append(SeedResult({"R": run}, *refit_exits(run, runtime, log)))
     own, refitted, both = zip(*(result.refinements for result in results), strict=True)
     assert min(own) > 0.5
     assert max(refitted) < 0.05

@@ -1,10 +1,10 @@
 """Arms with several seeds are compared."""
 
-from types import SimpleNamespace
-
 import pytest
+from outcomes import ENVIRONMENT, RECORD
 
 from nanochat.lab.series import Arm, comparison_table, read_arm, require_equal
+from nanochat.outcome import Outcome
 
 
 def arm(name, bpb):
@@ -13,7 +13,8 @@ def arm(name, bpb):
     for value in bpb:
         metrics = {"bpb": {"value": value, "format": ".4f"}, "Bytes": 5, "Text": f"hash of {value}"}
         metrics |= {"Training seconds": 50.0, "Packing seconds": 4.0, "Scale": "cpu"}
-        runs.append(SimpleNamespace(metrics=metrics))
+        record = {"stage": "golf_eval", "tag": f"series-{name}", "environment": ENVIRONMENT, "metrics": metrics}
+        runs.append(Outcome(**RECORD | record))
     return Arm(name, runs)
 
 
@@ -40,5 +41,7 @@ def test_arms_that_differ_or_have_not_finished_are_refused():
         ValueError, match=r"the runs differ in Text \(hash of 1\.0, hash of 1\.5\), and cannot be compared"
     ):
         require_equal([arm("a", [1.0]), arm("b", [1.5])])
+    with pytest.raises(ValueError, match="series-a has no Stride, its record is of an earlier version: run its stage"):
+        arm("a", [1.0]).values("Stride")
     with pytest.raises(ValueError, match=r"scripts\.golf_eval has not finished for series-a-1: run it first"):
         read_arm("series", "a", 2)

@@ -5,9 +5,10 @@ import shutil
 import pytest
 from base_runs import STEPS, Base
 
-from nanochat.data.corpus import open_corpus
-from nanochat.lab.recursion import ArmRun, common_hash, open_text
+from nanochat.lab.recursion import ArmRun, refit_exits
+from nanochat.log import MetricLog
 from nanochat.paths import read_json
+from nanochat.runtime import setup
 from scripts import recursion_eval
 from scripts.recursion_eval import Config
 
@@ -72,7 +73,6 @@ def test_arms_that_cannot_be_compared_are_refused(base):
     for arm in DEPTH.keys() | {"W"}:
         base.copy(f"small-{arm}-1", f"changed-{arm}-1")
     recursion = ArmRun.read("small-R-1")
-    corpus = open_text(recursion)
     different = "new and small-R-1 differ in their batches, or in the number of steps: train one of them again"
     for flags, said in (
         (["--seed=2"], "new has --seed=2, and small-R-1 1: train one of them again"),
@@ -85,17 +85,22 @@ def test_arms_that_cannot_be_compared_are_refused(base):
         assert said in refusal("changed")
         new = ArmRun.read("new")
         if "--seed=2" in flags:
-            for arm in ("P", "W"):
+            for to_the_end in (True, False):
                 with pytest.raises(ValueError, match=different):
-                    common_hash({"R": recursion, arm: new}, corpus)
+                    new.require_batches_of(recursion, to_the_end)
         if "--num-iterations=8" in flags:  # as many as the seconds allow
-            assert common_hash({"R": recursion, "W": new}, corpus) == common_hash({"R": recursion}, corpus)
+            new.require_batches_of(recursion, to_the_end=False)
     changed = base.folder / "changed"
     changed.mkdir()
     for path in base.text.iterdir():
         (changed / path.name).write_text(path.read_text(encoding="utf-8").replace("fox", "dog"), encoding="utf-8")
-    with pytest.raises(ValueError, match="the text has changed since small-R-1 was trained: put it back"):
-        common_hash({"R": recursion}, open_corpus(str(changed)))
+    recursion.manifest["config"]["data"] = str(changed)
+    with (
+        setup("cpu", "fp32") as runtime,
+        MetricLog(base.folder / "log") as log,
+        pytest.raises(ValueError, match="the text has changed since small-R-1 was trained: put it back"),
+    ):
+        refit_exits(recursion, runtime, log)
     # One seed under two names.
     for arm in DEPTH.keys() | {"W"}:
         base.copy(f"small-{arm}-1", f"small-{arm}-2")
