@@ -116,7 +116,7 @@ def archive(job: Job, step: Step) -> None:
 
 
 def read_record(path: Path) -> Record:
-    """Return the record in a file, as of a step: command, inputs, seconds, finished, began; empty without a file."""
+    """Return the record in a file, as of a step: command, inputs, seconds, finished; empty without a file."""
     return read_json(path) if path.exists() else {}
 
 
@@ -186,14 +186,11 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     entry = {
         "command": step.command,
         "inputs": record.get("inputs", inputs),  # as they were when the first attempt began
-        "seconds": record.get("seconds", 0.0),  # all attempts
+        "seconds": record.get("seconds", 0.0),  # all attempts, but for those that were killed
         "finished": False,
     }
-    # Only an attempt that was killed leaves its start in the record: it lasted until the last line in the log.
-    if "began" in record and log.exists():
-        entry["seconds"] += max(0.0, log.stat().st_mtime - record["began"])
     start = time.time()
-    write_json(path, entry | {"began": start})
+    write_json(path, entry)  # the command and its inputs, should the machine fail
     status = execute(step, log, lock, stop, script)
     entry["seconds"] += time.time() - start
     # A stop request may have come just before a normal end: training has saved, and exits with 0.
