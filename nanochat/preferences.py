@@ -91,8 +91,6 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
     """
     groups = defaultdict(dict)  # messages as JSON -> text -> sample: each answer once
     for record in records:
-        if "messages" not in record:
-            raise ValueError("the samples are from an earlier version, which did not save messages: sample again")
         for sample in record["samples"]:
             text = sample["text"]
             # Special tokens that belong to no call are in no part.
