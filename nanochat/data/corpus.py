@@ -245,11 +245,15 @@ def parse_data(data: str) -> list[tuple[str, float]]:
         source, share = match.groups("1")
         if source == "auto":
             # Never a download: data that a person did not ask for may be large.
-            here = (name for name in AUTO if hub.is_here(CORPORA[name].files()))
-            source = next(here, "world")
+            source = text_here() or "world"
         parts.append((source, float(share)))
     total = math.fsum(share for _, share in parts)
     return [(source, share / total) for source, share in parts]
+
+
+def text_here() -> str:
+    """Return the first data set in AUTO that is on this machine; empty if none is."""
+    return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
 
 
 def source_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
