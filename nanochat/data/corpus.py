@@ -211,7 +211,7 @@ class Corpus:
         return shards
 
 
-def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus:
+def open_corpus(data: str, num_shards: int = 0) -> Corpus:
     """Return the corpus for `--data`; downloads or converts missing files, and opens all shards.
 
     num_shards: training shards for each data set on the hub, 0 for the default.
@@ -221,7 +221,7 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus
         print0(f"data: {parts[0][0]} is what --data=auto finds")
     sources = []
     for source, share in parts:
-        shards = open_shards(shard_files(source, num_shards, offline))
+        shards = open_shards(shard_files(source, num_shards))
         # The last shard is always for validation.
         splits = {"train": shards[:-1], "val": shards[-1:]}
         sources.append(Source(source_name(source), share, splits, world_seed(source)))
@@ -256,10 +256,13 @@ def text_here() -> str:
     return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
 
 
-def source_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
-    """Return the files of a source before conversion; missing files are downloaded, or written (world)."""
+def source_files(source: str, num_shards: int = 0, refused: str = "") -> list[Path]:
+    """Return the files of a source before conversion; missing files are downloaded, or written (world).
+
+    refused: see `hub.fetch`.
+    """
     if source in CORPORA:
-        return hub.fetch(CORPORA[source].files(num_shards), offline)
+        return hub.fetch(CORPORA[source].files(num_shards), refused)
     seed = world_seed(source)
     if seed is not None:
         return text_files(world_folder(seed) / "text", (".parquet",))
@@ -272,9 +275,9 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
     return files
 
 
-def shard_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
+def shard_files(source: str, num_shards: int = 0) -> list[Path]:
     """Return the parquet shards of a source, the validation shard last; a folder is converted once."""
-    files = source_files(source, num_shards, offline)
+    files = source_files(source, num_shards)
     if is_named(source):
         return files
     return sorted(convert_folder(source_name(source), _folder(source), files).glob("*.parquet"))
