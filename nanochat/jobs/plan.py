@@ -16,7 +16,7 @@ from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, t
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator, parse_hardware
-from nanochat.jobs.runner import Job, Step, read_record
+from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import (
     CPU_SCALES,
     OWN_TEXT_TEMPERATURE,
@@ -106,7 +106,7 @@ def choose_setting(request: Any) -> Setting:
     data = request.data
     found = text_here()
     # A resumed run keeps the first choices.
-    plan = {} if request.fresh or request.on else read_record(stage_dir("speedrun", request.tag) / "plan.json")
+    plan = {} if request.fresh or request.on else saved_record(stage_dir("speedrun", request.tag) / "plan.json")
     earlier = plan.get("settings", {})
     name, reason = request.scale, "as asked"
     if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model

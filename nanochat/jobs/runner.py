@@ -115,7 +115,7 @@ def archive(job: Job, step: Step) -> None:
     job.record(step).unlink(missing_ok=True)
 
 
-def read_record(path: Path) -> Record:
+def saved_record(path: Path) -> Record:
     """Return the record in a file, as of a step: command, inputs, seconds, finished; empty without a file."""
     return read_json(path) if path.exists() else {}
 
@@ -171,7 +171,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
         print0(f"== {step.name}: left out, {step.skip}")
         return 0
     path = job.record(step)
-    record = read_record(path)
+    record = saved_record(path)
     inputs = input_hashes(step)
     reason = difference(record, step, inputs) if record else ""
     if reason:
