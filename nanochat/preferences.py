@@ -91,8 +91,6 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
     """
     groups = defaultdict(dict)  # messages as JSON -> text -> sample: each answer once
     for record in records:
-        if "messages" not in record:
-            raise ValueError("the samples are from an earlier version, which did not save messages: sample again")
         for sample in record["samples"]:
             text = sample["text"]
             # Special tokens that belong to no call are in no part.
@@ -196,16 +194,16 @@ class Pairs(PromptSource):
 # ---- the objective ----
 
 
-def difference(sides: Tensor) -> Tensor:
+def chosen_minus_rejected(sides: Tensor) -> Tensor:
     """Return chosen minus rejected, (pairs,), from (pairs, 2)."""
     return sides[:, 0] - sides[:, 1]
 
 
 # Name → each pair's loss, from the answers' log-ratios to the parent and their lengths, both (pairs, 2), and beta.
 PREFERENCE_LOSSES = {
-    "dpo": lambda gains, lengths, beta: -F.logsigmoid(beta * difference(gains)),
+    "dpo": lambda gains, lengths, beta: -F.logsigmoid(beta * chosen_minus_rejected(gains)),
     # The mean over an answer's tokens: a long answer weighs as much as a short one.
-    "dpo-norm": lambda gains, lengths, beta: -F.logsigmoid(beta * difference(gains / lengths)),
+    "dpo-norm": lambda gains, lengths, beta: -F.logsigmoid(beta * chosen_minus_rejected(gains / lengths)),
 }
 
 
@@ -233,11 +231,11 @@ class Preference:
         apart = logprobs - reference
         parts = (targets >= 0, logprobs, apart, apart.exp() * (apart - 1) + 1)
         lengths, chances, gains, strayed = (part.sum(1).view(-1, 2) for part in parts)  # (pairs, 2) each
-        margins = difference(gains)
+        margins = chosen_minus_rejected(gains)
         losses = PREFERENCE_LOSSES[self.loss](gains, lengths, self.beta)
         return {
             "loss": losses,
-            "accuracy": (difference(chances) > 0).float(),
+            "accuracy": (chosen_minus_rejected(chances) > 0).float(),
             "gained": (margins > 0).float(),
             "margin": margins,
             "kl": strayed.sum(1) / lengths.sum(1),

@@ -8,7 +8,7 @@ import os
 from typing import Literal
 
 from nanochat.config import Count, option, options, run
-from nanochat.jobs.estimate import dry_run, plan_lines
+from nanochat.jobs.estimate import base_run, job_lines
 from nanochat.jobs.plan import STEPS, choose_setting, make_job, stage_flags
 from nanochat.jobs.runner import Job, archive
 from nanochat.jobs.scales import SCALES
@@ -65,9 +65,9 @@ def plan_job(config: Config) -> Job:
     """Plan the job, and print the plan."""
     setting = choose_setting(config)
     flags = stage_flags(setting)
-    base = dry_run(flags["base_train"], setting)
+    base = base_run(flags["base_train"], setting)
     job = make_job(setting, flags, base.tokens, {name: TASKS[name].files() for name in READ}, NEEDS)
-    print0("\n== plan", *plan_lines(job, setting, base), sep="\n")
+    print0("\n== plan", *job_lines(job, setting, base), sep="\n")
     return job
 
 

@@ -22,7 +22,6 @@ class Config(CorpusSettings):
     data = changed("climbmix", text="corpus, folder, or mix like climbmix:0.7,my-text:0.3 (empty: none)")
     tasks: str = option("", f"download the files of these tasks, by comma: {', '.join([CORE, *TASKS])}")
     tokens: Count = option(0, "training tokens of the run: take enough shards (0: --num-shards)")
-    offline: bool = option(False, "download nothing: a missing file is an error")
 
 
 def main(config: Config) -> None:
@@ -35,14 +34,14 @@ def main(config: Config) -> None:
         num_shards = config.num_shards
         if config.tokens and not num_shards:
             num_shards = shards_for(config.data, config.tokens)
-        about = open_corpus(config.data, num_shards, config.offline).describe()
+        about = open_corpus(config.data, num_shards).describe()
         text = f"{about['files']:,} files, {about['documents']:,} documents, {about['bytes']:,} bytes of text"
         print0(f"data: {about['name']}: {text}, {about['fingerprint'][:12]}")
     if tasks:
-        paths = fetch([file for name in tasks if name != CORE for file in TASKS[name].files()], config.offline)
+        paths = fetch([file for name in tasks if name != CORE for file in TASKS[name].files()])
         if CORE in tasks:
             # Some of its tasks share a file.
-            paths += {task.path for task in read_bundle(offline=config.offline)}
+            paths += {task.path for task in read_bundle()}
         print0(f"tasks: {len(paths):,} files")
 
 

@@ -40,7 +40,7 @@ bb0d22727cb25beffb022c8e8c0c3e1159c8b3c7bd7284603c0d6491f8616265  bigbench_qa_wi
 """
 
 
-def fetch_bundle(names: Sequence[str], offline: bool = False) -> list[Path]:
+def fetch_bundle(names: Sequence[str]) -> list[Path]:
     """Return files of the bundle in order; the archive is downloaded if one is missing. HubError if that fails."""
     files = [HubFile(f"{NAME}/{name}") for name in names]
     home = base_dir() / NAME
@@ -48,7 +48,7 @@ def fetch_bundle(names: Sequence[str], offline: bool = False) -> list[Path]:
     # Ranks that ask at the same time wait for one download.
     with FileLock(home.with_suffix(".lock")):
         if not (is_here(files) or home.exists()):
-            reason = refusal(URL, offline) or _download(home)
+            reason = refusal(URL) or _download(home)
     return fetch(files, refused=reason)
 
 

@@ -211,7 +211,7 @@ class Corpus:
         return shards
 
 
-def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus:
+def open_corpus(data: str, num_shards: int = 0) -> Corpus:
     """Return the corpus for `--data`; downloads or converts missing files, and opens all shards.
 
     num_shards: training shards for each data set on the hub, 0 for the default.
@@ -221,7 +221,7 @@ def open_corpus(data: str, num_shards: int = 0, offline: bool = False) -> Corpus
         print0(f"data: {parts[0][0]} is what --data=auto finds")
     sources = []
     for source, share in parts:
-        shards = open_shards(shard_files(source, num_shards, offline))
+        shards = open_shards(shard_files(source, num_shards))
         # The last shard is always for validation.
         splits = {"train": shards[:-1], "val": shards[-1:]}
         sources.append(Source(source_name(source), share, splits, world_seed(source)))
@@ -245,17 +245,24 @@ def parse_data(data: str) -> list[tuple[str, float]]:
         source, share = match.groups("1")
         if source == "auto":
             # Never a download: data that a person did not ask for may be large.
-            here = (name for name in AUTO if hub.is_here(CORPORA[name].files()))
-            source = next(here, "world")
+            source = text_here() or "world"
         parts.append((source, float(share)))
     total = math.fsum(share for _, share in parts)
     return [(source, share / total) for source, share in parts]
 
 
-def source_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
-    """Return the files of a source before conversion; missing files are downloaded, or written (world)."""
+def text_here() -> str:
+    """Return the first data set in AUTO that is on this machine; empty if none is."""
+    return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
+
+
+def source_files(source: str, num_shards: int = 0, refused: str = "") -> list[Path]:
+    """Return the files of a source before conversion; missing files are downloaded, or written (world).
+
+    refused: see `hub.fetch`.
+    """
     if source in CORPORA:
-        return hub.fetch(CORPORA[source].files(num_shards), offline)
+        return hub.fetch(CORPORA[source].files(num_shards), refused)
     seed = world_seed(source)
     if seed is not None:
         return text_files(world_folder(seed) / "text", (".parquet",))
@@ -268,9 +275,9 @@ def source_files(source: str, num_shards: int = 0, offline: bool = False) -> lis
     return files
 
 
-def shard_files(source: str, num_shards: int = 0, offline: bool = False) -> list[Path]:
+def shard_files(source: str, num_shards: int = 0) -> list[Path]:
     """Return the parquet shards of a source, the validation shard last; a folder is converted once."""
-    files = source_files(source, num_shards, offline)
+    files = source_files(source, num_shards)
     if is_named(source):
         return files
     return sorted(convert_folder(source_name(source), _folder(source), files).glob("*.parquet"))

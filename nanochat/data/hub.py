@@ -48,15 +48,15 @@ class HubFile:
         return bool(self.repo) and not self.repo.startswith("local/")
 
 
-def fetch(files: Sequence[HubFile], offline: bool = False, refused: str = "") -> list[Path]:
+def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
     """Return all files in order, missing ones downloaded. HubError has the reason for each failure.
 
-    refused: the reason why missing files cannot be downloaded from the hub, if the caller knows one.
+    refused: the reason why missing files are not downloaded from the hub, if the caller has one.
     """
     found = {file: find(file) for file in files}
     # Before the threads start, so that the hub is asked once.
     reasons = {
-        file: refused or (refusal("", offline) if file.on_hub else "not on the hub, set NANOCHAT_HUB to a mirror")
+        file: refused or (refusal("") if file.on_hub else "not on the hub, set NANOCHAT_HUB to a mirror")
         for file, path in found.items()
         if path is None
     }
@@ -98,12 +98,12 @@ def dataset_files(repo: str, suffixes: Sequence[str]) -> list[HubFile]:
     return [HubFile(name, repo) for name in sorted(names) if name.endswith(tuple(suffixes))]
 
 
-def refusal(server: str, offline: bool = False) -> str:
+def refusal(server: str) -> str:
     """Return the reason to download nothing from a server (empty: the hub); empty if there is none."""
     from huggingface_hub import constants  # reads HF_ENDPOINT and HF_HUB_OFFLINE when it is imported
 
     server = server or constants.ENDPOINT
-    if offline or constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         return "downloads are switched off"
     if not is_reachable(server):
         return f"{server} cannot be reached: connect to the network, or set NANOCHAT_HUB"

@@ -82,11 +82,11 @@ def open_core(tokenizer: str) -> tuple[str, list[BundleTask]]:
     return "World CORE metric", read_bundle(world_folder(seed) / "core")
 
 
-def read_bundle(folder: Path | None = None, offline: bool = False) -> list[BundleTask]:
+def read_bundle(folder: Path | None = None) -> list[BundleTask]:
     """Return all tasks in a folder, or in the public bundle; ValueError if files are missing."""
 
     def find(*names: str) -> list[Path]:
-        return [folder / name for name in names] if folder else fetch_bundle(names, offline)
+        return [folder / name for name in names] if folder else fetch_bundle(names)
 
     core, meta = find("core.yaml", "eval_meta_data.csv")
     entries = yaml.safe_load(core.read_text(encoding="utf-8"))["icl_tasks"]

@@ -12,7 +12,7 @@ import sys
 from typing import NamedTuple
 
 from nanochat.jobs.plan import TRAINING, Setting, skipped_lines
-from nanochat.jobs.runner import Job, Step, read_record
+from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_share
 from nanochat.log import duration, parse_table, table_of, terminal_table
 from nanochat.outcome import ROOT
@@ -104,7 +104,7 @@ class StepEstimate(NamedTuple):
 # ---- base training on paper ----
 
 
-def dry_run(flags: Flags, setting: Setting) -> BaseRun:
+def base_run(flags: Flags, setting: Setting) -> BaseRun:
     """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
     if setting.scale.world:
         # Times are measured: the tokens alone, without waiting for a dry run.
@@ -141,7 +141,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     tokens = work.tokens * 1e6 * (share if "--num-iterations" in flags else 1)
     if step.name == "base_train":
         tokens = base.tokens
-    record = read_record(job.record(step))
+    record = saved_record(job.record(step))
     # A step with other flags will be repeated, so the old time does not count.
     if record.get("finished") and record["command"] == step.command:
         return StepEstimate(record["seconds"], tokens, FINISHED)
@@ -163,7 +163,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
 # ---- the plan in words ----
 
 
-def plan_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
+def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     """Return the plan as lines for the reader; a ValueError if the disk has too little room."""
     rows = []
     coming = []  # time still to come, in seconds: finished steps are skipped

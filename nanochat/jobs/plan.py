@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nanochat.data import hub
-from nanochat.data.corpus import AUTO, CORPORA, absolute_data, is_named, parse_data, world_seed
+from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator, parse_hardware
-from nanochat.jobs.runner import Job, Step, read_record
+from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import (
     CPU_SCALES,
     OWN_TEXT_TEMPERATURE,
@@ -104,22 +104,21 @@ def choose_setting(request: Any) -> Setting:
     """Return the choices for this machine; a ValueError if a flag names text that does not exist."""
     count, accelerator = find_hardware(request.on)
     data = request.data
-    # The first corpus that is on this machine; empty: none.
-    text_here = next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
+    found = text_here()
     # A resumed run keeps the first choices.
-    plan = {} if request.fresh or request.on else read_record(stage_dir("speedrun", request.tag) / "plan.json")
+    plan = {} if request.fresh or request.on else saved_record(stage_dir("speedrun", request.tag) / "plan.json")
     earlier = plan.get("settings", {})
     name, reason = request.scale, "as asked"
     if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model
         name, reason = earlier["scale"], "as this run started"
     elif name == "auto":
         # Only a GPU needs real text; the network is asked last.
-        has_text = not count or data != "auto" or bool(text_here) or has_network(request.on)
+        has_text = not count or data != "auto" or bool(found) or has_network(request.on)
         name, reason = choose_scale(count, accelerator, has_text)
     scale = SCALES[name]
     if data == "auto":
-        data = "world" if scale.world else text_here or "climbmix"
-        if not (scale.world or text_here or has_network(request.on)):
+        data = "world" if scale.world else found or "climbmix"
+        if not (scale.world or found or has_network(request.on)):
             raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
     # Stages run in another folder.
     data = world_dir(request.seed).name if data == "world" else absolute_data(data)

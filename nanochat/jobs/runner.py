@@ -115,8 +115,8 @@ def archive(job: Job, step: Step) -> None:
     job.record(step).unlink(missing_ok=True)
 
 
-def read_record(path: Path) -> Record:
-    """Return the record in a file, as of a step: command, inputs, seconds, finished, began; empty without a file."""
+def saved_record(path: Path) -> Record:
+    """Return the record in a file, as of a step: command, inputs, seconds, finished; empty without a file."""
     return read_json(path) if path.exists() else {}
 
 
@@ -132,7 +132,7 @@ def input_hashes(step: Step) -> dict[str, str]:
 
         # Nothing until all files have been downloaded.
         with suppress(hub.HubError):
-            files = [file for source, _ in parse_data(step.data) for file in source_files(source, offline=True)]
+            files = [file for source, _ in parse_data(step.data) for file in source_files(source, refused="not now")]
             # Sorted: the order in which files are listed does not matter.
             digests = sorted(map(hub.sha256, files))
             found["the text"] = text_sha256("\n".join(digests))
@@ -171,7 +171,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
         print0(f"== {step.name}: left out, {step.skip}")
         return 0
     path = job.record(step)
-    record = read_record(path)
+    record = saved_record(path)
     inputs = input_hashes(step)
     reason = difference(record, step, inputs) if record else ""
     if reason:
@@ -186,14 +186,11 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     entry = {
         "command": step.command,
         "inputs": record.get("inputs", inputs),  # as they were when the first attempt began
-        "seconds": record.get("seconds", 0.0),  # all attempts
+        "seconds": record.get("seconds", 0.0),  # all attempts, but for those that were killed
         "finished": False,
     }
-    # Only an attempt that was killed leaves its start in the record: it lasted until the last line in the log.
-    if "began" in record and log.exists():
-        entry["seconds"] += max(0.0, log.stat().st_mtime - record["began"])
     start = time.time()
-    write_json(path, entry | {"began": start})
+    write_json(path, entry)  # the command and its inputs, should the machine fail
     status = execute(step, log, lock, stop, script)
     entry["seconds"] += time.time() - start
     # A stop request may have come just before a normal end: training has saved, and exits with 0.

@@ -253,19 +253,6 @@ class Protocol(H11Protocol):
             closing.transport.abort()
 
 
-def once_per_second() -> Callable[[logging.LogRecord], bool]:
-    """Return a filter that keeps one message a second from each line of code: no client can fill a disk with them."""
-    shown = {}  # place in the code -> second
-
-    def is_due(record: logging.LogRecord) -> bool:
-        place = record.pathname, record.lineno
-        earlier = shown.get(place)
-        shown[place] = int(record.created)
-        return shown[place] != earlier
-
-    return is_due
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -304,8 +291,8 @@ def serve(bound: socket.socket, app: Starlette) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     Protocol.limit = min(MAX_CONNECTIONS, soft // 3)  # asyncio accepts some before it closes others
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(once_per_second())
+    # Warnings are about clients, here and in uvicorn: with them, a client could fill the disk.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = uvicorn.Config(
         app,
         headers=list(HEADERS.items()),
@@ -313,7 +300,7 @@ def serve(bound: socket.socket, app: Starlette) -> None:
         ws="none",
         backlog=BACKLOG,
         lifespan="on",  # an error at the start ends the server
-        log_level="warning",
+        log_level="error",
         access_log=False,
         server_header=False,  # tells nobody about versions
         timeout_graceful_shutdown=DRAIN_SECONDS,

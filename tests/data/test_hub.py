@@ -28,9 +28,9 @@ def server(tmp_path, monkeypatch):
         running.shutdown()
 
 
-def refusal(*files: HubFile, offline: bool = False) -> str:
+def refusal(*files: HubFile, known: str = "") -> str:
     with pytest.raises(HubError) as refused:
-        hub.fetch(files, offline)
+        hub.fetch(files, known)
     return str(refused.value)
 
 
@@ -60,10 +60,10 @@ def test_downloaded_files_are_then_in_the_cache(server):
     assert [path.read_bytes() for path in first] == [server.files[file.path] for file in (A, DEEP, A)]
     assert hub.sha256(first[0]) == first[0].resolve().name == hashlib.sha256(server.files["a.bin"]).hexdigest()
     requests = server.requests
-    assert hub.fetch([DEEP, A], offline=True) == [first[1], first[0]]
+    assert hub.fetch([DEEP, A], refused="not now") == [first[1], first[0]]
     assert hub.fetch([HubFile("a.bin", "some/set", COMMIT)]) == [first[0]]
     missing = "1 of 2 files are not available: datasets/some/set/b.bin"
-    assert refusal(A, B, offline=True) == f"{missing} (not on this machine; downloads are switched off)"
+    assert refusal(A, B, known="not now") == f"{missing} (not on this machine; not now)"
     assert server.requests == requests  # the hub was not asked again
 
 
@@ -93,7 +93,8 @@ def test_the_hub_has_what_a_mirror_lacks_and_failures_are_counted(server, tmp_pa
     assert f"gone.bin ({place}; 404 Client Error" in sentence
     assert sentence.endswith(f"({place}; not on the hub, set NANOCHAT_HUB to a mirror)")
     assert "\n" not in sentence
-    assert [path.read_bytes() for path in hub.fetch([A, B], offline=True)] == [str(A).encode(), server.files["b.bin"]]
+    found = hub.fetch([A, B], refused="not now")
+    assert [path.read_bytes() for path in found] == [str(A).encode(), server.files["b.bin"]]
 
 
 def test_the_files_of_a_set_are_those_of_the_mirror_or_those_that_the_hub_lists(server, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ def planned(base, monkeypatch, capsys, tiny_world):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(plant_world(base, tiny_world)))
     monkeypatch.delenv("NANOCHAT_HUB", raising=False)
     run = BaseRun(tokens=10**9, flops=1e9, rate=1e15)  # test_estimate.py plans a real model
-    monkeypatch.setattr("scripts.plan.dry_run", lambda *_: run)
+    monkeypatch.setattr("scripts.plan.base_run", lambda *_: run)
 
     def make(**flags) -> tuple[Job, str]:
         read_fd, write_fd = os.pipe()
