@@ -55,7 +55,13 @@ def test_click_of_the_mirror(mirror):
     rows = pq.read_table(mirror / str(TASKS["CLIcK"].files("test")[0])).to_pylist()
     assert len(task) == len(rows) == 1695
     assert task.baseline == pytest.approx(np.mean([1 / len(row["choices"]) for row in rows]), abs=5e-4)
-    assert all(f"={answer}\n" in question for question, answer in map(contents, task))
+    order = np.random.default_rng(42).permutation(len(rows))
+    for conversation, row in zip(task, map(rows.__getitem__, order), strict=True):
+        letters, [question, answer] = "ABCDE"[: len(row["choices"])], contents(conversation)
+        listed = "".join(f"- {text}={letter}\n" for text, letter in zip(row["choices"], letters, strict=True))
+        asked = f"{row['paragraph']}\n\n{row['question']}".strip()
+        assert question == f"{asked}\n\n{listed}\nReply with nothing but the letter of the right choice."
+        assert answer == letters[row["choices"].index(row["answer"])]
 
 
 # Twenty rows in the layout of the hub: name → row number n, whose right choice is the one with n in it.
