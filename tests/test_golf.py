@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 from conftest import ROOT
+from contain import NEEDS_SANDBOX
 from models import CONFIGS, lively
 
 from nanochat import golf, quant
@@ -121,7 +122,7 @@ def test_an_artifact_of_another_tokenizer_is_refused(files, packed):
     assert score(files) == (2, "error: the artifact has another tokenizer than its model: pack it again\n")
 
 
-@pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+@NEEDS_SANDBOX
 def test_the_sandbox_shows_what_it_is_given_and_nothing_else(tmp_path):
     given_folder, other = tmp_path / "given", tmp_path / "other"
     for folder in (given_folder, other):

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from contain import NEEDS_SANDBOX
 
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
 from nanochat.evals import contained, sandbox
 from nanochat.evals.sandbox import Case, Limits, Verdict, judge, judge_all, run
 
-pytestmark = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+pytestmark = NEEDS_SANDBOX
 QUICK = Limits(seconds=6.0, cpu_seconds=2)
 SOON = replace(QUICK, cpu_seconds=1)  # for programs that may compute until they are stopped
 HOSTILE = {f"{kind}: {name}": program for kind, table in PROGRAMS.items() for name, program in table.items()}

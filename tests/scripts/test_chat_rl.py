@@ -144,10 +144,10 @@ def test_the_entries_of_the_tables(runs, whole):
         assert metrics[f"GSM8K pass@1 {when}"]["value"] <= metrics[f"GSM8K pass@2 {when}"]["value"]
     assert [record["step"] for record in runs.metrics("other") if "eval/pass@2" in record] == [0, 4]
     assert runs.losses("other") != runs.losses("whole")
-    runs.run("letters", "--task=arc-easy", "--num-iterations=1", "--eval-every=-1")
-    assert runs.outcome("letters")["metrics"]["Task"] == "ARC-Easy"
-    runs.run("epoch", "--num-iterations=-1", "--num-epochs=0.1", "--eval-every=-1", "--examples-per-step=8")
-    facts = runs.outcome("epoch")["metrics"]
+    epoch = ("--num-iterations=-1", "--num-epochs=0.1", "--examples-per-step=8")
+    runs.run("letters", "--task=arc-easy", "--eval-every=-1", *epoch)
+    facts = runs.outcome("letters")["metrics"]
+    assert facts["Task"] == "ARC-Easy"
     assert facts["Number of iterations"] == int(facts["Training questions"] // 8 * 0.1) > 0
 
 
