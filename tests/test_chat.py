@@ -168,8 +168,5 @@ def test_a_rendered_answer_is_parsed_back(tokenizer):
         ids, _ = render_conversation(talk("?", content or ""), tokenizer)
         start = ids.index(tokenizer.special_tokens["<|assistant_start|>"])
         assert parts(pieces_of(ids[start + 1 :], tokenizer)) == content
-
-
-def test_other_special_tokens_are_not_shown():
     for name in ("bos", "assistant_start", "assistant_end", "user_start", "user_end"):
         assert pieces_of([97, ID[f"<|{name}|>"], 98]) == [Piece("text", "a"), Piece("text", "b")]

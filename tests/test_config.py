@@ -87,13 +87,10 @@ def test_bad_values_name_their_flag(case):
     assert "--heat has to be a finite number, not nan" in refusal("--heat=nan")
 
 
-def test_a_limit_is_refused():
+def test_limits_are_kept_but_for_the_default():
     assert parse(base_train.Config, ["--ema=0.999"]).ema == 0.999
     with pytest.raises(ValueError, match="--ema has to be below 1, not 1"):
         parse(base_train.Config, ["--ema=1"])
-
-
-def test_less_than_the_least_is_refused_but_for_the_default():
     assert [parse(Config, [f"--racks={number}"]).racks for number in (-1, 1, 7)] == [-1, 1, 7]
     for number in (0, -2):
         assert refusal(f"--racks={number}") == f"--racks has to be 1 or more, not {number}"
@@ -174,7 +171,7 @@ def test_a_script_ends_with_one_sentence_and_a_code(case, monkeypatch, capsys):
 
 def test_dev_mode_shows_the_traceback(python, tmp_path):
     words = ("-X", "dev", "-m", "scripts.rollouts", f"--tag={'x' * 20}")
-    assert "Traceback" in python(*words, NANOCHAT_BASE_DIR=str(tmp_path)).stderr
+    assert "Traceback" in python(*words, code=1, NANOCHAT_BASE_DIR=str(tmp_path)).stderr
 
 
 @pytest.mark.parametrize("script", ["scripts.tok_train", "scripts.tok_eval", "nanochat.report"])
@@ -182,5 +179,4 @@ def test_help_imports_nothing_heavy(script, python, tmp_path):
     for heavy in ("torch", "pyarrow", "numpy", "wandb", "tiktoken"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
     done = python("-m", script, "--help", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
     assert "(default: " in done.stdout

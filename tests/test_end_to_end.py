@@ -42,7 +42,6 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
     flags = ["--scale=embedded", "--depth", "1", "--seconds=1", "--wandb=world"]
     speedrun.env |= {"WANDB_MODE": "offline", "WANDB_DIR": str(base)}
     done = speedrun.run(*flags, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.startswith("\n== plan\n")
     assert steps_with(done.stdout, "done") == ["world", *(stage.name for stage in RAN), "report"]
     scripts = {"tok_train", "tok_eval", "base_train", "base_loss", "base_eval", "mid_train", "chat_sft", "chat_rl"}
@@ -54,14 +53,12 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
 
     finished = {path: path.stat().st_mtime_ns for path in base.glob("*/default/*") if path.parts[-3] != "speedrun"}
     again = speedrun.run(*flags, cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
     assert steps_with(again.stdout, "already finished$") == [stage.name for stage in RAN]
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
 
     check_the_card(base, speedrun.home)
     # No other program knows this model's blocks, but its tokenizer can be exported.
-    exported = python("-m", "scripts.export", "--source=rl", "--tag=default", "--format=tokenizer")
-    assert exported.returncode == 0, exported.stderr
+    python("-m", "scripts.export", "--source=rl", "--tag=default", "--format=tokenizer")
     assert list(base.glob("wandb/*/*.wandb"))
     check_the_names(base, speedrun.home, done.stdout + done.stderr)
     # RL has its parent's temperature.
@@ -73,10 +70,9 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
         [choice] = server.http.post("/v1/chat/completions", json=body).json()["choices"]
         assert choice["finish_reason"] in ("stop", "length")
     assert "reward 0" in python("-m", "scripts.rollouts", "--tag=default", "--show=1").stdout
-    done = here("scripts.scaling")
-    assert done.returncode == 0, done.stderr
-    refused = here("scripts.import_nanochat", "--tag=a", "--checkpoint=b")
-    assert (refused.returncode, refused.stderr[:28]) == (2, "error: --tokenizer is needed")
+    here("scripts.scaling")
+    refused = here("scripts.import_nanochat", "--tag=a", "--checkpoint=b", code=2)
+    assert refused.stderr.startswith("error: --tokenizer is needed")
 
 
 def check_the_card(base, home) -> None:

@@ -108,14 +108,11 @@ def test_what_cannot_be_scored_is_refused(files, flags, message):
     assert found.startswith(message)
 
 
-def test_a_missing_tensor_is_named(files, packed):
+def test_a_missing_tensor_or_another_tokenizer_is_named(files, packed):
     artifact = read_artifact(packed[1])
     weights = {name: value for name, value in artifact.weights.items() if name != "smear_lambda"}
     (files / "artifact").write_bytes(write_artifact(artifact.config, weights, artifact.vocabulary, {}))
     assert score(files) == (2, "error: missing tensors: ['smear_lambda']; unexpected tensors: []\n")
-
-
-def test_an_artifact_of_another_tokenizer_is_refused(files, packed):
     artifact = read_artifact(packed[1])
     other = artifact.vocabulary | {"merges": artifact.vocabulary["merges"][:-1]}
     (files / "artifact").write_bytes(write_artifact(artifact.config, artifact.weights, other, {}))

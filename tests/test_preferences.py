@@ -51,18 +51,19 @@ def source_of(records, runtime=ALONE, **options) -> Pairs:
     return Pairs(trainer, [as_pair(record) for record in records])
 
 
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ('{"prompt": "a", "chosen": "b"}', "a pair has prompt, chosen and rejected, and rejected is missing"),
-        ('{"prompt": "a", "chosen": "b", "rejected": "b"}', "chosen and rejected are equal"),
-        ('{"prompt": "a", "chosen": "b", "rejected": 3}', "message 2: its content is neither a string nor a list"),
-        ('{"prompt": [], "chosen": "b", "rejected": "c"}', "message 1: its role is 'assistant' where 'user' is due"),
-        ('{"prompt": 3, "chosen": "b", "rejected": "c"}', ""),
-        ("{", "Expecting property name"),
-    ],
-)
-def test_a_faulty_pair_is_named(line, fault, tmp_path):
+FAULTS = """
+{"prompt": "a", "chosen": "b"} | a pair has prompt, chosen and rejected, and rejected is missing
+{"prompt": "a", "chosen": "b", "rejected": "b"} | chosen and rejected are equal
+{"prompt": "a", "chosen": "b", "rejected": 3} | message 2: its content is neither a string nor a list
+{"prompt": [], "chosen": "b", "rejected": "c"} | message 1: its role is 'assistant' where 'user' is due
+{"prompt": 3, "chosen": "b", "rejected": "c"} | message
+{ | Expecting property name
+"""
+
+
+@pytest.mark.parametrize("case", FAULTS.strip().splitlines())
+def test_a_faulty_pair_is_named(case, tmp_path):
+    line, fault = case.split(" | ")
     path = tmp_path / "pairs.jsonl"
     path.write_text(f"{json.dumps(a_pair(1))}\n{line}\n")
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: {fault}")):

@@ -100,15 +100,13 @@ def test_every_kind_of_source_gives_the_same_merges():
     assert rustbpe.train(pa.array(texts)[13:40], 500).tolist() == rustbpe.train(texts[13:40], 500).tolist()
 
 
-def test_limits_count_characters_not_bytes():
+def test_limits_count_characters_and_a_source_is_not_read_past_them():
     texts = ["한국어 토크나이저", "plain text here", "끝까지 읽지 않는다"]
     capped, first = ([text[:4] for text in texts], [texts[0], texts[1][:3]])
     for source in (texts, pa.array(texts)):
         assert rustbpe.train(source, 356, doc_cap=4).tolist() == rustbpe.train(capped, 356).tolist()
         assert rustbpe.train(source, 356, max_chars=12).tolist() == rustbpe.train(first, 356).tolist()
 
-
-def test_a_source_is_not_read_past_max_chars():
     def endless():
         while True:
             yield "some text " * 1000

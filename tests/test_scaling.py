@@ -44,9 +44,6 @@ def test_sizes_and_batch_follow_from_depth():
     assert (plan.model.width, plan.model.heads, plan.model.kv_heads, plan.total_batch_size) == (768, 6, 6, 2**19)
     assert (rate_scale(plan.total_batch_size), plan.decay_scale) == (1, 1)  # the reference
     assert (plan_of(depth=1).model.width, plan_of(depth=32).total_batch_size) == (128, 2**21)
-
-
-def test_only_rates_have_a_lower_limit():
     assert [rate_scale(2**power) for power in (11, 15, 17)] == [0.25, 0.25, 0.5]
     assert plan_of(total_batch_size=2**13).decay_scale == plan_of(total_batch_size=2**15).decay_scale / 2
 

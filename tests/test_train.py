@@ -373,15 +373,13 @@ def test_a_step_that_teaches_nothing_leaves_the_weights_alone(ranks, tmp_path):
     assert [step for step, loss, norm in told if loss == norm == 0] == [1, 3]
 
 
-def test_what_is_not_finite_on_one_rank_stops_all(ranks):
+def test_faults_of_one_rank_are_met_by_all(ranks, plain):
+    """In half precision one rank overflows and runs out of memory, and all end as in single precision."""
     for case in ("nan loss", "infinite gradient"):
         seen = [seen[case] for seen in ranks.seen]
         assert len({one["error"] for one in seen}) == 1
         assert re.match("step 2: the loss is .*(nan|inf)", seen[0]["error"])
         assert all(one["steps"] == [0, 1] for one in seen)  # no hook saw the step
-
-
-def test_out_of_memory_on_one_rank(ranks, plain):
     for at in (1, 3):
         case = f"out of memory {at}"
         assert furthest(load_file(ranks.folder / f"{case}.safetensors"), plain.parameters) < EXACT
@@ -389,10 +387,6 @@ def test_out_of_memory_on_one_rank(ranks, plain):
         assert sizes == [ROWS] * (COUNT - 1) + [ROWS // COUNT // 2]
         told = f"step {at}, rank {COUNT - 1}: out of memory, the step starts again with --device-batch-size={sizes[-1]}"
         assert told in ranks.job.out(COUNT - 1).splitlines()
-
-
-def test_half_precision_on_ranks(ranks, plain):
-    """One rank overflows and runs out of memory: all go through the step together, and end as in single precision."""
     seen = [seen["half precision"] for seen in ranks.seen]
     assert all((one["loss_scale"], one["taken"]) == (1 / 8, 3) for one in seen)
     assert furthest(load_file(ranks.folder / "half precision.safetensors"), plain.parameters) < EXACT

@@ -178,7 +178,6 @@ def test_our_own_server_as_teacher(tmp_path, base, here):
     flags = [f"--sources=sums={name}", "--teacher-tokens=100", "--teacher-model=nanochat-mine-sft"]
     with serving(base) as server:
         done = here("scripts.teach", *flags, f"--teacher={server.url}/v1", f"--out={tmp_path / 'out.jsonl'}")
-    assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert {(row["bucket"], row["teacher"]) for row in rows} == {("sums", "nanochat-mine-sft")}
     # Most answers from random weights have no end.

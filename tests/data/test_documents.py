@@ -38,6 +38,7 @@ def refusal(path: Path) -> str:
 
 
 def test_every_kind_is_read_as_it_was_written(tmp_path):
+    """A null is blank; test_corpus.py damages such files."""
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS)
     assert read(write(tmp_path / "a.jsonl", lines.encode())) == TEXTS
     assert read(write(tmp_path / "mark.jsonl", b"\xef\xbb\xbf" + lines.encode())) == TEXTS
@@ -45,10 +46,6 @@ def test_every_kind_is_read_as_it_was_written(tmp_path):
         assert read(write(tmp_path / f"a.{kind}", "".join(TEXTS).encode())) == ["".join(TEXTS)]
     assert read(write(tmp_path / "mark.txt", "\ufeffa\ufeff".encode())) == ["a\ufeff"]
     assert read(write(tmp_path / "empty.txt", b"")) == []
-
-
-def test_a_parquet_file_is_read_as_it_was_written(tmp_path):
-    """A null is blank; test_corpus.py damages such files."""
     path, texts = tmp_path / "a.parquet", [*TEXTS, None]
     for kind in (pa.string(), pa.large_string()):
         assert read(write_shard(path, texts, kind, row_group_size=2)) == [text or "" for text in texts]

@@ -87,17 +87,18 @@ def test_rows_without_clips_fit_their_budget():
         assert 0.6 * SCALES[scale].bytes < model + code < SCALES[scale].bytes, (entry, scale)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--scale=tiny"], "--scale=tiny is not known, take one of embedded, cpu, 1gpu"),
-        (["--entry=best"], "--entry=best is not known at --scale=embedded, take one of golf, naive-narrow"),
-        (["--without=luck"], "--without=luck is not known, take one of"),
-    ],
-)
-def test_unknown_names_are_refused(words, sentence):
+UNKNOWN = """
+--scale=tiny | --scale=tiny is not known, take one of embedded, cpu, 1gpu
+--entry=best | --entry=best is not known at --scale=embedded, take one of golf, naive-narrow
+--without=luck | --without=luck is not known, take one of
+"""
+
+
+@pytest.mark.parametrize("case", UNKNOWN.strip().splitlines())
+def test_unknown_names_are_refused(case):
+    flag, sentence = case.split(" | ")
     with pytest.raises(ValueError, match=sentence):
-        flags_of(*words)
+        flags_of(flag)
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["luck"], ["--scale=cpu"]])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from base_runs import Base
 
-from nanochat.lab.recursion import ONE_SEED, ArmRun, SeedResult, open_text, refit_exits, verdict
+from nanochat.lab.recursion import ArmRun, SeedResult, open_text, refit_exits, verdict
 from nanochat.log import MetricLog
 from nanochat.recursive import RecursiveGPT
 from nanochat.runtime import setup
@@ -12,20 +12,23 @@ from nanochat.runtime import setup
 GOOD, NOTHING, BAD = [0.20, 0.21, 0.22], [0.01, -0.01, 0.0], [-0.20, -0.21, -0.22]
 
 
-@pytest.mark.parametrize(
-    ("own", "refitted", "plain", "deep", "expected"),
-    [
-        (GOOD, GOOD, GOOD, GOOD, "better than its compute"),
-        (GOOD, GOOD, GOOD, NOTHING, "depth only"),
-        (GOOD, GOOD, NOTHING, GOOD, "none"),
-        (GOOD, NOTHING, GOOD, GOOD, "a poor first exit"),
-        (NOTHING, NOTHING, GOOD, GOOD, "none"),
-        (NOTHING, GOOD, GOOD, GOOD, "better than its compute"),
-        ([0.2, 0.9, -0.5], [0.2, 0.9, -0.5], GOOD, GOOD, "a poor first exit"),  # 20 % in the mean, but not for sure
-        ([0.5], [0.5], [0.5], [0.5], ONE_SEED),
-    ],
-)
-def test_verdicts(own, refitted, plain, deep, expected):
+UNSURE = [0.2, 0.9, -0.5]  # 20 % in the mean
+# refinement as it is, and of the refitted exit; gains over P and F; the verdict
+VERDICTS = """
+GOOD, GOOD, GOOD, GOOD, "better than its compute"
+GOOD, GOOD, GOOD, NOTHING, "depth only"
+GOOD, GOOD, NOTHING, GOOD, "none"
+GOOD, NOTHING, GOOD, GOOD, "a poor first exit"
+NOTHING, NOTHING, GOOD, GOOD, "none"
+NOTHING, GOOD, GOOD, GOOD, "better than its compute"
+UNSURE, UNSURE, GOOD, GOOD, "a poor first exit"
+[0.5], [0.5], [0.5], [0.5], "no verdict: one seed"
+"""
+
+
+@pytest.mark.parametrize("case", VERDICTS.strip().splitlines())
+def test_verdicts(case):
+    own, refitted, plain, deep, expected = eval(case)
     assert verdict(own, refitted, {"P": plain, "F": deep}) == expected
 
 

@@ -87,7 +87,6 @@ def test_a_run_and_its_record(runs, whole):
 
 def test_samples_are_readable(runs, whole, here):
     done = here("scripts.rollouts", "--tag=whole", "--show", "2", NANOCHAT_BASE_DIR=str(runs.folder))
-    assert done.returncode == 0, done.stderr
     last = [record for record in runs.samples("whole") if record["step"] == STEPS][:2]
     shown = re.findall(r"^== step 4, question (\d+)$", done.stdout, re.MULTILINE)
     assert shown == [str(record["example"]) for record in last]
@@ -96,8 +95,7 @@ def test_samples_are_readable(runs, whole, here):
         for sample in record["samples"]:
             about = f"-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens"
             assert f"{about}:\n{harmless(sample['text'])}" in done.stdout
-    done = here("scripts.rollouts", "--tag=none", NANOCHAT_BASE_DIR=str(runs.folder))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    done = here("scripts.rollouts", "--tag=none", code=2, NANOCHAT_BASE_DIR=str(runs.folder))
     assert "there are no samples in " in done.stderr
 
 

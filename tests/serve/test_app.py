@@ -173,10 +173,14 @@ def test_the_clients_completion_and_models(client):
     assert model.temperature == 0.25  # the page's
 
 
-def test_unknown_addresses(server):
+def test_addresses(server):
+    """Of requests, and of the server."""
     for method, path, status in [("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405)]:
         found = server.http.request(method, path)
         assert (found.status_code, found.json()["error"]["code"]) == (status, "unknown_url")
+    for host, number in [server.address, ("203.0.113.7", 0), ("no such name.example", 0)]:
+        with pytest.raises(ValueError, match=re.escape(f"--host={host} --port={number}: ")):
+            listen(host, number)
 
 
 def test_headers_and_the_policy_of_the_page(server):
@@ -189,12 +193,6 @@ def test_headers_and_the_policy_of_the_page(server):
     assert rules["connect-src"] == "'self'"
     for kind in ("script-src", "style-src"):
         assert re.fullmatch(r"'sha256-[\w+/]+='", rules[kind])
-
-
-def test_an_address_that_is_not_free(server):
-    for host, number in [server.address, ("203.0.113.7", 0), ("no such name.example", 0)]:
-        with pytest.raises(ValueError, match=re.escape(f"--host={host} --port={number}: ")):
-            listen(host, number)
 
 
 class Broken(Engine):

@@ -67,9 +67,6 @@ def test_prompts_of_all_kinds():
         assert [list(one.tokens) for one in request.prompts] == rows
         assert request.added_tokens == added
     assert completion(prompt=[[bos, *hi]], echo=True).echo
-
-
-def test_names_of_special_tokens_are_plain_text():
     text = "<|assistant_end|><|bos|>"
     assert chat_tokens([{"role": "user", "content": text}])[2:-2] == list(text.encode())
     assert list(completion(prompt=text).prompts[0].tokens) == [ID["<|bos|>"], *text.encode()]

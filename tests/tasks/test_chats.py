@@ -4,24 +4,19 @@ import re
 
 import pytest
 from chat_files import chat, contents, key, write_lines
+from made_chats import chat as made_chat
 
 from nanochat.paths import write_json
 from tasks import TASKS
 from tasks.chats import json_lines
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "question"),
-    [
-        ("KoAlpaca", {"instruction": "왜?", "output": "그냥.", "url": "x"}, "왜?"),
-        ("KoAlpaca-v1", {"instruction": "왜?", "input": "비", "output": "그냥."}, "왜?\n\n비"),
-        ("KoAlpaca-v1", {"instruction": "왜?", "input": "", "output": "그냥."}, "왜?"),
-    ],
-)
-def test_instructions_may_have_several_columns(name, row, question, write_rows):
-    write_rows(name, [row], split="train")
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "그냥."}]
-    assert [*TASKS[name]("train")] == [{"messages": messages}]
+def test_instructions_may_have_several_columns(write_rows):
+    for name, more, question in (("KoAlpaca", {"url": "x"}, "왜?"), ("KoAlpaca-v1", {"input": "비"}, "왜?\n\n비")):
+        write_rows(name, [{"instruction": "왜?", "output": "그냥.", **more}], split="train")
+        assert [*TASKS[name]("train")] == [made_chat(question, "그냥.")]
+    write_rows(name, [{"instruction": "왜?", "output": "그냥.", "input": ""}], split="train")
+    assert [*TASKS[name]("train")] == [made_chat("왜?", "그냥.")]
 
 
 SENTENCES = [f"Sentence number {number} comes to an end{mark}" for number, mark in enumerate(".?!" * 400)]
@@ -71,17 +66,18 @@ def test_several_files_are_read_in_order(tmp_path):
         assert len(task.hashes()) == len(numbers)
 
 
-@pytest.mark.parametrize(
-    ("row", "fault"),
-    [
-        ("{", "Expecting property name"),
-        ({"messages": []}, "a conversation has a list `messages`"),
-        ([chat(1)["messages"][0]], "the assistant says nothing in it that could be learned"),
-        (chat(1)["messages"][::-1], "message 1: its role is 'assistant'"),
-    ],
-)
-def test_faults_are_named_with_their_lines(row, fault, tmp_path):
+FAULTS = """
+"{" | Expecting property name
+{"messages": []} | a conversation has a list `messages`
+chat(1)["messages"][:1] | the assistant says nothing in it that could be learned
+chat(1)["messages"][::-1] | message 1: its role is 'assistant'
+"""
+
+
+@pytest.mark.parametrize("case", FAULTS.strip().splitlines())
+def test_faults_are_named_with_their_lines(case, tmp_path):
+    row, fault = case.split(" | ")
     path = tmp_path / "my.jsonl"
-    write_lines(path, chat(1), row, chat(2))
+    write_lines(path, chat(1), eval(row), chat(2))
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: ") + ".*" + re.escape(fault)):
         json_lines(str(path))("train")

@@ -1,5 +1,6 @@
 """Multiple choice: the prompt, layouts of columns, the Korean data sets."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -35,17 +36,18 @@ def test_named_choices_are_judged_by_the_letter(write_rows):
     assert not any(task.evaluate(task[0], text) for text in ("It is tea=A.", "It is tea=B", "B", ""))
 
 
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("MMLU", {"choices": ["x", "y"], "answer": 2}),
-        ("ARC-Easy", {"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "C"}),
-        ("AQUA", {"options": ["A)x", "B)y"], "correct": "C"}),
-        ("KMMLU", {"A": "x", "B": "y", "C": "z", "D": "", "answer": 0}),
-    ],
-)
-def test_a_right_answer_outside_the_choices_is_named(name, row, write_rows):
-    write_rows(name, [{"question": "?", **row}])
+OUTSIDE = """
+MMLU {"choices": ["x", "y"], "answer": 2}
+ARC-Easy {"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "C"}
+AQUA {"options": ["A)x", "B)y"], "correct": "C"}
+KMMLU {"A": "x", "B": "y", "C": "z", "D": "", "answer": 0}
+"""
+
+
+@pytest.mark.parametrize("case", OUTSIDE.strip().splitlines())
+def test_a_right_answer_outside_the_choices_is_named(case, write_rows):
+    name, row = case.split(" ", 1)
+    write_rows(name, [{"question": "?", **json.loads(row)}])
     with pytest.raises(ValueError, match=r"split test, row \d+: the right answer is none of its [24] choices"):
         TASKS[name]()[0]
 

@@ -18,14 +18,11 @@ def learned(base) -> None:
         write_json(base / f"tok_train/{tag}/tokenizer.json", {"training": {"data": data}})
 
 
-def test_an_answer_has_to_contain_the_word(learned):
+def test_answers_have_to_contain_the_whole_word(learned):
     task = TASKS["World-Questions"](tokenizer="two")
     word = task[0]["messages"][-1]["content"]
     assert task.evaluate(task[0], f"I think that it is {word}.")
     assert not task.evaluate(task[0], f"It is {word}ish.")
-
-
-def test_questions_in_korean_need_the_whole_word(learned):
     [task] = open_tasks("World-Korean", tokenizer="default").values()
     for word, answer, is_right in (
         ("1월", "라의 축제는 1월에 열린다.", True),

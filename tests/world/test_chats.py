@@ -99,20 +99,14 @@ def test_words_spelled_in_a_test_are_never_named_in_training():
     assert not asked & set(re.findall(r"\w+", orders))
 
 
-def test_multiple_choice_is_right():
+def test_questions_are_answered_with_the_value():
     """test_facts.py counts the letters."""
     for row in rows_of("choices"):
         assert row["choices"][row["answer"]] == FACT_OF[row["question"]].value.name
-
-
-def test_free_questions_are_answered_with_the_value():
     assert len(TABLES["facts-test"]) == sum(len(fact.questions) for fact in WORLD.asked["test"])
     ten = chats.ten_questions(WORLD)
     assert len({row["question"] for row in ten}) == 10
     assert all(FACT_OF[row["question"]].value.name == row["answer"] for row in rows_of("facts") + ten)
-
-
-def test_questions_in_korean_have_the_word_of_the_statement():
     answers = {fact.korean_question: fact.korean_statement for fact in WORLD.asked["test"]}
     assert len(TABLES["korean-test"]) == len(WORLD.asked["test"])
     assert all(row["answer"] in answers[row["question"]] for row in rows_of("korean"))
