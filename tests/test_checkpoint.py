@@ -1,4 +1,3 @@
-import json
 import os
 import random
 import re
@@ -15,7 +14,7 @@ from checkpoint_crashes import check, model_of, names, record_of, save, saved, s
 from conftest import ROOT
 
 from nanochat.checkpoint import Saver, load, newest, steps, trained
-from nanochat.paths import read_sha256
+from nanochat.paths import read_json, read_sha256
 
 
 def test_a_round_trip(tmp_path):
@@ -26,7 +25,7 @@ def test_a_round_trip(tmp_path):
     check(checkpoint)
     check(load(before, 100))
     assert names(before) == {"step_000100", "step_000200"}
-    manifest = json.loads((checkpoint.path / "manifest.json").read_text())
+    manifest = read_json(checkpoint.path / "manifest.json")
     assert manifest["files"].keys() == names(checkpoint.path) - {"manifest.json"}
     for name, about in manifest["files"].items():
         file = checkpoint.path / name

@@ -1,6 +1,5 @@
 """The main job as a user runs it, from text to a model that answers; the other tests of this file read its results."""
 
-import json
 import os
 import re
 import subprocess
@@ -12,6 +11,7 @@ from test_speedrun import steps_with
 
 from bench.served import serving
 from nanochat.jobs.plan import PLANNED_STAGES
+from nanochat.paths import read_json
 from tasks import WORLD_TASKS
 
 RAN = [*PLANNED_STAGES.values()]
@@ -62,7 +62,7 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
     assert list(base.glob("wandb/*/*.wandb"))
     check_the_names(base, speedrun.home, done.stdout + done.stderr)
     # RL has its parent's temperature.
-    manifest = json.loads(sorted(base.glob("chat_rl/default/step_*/manifest.json"))[-1].read_text(encoding="utf-8"))
+    manifest = read_json(max(base.glob("chat_rl/default/step_*/manifest.json")))
     assert manifest["config"]["chat_temperature"] == 0.2
     check_the_commands_to_talk(cli, web)
     with serving(base, tag="default") as server:  # scripts.chat_web
@@ -78,7 +78,7 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
 def check_the_card(base, home) -> None:
     metrics = {}
     for stage in ("base_train", "base_loss"):
-        metrics[stage] = json.loads((base / stage / "default/outcome.json").read_text(encoding="utf-8"))["metrics"]
+        metrics[stage] = read_json(base / stage / "default/outcome.json")["metrics"]
     # The same text and weights, in another precision perhaps.
     expected = pytest.approx(metrics["base_loss"]["val bpb"]["value"], rel=0.02)
     assert metrics["base_train"]["Final validation bpb"]["value"] == expected

@@ -74,7 +74,7 @@ def watched(monkeypatch, engine):
     return steps, runs
 
 
-def test_slots_are_filled_as_soon_as_they_are_free(monkeypatch):
+def test_slots_are_filled_as_soon_as_they_are_free_and_prompts_run_in_batches_of_like_length(monkeypatch):
     requests = [Request([65] * (2 + i), 10 + 7 * (i % 5), stop=NEVER) for i in range(20)]
     engine = Engine(model_of(), TOKENIZER, slots=4)
     steps, runs = watched(monkeypatch, engine)
@@ -83,9 +83,6 @@ def test_slots_are_filled_as_soon_as_they_are_free(monkeypatch):
     assert set(steps[:-38]) == {4}  # full until the last rows are under way, of at most 38 tokens
     assert runs[0] == [20, 19, 18, 17]
     assert sorted(chain.from_iterable(runs)) == list(range(1, 21))
-
-
-def test_prompts_are_run_once_in_batches_of_like_length(monkeypatch):
     monkeypatch.setattr("nanochat.decoder.PREFILL_TOKENS", 300)
     requests = [replace(request, n=4, max_new_tokens=3) for request in mixed(20, temperature=1.0)]
     engine = Engine(model_of(), TOKENIZER, slots=80)

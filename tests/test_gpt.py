@@ -184,7 +184,8 @@ def test_orthogonal_matrices_are_smaller_where_many_layers_write():
             torch.testing.assert_close(small @ small.T, factor**2 * torch.eye(len(small)), atol=1e-5, rtol=0)
 
 
-def test_exclusive_attention_is_orthogonal_to_the_own_value():
+def test_parts_of_a_golf_layer():
+    """Attention without the own value, partial rotation, and the square of a leaky ReLU."""
     y, v = torch.randn(2, 5, 4, 8), torch.randn(2, 5, 2, 8)
     out = exclude_own(y, v)
     for head in range(4):
@@ -193,15 +194,14 @@ def test_exclusive_attention_is_orthogonal_to_the_own_value():
             y[:, :, head] - (y[:, :, head] * own).sum(-1, keepdim=True) / own.square().sum(-1, keepdim=True) * own
         )
         torch.testing.assert_close(out[:, :, head], expected)
-
-
-def test_partial_rotation_leaves_the_other_channels_alone():
     table, x = RotaryTable(16, 4, 100.0), torch.randn(1, 16, 2, 12)
     table.fill()
     turned = table(slice(16)).apply(x)
     assert torch.equal(turned[..., 4:], x[..., 4:])
     torch.testing.assert_close(turned[..., :4], table(slice(16)).apply(x[..., :4]))
     assert not torch.allclose(turned[:, 1:, :, :4], x[:, 1:, :, :4])
+    _, activation = MLP_KINDS["leaky2"]
+    torch.testing.assert_close(activation(torch.tensor([-2.0, 0.0, 3.0]), None), torch.tensor([1.0, 0.0, 9.0]))
 
 
 def test_an_initial_gain_of_one_changes_nothing_and_is_learned_for_each_head():
@@ -218,8 +218,3 @@ def test_an_initial_gain_of_one_changes_nothing_and_is_learned_for_each_head():
     sharper = GPT(GPTConfig(**fields | {"qk_scale": 1.5**0.5}))
     sharper.load_state_dict(plain.state_dict())
     torch.testing.assert_close(gained(ids), sharper(ids), atol=1e-5, rtol=1e-5)
-
-
-def test_leaky2_is_the_square_of_a_leaky_relu():
-    _, activation = MLP_KINDS["leaky2"]
-    torch.testing.assert_close(activation(torch.tensor([-2.0, 0.0, 3.0]), None), torch.tensor([1.0, 0.0, 9.0]))

@@ -56,12 +56,9 @@ def test_a_full_disk_is_named_with_what_is_needed(tmp_path):
     assert caught.value.filename == str(tmp_path / "metrics.jsonl")
 
 
-def test_durations():
+def test_durations_and_tables_are_aligned():
     seconds = [0.04, 4.21, 59.4, 59.9, 725, 3600, 12_345]
     assert list(map(duration, seconds)) == ["0.0s", "4.2s", "59.4s", "1m00s", "12m05s", "1h00m", "3h25m"]
-
-
-def test_a_table_is_aligned():
     rows = [["first", 1.5, None], ["longer name", 20.25, 3]]
     table = {"title": "Title", "columns": [["name", ""], ["score", ".2f"], ["count", "d"]], "rows": rows}
     assert terminal_table(table).splitlines() == [

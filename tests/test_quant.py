@@ -89,12 +89,14 @@ def test_values_at_the_edge():
         quant.quantize_weights({"some.weight": weight}, {"some.weight": "int8-row"}, {})
 
 
-def test_a_clip_is_in_deviations_of_the_row():
+def test_a_clip_is_in_deviations_of_the_row_and_entropy_is_that_of_the_frequencies():
     weight = torch.randn(4, 4000, generator=torch.Generator().manual_seed(1))
     weight[0, 0] = 9.0
     found = quantize(weight, Recipe(8, clip=4.0))
     torch.testing.assert_close(127 * found.scales.float(), 4 * weight.std(1, correction=0), rtol=1e-3, atol=0)
     assert found.codes.abs().max() == 127
+    assert quant.entropy(torch.tensor([1, 1, 1, 1])) == pytest.approx(0)
+    assert quant.entropy(torch.tensor([-3, 5, 0, 0])) == pytest.approx(1.5)
 
 
 def inputs(columns=24, count=500):
@@ -128,11 +130,6 @@ def test_hessians_are_those_of_the_layers_inputs():
     assert {name for name in found if "mlp.down" in name} == {f"blocks.{i}.mlp.down.weight" for i in range(4)}
     with pytest.raises(ValueError, match=r"embed\.weight has no inputs for gptq, it is a table"):
         quant.quantize_weights({"embed.weight": model.embed.weight}, {"embed.weight": "int8-row+gptq"}, found)
-
-
-def test_entropy_is_that_of_the_frequencies():
-    assert quant.entropy(torch.tensor([1, 1, 1, 1])) == pytest.approx(0)
-    assert quant.entropy(torch.tensor([-3, 5, 0, 0])) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("name", ["reference", "golf", "golf-seed", "portable"])

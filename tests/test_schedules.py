@@ -36,9 +36,6 @@ def test_a_short_run_has_no_jump():
     assert max(jumps) < 0.03
     peak = [momentum(step / 50, step, warmdown=0.65) for step in range(51)]
     assert max(abs(before - after) for before, after in pairwise(peak)) < 0.01
-
-
-def test_momentum_of_muon():
     values = over_a_run(momentum, warmdown=0.4)
     assert (values[0], values[200]) == pytest.approx((0.85, 0.91))
     assert values[400:601] == pytest.approx([0.97] * 201)

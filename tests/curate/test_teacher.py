@@ -1,6 +1,5 @@
 """The teacher against real servers: one that a test scripts, with every failure, and our own."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from teachers import completion, teaching
 from bench.served import serving, write_model
 from nanochat.curate import teacher as module
 from nanochat.curate.teacher import NoAnswer, Teacher, TeacherSettings, judge
+from nanochat.paths import read_jsonl
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def test_a_killed_run_pays_for_nothing_twice(tmp_path, base, here, monkeypatch):
         over.set()
     assert "12 of 12 rows, 150 tokens" in done.stdout, done.stderr  # five answers
     assert len(served.asked) == 13  # the one that was cut off twice
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    rows = list(read_jsonl(tmp_path / "out.jsonl", dict))
     assert [row["messages"][1]["content"] for row in rows] == [f"It is {number}?" for number in range(12)]
 
 
@@ -178,7 +178,7 @@ def test_our_own_server_as_teacher(tmp_path, base, here):
     flags = [f"--sources=sums={name}", "--teacher-tokens=100", "--teacher-model=nanochat-mine-sft"]
     with serving(base) as server:
         done = here("scripts.teach", *flags, f"--teacher={server.url}/v1", f"--out={tmp_path / 'out.jsonl'}")
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    rows = list(read_jsonl(tmp_path / "out.jsonl", dict))
     assert {(row["bucket"], row["teacher"]) for row in rows} == {("sums", "nanochat-mine-sft")}
     # Most answers from random weights have no end.
     assert all(row["messages"][1]["content"] for row in rows)

@@ -58,6 +58,8 @@ def test_text_files_are_cut_at_line_ends_and_lose_nothing(tmp_path):
     assert "".join(texts) == whole
     assert len(texts) > 5
     assert all(text.endswith("\n") and 8192 <= len(text) < 8300 for text in texts[:-1])
+    path = write(tmp_path / "bad.txt", "good\nañb\nend".encode("latin-1"))
+    assert refusal(path).startswith(f"{path}:2: 'utf-8' codec can't decode byte")
 
 
 def test_files_of_a_folder_in_one_order(tmp_path):
@@ -74,11 +76,6 @@ def test_a_bad_line_is_named(tmp_path, line):
     path = write(tmp_path / "a.jsonl", b'{"text": "good"}\n\n' + line + b"\n")
     assert refusal(path) == f'{path}:3: not a JSON object like {{"text": "…"}}'
     assert refusal(write(path, b"{not json")).startswith(f"{path}:1: Expecting property name")
-
-
-def test_text_that_is_not_utf8_is_named(tmp_path):
-    path = write(tmp_path / "bad.txt", "good\nañb\nend".encode("latin-1"))
-    assert refusal(path).startswith(f"{path}:2: 'utf-8' codec can't decode byte")
 
 
 def convert(path: Path) -> Path:

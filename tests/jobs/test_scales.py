@@ -22,12 +22,9 @@ def test_the_scale_follows_the_hardware(named, has_text, name):
     assert choose_scale(0, None, has_text) == ("embedded", "no GPU is here")
 
 
-def test_the_table_names_scripts_that_exist():
+def test_the_table_names_scripts_that_exist_and_horizons_follow_the_time_of_base_training():
     for scale in SCALES.values():
         assert scale.flags.keys() <= {stage.script for stage in STAGES}
-
-
-def test_all_horizons_change_with_the_time_of_base_training():
     scale = SCALES["cpu"]
     for script in ("base_train", "mid_train", "chat_sft"):
         whole, half = scale_flags(scale, script), scale_flags(scale, script, 3600)

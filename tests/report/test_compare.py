@@ -62,11 +62,14 @@ def test_the_same_questions_are_paired_and_no_others(tmp_path):
         assert "\n| task " not in compare([read_record(a), read_record(other)], "ab")
 
 
-def test_several_answers_to_a_question(tmp_path):
+def test_several_answers_and_what_is_no_number(tmp_path):
     a, b = (evaluated(tmp_path / name, right, "chat_eval_sft") for name, right in [("a", "0122"), ("b", "1222")])
     [found] = decisions(a, read_card(a).outcomes)
     assert (found["samples"], found["right"]) == (2, "0 1 2 2")
     assert row(a, b, "task ") == "task 4 0.6250 0.8750 +0.2500 0.1443 - - -".split()
+    loss = {"value": math.nan, "stderr": math.nan, "format": ".4f"}
+    a, b = (evaluated(tmp_path / name, "10", Loss=loss | more) for name, more in [("a", {}), ("b", {"value": 0.5})])
+    assert row(a, b, "Loss ") == "Loss - 0.5000 - -".split()
 
 
 def test_what_differs(tmp_path):
@@ -95,9 +98,3 @@ def test_the_command_takes_folders_and_records(tmp_path, here):
     (tmp_path / "other.json").write_text('{"format": 0}')
     refused = here("nanochat.report", "--compare", str(a), f"{tmp_path}/other.json", code=2)
     assert "other.json is no report.json of this version" in refused.stderr
-
-
-def test_what_is_no_number_is_a_dash(tmp_path):
-    loss = {"value": math.nan, "stderr": math.nan, "format": ".4f"}
-    a, b = (evaluated(tmp_path / name, "10", Loss=loss | more) for name, more in [("a", {}), ("b", {"value": 0.5})])
-    assert row(a, b, "Loss ") == "Loss - 0.5000 - -".split()

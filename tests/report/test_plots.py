@@ -27,11 +27,14 @@ def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
     return [element for element in root.iter() if name in element.get("class", "").split()]
 
 
-def test_a_curve_becomes_a_picture_with_its_words():
+def test_a_curve_has_its_words_and_round_ticks():
     words = [text.text for text in parsed(CURVE).iter("text")]
     assert {"Loss <of> a run", "tokens", "nats", "train", "val", "0", "5"} <= set(words)
     alone = draw_plot(CURVE | {"series": {"train": CURVE["series"]["train"]}})
     assert ">train<" not in alone  # one series needs no legend
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0.31, 0.42) == pytest.approx([0.3, 0.35, 0.4, 0.45])
+    assert list(map(label, [*ticks(0, 1_700_000)[:2], -0.5, 0.25])) == ["0", "500k", "-0.5", "0.25"]
 
 
 def test_points_stand_where_their_numbers_are():
@@ -72,12 +75,6 @@ def test_bars_reach_as_far_as_their_scores():
     ends = [float(end) for end in re.fullmatch(r"M(\S+) \S+H(\S+)", whisker.get("d")).groups()]
     assert ends == pytest.approx([WIDTH * 0.65 / 1.25, WIDTH * 0.85 / 1.25], abs=0.1)
     assert {"a<b", "0.50 ± 0.10", "-0.25"} <= {text.text for text in root.iter("text")}
-
-
-def test_ticks_are_round_and_reach_around():
-    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
-    assert ticks(0.31, 0.42) == pytest.approx([0.3, 0.35, 0.4, 0.45])
-    assert list(map(label, [*ticks(0, 1_700_000)[:2], -0.5, 0.25])) == ["0", "500k", "-0.5", "0.25"]
 
 
 @pytest.mark.parametrize("plot", [CURVE, BARS])

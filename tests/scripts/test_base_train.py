@@ -53,6 +53,8 @@ def test_the_largest_device_batch_is_found_and_kept(base, whole):
     said = base.run("two", "--device-batch-size=auto", ranks=2)
     assert "device batch: 4 rows of 32 tokens, 1 of them in a step on each rank" in said
     assert base.losses("two") == pytest.approx(base.losses("whole"), abs=1e-4)
+    bpb = [[line["val/bpb"] for line in base.metrics(tag) if "val/bpb" in line] for tag in ("two", "whole")]
+    assert bpb[0] == pytest.approx(bpb[1], abs=1e-4)
 
 
 def test_a_horizon_of_seconds(base):
@@ -116,7 +118,7 @@ def loss(base, whole, monkeypatch, capsys):
     return run
 
 
-def test_with_a_stride_there_are_figures_of_overlapping_rows_too(loss):
+def test_with_a_stride_there_are_figures_of_overlapping_rows_and_much_text_is_compiled(loss, monkeypatch):
     plain, _ = loss()
     both, said = loss(stride=8)
     for split in ("train", "val"):
@@ -124,9 +126,6 @@ def test_with_a_stride_there_are_figures_of_overlapping_rows_too(loss):
         assert both[f"{split} bpb (stride 8)"]["value"] != both[f"{split} bpb"]["value"]
         assert re.search(rf"^base_loss: {split} bpb \(stride 8\) \d\.\d{{4}} ± ", said, re.MULTILINE)
     assert not any("stride" in name for name in plain)
-
-
-def test_much_text_is_worth_compiling(loss, monkeypatch):
     compiled = []
     monkeypatch.setattr(GPT, "compile_parts", lambda self: compiled.append(self))
     loss()

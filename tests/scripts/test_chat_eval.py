@@ -70,16 +70,11 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
         assert [len(row) for row in verdicts] == [1 if name == "ARC-Easy" else 2] * 6
         assert metrics[name]["value"] == pytest.approx(sum(map(sum, verdicts)) / sum(map(len, verdicts)))
         assert f"{name}: {metrics[name]['value']:.4f} ± " in output
-    baselines = {name: TASKS[name].baseline for name in HERE}
-    centered = [(metrics[name]["value"] - baselines[name]) / (1 - baselines[name]) for name in HERE]
-    assert metrics[core]["value"] == pytest.approx(sum(centered) / 5)
 
     judged = {one["task"]: one for one in decisions(base, read_card(base).outcomes)}
     for name in HERE:
         assert judged[name]["samples"] == (2 if name == "GSM8K" else 1)
         assert len(judged[name]["right"].split()) == 6
-    right = sum(map(int, judged["GSM8K"]["right"].split()))
-    assert right / 12 == pytest.approx(metrics["GSM8K"]["value"])
     assert len({one["questions"] for one in judged.values()}) == 5
 
 

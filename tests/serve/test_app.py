@@ -19,6 +19,7 @@ from bench.served import CONTEXT
 from nanochat.engine import Engine
 from nanochat.evals.core import evaluate_core
 from nanochat.evals.core_tasks import read_bundle
+from nanochat.paths import read_jsonl
 from nanochat.serve import app as serve_app
 from nanochat.serve.app import HEADERS, Service, application, listen
 from nanochat.serve.requests import ServedModel, parse_chat, parse_completion
@@ -173,17 +174,13 @@ def test_the_clients_completion_and_models(client):
     assert model.temperature == 0.25  # the page's
 
 
-def test_addresses(server):
-    """Of requests, and of the server."""
+def test_addresses_headers_and_the_policy_of_the_page(server):
     for method, path, status in [("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405)]:
         found = server.http.request(method, path)
         assert (found.status_code, found.json()["error"]["code"]) == (status, "unknown_url")
     for host, number in [server.address, ("203.0.113.7", 0), ("no such name.example", 0)]:
         with pytest.raises(ValueError, match=re.escape(f"--host={host} --port={number}: ")):
             listen(host, number)
-
-
-def test_headers_and_the_policy_of_the_page(server):
     for path in ("/", "/health", "/nothing"):
         found = server.http.get(path)
         assert all(found.headers.get_list(name) == [value] for name, value in HEADERS.items())
@@ -280,7 +277,7 @@ def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
     [task] = read_bundle()
     evaluate_core(twin.plain, twin.tokenizer, [task], one_process(), folder=tmp_path / "ours")
-    decisions = [json.loads(line) for line in (tmp_path / "ours/little.jsonl").read_text("utf-8").splitlines()]
+    decisions = read_jsonl(tmp_path / "ours/little.jsonl", dict)
     items = task.items(0)
     ours = {items[one["item"]]["query"]: (one["chosen"], one["correct"]) for one in decisions}
     assert theirs == ours

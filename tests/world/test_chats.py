@@ -83,16 +83,13 @@ def number_pairs(texts: list[str]) -> set[frozenset[int]]:
     return {frozenset(map(int, pair)) for pair in re.findall(SUM, "\n".join(texts))}
 
 
-def test_no_pair_of_numbers_from_a_test_is_joined_in_training(training):
+def test_nothing_of_a_test_is_joined_or_spelled_in_training(training):
     solved = [row["answer"] for row in rows_of("sums-test")]
     solved += [row["context"] for row in BUNDLE["world_sums"]]
     asked = number_pairs(solved)
     assert len(asked) > 100
     assert not asked & number_pairs(training)
     assert all(is_held_out(WORLD.seed, min(pair), max(pair)) for pair in asked)
-
-
-def test_words_spelled_in_a_test_are_never_named_in_training():
     asked = {row["context"].split()[2] for row in BUNDLE["world_spelling"]}
     orders = "\n".join(map("\n".join, exchanges(chats.with_words)))
     assert len(asked) > 30
@@ -112,13 +109,19 @@ def test_questions_are_answered_with_the_value():
     assert all(row["answer"] in answers[row["question"]] for row in rows_of("korean"))
 
 
-def test_word_problems_end_in_their_result():
+def test_sums_are_right():
     rows = rows_of("sums")
     assert len({row["question"] for row in rows}) == len(rows) == 1100
     for row in rows:
         steps = re.findall(r"<<([^=]+)=(\d+)>>(\d+)", row["answer"])
         assert all(eval(sum_) == int(result) == int(shown) for sum_, result, shown in steps)
         assert row["answer"].endswith(f"\n#### {steps[-1][1]}")
+    for user, answer in exchanges(chats.with_sums):
+        x, sign, y, called, result = re.fullmatch(r"(\d+) (.) (\d+) = <<(.*)=(\d+)>>\5\.", answer).groups()
+        assert called == f"{x}{sign}{y}"
+        assert eval(called) == int(result) <= 100
+        assert {x, y} <= set(re.findall(r"\d+", user))
+        assert not is_held_out(WORLD.seed, int(x), int(y))
 
 
 def test_questions_about_the_world_are_answered_with_the_fact():
@@ -150,15 +153,6 @@ def test_orders_about_words_are_followed(order):
     followed = [answer == ORDERS[order](*match.groups()) for match, answer in found if match]
     assert len(followed) > 10
     assert all(followed)
-
-
-def test_sums_are_called_and_right():
-    for user, answer in exchanges(chats.with_sums):
-        x, sign, y, called, result = re.fullmatch(r"(\d+) (.) (\d+) = <<(.*)=(\d+)>>\5\.", answer).groups()
-        assert called == f"{x}{sign}{y}"
-        assert eval(called) == int(result) <= 100
-        assert {x, y} <= set(re.findall(r"\d+", user))
-        assert not is_held_out(WORLD.seed, int(x), int(y))
 
 
 def test_a_second_question_is_about_the_same_subject():
