@@ -63,16 +63,13 @@ def test_a_short_flag(words):
     assert parse(Short, words) == Short("base")
 
 
-def test_values_of_all_kinds():
+def test_values_of_all_kinds_and_unknown_flags():
     assert parse(Config, []) == Config()
     config = parse(Config, ["--fan", "--heat=1e-3", "--size", "3e2", "--shape=square", "--data", "a b"])
     assert config == Config(fan=True, heat=0.001, size=300, shape="square", data="a b")
     assert parse(Config, ["--size=None"]).size is None
     assert parse(Config, ["--max-chars=9007199254740993"]).max_chars == 2**53 + 1  # which no float is
     assert parse(Config, ["--", "--heat=0.25"]).heat == 0.25  # a leading double dash is dropped
-
-
-def test_unknown_flags():
     assert refusal("--max-char=3") == "unknown argument --max-char, did you mean --max-chars?"
     assert refusal("--hea_t", "1") == "unknown argument --hea_t, did you mean --heat?"
     assert refusal("--zzzz") == "unknown argument --zzzz, see --help."

@@ -56,7 +56,8 @@ def test_counts_of_a_small_model_by_hand():
     assert tied.flops_per_token() == model.flops_per_token()
 
 
-def test_initial_values():
+def test_initial_values_and_orthogonal_matrices():
+    """Orthogonal matrices are smaller where many layers write."""
     model = GPT(GPTConfig(**{**SMALL, "width": 256}))
     model.init_weights(11)
     values = dict(model.named_parameters())
@@ -75,6 +76,13 @@ def test_initial_values():
     torch.testing.assert_close(model.residual_lambdas.data, torch.tensor([1.15, 1.15 - 0.1 / 3, 1.05 + 0.1 / 3, 1.05]))
     torch.testing.assert_close(model.x0_lambdas.data, torch.tensor([0.20, 0.15, 0.10, 0.05]))
     assert model.backout_lambda.item() == pytest.approx(0.2)
+    model = GPT(GPTConfig(**SMALL, orthogonal=True))
+    model.init_weights(1)
+    for name, weight in model.named_parameters():
+        if name.startswith("blocks.") and weight.ndim == 2 and "ve_gate" not in name:
+            factor = (2 * len(model.blocks)) ** -0.5 if name.endswith(("o.weight", "down.weight")) else 1.0
+            small = weight if weight.shape[0] <= weight.shape[1] else weight.T
+            torch.testing.assert_close(small @ small.T, factor**2 * torch.eye(len(small)), atol=1e-5, rtol=0)
 
 
 def test_the_seed_alone_decides():
@@ -172,16 +180,6 @@ def loss_of_a_repetition(**fields) -> float:
 def test_induction_heads_soon_learn_to_look_up():
     assert loss_of_a_repetition(induction=True) < 2.2
     assert loss_of_a_repetition() > 3
-
-
-def test_orthogonal_matrices_are_smaller_where_many_layers_write():
-    model = GPT(GPTConfig(**SMALL, orthogonal=True))
-    model.init_weights(1)
-    for name, weight in model.named_parameters():
-        if name.startswith("blocks.") and weight.ndim == 2 and "ve_gate" not in name:
-            factor = (2 * len(model.blocks)) ** -0.5 if name.endswith(("o.weight", "down.weight")) else 1.0
-            small = weight if weight.shape[0] <= weight.shape[1] else weight.T
-            torch.testing.assert_close(small @ small.T, factor**2 * torch.eye(len(small)), atol=1e-5, rtol=0)
 
 
 def test_parts_of_a_golf_layer():

@@ -27,7 +27,7 @@ def groups(names: list[str] = NAMES, batch_scale: float = 1.0, width: int = 768,
     return {group.name: group for group in build_groups(model, Config(**rates), batch_scale, 0.1)}
 
 
-def test_every_parameter_is_in_one_group():
+def test_every_parameter_is_in_one_group_or_named(monkeypatch):
     found = groups()
     assert list(found) == [rule.name for rule in RULES]
     assert sorted(name for group in found.values() for name, _ in group.params) == sorted(NAMES)
@@ -35,9 +35,6 @@ def test_every_parameter_is_in_one_group():
         name for name in NAMES if name.startswith("blocks.") and name.endswith(".weight")
     ]
     assert list(groups(["embed.weight", "blocks.0.attn.q.weight"])) == ["unembedding", "matrices"]
-
-
-def test_parameters_matched_by_none_or_by_two_are_named(monkeypatch):
     with pytest.raises(AssertionError, match=r"blocks\.0\.novelty matches 0 rows of gpt\.PARAMETERS"):
         groups(["head.weight", "blocks.0.novelty"])
     monkeypatch.setattr("nanochat.gpt.PARAMETERS", (*PARAMETERS, PARAMETERS[0]))

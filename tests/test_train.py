@@ -344,7 +344,10 @@ def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
         assert {seen[case]["tokens"] for seen in ranks.seen} == {3 * ROWS * LENGTH}
 
 
-def test_a_step_that_teaches_nothing_leaves_the_weights_alone(ranks, tmp_path):
+def test_ranks_end_by_one_clock_and_a_step_that_teaches_nothing_leaves_the_weights_alone(ranks, tmp_path):
+    ends = {(seen["clock"]["step"], seen["clock"]["seconds"]) for seen in ranks.seen}
+    assert len(ends) == 1
+    assert min(ends)[1] >= 0.3
     assert all(one["idle"]["unchanged"] == [True, False, True, False] for one in ranks.seen)
     alone = train(tmp_path, source=Rows(ALONE, idle=[1, 3]), steps=4)
     assert furthest(load_file(ranks.folder / "idle.safetensors"), alone.parameters) < EXACT
@@ -369,9 +372,3 @@ def test_faults_of_one_rank_are_met_by_all(ranks, plain):
     seen = [seen["half precision"] for seen in ranks.seen]
     assert all((one["loss_scale"], one["taken"]) == (1 / 8, 3) for one in seen)
     assert furthest(load_file(ranks.folder / "half precision.safetensors"), plain.parameters) < EXACT
-
-
-def test_ranks_end_by_one_clock(ranks):
-    ends = {(seen["clock"]["step"], seen["clock"]["seconds"]) for seen in ranks.seen}
-    assert len(ends) == 1
-    assert min(ends)[1] >= 0.3

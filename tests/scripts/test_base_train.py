@@ -92,18 +92,6 @@ def test_divergence_ends_the_run_and_keeps_the_checkpoint(base):
     assert all(math.isfinite(loss) for loss in base.losses("wild"))
 
 
-def test_settings_that_cannot_be_are_one_sentence(base):
-    for flag, sentence in {
-        "--device-batch-size=3": "--device-batch-size=3 (x 32 tokens x 1 ranks) does not divide "
-        "--total-batch-size=256: take auto or one of [1, 2, 4, 8]",
-        "--target-flops=1e9": "--num-iterations and --target-flops each end the run: keep one of them",
-        "--device-type=gpu": "--device-type=gpu is not on this machine, take one of ",
-        "--sample-every=-7": "--sample-every has to be -1 or more, not -7",
-    }.items():
-        assert base.refused("never", flag).startswith(sentence)
-    assert steps(base.of("never")) == []
-
-
 @pytest.fixture
 def loss(base, whole, monkeypatch, capsys):
     """scripts.base_loss in this process: the metrics that it leaves, and what it prints."""

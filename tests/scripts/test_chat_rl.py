@@ -157,14 +157,3 @@ def test_where_all_answers_are_alike_nothing_is_learned(runs):
     weights = (load(runs.of(name), step).model_tensors() for name, step in (("parent", 3), ("alike", STEPS)))
     assert all(torch.equal(*pair) for pair in zip(*(map(one.get, sorted(one)) for one in weights), strict=True))
     assert runs.losses("alike") == [0] * STEPS
-
-
-def test_what_cannot_be_is_one_sentence(runs):
-    for flag, sentence in {
-        "--total-batch-size=512": "--total-batch-size does not apply to samples: use --examples-per-step",
-        "--advantage=median": "invalid choice 'median' for argument '--advantage'",
-        "--num-samples=1": "--num-samples has to be 2 or more, not 1",
-        "--model-tag=none": "there is no model in ",
-    }.items():
-        assert runs.refused("never", flag).startswith(sentence)
-    assert not steps(runs.of("never"))

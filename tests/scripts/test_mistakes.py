@@ -21,6 +21,7 @@ FILES = {
     "broken.toml": "name = ",
 }
 TEACHER = "--teacher=http://host/v1 --teacher-model=wise"
+SMALL = "--depth=1 --max-seq-len=32 --total-batch-size=256 --num-iterations=5"
 # Script and flags | words of the sentence. SmolTalk has no verdicts.
 MISTAKES = """
 chat_cli | : bash speedrun.sh trains one
@@ -84,6 +85,18 @@ judge sft:mine sft:other --num-samples=2 --temperature=1 | each model gives one 
 chat_dpo --total-batch-size=512 | --total-batch-size does not apply to pairs: use --examples-per-step
 chat_dpo | --pairs=: there is no line with prompt, chosen and rejected
 chat_dpo --loss=ppo | invalid choice 'ppo' for argument '--loss'
+chat_rl --total-batch-size=512 | --total-batch-size does not apply to samples: use --examples-per-step
+chat_rl --advantage=median | invalid choice 'median' for argument '--advantage'
+chat_rl --num-samples=1 | --num-samples has to be 2 or more, not 1
+chat_rl --model-tag=none | there is no model in
+merge | --models and --tag are needed
+merge --tag=new --models=one,none | there is no model in
+merge --tag=new --models=one:0,two:0 | --models: one of the weights has to be above 0
+merge --tag=new --models=one,two --scale=2 | --scale is a factor of changes: take --method=task or ties
+base_train SMALL --device-batch-size=3 | does not divide --total-batch-size=256: take auto or one of [1, 2, 4, 8]
+base_train SMALL --target-flops=1e9 | --num-iterations and --target-flops each end the run: keep one of them
+base_train --device-type=gpu | --device-type=gpu is not on this machine, take one of
+base_train --sample-every=-7 | --sample-every has to be -1 or more, not -7
 chat_dpo --beta=0 | --beta has to be 0.0001 or more, not 0.0
 """
 
@@ -101,6 +114,6 @@ def ready(base: Path, tiny_world: Path, tmp_path: Path, monkeypatch) -> None:
 @pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
 def test_a_mistake_ends_with_one_sentence(case, here, base):
     command, sentence = case.split(" | ")
-    script, *flags = shlex.split(command.replace("TEACHER", TEACHER))
+    script, *flags = shlex.split(command.replace("TEACHER", TEACHER).replace("SMALL", SMALL))
     assert sentence in here(f"scripts.{script}", *flags, code=2).stderr
     assert not [found for name in ("chats/*/*.json*", "speedrun/*/plan.json") for found in base.glob(name)]

@@ -151,7 +151,7 @@ def test_answers_are_those_of_an_engine_alone(server, twin):
     assert server.running() == 0
 
 
-def test_the_clients_chat_and_its_stream(client):
+def test_the_clients_answers_and_their_streams(client):
     settings = {"model": MODEL, "messages": HI, "seed": 4, "n": 2, "max_completion_tokens": 25}
     whole = client.chat.completions.create(**settings)
     chunks = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))
@@ -161,9 +161,6 @@ def test_the_clients_chat_and_its_stream(client):
     for choice in whole.choices:
         own = [one.delta for chunk in chunks for one in chunk.choices if one.index == choice.index]
         assert "".join(delta.content or "" for delta in own) == choice.message.content
-
-
-def test_the_clients_completion_and_models(client):
     settings = {"model": MODEL, "prompt": "The dog", "seed": 6, "max_tokens": 12}
     whole = client.completions.create(**settings)
     chunks = list(client.completions.create(**settings, stream=True, echo=True))

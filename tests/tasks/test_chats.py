@@ -43,7 +43,7 @@ def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
         TASKS["Passages"]("train", "book")
 
 
-def test_both_forms_of_a_line_are_read(tmp_path):
+def test_both_forms_of_a_line_and_several_files_are_read(tmp_path):
     tool = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}, {"type": "text", "text": "2"}]
     with_tool = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": tool}]
     with_system = [{"role": "system", "content": "Be brief. 짧게."}, *chat(2)["messages"]]
@@ -53,9 +53,6 @@ def test_both_forms_of_a_line_are_read(tmp_path):
     expected = [chat(1), {"messages": with_system}, {"messages": with_tool}]
     assert sorted(map(key, task)) == sorted(map(key, expected))
     assert task.kind == "chat"
-
-
-def test_several_files_are_read_in_order(tmp_path):
     for number in (2, 0, 1):
         write_lines(tmp_path / f"folder/web-{number}.jsonl", chat(number))
     write_lines(tmp_path / "folder/code-0.jsonl", chat(9))
