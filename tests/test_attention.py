@@ -133,21 +133,17 @@ def test_paths_are_the_twin_on_a_gpu(path, case):
         assert (ours.float() - exact).norm() < 0.03 * exact.norm() + 1e-3 * math.sqrt(exact.numel())
 
 
-@pytest.mark.parametrize(
-    ("family", "package", "path", "note"),
-    [
-        (9, "right", "flash3", ""),
-        (
-            9,
-            "wrong",
-            "flex",
-            "flash3 would be faster, but: it computes wrong values here; flash4 would be faster, but: no",
-        ),
-        (10, "right", "flex", "flash4 would be faster, but: no package"),
-        (8, "right", "flex", ""),
-    ],
-)
-def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, package, path, note, monkeypatch):
+FASTER = """
+9, right, flash3,
+9, wrong, flex, flash3 would be faster, but: it computes wrong values here; flash4 would be faster, but: no
+10, right, flex, flash4 would be faster, but: no package
+8, right, flex,
+"""
+
+
+@pytest.mark.parametrize("case", FASTER.strip().splitlines())
+def test_flash_attention_runs_where_it_can_and_its_values_are_right(case, monkeypatch):
+    family, package, path, note = map(str.strip, case.split(",", 3))
     fake_flash(monkeypatch, ignores_windows=package == "wrong")
     trial = paths._trial_error
 
@@ -157,7 +153,7 @@ def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, pack
         return trial(path, CPU, torch.float32)
 
     monkeypatch.setattr(paths, "_trial_error", tried)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (family, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (int(family), 0))
     paths.obstacle.cache_clear()
     gpu = torch.device("cuda")
     assert find_path("auto", gpu, torch.bfloat16, windows=True) == path

@@ -28,7 +28,7 @@ FEWER = {
 
 
 @pytest.mark.timeout(600)
-def test_the_main_job(speedrun, base, python, here, tmp_path):
+def test_the_main_job(speedrun, base, here, tmp_path):
     """All stages on a world, then everything that uses the models and the card.
 
     A mirror of real data sets is there all the time, and no output names one.
@@ -58,7 +58,7 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
 
     check_the_card(base, speedrun.home)
     # No other program knows this model's blocks, but its tokenizer can be exported.
-    python("-m", "scripts.export", "--source=rl", "--tag=default", "--format=tokenizer")
+    here("scripts.export", "--source=rl", "--tag=default", "--format=tokenizer")
     assert list(base.glob("wandb/*/*.wandb"))
     check_the_names(base, speedrun.home, done.stdout + done.stderr)
     # RL has its parent's temperature.
@@ -69,7 +69,7 @@ def test_the_main_job(speedrun, base, python, here, tmp_path):
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
         [choice] = server.http.post("/v1/chat/completions", json=body).json()["choices"]
         assert choice["finish_reason"] in ("stop", "length")
-    assert "reward 0" in python("-m", "scripts.rollouts", "--tag=default", "--show=1").stdout
+    assert "reward 0" in here("scripts.rollouts", "--tag=default", "--show=1").stdout
     here("scripts.scaling")
     refused = here("scripts.import_nanochat", "--tag=a", "--checkpoint=b", code=2)
     assert refused.stderr.startswith("error: --tokenizer is needed")

@@ -137,8 +137,6 @@ def test_the_gradient_by_hand():
     inputs, sizes = torch.zeros_like(targets), torch.tensor([[2, 1, 0], [1, 1, 0]])
     batch = (inputs, targets, reference, reference, inputs[:, :1], sizes)
     for loss, weight, value, slope in [
-        # Per token: ln 3/2 - ln 1/2 = ln 3; the slope by logit 1 is 1/4 + 3/4.
-        ("dpo-norm", 0.0, math.log(1 + 3**-0.5), -0.5 / (1 + 3**0.5)),
         # The mean loss on the chosen words is ln 4/3, and its slope 3/4 - 1.
         ("dpo", 0.1, math.log(1 + 1 / root) + 0.1 * math.log(4 / 3), -0.5 * 1.25 / (1 + root) - 0.1 * 0.25),
         ("dpo", 0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),

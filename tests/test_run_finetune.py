@@ -146,25 +146,19 @@ class Compare:
 
 
 def test_weights_and_momenta_are_the_parents(base):
-    few = ("--num-iterations=1", "--eval-every=-1", "--eval-metrics-every=-1")
-    jobs = [
-        base.tune(tag, *few, *flags, inspect=Compare()) for tag, flags in (("warm", ()), ("cold", ("--no-warm-start",)))
-    ]
+    few = ("--num-iterations=2", "--eval-metrics-every=-1")
+    jobs = {"warm": ("--eval-every=-1",), "cold": ("--no-warm-start", "--ema=0.9")}
+    jobs = [base.tune(tag, *few, *flags, inspect=Compare()) for tag, flags in jobs.items()]
     warm, cold = (job.done() for job in jobs)
     assert "weights True momenta True True" in warm
     assert "weights True momenta False False" in cold
     scale = 0.8 * 0.25  # for a small batch
     assert f"'matrices': {round(0.03 * scale, 6)}" in warm
     assert f"'smear': {round(0.2 * 0.8, 6)}" in warm
-
-
-def test_fine_tuning_has_an_average_of_its_own(base):
-    few = ("--num-iterations=2", "--eval-metrics-every=-1")
-    base.tune("averaged", *few, "--ema=0.9").done()  # its parent has none
-    loss, average = (found(base, "averaged", name) for name in ("val/loss", "val/loss of the average"))
+    # The second has an average of its own, as its parent has none.
+    loss, average = (found(base, "cold", name) for name in ("val/loss", "val/loss of the average"))
     assert list(average) == [2]
-    assert average[2] == pytest.approx(loss[2], rel=0.2)
-    assert average[2] != loss[2]
+    assert average[2] == pytest.approx(loss[2], rel=0.2) != loss[2]
 
 
 def test_validation_is_the_mean_over_supervised_tokens(base, straight, monkeypatch):

@@ -12,7 +12,7 @@ from teachers import completion, teaching
 
 from bench.served import serving, write_model
 from nanochat.curate import teacher as module
-from nanochat.curate.teacher import NoAnswer, Teacher, TeacherSettings, judge
+from nanochat.curate.teacher import NoAnswer, Teacher, TeacherSettings
 from nanochat.paths import read_jsonl
 
 
@@ -130,19 +130,6 @@ def test_the_budget_is_not_passed_and_cached_answers_are_free(parallel, monkeypa
             assert teacher.tokens == 100 * (len(rows) - before) <= (budget or 2000)
         assert teacher.map(ask, ["same"] * 40) == ["same"] * 40
         assert served.asked.count("same") == 1
-
-
-def test_verdicts(tmp_path):
-    (tmp_path / "prompts/judge.txt").write_text("{prompt} {first} {second}")
-    with teaching(lambda text: completion(f"My verdict:\n**Verdict:** {text.split()[-1]}")) as served:
-        teacher = Teacher(served.settings())
-        # The judge prefers 2, in either place; names the last answer a tie; and names none.
-        for second, rewards in (("2", [0.0, 1.0]), ("TIE", [0.5, 0.5])):
-            row = {"prompt": "Why?", "samples": [{"text": "1"}, {"text": second}]}
-            assert [sample["reward"] for sample in judge(teacher, row)["samples"]] == rewards
-        with pytest.raises(NoAnswer, match="no verdict"):
-            judge(teacher, {"prompt": "Why?", "samples": [{"text": "1"}, {"text": "none"}]})
-    assert served.asked[:2] == ["Why? 1 2", "Why? 2 1"]
 
 
 def test_a_killed_run_pays_for_nothing_twice(tmp_path, base, here, monkeypatch):

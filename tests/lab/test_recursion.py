@@ -65,13 +65,14 @@ def plant():
 def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch):
     base = Base(tmp_path)
     flags = ["--recursion=aggressive", "--supervision=2", "--supervision-base=1e9", "--improvement-reward=0"]
-    flags += ["--num-iterations=150", "--matrix-lr=0.02", "--embedding-lr=0.3", "--unembedding-lr=0.03"]
+    flags += ["--num-iterations=100", "--matrix-lr=0.02", "--embedding-lr=0.3", "--unembedding-lr=0.03"]
     flags += ["--save-every=-1", "--eval-every=50", "--total-batch-size=512", "--device-batch-size=16"]
     jobs = [base.start(f"toy-{seed}", *flags, f"--seed={seed}", before=plant) for seed in (1, 2)]
     for job in jobs:
         job.done()
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
     monkeypatch.setattr("nanochat.models.RecursiveGPT", PoorFirstExit)
+    monkeypatch.setattr("nanochat.lab.recursion.REFIT_STEPS", 25)
     results = []
     for seed in (1, 2):
         run = ArmRun.read(f"toy-{seed}")

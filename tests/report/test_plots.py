@@ -87,7 +87,6 @@ def test_a_file_of_its_own_is_whole_and_always_the_same(plot):
 
 # Linear RGB → the same as seen without red, or green, cones (Viénot, Brettel and Mollon 1999).
 SEEN = {
-    "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
     "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
     "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
 }

@@ -23,14 +23,14 @@ def prompts(base, monkeypatch, tmp_path):
 def metrics_of(verdict) -> dict:
     """Metrics for 30 rows with answers a!, a!! … and b0, b1 …"""
     rows = [{"prompt": "", "samples": [{"text": f"a{'!' * (i % 5)}"}, {"text": f"b{i}"}]} for i in range(30)]
-    with teaching(lambda text: completion(f"Verdict: {verdict(*text.split('|'))}")) as served:
+    with teaching(lambda text: completion(f"My verdict:\n**Verdict:** {verdict(*text.split('|'))}")) as served:
         return judged_metrics(Teacher(served.settings()).map(judge, rows))
 
 
 def by_number(first: str, second: str) -> int | str:
     """Each fifth row is a tie; of the others A wins each third."""
     [number] = [int(text[1:]) for text in (first, second) if text[0] == "b"]
-    return "tie" if number % 5 == 0 else 1 + ((first[0] == "a") == bool(number % 3))
+    return "TIE" if number % 5 == 0 else 1 + ((first[0] == "a") == bool(number % 3))
 
 
 def test_judges_who_prefer_an_answer_a_place_or_a_length():

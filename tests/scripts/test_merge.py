@@ -47,6 +47,7 @@ def test_a_merge_is_a_checkpoint_like_any(merges):
     assert job.codes() == [2]
     assert "holds a merge, which does not train on: start from it with --model-tag" in job.err()
     assert "holds a run, take another --tag" in merges.refused("sum", "--models=one,two")
+    assert "one of the weights has to be above 0" in merges.refused("never", "--models=one:0,two:0")
     # A merge has the parent of its models, and can be merged with them.
     merges.start("again", "--models=sum,one:0").done()
     assert all(torch.equal(value, merged[name]) for name, value in load(merges.of("again"), 2).model_tensors().items())

@@ -91,7 +91,6 @@ chat_rl --num-samples=1 | --num-samples has to be 2 or more, not 1
 chat_rl --model-tag=none | there is no model in
 merge | --models and --tag are needed
 merge --tag=new --models=one,none | there is no model in
-merge --tag=new --models=one:0,two:0 | --models: one of the weights has to be above 0
 merge --tag=new --models=one,two --scale=2 | --scale is a factor of changes: take --method=task or ties
 base_train SMALL --device-batch-size=3 | does not divide --total-batch-size=256: take auto or one of [1, 2, 4, 8]
 base_train SMALL --target-flops=1e9 | --num-iterations and --target-flops each end the run: keep one of them
