@@ -34,12 +34,10 @@ def plain(model, request, sample=0):
     return ids[len(request.tokens) :]
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("reference", 80), ("odd shapes", 40), ("october-2025", 40), ("recursive", 60)]
-)
-def test_greedy_is_the_plain_loop(name, count):
+@pytest.mark.parametrize("name", ["reference", "odd shapes", "october-2025", "recursive"])
+def test_greedy_is_the_plain_loop(name):
     """One pass over a row gives what a loop without a cache would have chosen at each of its positions."""
-    model, requests = model_of(name), mixed(count)
+    model, requests = model_of(name), mixed(40)
     assert 129 in model.config.windows or name in ("october-2025", "recursive")
     ended = 0
     for request, [completion] in zip(requests, Engine(model, TOKENIZER, slots=16).generate(requests), strict=True):
@@ -50,7 +48,7 @@ def test_greedy_is_the_plain_loop(name, count):
         assert completion.reason == "length"
         assert completion.mask == [1] * len(completion.tokens)
         ended += len(ids) == 192
-    assert ended > count / 10
+    assert ended > 4
 
 
 def test_samples_are_the_plain_loops():

@@ -48,7 +48,6 @@ def test_counts_of_a_small_model_by_hand():
         "scalars": 4 + 4 + 24 + 1 + 1,
     }
     assert parameter_counts(model) == {**counts, "total": sum(counts.values())}
-    assert sum(counts.values()) == sum(parameter.numel() for parameter in model.parameters())
     weights = counts["matrices"] + counts["head"] + 24
     assert model.flops_per_token() == 6 * weights + 12 * 64 * (129 + 129 + 129 + 512)
     tied = GPT(GPTConfig(**SMALL, tie_embeddings=True))

@@ -72,12 +72,13 @@ class PlainMuon:
         self.matrix = self.matrix - group.lr * math.sqrt(max(1, m / n)) * (x + decay)
 
 
-@pytest.mark.parametrize(
-    ("rows", "loudness"),
-    [(slice(0), 1.0), (slice(1), 0.0), (slice(1), 1e-6), (slice(None), 0.0)],
-    ids=["all rows alike", "a silent row", "a faint row", "a silent matrix"],
-)
-def test_muon_equals_its_plain_twin(rows, loudness):
+# The first rows, and the factor of their gradients.
+QUIET = {"all rows alike": (0, 1.0), "a silent row": (1, 0.0), "a faint row": (1, 1e-6), "a silent matrix": (99, 0.0)}
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_muon_equals_its_plain_twin(case):
+    rows, loudness = QUIET[case]
     shapes = [(random.randint(1, 24), random.randint(1, 24)) for _ in range(4)]
     params = parameters(*(shape for shape in shapes for _ in range(random.randint(1, 3))))
     group = muon_group(params)
@@ -86,8 +87,8 @@ def test_muon_equals_its_plain_twin(rows, loudness):
     for _ in range(3):
         gradients = give_gradients(params)
         for (_, parameter), gradient in zip(params, gradients, strict=True):
-            gradient[rows] *= loudness
-            parameter.grad[rows] *= loudness
+            gradient[:rows] *= loudness
+            parameter.grad[:rows] *= loudness
         optimizer.step(0.01)
         for twin, gradient in zip(twins, gradients, strict=True):
             twin.step(0.01 * gradient, group)

@@ -136,13 +136,13 @@ def test_the_gradient_by_hand():
     reference = torch.tensor([[half, half], [half, 0.0]])
     inputs, sizes = torch.zeros_like(targets), torch.tensor([[2, 1, 0], [1, 1, 0]])
     batch = (inputs, targets, reference, reference, inputs[:, :1], sizes)
-    for loss, weight, value, slope in [
+    for weight, value, slope in [
         # The mean loss on the chosen words is ln 4/3, and its slope 3/4 - 1.
-        ("dpo", 0.1, math.log(1 + 1 / root) + 0.1 * math.log(4 / 3), -0.5 * 1.25 / (1 + root) - 0.1 * 0.25),
-        ("dpo", 0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),
+        (0.1, math.log(1 + 1 / root) + 0.1 * math.log(4 / 3), -0.5 * 1.25 / (1 + root) - 0.1 * 0.25),
+        (0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),
     ]:
         model = TwoWords()
-        found, count, metrics = Preference(loss, 0.5, weight)(model, batch)
+        found, count, metrics = Preference("dpo", 0.5, weight)(model, batch)
         found.backward()
         assert (found.item(), int(count)) == (pytest.approx(value), 1)
         assert model.logits.grad.tolist() == pytest.approx([-slope, slope])

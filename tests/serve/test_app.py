@@ -82,13 +82,11 @@ def test_pages_of_an_allowed_origin_may_use_the_server():
     assert ask(headers=page, key="secret").status_code == 401
 
 
-@pytest.mark.parametrize(
-    ("given", "status"), [(None, 401), ("Bearer", 401), ("Bearer schlüssell", 401), ("Bearer schlüssel", 200)]
-)
-def test_keys(given, status):
+@pytest.mark.parametrize("given", ["", "Bearer", "Bearer schlüssell", "Bearer schlüssel"])
+def test_keys(given):
     found = ask(key="schlüssel", headers={"authorization": given.encode()} if given else {})
-    assert found.status_code == status
-    if status == 401:
+    assert found.status_code == (200 if given == "Bearer schlüssel" else 401)
+    if found.status_code == 401:
         assert found.json()["error"]["code"] == "invalid_api_key"
         assert found.headers["www-authenticate"] == "Bearer"
         assert [ask(path, key="secret").status_code for path in ("/", "/health", "//health")] == [200, 200, 401]

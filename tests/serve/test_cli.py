@@ -18,7 +18,6 @@ BOS = ID["<|bos|>"]
 def test_messages_of_one_line_and_of_several():
     lines = ["one", "", "  ", "two", "three \\", "four\\", "", "한국어", "five\\"]
     assert list(join_lines(iter(lines))) == ["one", "two", "three \nfour\n", "한국어", "five\n"]
-    assert list(join_lines(iter([]))) == []
 
 
 CALL = [*map(Piece, ["text", "python", "python"], ["It is ", "", "12+"]), Piece("python", "34"), Piece("text", "")]
