@@ -3,6 +3,7 @@
 import importlib
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -71,6 +72,13 @@ def own_home(session_home: None, tmp_path_factory: pytest.TempPathFactory) -> It
     with pytest.MonkeyPatch.context() as environment:
         separate(environment, tmp_path_factory.mktemp("own"))
         yield
+
+
+def checked(done: subprocess.CompletedProcess, code: int) -> subprocess.CompletedProcess:
+    """Return the result of a process that ended with the expected code; a refusal, code 2, is one sentence."""
+    assert done.returncode == code, done.stdout + done.stderr
+    assert code != 2 or re.fullmatch("error: .*\n", done.stderr), done.stderr
+    return done
 
 
 def plant_world(base: Path, world: Path) -> Path:
@@ -182,12 +190,12 @@ def compiled(tmp_path_factory) -> dict[str, str]:
 def python(base: Path, compiled: dict[str, str]):
     """Run `python ARGUMENTS` in the repository's root, without this machine's settings; `variables` are added."""
 
-    def run(*arguments: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
+    def run(*arguments: str, cwd: Path = ROOT, code: int = 0, **variables: str) -> subprocess.CompletedProcess:
         ours = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "COLUMNS", "PYTHONPATH")
         env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         env |= {"NANOCHAT_BASE_DIR": str(base), "HF_HUB_OFFLINE": "1", **compiled, **variables}
         command = [sys.executable, *arguments]
-        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+        return checked(subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300), code)
 
     return run
 
@@ -196,7 +204,7 @@ def python(base: Path, compiled: dict[str, str]):
 def here(base: Path, monkeypatch, capsys):
     """Call a script in this process, with the result of a process: faster, for scripts without a model."""
 
-    def call(module: str, *flags: str, **variables: str) -> subprocess.CompletedProcess:
+    def call(module: str, *flags: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess:
         script = importlib.import_module(f"{module}.__main__" if module == "nanochat.report" else module)
         status = 0
         with monkeypatch.context() as patch:
@@ -210,7 +218,7 @@ def here(base: Path, monkeypatch, capsys):
                 config.run(script.main, script.Config)
             except SystemExit as end:
                 status = end.code
-        return subprocess.CompletedProcess(flags, status, *capsys.readouterr())
+        return checked(subprocess.CompletedProcess(flags, status, *capsys.readouterr()), code)
 
     return call
 
@@ -242,9 +250,9 @@ class Speedrun:
         command = ["bash", str(self.home / "speedrun.sh"), *words]
         return subprocess.Popen(command, **about, text=True, start_new_session=True)
 
-    def run(self, *words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    def run(self, *words: str, cwd: Path = ROOT, code: int = 0) -> subprocess.CompletedProcess:
         command = ["bash", str(self.home / "speedrun.sh"), *words]
-        return subprocess.run(command, cwd=cwd, env=self.env, capture_output=True, text=True)
+        return checked(subprocess.run(command, cwd=cwd, env=self.env, capture_output=True, text=True), code)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Chats of random words, and a tokenizer for them."""
 
+from functools import cache
 from random import Random
 from typing import Any
 
@@ -25,6 +26,7 @@ def chats(seed: int, count: int, words: int = 12) -> list[dict]:
     return [chat(sentence(random, words), sentence(random, words)) for _ in range(count)]
 
 
+@cache
 def small_tokenizer() -> Tokenizer:
     return Tokenizer.train([sentence(Random(n), 20, n % 2 == 1) for n in range(40)], 400)
 

@@ -152,7 +152,7 @@ def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, pack
         return trial(path, CPU, torch.float32)
 
     monkeypatch.setattr(paths, "_trial_error", tried)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (family, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (int(family), 0))
     paths.obstacle.cache_clear()
     gpu = torch.device("cuda")
     assert find_path("auto", gpu, torch.bfloat16, windows=True) == path

@@ -42,32 +42,11 @@ def test_it_computes(case):
     assert calculate(expression) == answer
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "",
-        "1+",
-        "\0",
-        "1,2",
-        "__import__('os').system('true')",
-        "().__class__",
-        "'a'.upper()",
-        "'a'.count('a', 1)",
-        "'a'*1000",
-        "1j*1j",
-        "1<<100000",
-        "~1",
-        "1/0",
-        "0**-1",
-        "9**9**9",
-        "2**0.5",
-        "9**64",
-        "1e-300000000",
-        "1/3**60/3**60",
-        "1" * (MAX_LENGTH + 1),
-        "(" * 100 + "1" + ")" * 99,
-    ],
-)
+REFUSED = r"""|1+|1,2|__import__('os').system('true')|().__class__|'a'.upper()|'a'.count('a', 1)|'a'*1000|1j*1j
+1<<100000|~1|1/0|0**-1|9**9**9|2**0.5|9**64|1e-300000000|1/3**60/3**60""".replace("\n", "|").split("|")
+
+
+@pytest.mark.parametrize("expression", [*REFUSED, "\0", "1" * (MAX_LENGTH + 1), "(" * 100 + "1" + ")" * 99])
 def test_it_refuses(expression):
     with pytest.raises(REFUSALS):
         calculate(expression)

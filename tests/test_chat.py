@@ -57,14 +57,11 @@ def test_ids_and_mask_of_a_conversation(tokenizer):
     assert render_conversation(talk("", ""), tokenizer) == spelled(tokenizer, *empty)
 
 
-def test_the_system_message_stands_before_the_first_question(tokenizer):
+def test_the_system_message_stands_before_the_first_question_and_a_prompt_ends_with_assistant_start(tokenizer):
     merged = render_conversation(talk("be brief\n\nhow many?", "46", "more?"), tokenizer)
     assert render_conversation(talk("how many?", "46", "more?", system="be brief"), tokenizer) == merged
     system, question = ([{"type": "text", "text": text}] for text in ("be brief", "how many?"))
     assert render_conversation(talk(question, "46", "more?", system=system), tokenizer) == merged
-
-
-def test_a_prompt_ends_with_assistant_start(tokenizer):
     conversation = talk("how many?", CALCULATION, "there?", "46", system="be brief")
     prompt = render_prompt(conversation, tokenizer)
     whole, _ = render_conversation(conversation, tokenizer)
@@ -73,7 +70,7 @@ def test_a_prompt_ends_with_assistant_start(tokenizer):
     assert render_prompt(talk("how many?", CALCULATION, "there?", system="be brief"), tokenizer) == prompt
 
 
-def test_a_prompt_that_is_too_long_loses_its_oldest_turns(tokenizer):
+def test_a_prompt_that_is_too_long_loses_its_oldest_turns_and_then_the_beginning_of_a_question(tokenizer):
     contents = ["how many?", CALCULATION, "there?", "there are 46", "be brief", "46", "letters?"]
     for system, answers in ((None, []), ("be brief", []), ("be brief", ["46"])):
         conversation = talk(*contents, *answers, system=system)
@@ -86,9 +83,6 @@ def test_a_prompt_that_is_too_long_loses_its_oldest_turns(tokenizer):
             assert fitted_prompt(conversation, tokenizer, room, 0) == expected
             # An answer may take up to half of the context.
             assert fitted_prompt(conversation, tokenizer, room + min(9, room), min(9, room)) == expected
-
-
-def test_a_last_question_that_is_too_long_loses_its_beginning(tokenizer):
     conversation = talk("there?", "46", "how many letters are there?")
     last = render_prompt(talk("how many letters are there?"), tokenizer)
     for room in range(4, len(last)):
@@ -168,8 +162,5 @@ def test_a_rendered_answer_is_parsed_back(tokenizer):
         ids, _ = render_conversation(talk("?", content or ""), tokenizer)
         start = ids.index(tokenizer.special_tokens["<|assistant_start|>"])
         assert parts(pieces_of(ids[start + 1 :], tokenizer)) == content
-
-
-def test_other_special_tokens_are_not_shown():
     for name in ("bos", "assistant_start", "assistant_end", "user_start", "user_end"):
         assert pieces_of([97, ID[f"<|{name}|>"], 98]) == [Piece("text", "a"), Piece("text", "b")]

@@ -63,16 +63,13 @@ def test_a_short_flag(words):
     assert parse(Short, words) == Short("base")
 
 
-def test_values_of_all_kinds():
+def test_values_of_all_kinds_and_unknown_flags():
     assert parse(Config, []) == Config()
     config = parse(Config, ["--fan", "--heat=1e-3", "--size", "3e2", "--shape=square", "--data", "a b"])
     assert config == Config(fan=True, heat=0.001, size=300, shape="square", data="a b")
     assert parse(Config, ["--size=None"]).size is None
     assert parse(Config, ["--max-chars=9007199254740993"]).max_chars == 2**53 + 1  # which no float is
     assert parse(Config, ["--", "--heat=0.25"]).heat == 0.25  # a leading double dash is dropped
-
-
-def test_unknown_flags():
     assert refusal("--max-char=3") == "unknown argument --max-char, did you mean --max-chars?"
     assert refusal("--hea_t", "1") == "unknown argument --hea_t, did you mean --heat?"
     assert refusal("--zzzz") == "unknown argument --zzzz, see --help."
@@ -85,13 +82,10 @@ def test_bad_values_name_their_flag(case):
     assert "--heat has to be a finite number, not nan" in refusal("--heat=nan")
 
 
-def test_a_limit_is_refused():
+def test_limits_are_kept_but_for_the_default():
     assert parse(base_train.Config, ["--ema=0.999"]).ema == 0.999
     with pytest.raises(ValueError, match="--ema has to be below 1, not 1"):
         parse(base_train.Config, ["--ema=1"])
-
-
-def test_less_than_the_least_is_refused_but_for_the_default():
     assert [parse(Config, [f"--racks={number}"]).racks for number in (-1, 1, 7)] == [-1, 1, 7]
     for number in (0, -2):
         assert refusal(f"--racks={number}") == f"--racks has to be 1 or more, not {number}"
@@ -172,7 +166,7 @@ def test_a_script_ends_with_one_sentence_and_a_code(case, monkeypatch, capsys):
 
 def test_dev_mode_shows_the_traceback(python, tmp_path):
     words = ("-X", "dev", "-m", "scripts.rollouts", f"--tag={'x' * 20}")
-    assert "Traceback" in python(*words, NANOCHAT_BASE_DIR=str(tmp_path)).stderr
+    assert "Traceback" in python(*words, code=1, NANOCHAT_BASE_DIR=str(tmp_path)).stderr
 
 
 @pytest.mark.parametrize("script", ["scripts.tok_train", "scripts.tok_eval", "nanochat.report"])
@@ -180,5 +174,4 @@ def test_help_imports_nothing_heavy(script, python, tmp_path):
     for heavy in ("torch", "pyarrow", "numpy", "wandb", "tiktoken"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
     done = python("-m", script, "--help", PYTHONPATH=str(tmp_path))
-    assert done.returncode == 0, done.stderr
     assert "(default: " in done.stdout

@@ -136,18 +136,11 @@ def test_a_state_is_the_position_of_the_consumer_and_small(corpus, tokenizer, st
     loader.close()
 
 
-def test_numbers_that_do_not_divide(corpus, tokenizer):
+def test_numbers_that_do_not_divide_and_the_end_of_the_thread(corpus, tokenizer):
     with pytest.raises(ValueError, match="8 lanes cannot be shared by 3 ranks: use a multiple of 3"):
         loader_of(corpus, tokenizer, world_size=3)
     with pytest.raises(ValueError, match="3 rows of a batch cannot be shared by 4 ranks: use a multiple of 4"):
         loader_of(corpus, tokenizer, world_size=4, batch_size=3)
-
-
-def threads() -> int:
-    return sum(thread.name.startswith("nanochat-data") for thread in threading.enumerate())
-
-
-def test_closing_ends_the_thread(corpus, tokenizer):
     before = threads()
     loader = loader_of(corpus, tokenizer)
     assert threads() == before
@@ -156,6 +149,10 @@ def test_closing_ends_the_thread(corpus, tokenizer):
     loader.close()
     loader.close()
     assert threads() == before
+
+
+def threads() -> int:
+    return sum(thread.name.startswith("nanochat-data") for thread in threading.enumerate())
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ def decoder_of(slots=3, length=64):
 
 
 @torch.inference_mode()
-def test_room_grows_and_is_kept():
+def test_room_grows_and_is_kept_and_there_are_fewer_slots_where_memory_is_short(monkeypatch):
     decoder = decoder_of(2, 64)
     store = decoder.cache.store
     assert decoder.make_room(1, 10) == 1
@@ -23,10 +23,6 @@ def test_room_grows_and_is_kept():
     assert (decoder.cache.slots, decoder.length) == (2, 96)
     decoder.make_room(3, 512)
     assert (decoder.cache.slots, decoder.length) == (3, 512)
-
-
-@torch.inference_mode()
-def test_where_memory_is_short_there_are_fewer_slots(monkeypatch):
     decoder = Decoder(pack(lively(SMALL)))
     slot = decoder_of(1, 64).cache.store.nbytes
     monkeypatch.setattr("nanochat.decoder.free_memory", lambda device: 9 * slot)  # half of it takes 4

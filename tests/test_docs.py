@@ -37,8 +37,7 @@ def folders(base: Path, text_folder: Path, tmp_path: Path, tiny_world: Path) -> 
 def test_what_a_page_shows_works(page: Path, python, folders: None, base: Path, fake_hub: Path, tmp_path: Path):
     for language, content in blocks(page):
         if language == "python":
-            done = python("-c", content, cwd=tmp_path, NANOCHAT_HUB=str(fake_hub))
-            assert done.returncode == 0, f"{content}\n{done.stderr}"
+            python("-c", content, cwd=tmp_path, NANOCHAT_HUB=str(fake_hub))
             continue
         assert language == "bash", f"{page.name} shows a block of {language}, which nothing runs"
         for number, line in enumerate(content.splitlines()):
@@ -61,8 +60,11 @@ def test_links_lead_somewhere(page: Path):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 
 
-def test_the_readme_shows_the_summary_of_the_committed_card():
+def test_the_readme_shows_the_questions_of_the_first_world_and_the_summary_of_the_card():
     """The card in the working tree may be a newer one: every run of the main job writes it."""
+    shown = re.findall(r"^\d+\. (.*) \*(.*)\*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    asked = ten_questions(World(1, SIZES["small"].people))
+    assert shown == [(row["question"], row["answer"]) for row in asked]
     command = ["git", "-c", "safe.directory=*", "show", "HEAD:report.md"]
     committed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if committed.returncode:
@@ -70,9 +72,3 @@ def test_the_readme_shows_the_summary_of_the_committed_card():
     readme, card = (ROOT / "README.md").read_text(encoding="utf-8"), committed.stdout
     tables = [re.findall(r"^\| Metric .*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)[-1] for text in (readme, card)]
     assert tables[0] == tables[1]
-
-
-def test_the_readme_shows_the_questions_of_the_first_world():
-    shown = re.findall(r"^\d+\. (.*) \*(.*)\*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    asked = ten_questions(World(1, SIZES["small"].people))
-    assert shown == [(row["question"], row["answer"]) for row in asked]

@@ -34,12 +34,10 @@ def plain(model, request, sample=0):
     return ids[len(request.tokens) :]
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("reference", 80), ("odd shapes", 40), ("october-2025", 40), ("recursive", 60)]
-)
-def test_greedy_is_the_plain_loop(name, count):
+@pytest.mark.parametrize("name", ["reference", "odd shapes", "october-2025", "recursive"])
+def test_greedy_is_the_plain_loop(name):
     """One pass over a row gives what a loop without a cache would have chosen at each of its positions."""
-    model, requests = model_of(name), mixed(count)
+    model, requests = model_of(name), mixed(40)
     assert 129 in model.config.windows or name in ("october-2025", "recursive")
     ended = 0
     for request, [completion] in zip(requests, Engine(model, TOKENIZER, slots=16).generate(requests), strict=True):
@@ -50,7 +48,7 @@ def test_greedy_is_the_plain_loop(name, count):
         assert completion.reason == "length"
         assert completion.mask == [1] * len(completion.tokens)
         ended += len(ids) == 192
-    assert ended > count / 10
+    assert ended > 4
 
 
 def test_samples_are_the_plain_loops():
@@ -74,7 +72,7 @@ def watched(monkeypatch, engine):
     return steps, runs
 
 
-def test_slots_are_filled_as_soon_as_they_are_free(monkeypatch):
+def test_slots_are_filled_as_soon_as_they_are_free_and_prompts_run_in_batches_of_like_length(monkeypatch):
     requests = [Request([65] * (2 + i), 10 + 7 * (i % 5), stop=NEVER) for i in range(20)]
     engine = Engine(model_of(), TOKENIZER, slots=4)
     steps, runs = watched(monkeypatch, engine)
@@ -83,9 +81,6 @@ def test_slots_are_filled_as_soon_as_they_are_free(monkeypatch):
     assert set(steps[:-38]) == {4}  # full until the last rows are under way, of at most 38 tokens
     assert runs[0] == [20, 19, 18, 17]
     assert sorted(chain.from_iterable(runs)) == list(range(1, 21))
-
-
-def test_prompts_are_run_once_in_batches_of_like_length(monkeypatch):
     monkeypatch.setattr("nanochat.decoder.PREFILL_TOKENS", 300)
     requests = [replace(request, n=4, max_new_tokens=3) for request in mixed(20, temperature=1.0)]
     engine = Engine(model_of(), TOKENIZER, slots=80)
@@ -155,31 +150,28 @@ def test_a_prompt_that_does_not_fit_is_refused(tokens):
         Engine(script_model(65, 66), TOKENIZER).generate([Request([65], 5), Request(tokens, 5)])
 
 
-@pytest.mark.parametrize(
-    ("script", "text", "mask"),
-    [
-        (  # 12*3 gives 36; by the chain a 3 would be followed by the end of the expression
-            "A[python_start]12*3[python_end]B[output_end]Z[assistant_end]",
-            "[python_start]12*3[python_end][output_start]36[output_end]Z",
-            "1111110000" + "1",
-        ),
-        ("A[python_start]xy[python_end]Z[assistant_end]", "[python_start]xy[python_end]Z", None),  # no expression
-        ("A[python_start]1/0[python_end]Z[assistant_end]", "[python_start]1/0[python_end]Z", None),
-        ("A[python_start][python_end]Z[assistant_end]", "[python_start][python_end]Z", None),
-        ("A[python_end]Z[assistant_end]", "[python_end]Z", None),
-        ("A[output_start]1[output_end]Z[assistant_end]", "[output_start]1[output_end]Z", None),  # it may say so itself
-        ("A[python_start]12[assistant_end]", "[python_start]12", None),
-    ],
-)
-def test_tool_turns(script, text, mask):
-    heard, completion = say(speaker(script))
-    assert heard == text
-    assert "".join(map(str, completion.mask)) == (mask or "1" * len(completion.mask))
-    assert completion.reason == "stop"
+CALL = "A[python_start]12*3[python_end]B[output_end]Z[assistant_end]"
+# What is no expression, or no call, stays as it was written; a model may even write an output itself.
+UNANSWERED = """[python_start]xy[python_end]Z | [python_start]1/0[python_end]Z | [python_start][python_end]Z
+    | [python_end]Z | [output_start]1[output_end]Z | [python_start]12""".split(" | ")
+
+
+def test_a_call_is_answered():
+    """By the chain of the script a 3 would be followed by the end of the expression; 12*3 gives 36."""
+    heard, completion = say(speaker(CALL))
+    assert heard == "[python_start]12*3[python_end][output_start]36[output_end]Z"
+    assert (completion.mask, completion.reason) == ([1] * 6 + [0] * 4 + [1], "stop")
+
+
+@pytest.mark.parametrize("text", map(str.strip, UNANSWERED))
+def test_other_turns_are_not_answered(text):
+    heard, completion = say(speaker(f"A{text}[assistant_end]"))
+    assert (heard, completion.reason) == (text, "stop")
+    assert set(completion.mask) == {1}
 
 
 def test_the_calculator_answers_as_far_as_there_is_room():
-    engine = speaker("A[python_start]12*3[python_end]B[output_end]Z[assistant_end]")
+    engine = speaker(CALL)
     _, complete = say(engine)
     for most in range(1, len(complete.tokens) + 1):
         _, completion = say(engine, most=most)
@@ -191,7 +183,7 @@ def test_the_calculator_answers_as_far_as_there_is_room():
 
 def test_only_the_row_that_asks_gets_an_answer():
     """Rows in different places of one chain, some of them in an expression of their own."""
-    model = script_model(*ids_of("A[python_start]12*3[python_end]B[output_end]Z[assistant_end]"))
+    model = script_model(*ids_of(CALL))
     starts = ["A", "B", "2", "[python_start]", "Z", "A", "[output_end]", "*"]
     engine = Engine(model, TOKENIZER, slots=3)
     requests = [Request(ids_of(start), 4 + 3 * i) for i, start in enumerate(starts)]

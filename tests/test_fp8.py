@@ -143,6 +143,10 @@ def test_converting_a_model():
     assert list(model.state_dict()) == saved
     model.to(torch.bfloat16)
     assert model.up.quantized[0].dtype == FORWARD
+    with pytest.raises(ValueError, match=r"this device does not multiply in fp8 .* omit --fp8"):
+        convert(Block())
+    with pytest.raises(ValueError, match="15 tokens in a micro-batch: fp8 needs a multiple of 16"):
+        block()(torch.randn(3, 5, 32))
 
 
 def test_a_graph_is_whole_and_reads_refreshed_weights():
@@ -159,10 +163,3 @@ def test_a_graph_is_whole_and_reads_refreshed_weights():
         with torch.no_grad():
             model.up.weight.add_(torch.randn(64, 32))
         refresh(model)
-
-
-def test_what_cannot_be_done_is_said():
-    with pytest.raises(ValueError, match=r"this device does not multiply in fp8 .* omit --fp8"):
-        convert(Block())
-    with pytest.raises(ValueError, match="15 tokens in a micro-batch: fp8 needs a multiple of 16"):
-        block()(torch.randn(3, 5, 32))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 from conftest import ROOT
+from contain import NEEDS_SANDBOX
 from models import CONFIGS, lively
 
 from nanochat import golf, quant
@@ -107,21 +108,18 @@ def test_what_cannot_be_scored_is_refused(files, flags, message):
     assert found.startswith(message)
 
 
-def test_a_missing_tensor_is_named(files, packed):
+def test_a_missing_tensor_or_another_tokenizer_is_named(files, packed):
     artifact = read_artifact(packed[1])
     weights = {name: value for name, value in artifact.weights.items() if name != "smear_lambda"}
     (files / "artifact").write_bytes(write_artifact(artifact.config, weights, artifact.vocabulary, {}))
     assert score(files) == (2, "error: missing tensors: ['smear_lambda']; unexpected tensors: []\n")
-
-
-def test_an_artifact_of_another_tokenizer_is_refused(files, packed):
     artifact = read_artifact(packed[1])
     other = artifact.vocabulary | {"merges": artifact.vocabulary["merges"][:-1]}
     (files / "artifact").write_bytes(write_artifact(artifact.config, artifact.weights, other, {}))
     assert score(files) == (2, "error: the artifact has another tokenizer than its model: pack it again\n")
 
 
-@pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+@NEEDS_SANDBOX
 def test_the_sandbox_shows_what_it_is_given_and_nothing_else(tmp_path):
     given_folder, other = tmp_path / "given", tmp_path / "other"
     for folder in (given_folder, other):

@@ -108,16 +108,13 @@ def test_every_field_acts(field):
         assert (usual(ids) - other(ids)).abs().max() > 1e-3
 
 
-def test_every_field_trains_with_and_without_checkpointing(field):
+def test_every_field_trains_with_and_without_checkpointing_and_is_known_to_inference(field):
     """A gradient reaches every parameter, and recomputation changes none."""
     ids = tokens()
     usual = gradients(lively(switched(field)), ids)
     assert all(value.any() for value in usual.values())
     again = gradients(lively(switched(field), checkpointing=True), ids)
     torch.testing.assert_close(again, usual, atol=1e-5, rtol=1e-4)
-
-
-def test_every_field_is_known_to_inference(field):
     assert_decoding_is_the_full_pass(switched(field))
 
 

@@ -25,16 +25,17 @@ def test_a_model_flag_names_a_configuration_and_changes_of_it():
     assert changed == {**config_fields("october-2025"), "smear": True, "softcap": 0.0, "mlp": "swiglu"}
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("gpt", "--model=gpt is not known, take one of reference"),
-        ("reference,novelty=1", "novelty is no field of GPTConfig, take one of mlp"),
-        ("reference,depth=3", "depth is set by its own flag"),
-        ("reference,smear=yes", "smear cannot be yes, write a bool"),
-        ("reference,softcap=much", "softcap cannot be much, write a float"),
-    ],
-)
-def test_other_model_flags_are_refused(text, words):
+REFUSED = """
+gpt | --model=gpt is not known, take one of reference
+reference,novelty=1 | novelty is no field of GPTConfig, take one of mlp
+reference,depth=3 | depth is set by its own flag
+reference,smear=yes | smear cannot be yes, write a bool
+reference,softcap=much | softcap cannot be much, write a float
+"""
+
+
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_other_model_flags_are_refused(case):
+    text, words = case.split(" | ")
     with pytest.raises(ValueError, match=words):
         config_fields(text)

@@ -60,12 +60,10 @@ def test_the_policy_gradient_by_hand():
     assert slopes == pytest.approx([0.5 * 0.25 - 0.5 * (0.25 - 1), 0.5 * (0.75 - 1) - 0.5 * 0.75])
 
 
-@pytest.mark.parametrize(
-    ("ratio", "advantage", "loss", "share"),
-    [(1.0, 1.0, -1.0, 1.0), (1.5, 1.0, -1.2, 0.0), (1.5, -1.0, 1.5, 1.5), (0.5, 1.0, -0.5, 0.5), (0.5, -1.0, 0.8, 0.0)],
-)
-def test_clipping_by_hand(ratio, advantage, loss, share):
+@pytest.mark.parametrize("case", "1 1 -1 1 | 1.5 1 -1.2 0 | 1.5 -1 1.5 1.5 | .5 1 -.5 .5 | .5 -1 .8 0".split(" | "))
+def test_clipping_by_hand(case):
     """The ratio counts where it speaks for less change; beyond the clip nothing is learned. share: of the gradient."""
+    ratio, advantage, loss, share = map(float, case.split())
     batch = step([[1]], [[advantage]], sampled=[[math.log(0.75 / ratio)]])
     found, _, slopes = gradient(PolicyGradient("clip"), batch)
     assert found == pytest.approx(loss)
@@ -73,7 +71,7 @@ def test_clipping_by_hand(ratio, advantage, loss, share):
     assert slopes == pytest.approx([share * slope for slope in plain], abs=1e-6)
 
 
-def test_straying_costs_by_hand():
+def test_straying_costs_by_hand_and_the_gap_to_the_sampler_is_a_metric():
     """Of word 1, 3/4 now and 1/2 before: 2/3 - ln 2/3 - 1."""
     before = TwoWords().requires_grad_(False)
     batch = step([[1, -1]], [[0.0, 0.0]])
@@ -83,6 +81,11 @@ def test_straying_costs_by_hand():
     assert loss == pytest.approx(0.1 * (2 / 3 - math.log(2 / 3) - 1))
     # Of ln p it is 1 - 2/3, and of a logit ln p is chosen - chance.
     assert slopes == pytest.approx([0.1 / 3 * (0 - 0.25), 0.1 / 3 * (1 - 0.75)])
+    objective, true = PolicyGradient(), math.log(0.75)
+    batch = step([[1, -1], [1, 1]], [[1.0, 1.0]] * 2, [[true + 0.25, 0], [true - 0.5, true]])
+    _, _, metrics = objective(TwoWords(), batch)
+    total, tokens = metrics["rl/logprob_gap"]
+    assert (float(total), int(tokens)) == (pytest.approx(0.75), 3)
 
 
 def in_parts(model, objective, split, batch, cuts: dict[int, int]) -> Iterator[tuple[float, int]]:
@@ -131,11 +134,3 @@ def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
     count = int((batch[1] >= 0).sum())
     for _, total in in_parts(model, PolicyGradient(), source.split, batch, {9: 1, 4: 3, 0: 9}):
         assert total == count
-
-
-def test_the_gap_to_the_sampler_is_a_metric():
-    objective, true = PolicyGradient(), math.log(0.75)
-    batch = step([[1, -1], [1, 1]], [[1.0, 1.0]] * 2, [[true + 0.25, 0], [true - 0.5, true]])
-    _, _, metrics = objective(TwoWords(), batch)
-    total, tokens = metrics["rl/logprob_gap"]
-    assert (float(total), int(tokens)) == (pytest.approx(0.75), 3)

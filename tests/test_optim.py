@@ -72,12 +72,13 @@ class PlainMuon:
         self.matrix = self.matrix - group.lr * math.sqrt(max(1, m / n)) * (x + decay)
 
 
-@pytest.mark.parametrize(
-    ("rows", "loudness"),
-    [(slice(0), 1.0), (slice(1), 0.0), (slice(1), 1e-6), (slice(None), 0.0)],
-    ids=["all rows alike", "a silent row", "a faint row", "a silent matrix"],
-)
-def test_muon_equals_its_plain_twin(rows, loudness):
+# The first rows, and the factor of their gradients.
+QUIET = {"all rows alike": (0, 1.0), "a silent row": (1, 0.0), "a faint row": (1, 1e-6), "a silent matrix": (99, 0.0)}
+
+
+@pytest.mark.parametrize("case", QUIET)
+def test_muon_equals_its_plain_twin(case):
+    rows, loudness = QUIET[case]
     shapes = [(random.randint(1, 24), random.randint(1, 24)) for _ in range(4)]
     params = parameters(*(shape for shape in shapes for _ in range(random.randint(1, 3))))
     group = muon_group(params)
@@ -86,8 +87,8 @@ def test_muon_equals_its_plain_twin(rows, loudness):
     for _ in range(3):
         gradients = give_gradients(params)
         for (_, parameter), gradient in zip(params, gradients, strict=True):
-            gradient[rows] *= loudness
-            parameter.grad[rows] *= loudness
+            gradient[:rows] *= loudness
+            parameter.grad[:rows] *= loudness
         optimizer.step(0.01)
         for twin, gradient in zip(twins, gradients, strict=True):
             twin.step(0.01 * gradient, group)
@@ -295,12 +296,10 @@ def test_ranks(tmp_path):
     half1, straight1 = Run().go(0, 3).tensors(), Run().go(0, 6).tensors()
     assert_identical(Run().load(half1).go(3, 6).tensors(), straight1)
     save_file(half1, tmp_path / "half1.safetensors")
-    for job in [Forked(tmp_path / f"of {ranks}", main, tmp_path, ranks=ranks) for ranks in (2, 4)]:
-        job.done()
-    for ranks in (2, 4):
-        read = {path.stem[:-1]: load_file(path) for path in tmp_path.glob(f"*{ranks}.safetensors")}
-        for name, alone in {"straight": straight1, "half": half1, "micro1": half1}.items():
-            torch.testing.assert_close(read[name], alone, atol=1e-5, rtol=1e-5)
-        assert_identical(read["resumed"], read["straight"])
-        assert_identical(read["reloaded"], half1)  # from 1 rank to several
-        assert_identical(Run().load(read["half"]).tensors(), read["half"])  # and back
+    Forked(tmp_path / "of 4", main, tmp_path, ranks=4).done()
+    read = {path.stem[:-1]: load_file(path) for path in tmp_path.glob("*4.safetensors")}
+    for name, alone in {"straight": straight1, "half": half1, "micro1": half1}.items():
+        torch.testing.assert_close(read[name], alone, atol=1e-5, rtol=1e-5)
+    assert_identical(read["resumed"], read["straight"])
+    assert_identical(read["reloaded"], half1)  # from 1 rank to several
+    assert_identical(Run().load(read["half"]).tensors(), read["half"])  # and back

@@ -138,6 +138,13 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from():
     assert told["Data"] == "letters (3 files, 12,345 bytes, ffffffffffff)"
     assert (told["Tokens seen"], told["Epochs"]) in {("4000", "letters 1.50"), ("4,000", "letters 1.50")}
     assert told["Waited for data"].startswith("1.00")
+    state = State(step=40, seconds=150.0, flops=1.2e15, steady_seconds=100.0, steady_flops=1e15)
+    assert facts(state)["MFU %"] == "n/a"
+    assert facts(replace(state, tokens=600))["Tokens per second"] == "5"  # of 500 in the steady 100 seconds
+    ranks = replace(ALONE, accelerator=find_accelerator("H100"), world_size=2)
+    assert float(facts(state, ranks)["MFU %"].rstrip("%")) == pytest.approx(1e15 / 100 / (2 * 494.7e12) * 100, abs=0.01)
+    warming = facts(State(step=4, seconds=150.0, tokens=600, flops=1e15), ranks)
+    assert (warming["MFU %"], warming["Tokens per second"]) == ("n/a", "n/a")
 
 
 def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tmp_path, capsys):
@@ -163,13 +170,3 @@ def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tm
 @pytest.mark.parametrize(("chance", "marked"), [(0.2, True), (0.4, True), (0.1, False), (0.5, False), (nan, False)])
 def test_a_score_like_that_of_guessing_is_marked(chance, marked):
     assert ("near chance" in format_value(Estimate(0.3, 0.06).metric(chance))) == marked
-
-
-def test_mfu_is_never_wrong():
-    state = State(step=40, seconds=150.0, flops=1.2e15, steady_seconds=100.0, steady_flops=1e15)
-    assert facts(state)["MFU %"] == "n/a"
-    assert facts(replace(state, tokens=600))["Tokens per second"] == "5"  # of 500 in the steady 100 seconds
-    ranks = replace(ALONE, accelerator=find_accelerator("H100"), world_size=2)
-    assert float(facts(state, ranks)["MFU %"].rstrip("%")) == pytest.approx(1e15 / 100 / (2 * 494.7e12) * 100, abs=0.01)
-    warming = facts(State(step=4, seconds=150.0, tokens=600, flops=1e15), ranks)
-    assert (warming["MFU %"], warming["Tokens per second"]) == ("n/a", "n/a")

@@ -27,16 +27,14 @@ def groups(names: list[str] = NAMES, batch_scale: float = 1.0, width: int = 768,
     return {group.name: group for group in build_groups(model, Config(**rates), batch_scale, 0.1)}
 
 
-def test_every_parameter_is_in_one_group():
+def test_every_parameter_is_in_one_group_or_named(monkeypatch):
     found = groups()
     assert list(found) == [rule.name for rule in RULES]
     assert sorted(name for group in found.values() for name, _ in group.params) == sorted(NAMES)
     assert [name for name, _ in found["matrices"].params] == [
         name for name in NAMES if name.startswith("blocks.") and name.endswith(".weight")
     ]
-
-
-def test_parameters_matched_by_none_or_by_two_are_named(monkeypatch):
+    assert list(groups(["embed.weight", "blocks.0.attn.q.weight"])) == ["unembedding", "matrices"]
     with pytest.raises(AssertionError, match=r"blocks\.0\.novelty matches 0 rows of gpt\.PARAMETERS"):
         groups(["head.weight", "blocks.0.novelty"])
     monkeypatch.setattr("nanochat.gpt.PARAMETERS", (*PARAMETERS, PARAMETERS[0]))
@@ -44,11 +42,7 @@ def test_parameters_matched_by_none_or_by_two_are_named(monkeypatch):
         groups(["embed.weight", "head.weight"])
 
 
-def test_an_embedding_that_is_also_the_unembedding_is_stepped_as_that():
-    assert list(groups(["embed.weight", "blocks.0.attn.q.weight"])) == ["unembedding", "matrices"]
-
-
-def test_learning_rates_scale_with_batch_and_width():
+def test_learning_rates_are_flags_and_scale_with_batch_and_width():
     plain, large = groups(), groups(batch_scale=2.0, width=3072)
     grown = {name: large[name].lr / group.lr for name, group in plain.items()}
     both = dict.fromkeys(["unembedding", "embedding", "value_embeds"], 1.0)  # 2 for the batch, half for width
@@ -57,9 +51,6 @@ def test_learning_rates_scale_with_batch_and_width():
     expected = """unembedding 0.008 embedding 0.3 value_embeds 0.15 residual_lambdas 0.005 x0_lambdas 0.5 gains 0.05
         smear 0.2 backout 0.2 matrices 0.02""".split()
     assert rates == pytest.approx(dict(zip(expected[::2], map(float, expected[1::2]), strict=True)))
-
-
-def test_every_learning_rate_is_a_flag():
     flags = {rule.rate for rule in RULES if rule.rate}
     plain, changed = groups(), groups(**{flag: 3 * getattr(Config(), flag) for flag in flags})
     grown = {name: changed[name].lr / group.lr for name, group in plain.items()}

@@ -24,13 +24,19 @@ def test_a_tag_is_one_plain_folder(tag):
         paths.stage_dir("tok_train", tag)
 
 
-def test_text_and_json_are_written_whole(tmp_path):
+def test_text_and_json_are_written_whole_and_reach_the_disk_before_their_name(tmp_path, monkeypatch):
     path = tmp_path / "new" / "folder" / "card.json"
     paths.write_json(path, {"text": "모든 — \n", "n": 1})
     assert json.loads(path.read_bytes()) == {"text": "모든 — \n", "n": 1}
     paths.write_text(path, "a\nb\n")
     assert path.read_bytes() == b"a\nb\n"
     assert os.listdir(path.parent) == ["card.json"]
+    acts = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (acts.append(stat.S_ISDIR(os.fstat(fd).st_mode)), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda *names: (acts.append("rename"), replace(*names)))
+    paths.write_text(tmp_path / "card", "new")
+    assert acts == [False, "rename", True]
 
 
 def test_lines_of_json(tmp_path):
@@ -60,12 +66,3 @@ def test_a_failed_write_leaves_the_old_file(monkeypatch, tmp_path):
         paths.write_text(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["card.json"]
-
-
-def test_content_reaches_the_disk_before_the_name_and_the_name_before_the_return(monkeypatch, tmp_path):
-    acts = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (acts.append(stat.S_ISDIR(os.fstat(fd).st_mode)), fsync(fd)))
-    monkeypatch.setattr(os, "replace", lambda *names: (acts.append("rename"), replace(*names)))
-    paths.write_text(tmp_path / "card", "new")
-    assert acts == [False, "rename", True]

@@ -51,18 +51,19 @@ def source_of(records, runtime=ALONE, **options) -> Pairs:
     return Pairs(trainer, [as_pair(record) for record in records])
 
 
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ('{"prompt": "a", "chosen": "b"}', "a pair has prompt, chosen and rejected, and rejected is missing"),
-        ('{"prompt": "a", "chosen": "b", "rejected": "b"}', "chosen and rejected are equal"),
-        ('{"prompt": "a", "chosen": "b", "rejected": 3}', "message 2: its content is neither a string nor a list"),
-        ('{"prompt": [], "chosen": "b", "rejected": "c"}', "message 1: its role is 'assistant' where 'user' is due"),
-        ('{"prompt": 3, "chosen": "b", "rejected": "c"}', ""),
-        ("{", "Expecting property name"),
-    ],
-)
-def test_a_faulty_pair_is_named(line, fault, tmp_path):
+FAULTS = """
+{"prompt": "a", "chosen": "b"} | a pair has prompt, chosen and rejected, and rejected is missing
+{"prompt": "a", "chosen": "b", "rejected": "b"} | chosen and rejected are equal
+{"prompt": "a", "chosen": "b", "rejected": 3} | message 2: its content is neither a string nor a list
+{"prompt": [], "chosen": "b", "rejected": "c"} | message 1: its role is 'assistant' where 'user' is due
+{"prompt": 3, "chosen": "b", "rejected": "c"} | message
+{ | Expecting property name
+"""
+
+
+@pytest.mark.parametrize("case", FAULTS.strip().splitlines())
+def test_a_faulty_pair_is_named(case, tmp_path):
+    line, fault = case.split(" | ")
     path = tmp_path / "pairs.jsonl"
     path.write_text(f"{json.dumps(a_pair(1))}\n{line}\n")
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: {fault}")):
@@ -132,15 +133,13 @@ def test_the_gradient_by_hand():
     reference = torch.tensor([[half, half], [half, 0.0]])
     inputs, sizes = torch.zeros_like(targets), torch.tensor([[2, 1, 0], [1, 1, 0]])
     batch = (inputs, targets, reference, reference, inputs[:, :1], sizes)
-    for loss, weight, value, slope in [
-        # Per token: ln 3/2 - ln 1/2 = ln 3; the slope by logit 1 is 1/4 + 3/4.
-        ("dpo-norm", 0.0, math.log(1 + 3**-0.5), -0.5 / (1 + 3**0.5)),
+    for weight, value, slope in [
         # The mean loss on the chosen words is ln 4/3, and its slope 3/4 - 1.
-        ("dpo", 0.1, math.log(1 + 1 / root) + 0.1 * math.log(4 / 3), -0.5 * 1.25 / (1 + root) - 0.1 * 0.25),
-        ("dpo", 0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),
+        (0.1, math.log(1 + 1 / root) + 0.1 * math.log(4 / 3), -0.5 * 1.25 / (1 + root) - 0.1 * 0.25),
+        (0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),
     ]:
         model = TwoWords()
-        found, count, metrics = Preference(loss, 0.5, weight)(model, batch)
+        found, count, metrics = Preference("dpo", 0.5, weight)(model, batch)
         found.backward()
         assert (found.item(), int(count)) == (pytest.approx(value), 1)
         assert model.logits.grad.tolist() == pytest.approx([-slope, slope])

@@ -20,22 +20,19 @@ def seeded():
 WIDTHS = {"int8-row": 127, "int6-row": 31, "int5-row": 15}
 
 
-@pytest.mark.parametrize(
-    ("text", "recipe"),
-    [
-        ("int8-row", Recipe(8)),
-        ("int6-row+clip-12.85", Recipe(6, clip=12.85)),
-        ("int5-row+clip-4+gptq", Recipe(5, clip=4.0, gptq=True)),
-    ],
-)
-def test_recipes(text, recipe):
-    assert parse_recipe(text) == recipe
+def test_recipes_and_patterns_that_choose_them():
+    assert parse_recipe("int8-row") == Recipe(8)
+    assert parse_recipe("int6-row+clip-12.85") == Recipe(6, clip=12.85)
+    assert parse_recipe("int5-row+clip-4+gptq") == Recipe(5, clip=4.0, gptq=True)
+    assert assign("int8-row", NAMES) == dict.fromkeys(NAMES, "int8-row")
+    found = assign("attn|mlp=int6-row,embed=int8-row+clip-20", NAMES)
+    assert list(found.values()) == ["int8-row+clip-20", "int6-row", "int6-row"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["int7-row", "int8-row+clip", "int8-row+gptq-3", "clip-3", "int6-row+int8-row", "int6-row+gptq+clip", "int6-row+"],
-)
+WRONG = "int7-row int8-row+clip int8-row+gptq-3 clip-3 int6-row+int8-row int6-row+gptq+clip int6-row+".split()
+
+
+@pytest.mark.parametrize("text", WRONG)
 def test_bad_recipes_are_refused(text):
     with pytest.raises(ValueError, match=re.escape(f"the recipe {text} is not known: write int8-row, int6-row")):
         parse_recipe(text)
@@ -44,23 +41,18 @@ def test_bad_recipes_are_refused(text):
 NAMES = ["embed.weight", "blocks.0.attn.q.weight", "blocks.0.mlp.up.weight"]
 
 
-def test_patterns_choose_a_recipe_for_each_matrix():
-    assert assign("int8-row", NAMES) == dict.fromkeys(NAMES, "int8-row")
-    found = assign("attn|mlp=int6-row,embed=int8-row+clip-20", NAMES)
-    assert list(found.values()) == ["int8-row+clip-20", "int6-row", "int6-row"]
+PLANS = r"""
+attn=int6-row,embed=int8-row => blocks\.0\.mlp\.up\.weight has no recipe in the plan
+attn|mlp=int6-row,embed=int8-row,blocks=int5-row => q\.weight has two recipes, int6-row and int5-row
+blocks=int6-row,embed=int8-row,head=int8-row => head=int8-row in the plan matches no tensor
+(=int6-row,embed=int8-row => \( in the plan is no pattern
+int6-row,embed=int8-row => int6-row in the plan lacks a pattern
+"""
 
 
-@pytest.mark.parametrize(
-    ("plan", "words"),
-    [
-        ("attn=int6-row,embed=int8-row", r"blocks\.0\.mlp\.up\.weight has no recipe in the plan"),
-        ("attn|mlp=int6-row,embed=int8-row,blocks=int5-row", r"q\.weight has two recipes, int6-row and int5-row"),
-        ("blocks=int6-row,embed=int8-row,head=int8-row", "head=int8-row in the plan matches no tensor"),
-        ("(=int6-row,embed=int8-row", r"\( in the plan is no pattern"),
-        ("int6-row,embed=int8-row", "int6-row in the plan lacks a pattern"),
-    ],
-)
-def test_bad_plans_are_refused(plan, words):
+@pytest.mark.parametrize("case", PLANS.strip().splitlines())
+def test_bad_plans_are_refused(case):
+    plan, words = case.split(" => ")
     with pytest.raises(ValueError, match=words):
         assign(plan, NAMES)
 
@@ -84,13 +76,10 @@ def test_rounding_is_within_half_a_step_of_the_row(recipe, rows, columns, seed, 
     assert ((found.dequantize() - weight).abs() <= step / 2 + 2**-10 * weight.abs() + 1e-7).all()
 
 
-def test_a_row_whose_scale_fp16_cannot_hold_stays_finite():
+def test_values_at_the_edge():
     found = quantize(torch.tensor([[1e9, -1.0], [1.0, 0.0]]), parse_recipe("int8-row")).dequantize()
     assert found.isfinite().all()
     assert found[1].tolist() == pytest.approx([1, 0], abs=1e-3)
-
-
-def test_rows_of_zeros_stay_zero_and_values_that_are_not_finite_are_refused_by_name():
     weight = torch.randn(3, 8)
     weight[1] = 0
     assert not quantize(weight, Recipe(6)).dequantize()[1].any()
@@ -100,12 +89,14 @@ def test_rows_of_zeros_stay_zero_and_values_that_are_not_finite_are_refused_by_n
         quant.quantize_weights({"some.weight": weight}, {"some.weight": "int8-row"}, {})
 
 
-def test_a_clip_is_in_deviations_of_the_row():
+def test_a_clip_is_in_deviations_of_the_row_and_entropy_is_that_of_the_frequencies():
     weight = torch.randn(4, 4000, generator=torch.Generator().manual_seed(1))
     weight[0, 0] = 9.0
     found = quantize(weight, Recipe(8, clip=4.0))
     torch.testing.assert_close(127 * found.scales.float(), 4 * weight.std(1, correction=0), rtol=1e-3, atol=0)
     assert found.codes.abs().max() == 127
+    assert quant.entropy(torch.tensor([1, 1, 1, 1])) == pytest.approx(0)
+    assert quant.entropy(torch.tensor([-3, 5, 0, 0])) == pytest.approx(1.5)
 
 
 def inputs(columns=24, count=500):
@@ -139,11 +130,6 @@ def test_hessians_are_those_of_the_layers_inputs():
     assert {name for name in found if "mlp.down" in name} == {f"blocks.{i}.mlp.down.weight" for i in range(4)}
     with pytest.raises(ValueError, match=r"embed\.weight has no inputs for gptq, it is a table"):
         quant.quantize_weights({"embed.weight": model.embed.weight}, {"embed.weight": "int8-row+gptq"}, found)
-
-
-def test_entropy_is_that_of_the_frequencies():
-    assert quant.entropy(torch.tensor([1, 1, 1, 1])) == pytest.approx(0)
-    assert quant.entropy(torch.tensor([-3, 5, 0, 0])) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("name", ["reference", "golf", "golf-seed", "portable"])

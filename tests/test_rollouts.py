@@ -88,9 +88,6 @@ def rollouts(engine, task=None, runtime=ALONE, record=lambda *_, **__: None, **o
     return Rollouts(trainer_of(runtime, DECODING | usual, options), task or Words(), engine, record)
 
 
-# ---- advantages ----
-
-
 @pytest.mark.parametrize("kind", ADVANTAGES)
 def test_advantages_compare_within_a_group_alone(kind, seed):
     rewards = torch.rand(50, 6, generator=torch.Generator().manual_seed(seed))
@@ -101,9 +98,6 @@ def test_advantages_compare_within_a_group_alone(kind, seed):
     assert torch.equal(ADVANTAGES[kind](mixed)[0], found[0])
     factor = {"mean": 7.0, "std": 1.0}[kind]  # of what all rewards are multiplied by
     assert torch.allclose(ADVANTAGES[kind](rewards * 7 + 3), found * factor, atol=1e-4)
-
-
-# ---- a row and a batch ----
 
 
 def test_a_batch_has_the_answers_of_groups_that_differ(seed):
@@ -147,9 +141,6 @@ def test_groups_that_earned_the_same_are_left_out(kind, reward):
     assert source.idle
 
 
-# ---- with the engine ----
-
-
 def test_logprobs_are_the_models(monkeypatch):
     """Of what it chose, to stop too; 0 for what the calculator said."""
     monkeypatch.setattr(engine_module, "calculate", lambda expression: "42")
@@ -170,9 +161,6 @@ def test_logprobs_are_the_models(monkeypatch):
     assert engine.generate([request]) == [expected]
 
 
-# ---- who is asked what ----
-
-
 def test_an_epoch_asks_everything_once_in_an_order_of_its_own():
     source = rollouts(MadeUp(), Words(22), epochs=2)
     assert source.steps == 10
@@ -183,6 +171,12 @@ def test_an_epoch_asks_everything_once_in_an_order_of_its_own():
     assert first != second
     assert source.progress == 1
     assert rollouts(MadeUp(), Words(22), seed=1).draw() != first[:4]
+    for options, sentence in [
+        ({"examples_per_step": 21}, "--examples-per-step=21 is more than the 20 examples to learn from"),
+        ({"runtime": replace(ALONE, world_size=3)}, "4 examples per step cannot be shared by 3 ranks"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            rollouts(MadeUp(), **options)
 
 
 def test_answers_that_are_cut_are_counted():
@@ -195,30 +189,17 @@ def test_answers_that_are_cut_are_counted():
     assert metrics["Share of answers cut at the limit, a moving average"] == state.notes["cut"]
 
 
-def test_what_cannot_be():
-    for options, sentence in [
-        ({"examples_per_step": 21}, "--examples-per-step=21 is more than the 20 examples to learn from"),
-        ({"runtime": replace(ALONE, world_size=3)}, "4 examples per step cannot be shared by 3 ranks"),
-    ]:
-        with pytest.raises(ValueError, match=re.escape(sentence)):
-            rollouts(MadeUp(), **options)
-
-
-# ---- learning ----
-
-
-@pytest.mark.parametrize(("advantage", "loss"), [("mean", "plain"), ("std", "clip")])
-def test_it_learns_what_is_rewarded(advantage, loss, tmp_path):
+def test_it_learns_what_is_rewarded(tmp_path):
     """To say a certain letter: a few dozen steps are enough."""
     model, engine = real_engine(depth=1)
     model.init_weights(1)
-    options = {"advantage": advantage, "epochs": 10, "temperature": 1.0, "top_k": 0, "max_new_tokens": 6}
+    options = {"epochs": 10, "temperature": 1.0, "top_k": 0, "max_new_tokens": 6}
     source = rollouts(engine, Words(8, reward=lambda text: float("m" in text)), num_samples=8, **options)
     narrow = (model.config.width / 768) ** 0.5  # undoes the scaling by width
     rates = OptimizerSettings(unembedding_lr=0.02 * narrow, embedding_lr=0.1 * narrow, scalar_lr=0.05, matrix_lr=0.02)
     constant = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=0.0, final_lr_frac=0.0))
     settings = {"schedules": constant, "groups": build_groups(model, rates, 1.0, 0.0), "device_batch": 16, "steps": 24}
-    records = train(tmp_path, model=model, source=source, objective=PolicyGradient(loss), **settings).records
+    records = train(tmp_path, model=model, source=source, objective=PolicyGradient(), **settings).records
     rewards = [record["rl/reward"] for record in records]
     print(rewards)
     assert sum(rewards[:3]) / 3 < 0.4

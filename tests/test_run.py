@@ -70,9 +70,6 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in file.read_text().split()] if file.exists() else []
 
 
-# ---- going on ----
-
-
 def test_seven_and_six_and_seven_steps_are_twenty(base):
     for number, last in ((signal.SIGTERM, 7), (signal.SIGINT, 13)):
         said = base.run("parts", before=SignalAfter(last - 1, number))
@@ -193,9 +190,6 @@ def test_without_compile_the_compiler_is_not_imported(base):
     assert "base_loss: val bpb " in done.stdout
 
 
-# ---- from where ----
-
-
 def test_resume_never(base):
     folder = base.copy("straight", "forms")
     for wrong in ("12", "soon"):
@@ -241,9 +235,6 @@ def test_a_run_that_has_ended_is_left_as_it_is(base):
     assert (folder / "outcome.json").exists()
 
 
-# ---- not alone, and no room ----
-
-
 def test_two_runs_of_one_tag(base):
     with hold(base.of("shared")):
         sentence = f"another process runs in {base.of('shared')}: wait until it ends, or take another --tag"
@@ -263,8 +254,6 @@ def test_room_is_looked_for_before_the_first_step(base):
     base.run("crowded", "--keep-last=2", before=Room(int(1.5e6 * size)))
     assert steps(base.of("crowded")) == [18, 20]
 
-
-# ---- model and optimizer ----
 
 TINY = Config(
     depth=2, aspect_ratio=32, head_dim=32, max_seq_len=32, total_batch_size=256, num_iterations=4, compile=False

@@ -47,16 +47,13 @@ def test_the_choice_of_device_and_precision(monkeypatch, capsys):
     assert chosen("cpu", "fp32").dtype == torch.float32  # the flag is stronger
 
 
-@pytest.mark.parametrize(
-    ("vendor", "flags", "dtype"),
-    [
-        ("GenuineIntel", "avx512_bf16 amx_bf16", "bf16"),
-        ("GenuineIntel", "avx512_bf16", "fp32"),
-        ("AuthenticAMD", "avx512_bf16", "bf16"),
-        ("AuthenticAMD", "avx2", "fp32"),
-    ],
-)
-def test_the_precision_of_a_cpu_follows_its_instructions(vendor, flags, dtype, monkeypatch, tmp_path):
+INSTRUCTIONS = """GenuineIntel, avx512_bf16 amx_bf16, bf16 | GenuineIntel, avx512_bf16, fp32
+    | AuthenticAMD, avx512_bf16, bf16 | AuthenticAMD, avx2, fp32""".split("|")
+
+
+@pytest.mark.parametrize("case", INSTRUCTIONS)
+def test_the_precision_of_a_cpu_follows_its_instructions(case, monkeypatch, tmp_path):
+    vendor, flags, dtype = case.strip().split(", ")
     (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\nflags : fpu {flags}\n")
     monkeypatch.setattr(under_test, "CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr("rustbpe.amx_is_broken", lambda: False)

@@ -70,9 +70,6 @@ def tokenizer() -> rustbpe.Tokenizer:
     return rustbpe.Tokenizer(rustbpe.train(SAMPLES, 1000), ["<|bos|>", "<|end|>"])
 
 
-# --- training
-
-
 CORPORA = {
     "samples": SAMPLES,
     "random": [naive_bpe.assigned(text) for text in random_texts(300)],
@@ -100,15 +97,13 @@ def test_every_kind_of_source_gives_the_same_merges():
     assert rustbpe.train(pa.array(texts)[13:40], 500).tolist() == rustbpe.train(texts[13:40], 500).tolist()
 
 
-def test_limits_count_characters_not_bytes():
+def test_limits_count_characters_and_a_source_is_not_read_past_them():
     texts = ["한국어 토크나이저", "plain text here", "끝까지 읽지 않는다"]
     capped, first = ([text[:4] for text in texts], [texts[0], texts[1][:3]])
     for source in (texts, pa.array(texts)):
         assert rustbpe.train(source, 356, doc_cap=4).tolist() == rustbpe.train(capped, 356).tolist()
         assert rustbpe.train(source, 356, max_chars=12).tolist() == rustbpe.train(first, 356).tolist()
 
-
-def test_a_source_is_not_read_past_max_chars():
     def endless():
         while True:
             yield "some text " * 1000
@@ -132,9 +127,6 @@ def test_a_million_equal_characters_take_little_time():
     for text in ("a" * 10**6, " " * 10**6, "-" * 10**6, letters):
         tokenizer = rustbpe.Tokenizer(rustbpe.train([text], 300))
         assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-# --- encoding
 
 
 def test_ids_equal_tiktoken(tokenizer: rustbpe.Tokenizer):
@@ -189,9 +181,6 @@ def test_any_other_pattern_goes_through_the_regular_expression():
     assert gaps.decode(gaps.encode("12 ab, ab!")) == "12 ab, ab!"
 
 
-# --- decoding
-
-
 def test_decode_takes_arrays_and_lists_and_replaces_invalid_utf8(tokenizer: rustbpe.Tokenizer):
     ids = tokenizer.encode("héllo 한국")
     for form in (ids, ids.tolist(), ids.astype(np.uint32), ids.astype(np.int64), tuple(ids.tolist())):
@@ -201,8 +190,6 @@ def test_decode_takes_arrays_and_lists_and_replaces_invalid_utf8(tokenizer: rust
     assert tokenizer.decode([tokenizer.special_tokens["<|bos|>"], 97]) == "<|bos|>a"
     assert tokenizer.decode([]) == ""
 
-
-# --- bad input and interruptions
 
 # call | error | words of its sentence; t is a tokenizer
 BAD_CALLS = r"""
@@ -243,14 +230,12 @@ def test_invalid_utf8_in_an_arrow_array_is_named(tokenizer: rustbpe.Tokenizer):
             act()
 
 
-def test_nul_bytes_and_empty_strings_are_text():
+def test_small_inputs_and_errors_of_a_source():
     """tests/test_tokenizer.py encodes any text."""
     assert rustbpe.train(["\x00\x00"], 300).tolist() == [[0, 0]]
     assert rustbpe.train(["ab"], 1000).tolist() == [[97, 98]]  # fewer merges than asked for
     assert rustbpe.train(["", "a"], 1000).shape == (0, 2)
 
-
-def test_errors_of_an_iterator_or_a_callback_come_through():
     def breaks():
         yield "some text"
         raise RuntimeError("the disk is gone")

@@ -25,7 +25,7 @@ def plan_of(config: Config = D24, vocab_size: int = 32768, **flags) -> RunPlan:
     return plan_run(replace(config, **flags), vocab_size, 32759)
 
 
-def test_depth_24_at_ratio_8_is_the_reference():
+def test_depth_24_at_ratio_8_is_the_reference_and_sizes_follow_from_depth():
     plan = plan_of()
     counts = plan.counts
     assert counts["matrices"] == pytest.approx(679.5e6, abs=5e4)
@@ -37,16 +37,10 @@ def test_depth_24_at_ratio_8_is_the_reference():
     assert 0.02 * rate_scale(plan.total_batch_size) == pytest.approx(0.0283, abs=5e-5)
     assert 0.28 * plan.decay_scale == pytest.approx(0.060, abs=5e-4)
     assert plan.model.bos_id == 32759
-
-
-def test_sizes_and_batch_follow_from_depth():
     plan = plan_of(depth=12)
     assert (plan.model.width, plan.model.heads, plan.model.kv_heads, plan.total_batch_size) == (768, 6, 6, 2**19)
     assert (rate_scale(plan.total_batch_size), plan.decay_scale) == (1, 1)  # the reference
     assert (plan_of(depth=1).model.width, plan_of(depth=32).total_batch_size) == (128, 2**21)
-
-
-def test_only_rates_have_a_lower_limit():
     assert [rate_scale(2**power) for power in (11, 15, 17)] == [0.25, 0.25, 0.5]
     assert plan_of(total_batch_size=2**13).decay_scale == plan_of(total_batch_size=2**15).decay_scale / 2
 
@@ -131,7 +125,7 @@ def test_memory():
     plain, single = memory(plan_of(), 16, 8), memory(plan_of(), 16, 8, itemsize=4)
     assert single["activations"] == 2 * plain["activations"]
     assert single["weights in the compute dtype"] == 0
-    assert 40e9 < sum(plain.values()) < 80e9  # the public reference runs this on 80 GB
+    assert sum(plain.values()) < 80e9  # the public reference runs this on 80 GB
 
 
 def test_an_estimate_for_people_and_for_programs():
@@ -153,7 +147,7 @@ def test_an_estimate_for_people_and_for_programs():
     assert estimate(plan, replace(D24, device_batch_size="2"), ranks, h100)[0]["device_batch_size"] == 2
 
 
-def test_unknown_figures_are_not_available():
+def test_unknown_figures_are_not_available_unless_it_is_this_machine():
     assert last_line(Accelerator("Q9000")) == "time n/a on 8xQ9000, bf16, n/a; dollars n/a"
     assert last_line(find_accelerator("L40S")).endswith("; dollars n/a")
     _, lines = estimate(plan_of(), D24, 1, Accelerator("small", memory=4))
@@ -161,6 +155,11 @@ def test_unknown_figures_are_not_available():
     timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
     assert last_line(H100, 8, timed).startswith("time 1m30s on 8xH100, ")
     assert last_line(H100, 8, timed).endswith(f"; dollars {8 * 3 * 90 / 3600:.2f}")
+    unknown = Accelerator("MPS")
+    leave_a_run("d2", 2, "", 8.0)
+    assert "0.001 TFLOP/s each (measured: run d2); dollars n/a" in last_line(unknown, 1)
+    assert last_line(unknown, 1, on="MPS", dry_run=True).startswith("time n/a")
+    assert "(assumed: 25 GFLOP/s a core)" in last_line(Accelerator("CPU"), 1, on="CPU", dry_run=True)
 
 
 def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):
@@ -196,14 +195,6 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
     assert (found["source"], found["rate"]) == ("measured: run d8", 375e12)
     assert "(measured: run d24)" in last_line(H100, fp8=True)
     assert "(assumed" in last_line(find_accelerator("A100"))
-
-
-def test_unknown_hardware_has_a_time_if_it_is_this_machine():
-    unknown = Accelerator("MPS")
-    leave_a_run("d2", 2, "", 8.0)
-    assert "0.001 TFLOP/s each (measured: run d2); dollars n/a" in last_line(unknown, 1)
-    assert last_line(unknown, 1, on="MPS", dry_run=True).startswith("time n/a")
-    assert "(assumed: 25 GFLOP/s a core)" in last_line(Accelerator("CPU"), 1, on="CPU", dry_run=True)
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])

@@ -23,9 +23,6 @@ def test_learning_rate_goes_up_stays_and_comes_down():
     assert slopes == pytest.approx([0.95 / 650] * 650)
     first = {steps: pretraining(OptimizerSettings(), steps)["lr"](0.0, 0) for steps in (None, 1, 60, 400, 4000)}
     assert first == pytest.approx({None: 1 / 40, 1: 1.0, 60: 1 / 6, 400: 1 / 40, 4000: 1 / 40})  # at most a tenth
-
-
-def test_without_warmup_or_warmdown():
     assert set(over_a_run(warmup_warmdown, warmup_steps=0, warmdown=0.0, final=0.0)) == {1.0}
     assert over_a_run(warmup_warmdown, warmup_steps=0, warmdown=1.0, final=0.0)[500] == pytest.approx(0.5)
     assert warmup_warmdown(1.2, 5, warmup_steps=0, warmdown=0.5, final=0.1) == pytest.approx(0.1)  # past the end
@@ -39,9 +36,6 @@ def test_a_short_run_has_no_jump():
     assert max(jumps) < 0.03
     peak = [momentum(step / 50, step, warmdown=0.65) for step in range(51)]
     assert max(abs(before - after) for before, after in pairwise(peak)) < 0.01
-
-
-def test_momentum_of_muon():
     values = over_a_run(momentum, warmdown=0.4)
     assert (values[0], values[200]) == pytest.approx((0.85, 0.91))
     assert values[400:601] == pytest.approx([0.97] * 201)

@@ -25,12 +25,11 @@ def test_what_is_not_given_is_the_parents(capsys):
     assert (given.weight_decay, given.seed) == (0.0, 42)  # these are the stage's own
     assert "total_batch_size=256" in capsys.readouterr().out
     assert None not in dataclasses.asdict(given).values()
-
-
-def test_what_was_inherited_is_inherited_again():
     child = BASE | {"config": dataclasses.asdict(inherit(parse(ChatTuneSettings, ["--total-batch-size=128"]), BASE))}
     assert inherit(ChatTuneSettings(), child).total_batch_size == 128
     assert inherit(ChatTuneSettings(matrix_lr=1.0), child).matrix_lr == 1.0
+    with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, take at most 64"):
+        inherit(ChatTuneSettings(max_seq_len=65), BASE)
 
 
 HORIZONS = """
@@ -49,8 +48,3 @@ def test_there_is_one_horizon(case):
 
 def test_unasked_it_is_one_epoch():
     assert (parse(FineTuneSettings, []).epochs, parse(FineTuneSettings, ["--num-epochs=2.5"]).epochs) == (1.0, 2.5)
-
-
-def test_what_cannot_be_is_one_sentence():
-    with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, take at most 64"):
-        inherit(ChatTuneSettings(max_seq_len=65), BASE)

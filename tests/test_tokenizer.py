@@ -37,14 +37,11 @@ def test_any_text_comes_back_and_nothing_special_comes_out(tokenizer: Tokenizer,
     assert not set(ids) & set(tokenizer.special_tokens.values())
 
 
-def test_a_saved_tokenizer_is_the_same_when_loaded(tokenizer: Tokenizer, artifact: Path):
+def test_a_saved_tokenizer_is_the_same_when_loaded_and_says_it_all(tokenizer: Tokenizer, artifact: Path):
     loaded = Tokenizer.load(artifact)
     assert loaded.content_hash == tokenizer.content_hash
     assert loaded.special_tokens == tokenizer.special_tokens
     assert [loaded.encode(text) for text in SAMPLES] == [tokenizer.encode(text) for text in SAMPLES]
-
-
-def test_the_artifact_is_json_that_says_it_all(tokenizer: Tokenizer, artifact: Path):
     record = json.loads(artifact.read_text(encoding="utf-8"))
     assert set(record) == {"format", "content_hash", "training", "pattern", "merges", "special_tokens", "token_bytes"}
     assert record["training"] == {"max_chars": 1000}
@@ -52,13 +49,10 @@ def test_the_artifact_is_json_that_says_it_all(tokenizer: Tokenizer, artifact: P
     assert len(record["merges"]) == 800 - 256 - 9
 
 
-def test_the_hash_changes_with_what_decides_the_ids_and_with_nothing_else(tokenizer: Tokenizer, tmp_path: Path):
+def test_the_hash_changes_with_the_ids_and_what_is_no_artifact_says_what_to_do(tokenizer: Tokenizer, tmp_path: Path):
     same = Tokenizer.train(SAMPLES, 800, threads=1)
     assert same.save(tmp_path / "a.json", {"note": "other settings"}) == tokenizer.content_hash
     assert Tokenizer.train(SAMPLES, 799).content_hash != tokenizer.content_hash
-
-
-def test_what_is_no_artifact_says_what_to_do(tmp_path: Path):
     with pytest.raises(ValueError, match=r"train one with `python -m scripts\.tok_train`"):
         Tokenizer.load(tmp_path / "absent.json")
     (tmp_path / "other.json").write_text('{"version": "1.0"}')

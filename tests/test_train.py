@@ -1,6 +1,5 @@
 """The training loop: the same mathematics however a step is cut and shared, where it ends, its hooks, its faults."""
 
-import json
 import math
 import os
 import re
@@ -37,6 +36,7 @@ from nanochat.log import read_metrics
 from nanochat.objectives import DeepSupervision, next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
+from nanochat.paths import read_json
 from nanochat.runtime import setup
 from nanochat.settings import OptimizerSettings
 
@@ -49,9 +49,6 @@ def plain(tmp_path_factory):
     return train(tmp_path_factory.mktemp("plain"))
 
 
-# ---- exact accumulation ----
-
-
 def test_a_step_is_that_of_plain_autograd(tmp_path):
     model, (inputs, targets) = small_model(), next(Rows(ALONE, uneven))
     loss = model(inputs, targets) / (targets >= 0).sum()
@@ -61,9 +58,6 @@ def test_a_step_is_that_of_plain_autograd(tmp_path):
         record = train(tmp_path / f"{size}", device_batch=size, source=Rows(ALONE, uneven), steps=1).records[0]
         assert record["train/loss"] == pytest.approx(loss.item(), rel=1e-6)
         assert record["train/grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
-
-
-# ---- faults ----
 
 
 @BOTH
@@ -78,7 +72,7 @@ def test_what_is_not_finite_is_told_with_its_own_step(runtime, tmp_path):
     with pytest.raises(FloatingPointError, match=r"^step 2: the loss is inf, the gradient's norm is "):
         train(tmp_path, runtime, objective=spoilt, source=source, evaluations=evaluations)
     assert steps == []
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1]
+    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
@@ -124,9 +118,6 @@ def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
     assert furthest(trained.parameters, train(tmp_path / "single", steps=18).parameters) < EXACT
     with pytest.raises(FloatingPointError, match=r"step 1: .* the gradient's norm is (nan|inf)"):
         train(tmp_path / "bad", replace(ALONE, dtype=torch.float16), model=plant(small_model(), lambda g: g / 0))
-
-
-# ---- where it ends ----
 
 
 @BOTH
@@ -185,9 +176,6 @@ def test_warming_up_leaves_no_trace():
     assert all(map(torch.equal, before, everything()))
 
 
-# ---- evaluations and checkpoints ----
-
-
 class Acts(list):
     """Evaluations and a save that note (name, step)."""
 
@@ -241,9 +229,6 @@ def test_a_signal_stops_after_the_step_and_saves(runtime, every, tmp_path):
     assert state.evaluated < state.step
 
 
-# ---- what it tells ----
-
-
 def test_the_console_and_the_file(tmp_path, capsys):
     trained = train(tmp_path / "unknown", steps=2)
     line = capsys.readouterr().out.splitlines()[-1]
@@ -256,9 +241,6 @@ def test_the_console_and_the_file(tmp_path, capsys):
     losses = [record["train/loss"] for record in trained.records]
     assert f"loss: {(0.9 * 0.1 * losses[0] + 0.1 * losses[1]) / (1 - 0.9**2):.4f} " in line
     assert trained.records[1]["total_training_flops"] == 2 * ROWS * LENGTH * 1e6 == trained.state.flops
-
-
-# ---- the device batch ----
 
 
 def test_the_largest_device_batch(monkeypatch):
@@ -280,9 +262,6 @@ def test_the_largest_device_batch(monkeypatch):
         with model.register_forward_pre_hook(check):
             assert loop.largest_device_batch(model, LENGTH, [1, 2, 4, 8, 16], AHEAD) == fit
         assert tried == tries
-
-
-# ---- compiled, and on a GPU ----
 
 
 def test_nothing_is_compiled_again_after_step_3(tmp_path):
@@ -341,7 +320,7 @@ def ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     job = Forked(folder / "out", main, folder, ranks=COUNT)
     job.done(240)
-    seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(COUNT)]
+    seen = [read_json(folder / f"{rank}.json") for rank in range(COUNT)]
     return SimpleNamespace(folder=folder, seen=seen, job=job)
 
 
@@ -365,7 +344,10 @@ def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
         assert {seen[case]["tokens"] for seen in ranks.seen} == {3 * ROWS * LENGTH}
 
 
-def test_a_step_that_teaches_nothing_leaves_the_weights_alone(ranks, tmp_path):
+def test_ranks_end_by_one_clock_and_a_step_that_teaches_nothing_leaves_the_weights_alone(ranks, tmp_path):
+    ends = {(seen["clock"]["step"], seen["clock"]["seconds"]) for seen in ranks.seen}
+    assert len(ends) == 1
+    assert min(ends)[1] >= 0.3
     assert all(one["idle"]["unchanged"] == [True, False, True, False] for one in ranks.seen)
     alone = train(tmp_path, source=Rows(ALONE, idle=[1, 3]), steps=4)
     assert furthest(load_file(ranks.folder / "idle.safetensors"), alone.parameters) < EXACT
@@ -373,15 +355,13 @@ def test_a_step_that_teaches_nothing_leaves_the_weights_alone(ranks, tmp_path):
     assert [step for step, loss, norm in told if loss == norm == 0] == [1, 3]
 
 
-def test_what_is_not_finite_on_one_rank_stops_all(ranks):
+def test_faults_of_one_rank_are_met_by_all(ranks, plain):
+    """In half precision one rank overflows and runs out of memory, and all end as in single precision."""
     for case in ("nan loss", "infinite gradient"):
         seen = [seen[case] for seen in ranks.seen]
         assert len({one["error"] for one in seen}) == 1
         assert re.match("step 2: the loss is .*(nan|inf)", seen[0]["error"])
         assert all(one["steps"] == [0, 1] for one in seen)  # no hook saw the step
-
-
-def test_out_of_memory_on_one_rank(ranks, plain):
     for at in (1, 3):
         case = f"out of memory {at}"
         assert furthest(load_file(ranks.folder / f"{case}.safetensors"), plain.parameters) < EXACT
@@ -389,16 +369,6 @@ def test_out_of_memory_on_one_rank(ranks, plain):
         assert sizes == [ROWS] * (COUNT - 1) + [ROWS // COUNT // 2]
         told = f"step {at}, rank {COUNT - 1}: out of memory, the step starts again with --device-batch-size={sizes[-1]}"
         assert told in ranks.job.out(COUNT - 1).splitlines()
-
-
-def test_half_precision_on_ranks(ranks, plain):
-    """One rank overflows and runs out of memory: all go through the step together, and end as in single precision."""
     seen = [seen["half precision"] for seen in ranks.seen]
     assert all((one["loss_scale"], one["taken"]) == (1 / 8, 3) for one in seen)
     assert furthest(load_file(ranks.folder / "half precision.safetensors"), plain.parameters) < EXACT
-
-
-def test_ranks_end_by_one_clock(ranks):
-    ends = {(seen["clock"]["step"], seen["clock"]["seconds"]) for seen in ranks.seen}
-    assert len(ends) == 1
-    assert min(ends)[1] >= 0.3

@@ -69,16 +69,8 @@ def read_card(base: Path, tag: str = "") -> Card:
         # The tag is named if a stage has several.
         if stages.count(outcome.stage) > 1:
             title += f" ({outcome.tag})"
-        rate = hourly_rate(outcome.environment["Hardware"]["GPUs"])
-        shares.append(
-            {
-                "title": title,
-                "seconds": outcome.seconds,
-                "part": outcome.seconds / seconds,
-                "dollars": rate and rate * outcome.seconds / 3600,
-            }
-        )
-    costs = [share["dollars"] for share in shares]
+        part = outcome.seconds / seconds
+        shares.append({"title": title, "seconds": outcome.seconds, "part": part, "dollars": cost([outcome])})
     return {
         "format": FORMAT,
         "generated": f"{datetime.now():%Y-%m-%d %H:%M:%S}",
@@ -90,8 +82,7 @@ def read_card(base: Path, tag: str = "") -> Card:
             "metrics": _headlines(outcomes),
             "shares": shares,
             "seconds": seconds,
-            # A sum with a missing part would look complete.
-            "dollars": None if None in costs else sum(costs),
+            "dollars": cost(outcomes),
         },
         # Small enough to compare runs question by question without their folders.
         "decisions": decisions(base, outcomes),

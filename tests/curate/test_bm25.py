@@ -36,11 +36,8 @@ def test_scores_are_those_of_the_formula():
         assert index.search(query, 20) == [number for number in best[:20] if expected[number]]
 
 
-def test_equal_texts_come_in_order_and_unlike_texts_not_at_all():
+def test_the_order_of_texts_and_the_words_of_korean():
     assert BM25(["a b", "b c", "c"]).search("c b", 9) == [1, 2, 0]
     assert BM25(["b", "b", "b", "b"]).search("b", 2) == [0, 1]
     assert BM25(["?", "!"]).search("a", 1) == []
-
-
-def test_korean_is_cut_into_pairs_of_characters():
     assert words("서울특별시의 DNA가, DNA는 x_1 3.5%!") == "서울 울특 특별 별시 시의 dna 가 dna 는 x_1 3 5".split()

@@ -1,6 +1,5 @@
 """The teacher against real servers: one that a test scripts, with every failure, and our own."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,8 @@ from teachers import completion, teaching
 
 from bench.served import serving, write_model
 from nanochat.curate import teacher as module
-from nanochat.curate.teacher import NoAnswer, Teacher, TeacherSettings, judge
+from nanochat.curate.teacher import NoAnswer, Teacher, TeacherSettings
+from nanochat.paths import read_jsonl
 
 
 @pytest.fixture(autouse=True)
@@ -132,19 +132,6 @@ def test_the_budget_is_not_passed_and_cached_answers_are_free(parallel, monkeypa
         assert served.asked.count("same") == 1
 
 
-def test_verdicts(tmp_path):
-    (tmp_path / "prompts/judge.txt").write_text("{prompt} {first} {second}")
-    with teaching(lambda text: completion(f"My verdict:\n**Verdict:** {text.split()[-1]}")) as served:
-        teacher = Teacher(served.settings())
-        # The judge prefers 2, in either place; names the last answer a tie; and names none.
-        for second, rewards in (("2", [0.0, 1.0]), ("TIE", [0.5, 0.5])):
-            row = {"prompt": "Why?", "samples": [{"text": "1"}, {"text": second}]}
-            assert [sample["reward"] for sample in judge(teacher, row)["samples"]] == rewards
-        with pytest.raises(NoAnswer, match="no verdict"):
-            judge(teacher, {"prompt": "Why?", "samples": [{"text": "1"}, {"text": "none"}]})
-    assert served.asked[:2] == ["Why? 1 2", "Why? 2 1"]
-
-
 def test_a_killed_run_pays_for_nothing_twice(tmp_path, base, here, monkeypatch):
     name = write_lines(tmp_path / "chats.jsonl", *map(chat, range(12)))
     flags = [f"--sources=mine={name}", f"--out={tmp_path / 'out.jsonl'}", "--parallel=1"]
@@ -168,7 +155,7 @@ def test_a_killed_run_pays_for_nothing_twice(tmp_path, base, here, monkeypatch):
         over.set()
     assert "12 of 12 rows, 150 tokens" in done.stdout, done.stderr  # five answers
     assert len(served.asked) == 13  # the one that was cut off twice
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    rows = list(read_jsonl(tmp_path / "out.jsonl", dict))
     assert [row["messages"][1]["content"] for row in rows] == [f"It is {number}?" for number in range(12)]
 
 
@@ -178,8 +165,7 @@ def test_our_own_server_as_teacher(tmp_path, base, here):
     flags = [f"--sources=sums={name}", "--teacher-tokens=100", "--teacher-model=nanochat-mine-sft"]
     with serving(base) as server:
         done = here("scripts.teach", *flags, f"--teacher={server.url}/v1", f"--out={tmp_path / 'out.jsonl'}")
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    rows = list(read_jsonl(tmp_path / "out.jsonl", dict))
     assert {(row["bucket"], row["teacher"]) for row in rows} == {("sums", "nanochat-mine-sft")}
     # Most answers from random weights have no end.
     assert all(row["messages"][1]["content"] for row in rows)

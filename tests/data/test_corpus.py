@@ -106,16 +106,13 @@ def test_the_files_of_the_hub():
     assert korean[-2:] == ["data/kor_Hang/train/004_00024.parquet", "data/kor_Hang/test/000_00000.parquet"]
 
 
-def test_a_corpus_by_name_is_read_from_the_mirror(mirror):
+def test_a_corpus_by_name_is_read_from_the_mirror_as_far_as_a_run_needs_it(mirror, tmp_path):
     [source] = open_corpus("climbmix").sources
     assert texts_of("climbmix", "train") == [f"climbmix {n} {row}" for n in range(8) for row in range(6)]
     assert texts_of("climbmix", "val") == [f"climbmix 8 {row}" for row in range(6)]
     assert texts_of("climbmix", "train", num_shards=2)[-1] == "climbmix 1 5"
     assert (source.name, source.share) == ("climbmix", 1.0)
     assert [shard.path.parent for shard in source.shards["train"]] == [mirror / "karpathy/climbmix-400b-shuffle"] * 8
-
-
-def test_as_many_shards_as_a_run_needs(tmp_path, mirror):
     [source] = open_corpus("climbmix", num_shards=1).sources
     tokens = source.shards["train"][0].size / corpus.BYTES_PER_TOKEN  # in a shard
     path = folder(tmp_path / "text", 9, "row")

@@ -38,6 +38,7 @@ def refusal(path: Path) -> str:
 
 
 def test_every_kind_is_read_as_it_was_written(tmp_path):
+    """A null is blank; test_corpus.py damages such files."""
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS)
     assert read(write(tmp_path / "a.jsonl", lines.encode())) == TEXTS
     assert read(write(tmp_path / "mark.jsonl", b"\xef\xbb\xbf" + lines.encode())) == TEXTS
@@ -45,10 +46,6 @@ def test_every_kind_is_read_as_it_was_written(tmp_path):
         assert read(write(tmp_path / f"a.{kind}", "".join(TEXTS).encode())) == ["".join(TEXTS)]
     assert read(write(tmp_path / "mark.txt", "\ufeffa\ufeff".encode())) == ["a\ufeff"]
     assert read(write(tmp_path / "empty.txt", b"")) == []
-
-
-def test_a_parquet_file_is_read_as_it_was_written(tmp_path):
-    """A null is blank; test_corpus.py damages such files."""
     path, texts = tmp_path / "a.parquet", [*TEXTS, None]
     for kind in (pa.string(), pa.large_string()):
         assert read(write_shard(path, texts, kind, row_group_size=2)) == [text or "" for text in texts]
@@ -61,6 +58,8 @@ def test_text_files_are_cut_at_line_ends_and_lose_nothing(tmp_path):
     assert "".join(texts) == whole
     assert len(texts) > 5
     assert all(text.endswith("\n") and 8192 <= len(text) < 8300 for text in texts[:-1])
+    path = write(tmp_path / "bad.txt", "good\nañb\nend".encode("latin-1"))
+    assert refusal(path).startswith(f"{path}:2: 'utf-8' codec can't decode byte")
 
 
 def test_files_of_a_folder_in_one_order(tmp_path):
@@ -77,11 +76,6 @@ def test_a_bad_line_is_named(tmp_path, line):
     path = write(tmp_path / "a.jsonl", b'{"text": "good"}\n\n' + line + b"\n")
     assert refusal(path) == f'{path}:3: not a JSON object like {{"text": "…"}}'
     assert refusal(write(path, b"{not json")).startswith(f"{path}:1: Expecting property name")
-
-
-def test_text_that_is_not_utf8_is_named(tmp_path):
-    path = write(tmp_path / "bad.txt", "good\nañb\nend".encode("latin-1"))
-    assert refusal(path).startswith(f"{path}:2: 'utf-8' codec can't decode byte")
 
 
 def convert(path: Path) -> Path:

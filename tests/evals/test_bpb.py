@@ -1,23 +1,18 @@
 """Bits per byte against sums written out, and against what must not change it."""
 
-import json
 import math
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 import torch
 from bundles import one_process
-from forks import Forked
 from models import limit_memory, model_for
 
 from nanochat.evals.bpb import PROMPTS, bits_by_exit, log_validation, read_text, sample_writing
 from nanochat.outcome import Estimate
-from nanochat.paths import read_json
-from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 
@@ -99,24 +94,6 @@ def test_a_stride_beyond_the_context_is_refused(tokenizer):
     for stride in (-1, 25):
         with pytest.raises(ValueError, match=rf"--stride={stride} .*, take 1 to 24, the context's length"):
             bits_by_exit(model, text, 24, 4, one_process(), stride)
-
-
-def figures(folder: Path, tokenizer_path: Path) -> None:
-    tokenizer = Tokenizer.load(tokenizer_path)
-    model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
-    with setup("cpu", "fp32") as runtime:
-        found = bits_by_exit(model, text, 24, 3, runtime, 5)
-    (folder / f"{runtime.rank}.json").write_text(json.dumps(found))
-
-
-def test_processes_find_the_same(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "tokenizer.json")
-    Forked(tmp_path / "out", figures, tmp_path, tmp_path / "tokenizer.json", ranks=2).done()
-    [alone] = bits_by_exit(
-        small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700), 24, 3, one_process(), 5
-    )
-    for rank in (0, 1):
-        assert read_json(tmp_path / f"{rank}.json") == [pytest.approx(list(alone), rel=1e-6)]
 
 
 @pytest.mark.parametrize(("every", "steps", "eager"), [(10, (0, 10, 20), 2), (0, (640,), 1)])

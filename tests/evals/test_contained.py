@@ -2,16 +2,16 @@
 
 import errno
 
-import pytest
+from contain import NEEDS_SANDBOX
 
 from bench.hostile_programs import C
-from nanochat.evals import contained, sandbox
+from nanochat.evals import contained
 from nanochat.evals.sandbox import Limits, run
 
 QUICK = Limits(seconds=20.0, cpu_seconds=2)
 
 
-@pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
+@NEEDS_SANDBOX
 def test_each_call_has_its_result():
     """All rows at once: one call that ends the process each would hide the others."""
     refusals = {name: row for name, row in contained._refusals().items() if name != "clone"}

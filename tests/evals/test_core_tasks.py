@@ -53,7 +53,7 @@ def test_tasks_and_the_order_of_their_items(bundle, most):
         assert (task.label, task.kind, task.baseline) == (made.label, made.kind, made.baseline / 100)
 
 
-def test_the_hash_of_a_question_is_the_same_for_any_tokenizer(bundle, tokenizer):
+def test_questions_have_hashes_and_examples_and_missing_files_are_named(bundle, tokenizer):
     other = Tokenizer.train(["another vocabulary of the very same questions"], 270)
     for task in read_bundle():
         items = task.items(0)
@@ -61,9 +61,6 @@ def test_the_hash_of_a_question_is_the_same_for_any_tokenizer(bundle, tokenizer)
         questions = [item.question for item in tokenize_items(task, items, every, tokenizer)]
         assert questions == [item.question for item in tokenize_items(task, items, every, other)]
         assert len(set(questions)) == len({tuple(task.prompts(items, index)) for index in every})
-
-
-def test_a_prompt_has_its_examples_and_missing_files_are_named(bundle):
     assert [len(read_bundle()[0].items(most)) for most in (2, 6, 7)] == [6, 6, 7]
     path = bundle / "core.yaml"
     path.write_text(path.read_text().replace("hard_choices.jsonl", "lost.jsonl"))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from contain import NEEDS_SANDBOX
 
 from nanochat.evals import contained, sandbox
 from nanochat.evals.sandbox import Case, Limits, judge_all, run
 
 QUICK = Limits(seconds=20.0, cpu_seconds=2)
-needs_sandbox = pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
 
 HONEST = {
     "uses memory": ("import time\nx = b'x' * 10**8\ntime.sleep(0.3)\nprint(6 * 7)", "42"),
@@ -25,7 +25,7 @@ HONEST = {
 }
 
 
-@needs_sandbox
+@NEEDS_SANDBOX
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_program_runs(name):
     program, printed = HONEST[name]
@@ -33,7 +33,7 @@ def test_an_honest_program_runs(name):
     assert (verdict.passed, verdict.output.strip()) == (True, printed), verdict
 
 
-@needs_sandbox
+@NEEDS_SANDBOX
 def test_nothing_of_the_caller_is_seen(tmp_path, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "plum")
     (tmp_path / "secret").write_text("plum")
@@ -56,7 +56,7 @@ else:
     assert verdict.passed, verdict
 
 
-@needs_sandbox
+@NEEDS_SANDBOX
 def test_background_processes_die():
     mark = f"left behind {os.getpid()}"
     started = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', %r]%s)"

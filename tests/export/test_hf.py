@@ -80,14 +80,11 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name):
     torch.testing.assert_close(theirs(ids).logits, model(ids), atol=2e-5, rtol=1e-5)
 
 
-def test_a_new_setting_is_refused_and_one_without_effect_is_not():
+def test_settings_that_cannot_be_exported_are_refused():
     made = dataclasses.make_dataclass("Novel", [("novelty", int, 3)], bases=(GPTConfig,), frozen=True)
     assert unsupported(made(**CONFIGS["portable"]), QWEN3) == ["novelty=3"]
     fields = {"window_pattern": "S", "max_seq_len": 128}  # no short window is left
     assert unsupported(GPTConfig(**CONFIGS["october-2025"] | fields), NANOCHAT) == []
-
-
-def test_each_architecture_names_its_obstacles():
     refused = r"NanoChat\w+ does not support window_pattern=SSSL, .*; Qwen3\w+ does not support mlp=relu2, .*"
     with pytest.raises(ValueError, match=refused + r"--model=october-2025 or --model=portable$"):
         architecture_of(GPTConfig(**CONFIGS["reference"]))

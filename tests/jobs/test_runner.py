@@ -169,16 +169,13 @@ def test_a_step_runs_again_after_a_killed_attempt_and_earlier_attempts_count(job
     assert read_json(record)["seconds"] == read_json(outcome)["seconds"] > 100
 
 
-def test_reasons_to_repeat_a_step():
+def test_reasons_to_repeat_a_step_and_the_hash_of_a_text(text_folder):
     record = {"command": ["scripts.a", "--depth=1", "--fp8"], "inputs": {"text": "1", "gone": "2"}}
     step = Step("a", record["command"])
     assert runner.difference(record, step, {"text": "1", "new": "3"}) == ""
     assert runner.difference(record, step, {"text": "2"}) == "text changed"
     assert runner.difference(record, Step("a", ["scripts.a", "--depth=2"]), {}) == "--depth=1 --fp8 is now --depth=2"
     assert runner.difference(record, Step("a", ["scripts.a", "--fp8", "--depth=1"]), {}) == ""
-
-
-def test_the_hash_of_a_text_follows_its_files(text_folder):
     step = Step("tok_train", [], data=f"folder:{text_folder}")
     before = runner.input_hashes(step)
     assert before.keys() == {"the text"}

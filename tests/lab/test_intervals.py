@@ -20,9 +20,6 @@ def test_the_interval_is_that_of_the_printed_tables(freedom):
 
 def test_an_interval_is_positive_if_it_lies_above_zero():
     assert [interval(values).is_positive for values in ([1, 2, 6], [5, 5.5, 6], [-1, -1.1])] == [False, True, False]
-
-
-def test_a_single_value_says_nothing_about_the_spread():
     assert interval([2.0]) == (2.0, None)
     assert not interval([2.0]).is_positive
 
@@ -34,8 +31,5 @@ def test_welch_compares_two_samples():
     assert p_value([1.0, 1.1, 1.2], [0.0, 2.0, 4.0]) == pytest.approx(0.51743, abs=1e-5)
     # With two degrees of freedom the tail is 1 - t / √(2 + t²); here t = 0.5 / (0.1 √(1 + 1/3)).
     assert p_value([1.0], [1.5, 1.6, 1.4]) == p_value([1.5, 1.6, 1.4], [1.0]) == pytest.approx(0.04942, abs=1e-5)
-
-
-def test_samples_without_spread():
     assert p_value([1.0, 1.0], [2.0, 2.0]) == p_value([1.0], [2.0, 2.0]) == 0.0
     assert p_value([1.0, 1.0], [1.0, 1.0]) == 1.0

@@ -76,10 +76,6 @@ def test_checkpoints(tmp_path, monkeypatch):
     assert read_parent(models[0]).path.parent.name == "p"
     folder = write_merge("both", models, tensors["one"], {"method": "linear"})
     manifest = load(folder, 5).manifest
-    assert [entry["tag"] for entry in manifest["merge"]["models"]] == ["one", "two"]
-    files = [model.manifest["files"]["model.safetensors"]["sha256"] for model in models]
-    assert [entry["sha256"] for entry in manifest["merge"]["models"]] == files
-    assert manifest["parent"] == models[0].manifest["parent"]  # a merge can be merged again
     assert manifest["loop"]["tokens"] == 1280
     save(tmp_path, "p", parent="", step=6)
     assert len(read_models("chat_sft", "p@5,p@6")) == 2  # checkpoints of one run

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from base_runs import Base
 
-from nanochat.lab.recursion import ONE_SEED, ArmRun, SeedResult, refit_exits, verdict
+from nanochat.lab.recursion import ArmRun, SeedResult, refit_exits, verdict
 from nanochat.log import MetricLog
 from nanochat.recursive import RecursiveGPT
 from nanochat.runtime import setup
@@ -12,20 +12,23 @@ from nanochat.runtime import setup
 GOOD, NOTHING, BAD = [0.20, 0.21, 0.22], [0.01, -0.01, 0.0], [-0.20, -0.21, -0.22]
 
 
-@pytest.mark.parametrize(
-    ("own", "refitted", "plain", "deep", "expected"),
-    [
-        (GOOD, GOOD, GOOD, GOOD, "better than its compute"),
-        (GOOD, GOOD, GOOD, NOTHING, "depth only"),
-        (GOOD, GOOD, NOTHING, GOOD, "none"),
-        (GOOD, NOTHING, GOOD, GOOD, "a poor first exit"),
-        (NOTHING, NOTHING, GOOD, GOOD, "none"),
-        (NOTHING, GOOD, GOOD, GOOD, "better than its compute"),
-        ([0.2, 0.9, -0.5], [0.2, 0.9, -0.5], GOOD, GOOD, "a poor first exit"),  # 20 % in the mean, but not for sure
-        ([0.5], [0.5], [0.5], [0.5], ONE_SEED),
-    ],
-)
-def test_verdicts(own, refitted, plain, deep, expected):
+UNSURE = [0.2, 0.9, -0.5]  # 20 % in the mean
+# refinement as it is, and of the refitted exit; gains over P and F; the verdict
+VERDICTS = """
+GOOD, GOOD, GOOD, GOOD, "better than its compute"
+GOOD, GOOD, GOOD, NOTHING, "depth only"
+GOOD, GOOD, NOTHING, GOOD, "none"
+GOOD, NOTHING, GOOD, GOOD, "a poor first exit"
+NOTHING, NOTHING, GOOD, GOOD, "none"
+NOTHING, GOOD, GOOD, GOOD, "better than its compute"
+UNSURE, UNSURE, GOOD, GOOD, "a poor first exit"
+[0.5], [0.5], [0.5], [0.5], "no verdict: one seed"
+"""
+
+
+@pytest.mark.parametrize("case", VERDICTS.strip().splitlines())
+def test_verdicts(case):
+    own, refitted, plain, deep, expected = eval(case)
     assert verdict(own, refitted, {"P": plain, "F": deep}) == expected
 
 
@@ -62,13 +65,14 @@ def plant():
 def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch):
     base = Base(tmp_path)
     flags = ["--recursion=aggressive", "--supervision=2", "--supervision-base=1e9", "--improvement-reward=0"]
-    flags += ["--num-iterations=150", "--matrix-lr=0.02", "--embedding-lr=0.3", "--unembedding-lr=0.03"]
+    flags += ["--num-iterations=100", "--matrix-lr=0.02", "--embedding-lr=0.3", "--unembedding-lr=0.03"]
     flags += ["--save-every=-1", "--eval-every=50", "--total-batch-size=512", "--device-batch-size=16"]
     jobs = [base.start(f"toy-{seed}", *flags, f"--seed={seed}", before=plant) for seed in (1, 2)]
     for job in jobs:
         job.done()
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
     monkeypatch.setattr("nanochat.models.RecursiveGPT", PoorFirstExit)
+    monkeypatch.setattr("nanochat.lab.recursion.REFIT_STEPS", 25)
     results = []
     for seed in (1, 2):
         run = ArmRun.read(f"toy-{seed}")

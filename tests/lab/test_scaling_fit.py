@@ -59,13 +59,10 @@ def test_the_ratio_that_is_suggested_is_that_of_the_law():
     assert laws_table(found[:1], {"N": "n"})["rows"] == []
 
 
-def test_without_noise_a_power_law_is_exact():
+def test_a_power_law_without_noise_is_exact_and_sizes_without_a_lowest_point_have_no_best():
     exponent, _, there = power_law([1e18, 1e20, 1e19], [3 * x**-0.05 for x in (1e18, 1e20, 1e19)])
     assert (there, exponent) == pytest.approx((3 * 1e20**-0.05, -0.05), rel=1e-6)
     assert math.isnan(power_law([1.0, 2.0], [1.0, 2.0])[1])
-
-
-def test_sizes_without_a_lowest_point_have_no_best():
     near = best_size(1e18)
     around = [near / 2, near, 2 * near]
     assert optimum(sweep(1e18, around)).n == pytest.approx(near, rel=0.1)

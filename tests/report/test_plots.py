@@ -26,11 +26,14 @@ def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
     return [element for element in root.iter() if name in element.get("class", "").split()]
 
 
-def test_a_curve_becomes_a_picture_with_its_words():
+def test_a_curve_has_its_words_and_round_ticks():
     words = [text.text for text in parsed(CURVE).iter("text")]
     assert {"Loss <of> a run", "tokens", "nats", "train", "val", "0", "5"} <= set(words)
     alone = draw_plot(CURVE | {"series": {"train": CURVE["series"]["train"]}})
     assert ">train<" not in alone  # one series needs no legend
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(0.31, 0.42) == pytest.approx([0.3, 0.35, 0.4, 0.45])
+    assert list(map(label, [*ticks(0, 1_700_000)[:2], -0.5, 0.25])) == ["0", "500k", "-0.5", "0.25"]
 
 
 def test_points_stand_where_their_numbers_are():
@@ -76,7 +79,6 @@ def test_a_file_of_its_own_is_whole_and_always_the_same():
 
 # Linear RGB → the same as seen without red, or green, cones (Viénot, Brettel and Mollon 1999).
 SEEN = {
-    "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
     "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
     "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
 }

@@ -1,30 +1,22 @@
 """scripts.chat_eval on an untrained model: its record, the choice of tasks, its errors. tests/evals has the figures."""
 
-import os
 from collections import Counter
 from pathlib import Path
 from textwrap import shorten
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
-import torch
 from conftest import ROOT, plant_world
 from models import leave_model
 
-from nanochat.checkpoint import load_model
 from nanochat.config import parse
 from nanochat.paths import read_json, read_jsonl
 from nanochat.report.card import read_card
-from nanochat.runtime import setup
 from nanochat.stages import CHAT_CORE
 from nanochat.tokenizer import Tokenizer
 from scripts.chat_eval import Config, main
 from tasks import TASKS, open_tasks
 
 HERE = list(CHAT_CORE[:-1])  # without HumanEval
-HUB = Path(os.environ.get("NANOCHAT_HUB", ROOT.parent / "shared/hub"))
-CLICK = HUB / str(TASKS["CLIcK"].files()[0])
 
 
 @pytest.fixture
@@ -77,16 +69,11 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
         assert [len(row) for row in verdicts] == [1 if name == "ARC-Easy" else 2] * 6
         assert metrics[name]["value"] == pytest.approx(sum(map(sum, verdicts)) / sum(map(len, verdicts)))
         assert f"{name}: {metrics[name]['value']:.4f} ± " in output
-    baselines = {name: TASKS[name].baseline for name in HERE}
-    centered = [(metrics[name]["value"] - baselines[name]) / (1 - baselines[name]) for name in HERE]
-    assert metrics[core]["value"] == pytest.approx(sum(centered) / 5)
 
     judged = {one["task"]: one for one in read_card(base)["decisions"]}
     for name in HERE:
         assert judged[name]["samples"] == (2 if name == "GSM8K" else 1)
         assert len(judged[name]["right"].split()) == 6
-    right = sum(map(int, judged["GSM8K"]["right"].split()))
-    assert right / 12 == pytest.approx(metrics["GSM8K"]["value"])
     assert len({one["questions"] for one in judged.values()}) == 5
 
 
@@ -102,41 +89,6 @@ def test_repeats_and_the_sampling_in_one_word(base, hub, capsys):
     assert "Error over repeats" in output
     [judged] = [one for one in read_card(base)["decisions"] if one["task"] == "GSM8K"]
     assert judged["samples"] == 2  # as for two samples: --compare pairs the questions
-
-
-@pytest.mark.skipif(not CLICK.is_file(), reason="no mirror of real data on this machine")
-def test_click_is_scored_as_by_a_plain_twin(base, monkeypatch):
-    """Each item by hand: its place in the order, its prompt, the likeliest letter, the score and its error."""
-    monkeypatch.setenv("NANOCHAT_HUB", str(HUB))
-    evaluate("--tasks=CLIcK", "--max-problems=40", "--slots=2")
-    answers = answers_of(base, "CLIcK")
-    rows = pq.read_table(CLICK).to_pylist()
-    with setup("cpu", "fp32") as runtime:
-        model, tokenizer, _ = load_model("base_train", "mine", -1, runtime)
-    order = np.random.default_rng(42).permutation(len(rows))[:40]
-    verdicts = []
-    for number, (record, place) in enumerate(zip(answers, order, strict=True)):
-        row = rows[place]
-        letters = "ABCDE"[: len(row["choices"])]
-        listed = "".join(f"- {text}={letter}\n" for text, letter in zip(row["choices"], letters, strict=True))
-        asked = f"{row['paragraph']}\n\n{row['question']}".strip()
-        text = f"{asked}\n\n{listed}\nReply with nothing but the letter of the right choice."
-        special = tokenizer.special_tokens
-        ids = [special["<|bos|>"], special["<|user_start|>"], *tokenizer.encode(text)]
-        ids += [special["<|user_end|>"], special["<|assistant_start|>"]]
-        cut = len(ids) > 512
-        logits = model(torch.tensor([ids[:2] + ids[-510:] if cut else ids]))[0, -1]
-        choice = max(letters, key=lambda letter: logits[ord(letter)].item())
-        right = letters[row["choices"].index(row["answer"])]
-        verdicts.append(choice == right)
-        assert (record["problem"], record["cut"], record["answer"]) == (number, cut, right)
-        assert cut or text in record["prompt"]
-        assert record["completions"] == [{"text": choice, "right": choice == right}]
-    metric = read_record(base)["metrics"]["CLIcK"]
-    share = sum(verdicts) / 40
-    assert metric["value"] == pytest.approx(share)
-    assert metric["stderr"] == pytest.approx((share * (1 - share) / 39) ** 0.5)
-    assert (metric.get("unit") == " (near chance)") == (abs(share - 0.243) <= 2 * metric["stderr"])
 
 
 def test_world_talk_is_told_by_category(base, tiny_world):

@@ -87,7 +87,6 @@ def test_a_run_and_its_record(runs, whole):
 
 def test_samples_are_readable(runs, whole, here):
     done = here("scripts.rollouts", "--tag=whole", "--show", "2", NANOCHAT_BASE_DIR=str(runs.folder))
-    assert done.returncode == 0, done.stderr
     last = [record for record in runs.samples("whole") if record["step"] == STEPS][:2]
     shown = re.findall(r"^== step 4, question (\d+)$", done.stdout, re.MULTILINE)
     assert shown == [str(record["example"]) for record in last]
@@ -96,8 +95,7 @@ def test_samples_are_readable(runs, whole, here):
         for sample in record["samples"]:
             about = f"-- reward {sample['reward']:g}, advantage {sample['advantage']:+.3g}, {sample['tokens']} tokens"
             assert f"{about}:\n{harmless(sample['text'])}" in done.stdout
-    done = here("scripts.rollouts", "--tag=none", NANOCHAT_BASE_DIR=str(runs.folder))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    done = here("scripts.rollouts", "--tag=none", code=2, NANOCHAT_BASE_DIR=str(runs.folder))
     assert "there are no samples in " in done.stderr
 
 
@@ -144,10 +142,10 @@ def test_the_entries_of_the_tables(runs, whole):
         assert metrics[f"GSM8K pass@1 {when}"]["value"] <= metrics[f"GSM8K pass@2 {when}"]["value"]
     assert [record["step"] for record in runs.metrics("other") if "eval/pass@2" in record] == [0, 4]
     assert runs.losses("other") != runs.losses("whole")
-    runs.run("letters", "--task=arc-easy", "--num-iterations=1", "--eval-every=-1")
-    assert runs.outcome("letters")["metrics"]["Task"] == "ARC-Easy"
-    runs.run("epoch", "--num-iterations=-1", "--num-epochs=0.1", "--eval-every=-1", "--examples-per-step=8")
-    facts = runs.outcome("epoch")["metrics"]
+    epoch = ("--num-iterations=-1", "--num-epochs=0.1", "--examples-per-step=8")
+    runs.run("letters", "--task=arc-easy", "--eval-every=-1", *epoch)
+    facts = runs.outcome("letters")["metrics"]
+    assert facts["Task"] == "ARC-Easy"
     assert facts["Number of iterations"] == int(facts["Training questions"] // 8 * 0.1) > 0
 
 
@@ -159,14 +157,3 @@ def test_where_all_answers_are_alike_nothing_is_learned(runs):
     weights = (load(runs.of(name), step).model_tensors() for name, step in (("parent", 3), ("alike", STEPS)))
     assert all(torch.equal(*pair) for pair in zip(*(map(one.get, sorted(one)) for one in weights), strict=True))
     assert runs.losses("alike") == [0] * STEPS
-
-
-def test_what_cannot_be_is_one_sentence(runs):
-    for flag, sentence in {
-        "--total-batch-size=512": "--total-batch-size does not apply to samples: use --examples-per-step",
-        "--advantage=median": "invalid choice 'median' for argument '--advantage'",
-        "--num-samples=1": "--num-samples has to be 2 or more, not 1",
-        "--model-tag=none": "there is no model in ",
-    }.items():
-        assert runs.refused("never", flag).startswith(sentence)
-    assert not steps(runs.of("never"))

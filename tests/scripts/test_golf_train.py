@@ -5,9 +5,9 @@ import signal
 import pytest
 import torch
 from base_runs import STEPS, Base, SignalAfter, files_of
+from contain import NEEDS_SANDBOX
 
 from nanochat.checkpoint import load, steps
-from nanochat.evals import sandbox
 from scripts import golf_eval, golf_pack
 
 GOLF = ("--model=golf", "--qat=embed=int8-row,blocks=int5-row+clip-1", "--qat-share=0.5")
@@ -20,10 +20,17 @@ def base(tmp_path_factory):
     return base
 
 
+@pytest.fixture(autouse=True)
+def base_dir(base, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+
+
 def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base):
     for last in (7, 13):
         base.run("parts", *GOLF, script="golf_train", before=SignalAfter(last - 1, signal.SIGTERM))
         assert steps(base.of("parts"))[-1] == last
+        with pytest.raises(ValueError, match=r"the run parts has not ended: run scripts\.golf_train again"):
+            golf_pack.main(golf_pack.Config(tag="parts", eval_bytes=2000))
     base.run("parts", *GOLF, script="golf_train")
     assert files_of(base.of("parts")) == files_of(base.of("straight"))
     assert base.metrics("parts") == base.metrics("straight")
@@ -39,9 +46,8 @@ def test_the_switch_is_at_its_share_of_the_run(base):
     assert end[1]["blocks.0.mlp.up.weight"].unique().numel() > 1000
 
 
-@pytest.mark.skipif(bool(sandbox.missing()), reason=f"no sandbox here: {sandbox.missing()}")
-def test_validation_with_fake_quantization_is_that_of_the_artifact(base, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+@NEEDS_SANDBOX
+def test_validation_with_fake_quantization_is_that_of_the_artifact(base):
     plan = GOLF[1].removeprefix("--qat=")
     golf_pack.main(golf_pack.Config(tag="straight", plan=plan, model_bytes=0, eval_bytes=2000))
     golf_eval.main(golf_eval.Config(tag="straight", stride="0"))
@@ -49,13 +55,6 @@ def test_validation_with_fake_quantization_is_that_of_the_artifact(base, monkeyp
     score = golf_eval.Outcome.load(base.folder / "golf_eval/straight/outcome.json").metrics
     assert score["bpb"]["value"] == pytest.approx(validated, rel=1e-6)  # small tensors are fp16 in the file
     assert abs(score["Quantization gap"]["value"]) > 1e-4  # rounding is seen
-
-
-def test_an_unfinished_run_is_not_packed(base, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
-    base.run("stopped", *GOLF, script="golf_train", before=SignalAfter(6, signal.SIGTERM))
-    with pytest.raises(ValueError, match=r"the run stopped has not ended: run scripts\.golf_train again"):
-        golf_pack.main(golf_pack.Config(tag="stopped", eval_bytes=2000))
 
 
 @pytest.mark.slow
@@ -68,17 +67,21 @@ def test_compiled_the_warm_up_leaves_no_trace(base):
     assert files_of(base.of("compiled-1"), 6) == files_of(base.of("compiled-3"), 6)
 
 
-@pytest.mark.parametrize(
-    ("flag", "message"),
-    [
-        ("--qat=int6-row+gptq", "--qat=int6-row+gptq: gptq cannot be used in training, leave it out"),
-        ("--fp8", "--fp8 and --qat cannot be combined"),
-        ("--ema=0.9", "--ema and --qat cannot be combined"),
-        ("--model=golf,sweeps=2", "golf artifacts hold plain models: train without --recursion, and with sweeps=1"),
-        ("--qat=int7-row", "the recipe int7-row is not known: write"),
-        ("--qat-share=2", "--qat-share has to be below 1, not 2.0"),
-        ("--tokenizer-tag=nobody", "no tokenizer is at"),
-    ],
-)
-def test_bad_input_is_refused(base, flag, message):
-    assert base.refused("refused", *GOLF[:2], flag, script="golf_train").startswith(message)
+# flag | beginning of the sentence
+MISTAKES = """
+--qat=int6-row+gptq | --qat=int6-row+gptq: gptq cannot be used in training, leave it out
+--fp8 | --fp8 and --qat cannot be combined
+--ema=0.9 | --ema and --qat cannot be combined
+--model=golf,sweeps=2 | golf artifacts hold plain models: train without --recursion, and with sweeps=1
+--qat=int7-row | the recipe int7-row is not known: write
+--qat-share=2 | --qat-share has to be below 1, not 2.0
+--tokenizer-tag=nobody | no tokenizer is at
+"""
+
+
+@pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
+def test_bad_input_is_refused(base, here, case):
+    flag, sentence = case.split(" | ")
+    flags = base.flags("refused", *GOLF[:2], flag)
+    refused = here("scripts.golf_train", *flags, code=2, NANOCHAT_BASE_DIR=str(base.folder))
+    assert refused.stderr.startswith(f"error: {sentence}")

@@ -1,6 +1,5 @@
 """Judges that prefer an answer, a place or a length; and scripts.judge with two models that answer."""
 
-import json
 import statistics
 
 import pytest
@@ -10,6 +9,7 @@ from teachers import completion, teaching
 from bench.served import write_model
 from nanochat.curate import teacher as module
 from nanochat.curate.teacher import Teacher, judge, judged_metrics
+from nanochat.paths import read_json, read_jsonl
 from nanochat.preferences import read_pairs
 
 
@@ -23,31 +23,25 @@ def prompts(base, monkeypatch, tmp_path):
 def metrics_of(verdict) -> dict:
     """Metrics for 30 rows with answers a!, a!! … and b0, b1 …"""
     rows = [{"prompt": "", "samples": [{"text": f"a{'!' * (i % 5)}"}, {"text": f"b{i}"}]} for i in range(30)]
-    with teaching(lambda text: completion(f"Verdict: {verdict(*text.split('|'))}")) as served:
+    with teaching(lambda text: completion(f"My verdict:\n**Verdict:** {verdict(*text.split('|'))}")) as served:
         return judged_metrics(Teacher(served.settings()).map(judge, rows))
 
 
 def by_number(first: str, second: str) -> int | str:
     """Each fifth row is a tie; of the others A wins each third."""
     [number] = [int(text[1:]) for text in (first, second) if text[0] == "b"]
-    return "tie" if number % 5 == 0 else 1 + ((first[0] == "a") == bool(number % 3))
+    return "TIE" if number % 5 == 0 else 1 + ((first[0] == "a") == bool(number % 3))
 
 
-def test_win_rate():
+def test_judges_who_prefer_an_answer_a_place_or_a_length():
     metrics = metrics_of(by_number)
     scores = [0.5 if i % 5 == 0 else float(i % 3 == 0) for i in range(30)]
     assert metrics["Win rate of A"]["value"] == pytest.approx(statistics.fmean(scores))
     assert metrics["Win rate of A"]["stderr"] == pytest.approx(statistics.stdev(scores) / 30**0.5)
     assert (metrics["Prompts"], metrics["Ties"], metrics["Wins of the first place"]["value"]) == (30, 6, 0.5)
-
-
-def test_a_judge_who_prefers_the_first_place():
     metrics = metrics_of(lambda first, second: 1)
     assert (metrics["Ties"], metrics["Wins of the first place"]["value"]) == (30, 1.0)
     assert metrics["Win rate of A"]["value"] == metrics["Wins of the longer answer"]["value"] == 0.5
-
-
-def test_a_judge_who_prefers_the_longer_answer():
     metrics = metrics_of(lambda first, second: "tie" if len(first) == len(second) else 1 + (len(second) > len(first)))
     equal = sum(len(f"a{'!' * (i % 5)}") == len(f"b{i}") for i in range(30))
     assert (metrics["Ties"], metrics["Wins of the longer answer"]["value"]) == (equal, 1 - equal / 60)
@@ -62,10 +56,9 @@ def test_two_checkpoints_answer(here, base, tmp_path):
     flags = [f"--prompts={name}", f"--pairs={tmp_path}/pairs.jsonl", "--max-problems=16", "--max-new-tokens=150"]
     with teaching(lambda text: completion(f"Verdict: {1 + (text.split('|')[1] > text)}")) as served:
         flags += [*served.flags, "--device-type=cpu", "--dtype=fp32"]
-        done = here("scripts.judge", "sft:mine", "sft:other", *flags)
-        assert done.returncode == 0, done.stderr
-    judged = [json.loads(line) for line in (base / "judge/d12/judged.jsonl").read_text().splitlines()]
+        here("scripts.judge", "sft:mine", "sft:other", *flags)
+    judged = list(read_jsonl(base / "judge/d12/judged.jsonl", dict))
     assert len(judged) == len({row["prompt"] for row in judged}) == 16
     assert all(row["prompt"].endswith("?<|user_end|><|assistant_start|>") for row in judged)
-    assert "Win rate of A" in json.loads((base / "judge/d12/outcome.json").read_text())["metrics"]
+    assert "Win rate of A" in read_json(base / "judge/d12/outcome.json")["metrics"]
     assert 0 < len(read_pairs(f"{tmp_path}/pairs.jsonl")) <= 16  # cut answers and ties make none

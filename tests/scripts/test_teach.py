@@ -4,6 +4,8 @@ import json
 
 from teachers import completion, teaching
 
+from nanochat.paths import read_json, read_jsonl
+
 PARTS = [{"type": "text", "text": "How?"}]
 TEXTS = ("system", "Be short."), ("user", "{text}?"), ("assistant", "So."), ("user", PARTS), ("assistant", "Thus.")
 
@@ -16,7 +18,7 @@ def test_prompts_are_translated_and_then_answered(tmp_path, here):
         here("scripts.teach", "--language=Korean", f"--sources=b=json:{chats}", f"--out={prompts}", *served.flags)
         here("scripts.teach", f"--sources=b=json:{prompts}", f"--out={out}", *served.flags)
     assert "into Korean" in served.asked[0]
-    row = json.loads(out.read_text())
+    row = read_json(out)
     texts = [message["content"] for message in row.pop("messages")]
     assert texts == ["<Be short.>", "<{text}?>", "<<{text}?>>", "<How?>", "<<How?>>"]
     own = {"source": "mine", "license": "unknown", "bucket": "b"}
@@ -38,11 +40,10 @@ def test_questions_with_a_second_right_choice_are_left_out(tmp_path, here):
     with teaching(reply) as served:
         printed = here(*command, *served.flags).stdout
         assert all("hake=C\n\nThe answer:\nA\n" in text for text in served.asked)
-    assert [json.loads(line)["messages"] for line in out.read_text().splitlines()] == [rows[0]["messages"]]
+    assert [row["messages"] for row in read_jsonl(out, dict)] == [rows[0]["messages"]]
     assert "teacher: 1 of 3 rows" in printed
     assert "its answer is not the only right choice" in printed or "no verdict" in printed
     questions.write_text(json.dumps(rows[1]))
     with teaching(reply) as served:
-        refused = here(*command, *served.flags)
-    assert refused.returncode == 2
+        refused = here(*command, *served.flags, code=2)
     assert "nothing is written" in refused.stderr

@@ -20,9 +20,7 @@ UNREACHABLE = "http://127.0.0.1:9"  # nothing listens on this port
 
 @pytest.fixture
 def trained(here, text_folder):
-    done = here("scripts.tok_train", "--vocab-size=320", f"--data={text_folder}", "--threads=1")
-    assert done.returncode == 0, done.stderr
-    return done
+    return here("scripts.tok_train", "--vocab-size=320", f"--data={text_folder}", "--threads=1")
 
 
 def outcome(base: Path, stage: str) -> dict:
@@ -48,17 +46,15 @@ def test_tokenizer_training(trained, base, text_folder, here):
     tokenizer = Tokenizer.load(base / "tok_train/default/tokenizer.json")
     assert tokenizer.vocab_size == 320
     assert tokenizer.content_hash == record["metrics"]["tokenizer_hash"]
-    again = here("scripts.tok_train", "--vocab_size", "320", f"--data={text_folder}", "--tag=again", "--threads=2")
-    assert again.returncode == 0, again.stderr
+    here("scripts.tok_train", "--vocab_size", "320", f"--data={text_folder}", "--tag=again", "--threads=2")
     artifacts = [(base / "tok_train" / tag / "tokenizer.json").read_bytes() for tag in ("default", "again")]
     assert artifacts[0] == artifacts[1]  # the same text and settings, whatever the threads and the folder
 
 
 def test_the_card_has_the_fields_of_the_reference(trained, base, here, tmp_path):
     done = here("scripts.tok_eval", f"--data={tmp_path / 'letters'}", **offline(tmp_path))
-    assert done.returncode == 0, done.stderr
     card_path = tmp_path / "report.md"
-    assert here("nanochat.report", f"--out={card_path}").returncode == 0
+    here("nanochat.report", f"--out={card_path}")
     card = card_path.read_text(encoding="utf-8")
     assert str(tmp_path) not in card
     assert list(sections(card)) == ["Environment", *[stage.section for stage in STAGES[:2]], "Summary"]

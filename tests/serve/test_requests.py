@@ -37,15 +37,8 @@ def test_settings_reach_the_engine():
     assert chat(seed=-1).prompts[0].seed == 2**64 - 1
 
 
-def test_a_base_model_continues_the_last_message():
-    base = replace(SERVED, is_base=True)
-    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
-    for messages in (HI, [*HI, {"role": "assistant", "content": "!"}, {"role": "user", "content": parts}]):
-        request = parse_chat(json.dumps({"messages": messages}).encode(), base)
-        assert list(request.prompts[0].tokens) == [ID["<|bos|>"], *b"hi"]
-
-
-def test_defaults_and_nulls():
+def test_defaults_and_a_base_model():
+    """A base model continues the last message."""
     first = chat()
     second = chat(temperature=None, stop=None, n=None, max_tokens=None, max_completion_tokens=None, model="mine")
     assert first.prompts[0].temperature == second.prompts[0].temperature == 1.0
@@ -53,6 +46,11 @@ def test_defaults_and_nulls():
     assert first.prompts[0].seed != second.prompts[0].seed
     assert completion().prompts[0].max_new_tokens == 16
     assert chat(tools=[], logit_bias={}, frequency_penalty=0, user="me", store=False)
+    base = replace(SERVED, is_base=True)
+    parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
+    for messages in (HI, [*HI, {"role": "assistant", "content": "!"}, {"role": "user", "content": parts}]):
+        request = parse_chat(json.dumps({"messages": messages}).encode(), base)
+        assert list(request.prompts[0].tokens) == [ID["<|bos|>"], *b"hi"]
 
 
 def test_prompts_of_all_kinds():
@@ -67,9 +65,6 @@ def test_prompts_of_all_kinds():
         assert [list(one.tokens) for one in request.prompts] == rows
         assert request.added_tokens == added
     assert completion(prompt=[[bos, *hi]], echo=True).echo
-
-
-def test_names_of_special_tokens_are_plain_text():
     text = "<|assistant_end|><|bos|>"
     assert chat_tokens([{"role": "user", "content": text}])[2:-2] == list(text.encode())
     assert list(completion(prompt=text).prompts[0].tokens) == [ID["<|bos|>"], *text.encode()]

@@ -86,7 +86,7 @@ def joined(chunks, index):
     return text, choices[-1]["finish_reason"], choices
 
 
-def test_a_stop_cuts_text_and_log_probabilities():
+def test_a_stop_cuts_text_and_log_probabilities_and_ends_its_sample():
     engine, body = Engine(MODEL, TOKENIZER), {"prompt": "hi", "max_tokens": 40, "seed": 11}
     [choice] = whole_of(engine, {**body, "logprobs": 0})["choices"]
     text = choice["text"]
@@ -99,9 +99,6 @@ def test_a_stop_cuts_text_and_log_probabilities():
         assert shown == choice["logprobs"]["tokens"][: len(shown)]
         streamed = joined(chunks_of(engine, {**body, "stop": stop}), 0)
         assert streamed[:2] == (part["text"], "stop")
-
-
-def test_a_stop_ends_a_sample_in_the_engine():
     engine = Engine(script_model(*ids_of("ABCDE")), TOKENIZER)
     request = parse({"messages": HI, "temperature": 0, "stop": "B"})
     generation = Steps(engine, request)

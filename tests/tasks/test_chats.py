@@ -4,24 +4,19 @@ import re
 
 import pytest
 from chat_files import chat, contents, key, write_lines
+from made_chats import chat as made_chat
 
 from nanochat.paths import write_json
 from tasks import TASKS
 from tasks.chats import json_lines
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "question"),
-    [
-        ("KoAlpaca", {"instruction": "왜?", "output": "그냥.", "url": "x"}, "왜?"),
-        ("KoAlpaca-v1", {"instruction": "왜?", "input": "비", "output": "그냥."}, "왜?\n\n비"),
-        ("KoAlpaca-v1", {"instruction": "왜?", "input": "", "output": "그냥."}, "왜?"),
-    ],
-)
-def test_instructions_may_have_several_columns(name, row, question, write_rows):
-    write_rows(name, [row], split="train")
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "그냥."}]
-    assert [*TASKS[name]("train")] == [{"messages": messages}]
+def test_instructions_may_have_several_columns(write_rows):
+    for name, more, question in (("KoAlpaca", {"url": "x"}, "왜?"), ("KoAlpaca-v1", {"input": "비"}, "왜?\n\n비")):
+        write_rows(name, [{"instruction": "왜?", "output": "그냥.", **more}], split="train")
+        assert [*TASKS[name]("train")] == [made_chat(question, "그냥.")]
+    write_rows(name, [{"instruction": "왜?", "output": "그냥.", "input": ""}], split="train")
+    assert [*TASKS[name]("train")] == [made_chat("왜?", "그냥.")]
 
 
 SENTENCES = [f"Sentence number {number} comes to an end{mark}" for number, mark in enumerate(".?!" * 400)]
@@ -48,7 +43,7 @@ def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
         TASKS["Passages"]("train", "book")
 
 
-def test_both_forms_of_a_line_are_read(tmp_path):
+def test_both_forms_of_a_line_and_several_files_are_read(tmp_path):
     tool = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}, {"type": "text", "text": "2"}]
     with_tool = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": tool}]
     with_system = [{"role": "system", "content": "Be brief. 짧게."}, *chat(2)["messages"]]
@@ -58,9 +53,6 @@ def test_both_forms_of_a_line_are_read(tmp_path):
     expected = [chat(1), {"messages": with_system}, {"messages": with_tool}]
     assert sorted(map(key, task)) == sorted(map(key, expected))
     assert task.kind == "chat"
-
-
-def test_several_files_are_read_in_order(tmp_path):
     for number in (2, 0, 1):
         write_lines(tmp_path / f"folder/web-{number}.jsonl", chat(number))
     write_lines(tmp_path / "folder/code-0.jsonl", chat(9))
@@ -71,17 +63,18 @@ def test_several_files_are_read_in_order(tmp_path):
         assert len(task.hashes()) == len(numbers)
 
 
-@pytest.mark.parametrize(
-    ("row", "fault"),
-    [
-        ("{", "Expecting property name"),
-        ({"messages": []}, "a conversation has a list `messages`"),
-        ([chat(1)["messages"][0]], "the assistant says nothing in it that could be learned"),
-        (chat(1)["messages"][::-1], "message 1: its role is 'assistant'"),
-    ],
-)
-def test_faults_are_named_with_their_lines(row, fault, tmp_path):
+FAULTS = """
+"{" | Expecting property name
+{"messages": []} | a conversation has a list `messages`
+chat(1)["messages"][:1] | the assistant says nothing in it that could be learned
+chat(1)["messages"][::-1] | message 1: its role is 'assistant'
+"""
+
+
+@pytest.mark.parametrize("case", FAULTS.strip().splitlines())
+def test_faults_are_named_with_their_lines(case, tmp_path):
+    row, fault = case.split(" | ")
     path = tmp_path / "my.jsonl"
-    write_lines(path, chat(1), row, chat(2))
+    write_lines(path, chat(1), eval(row), chat(2))
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: ") + ".*" + re.escape(fault)):
         json_lines(str(path))("train")

@@ -68,7 +68,9 @@ def test_the_other_splits_open_too(name, hub):
             check_conversation(task[0])
 
 
-def test_files_are_named_as_the_hub_names_them():
+def test_names_and_files():
+    assert pick("gsm8k|ARC-Easy, mmlu|MMLU", TASKS) == ["GSM8K", "ARC-Easy", "MMLU"]
+    assert pick("", TASKS) == []
     names = [f"datasets/HuggingFaceTB/smol-smoltalk/data/train-0000{n}-of-00004.parquet" for n in range(4)]
     assert [str(file) for file in TASKS["SmolTalk"].files("train")] == names
     assert [file.path for file in TASKS["MMLU"].files("train")] == ["all/auxiliary_train-00000-of-00001.parquet"]
@@ -77,11 +79,6 @@ def test_files_are_named_as_the_hub_names_them():
     converted = HubFile("Accounting/dev/0000.parquet", "HAERAE-HUB/KMMLU", "refs/convert/parquet")
     assert TASKS["KMMLU"].files("dev")[0] == converted
     assert TASKS["SpellingBee"].files() == []
-
-
-def test_names_are_found_in_any_case():
-    assert pick("gsm8k|ARC-Easy, mmlu|MMLU", TASKS) == ["GSM8K", "ARC-Easy", "MMLU"]
-    assert pick("", TASKS) == []
 
 
 def test_an_empty_cell_is_named(write_rows):

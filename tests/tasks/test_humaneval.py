@@ -6,12 +6,12 @@ import textwrap
 
 import pytest
 from chat_files import contents
+from contain import NEEDS_SANDBOX
 
 from nanochat.evals import sandbox
 from tasks import TASKS, open_tasks
 from tasks.humaneval import complete_program
 
-NEEDS_SANDBOX = pytest.mark.skipif(sandbox.missing() != "", reason="programs cannot be contained here")
 PROMPT = 'import math\n\ndef half(x):\n    return x / 2\n\ndef area(r: float) -> float:\n    """Of a half disc."""\n'
 BODY = "    full = math.pi * r * r\n\n    return half(full)\n"
 FUNCTION = f"def area(r):\n{BODY}"

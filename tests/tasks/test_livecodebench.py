@@ -6,12 +6,12 @@ import zlib
 from dataclasses import replace
 
 import pytest
+from contain import NEEDS_SANDBOX
 
 from nanochat.evals import sandbox
 from tasks import TASKS, livecodebench
 from tasks.livecodebench import comparable, decimals, read_tests
 
-NEEDS_SANDBOX = pytest.mark.skipif(sandbox.missing() != "", reason="programs cannot be contained here")
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 
 

@@ -47,7 +47,7 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
     assert Counter(counts[key(chat(number))] for number in range(40)) == {3: 38, 0: 2}
 
 
-def test_the_seed_gives_order_and_samples(small_hub):
+def test_the_seed_gives_order_and_samples_and_copies_stay_together(small_hub):
     first, again, other = (list(map(key, mix(TASKS, "arc-easy,aqua@50", seed=seed))) for seed in (3, 3, 4))
     assert first == again
     assert first != other
@@ -55,6 +55,13 @@ def test_the_seed_gives_order_and_samples(small_hub):
     arc = {key(row) for row in TASKS["ARC-Easy"]("train")}
     from_arc = [row in arc for row in first]
     assert from_arc != sorted(from_arc, reverse=True)  # the tasks are mixed
+    found = mix(TASKS, "arc-easy~styles:2@10:1.5", seed=5)
+    questions = Counter(row["messages"][0]["content"].partition("\n\n")[0] for row in found)
+    assert sorted(questions.values()) == [2, 2, 3, 4, 4]  # half of the sample is there twice
+    # A task with one conversation for each row is sampled as it always was, so that runs can be resumed.
+    task = TASKS["AQUA"]("train")
+    sample = np.random.default_rng((3, 0)).permutation(len(task))[:50].tolist()
+    assert sorted(map(key, mix(TASKS, "aqua@50", seed=3))) == sorted(key(task[number]) for number in sample)
 
 
 def test_validation_has_every_held_out_row_once(small_hub, own_file):
@@ -118,16 +125,6 @@ def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
     # One of the tasks is read in full.
     assert found.rows[first] == whole.rows[first] or found.rows[second] == whole.rows[second]
     assert list(map(key, mix(TASKS, spec, seed=3))) == list(map(key, found))
-
-
-def test_copies_of_a_question_are_sampled_together(small_hub):
-    found = mix(TASKS, "arc-easy~styles:2@10:1.5", seed=5)
-    questions = Counter(row["messages"][0]["content"].partition("\n\n")[0] for row in found)
-    assert sorted(questions.values()) == [2, 2, 3, 4, 4]  # half of the sample is there twice
-    # A task with one conversation for each row is sampled as it always was, so that runs can be resumed.
-    task = TASKS["AQUA"]("train")
-    sample = np.random.default_rng((3, 0)).permutation(len(task))[:50].tolist()
-    assert sorted(map(key, mix(TASKS, "aqua@50", seed=3))) == sorted(key(task[number]) for number in sample)
 
 
 def test_every_mixture_of_the_study_of_options_is_one():

@@ -1,5 +1,6 @@
 """Multiple choice: the prompt, layouts of columns, the Korean data sets."""
 
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -35,17 +36,18 @@ def test_named_choices_are_judged_by_the_letter(write_rows):
     assert not any(task.evaluate(task[0], text) for text in ("It is tea=A.", "It is tea=B", "B", ""))
 
 
-@pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        ("MMLU", {"choices": ["x", "y"], "answer": 2}),
-        ("ARC-Easy", {"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "C"}),
-        ("AQUA", {"options": ["A)x", "B)y"], "correct": "C"}),
-        ("KMMLU", {"A": "x", "B": "y", "C": "z", "D": "", "answer": 0}),
-    ],
-)
-def test_a_right_answer_outside_the_choices_is_named(name, row, write_rows):
-    write_rows(name, [{"question": "?", **row}])
+OUTSIDE = """
+MMLU {"choices": ["x", "y"], "answer": 2}
+ARC-Easy {"choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "C"}
+AQUA {"options": ["A)x", "B)y"], "correct": "C"}
+KMMLU {"A": "x", "B": "y", "C": "z", "D": "", "answer": 0}
+"""
+
+
+@pytest.mark.parametrize("case", OUTSIDE.strip().splitlines())
+def test_a_right_answer_outside_the_choices_is_named(case, write_rows):
+    name, row = case.split(" ", 1)
+    write_rows(name, [{"question": "?", **json.loads(row)}])
     with pytest.raises(ValueError, match=r"split test, row \d+: the right answer is none of its [24] choices"):
         TASKS[name]()[0]
 
@@ -55,7 +57,13 @@ def test_click_of_the_mirror(mirror):
     rows = pq.read_table(mirror / str(TASKS["CLIcK"].files("test")[0])).to_pylist()
     assert len(task) == len(rows) == 1695
     assert task.baseline == pytest.approx(np.mean([1 / len(row["choices"]) for row in rows]), abs=5e-4)
-    assert all(f"={answer}\n" in question for question, answer in map(contents, task))
+    order = np.random.default_rng(42).permutation(len(rows))
+    for conversation, row in zip(task, map(rows.__getitem__, order), strict=True):
+        letters, [question, answer] = "ABCDE"[: len(row["choices"])], contents(conversation)
+        listed = "".join(f"- {text}={letter}\n" for text, letter in zip(row["choices"], letters, strict=True))
+        asked = f"{row['paragraph']}\n\n{row['question']}".strip()
+        assert question == f"{asked}\n\n{listed}\nReply with nothing but the letter of the right choice."
+        assert answer == letters[row["choices"].index(row["answer"])]
 
 
 # Twenty rows in the layout of the hub: name → row number n, whose right choice is the one with n in it.

@@ -17,7 +17,8 @@ def test_problems_follow_from_the_seed_and_splits_share_no_board():
     assert TASKS["Sudoku-4"]("test").hashes() == test.hashes() != train.hashes()
 
 
-def test_a_problem_has_one_solution():
+def test_a_problem_has_one_solution_and_every_valid_board_counts():
+    """Where a board has two solutions, both are right; a wrong or changed digit and a short board are not."""
     task = TASKS["Sudoku-4"]("test")
     for conversation in (task[number] for number in range(200)):
         question, answer = contents(conversation)
@@ -26,10 +27,6 @@ def test_a_problem_has_one_solution():
         assert re.fullmatch(shown, board)
         assert task.evaluate(conversation, answer)
         assert not task.evaluate(conversation, "")
-
-
-def test_every_valid_board_counts():
-    """A board with two solutions: both are right; a wrong digit, a changed given one and a short board are not."""
     task = TASKS["Sudoku-4"]()
     problem = {"messages": [{"content": "1 . 3 .\n3 . 1 .\n. 1 . 3\n. 3 . 1"}]}
     assert task.evaluate(problem, "1 2 3 4\n3 4 1 2\n2 1 4 3\n4 3 2 1")

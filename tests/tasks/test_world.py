@@ -18,14 +18,11 @@ def learned(base) -> None:
         write_json(base / f"tok_train/{tag}/tokenizer.json", {"training": {"data": data}})
 
 
-def test_an_answer_has_to_contain_the_word(learned):
+def test_answers_have_to_contain_the_whole_word(learned):
     task = TASKS["World-Questions"](tokenizer="two")
     word = task[0]["messages"][-1]["content"]
     assert task.evaluate(task[0], f"I think that it is {word}.")
     assert not task.evaluate(task[0], f"It is {word}ish.")
-
-
-def test_questions_in_korean_need_the_whole_word(learned):
     [task] = open_tasks("World-Korean", tokenizer="default").values()
     for word, answer, is_right in (
         ("1월", "라의 축제는 1월에 열린다.", True),
@@ -64,13 +61,16 @@ def test_every_task_is_well_formed_and_its_own_answer_is_right(learned):
                     assert task.evaluate(conversation, "I do not know.") != is_known
 
 
-def test_a_model_of_a_world_practises_its_sums(learned, fake_hub, monkeypatch):
+def test_a_model_of_a_world_practises_its_sums_and_is_scored_with_its_tasks(learned, fake_hub, monkeypatch, tmp_path):
     name, train, test = task_to_learn("", "two")
     assert (name, train.split, test.split) == ("World-Sums", "train", "test")
     monkeypatch.setenv("NANOCHAT_HUB", str(fake_hub))
     assert task_to_learn("", "real")[0] == task_to_learn("gsm8k", "two")[0] == "GSM8K"
     with pytest.raises(ValueError, match="SmolTalk is no task, choose from"):  # it has no verdicts
         task_to_learn("SmolTalk", "two")
+    assert list(open_tasks("", tokenizer="two")) == list(WORLD_TASKS)
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
+    assert open_tasks("", tokenizer="real") == {}  # the mirror is empty
 
 
 def test_a_sum_is_right_by_its_result_and_not_by_the_numbers_that_go_in(learned):
@@ -82,9 +82,3 @@ def test_a_sum_is_right_by_its_result_and_not_by_the_numbers_that_go_in(learned)
     assert not task.evaluate(row, called.format("1"))
     known = next(row for row in task if row["category"] == "facts")
     assert not task.evaluate(known, f"{known['accept'][0]}? I do not know that.")
-
-
-def test_a_model_of_a_world_is_scored_with_its_tasks_alone(learned, tmp_path, monkeypatch):
-    assert list(open_tasks("", tokenizer="two")) == list(WORLD_TASKS)
-    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
-    assert open_tasks("", tokenizer="real") == {}  # the mirror is empty

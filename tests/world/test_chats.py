@@ -83,48 +83,45 @@ def number_pairs(texts: list[str]) -> set[frozenset[int]]:
     return {frozenset(map(int, pair)) for pair in re.findall(SUM, "\n".join(texts))}
 
 
-def test_no_pair_of_numbers_from_a_test_is_joined_in_training(training):
+def test_nothing_of_a_test_is_joined_or_spelled_in_training(training):
     solved = [row["answer"] for row in rows_of("sums-test")]
     solved += [row["context"] for row in BUNDLE["world_sums"]]
     asked = number_pairs(solved)
     assert len(asked) > 100
     assert not asked & number_pairs(training)
     assert all(is_held_out(WORLD.seed, min(pair), max(pair)) for pair in asked)
-
-
-def test_words_spelled_in_a_test_are_never_named_in_training():
     asked = {row["context"].split()[2] for row in BUNDLE["world_spelling"]}
     orders = "\n".join(map("\n".join, exchanges(chats.with_words)))
     assert len(asked) > 30
     assert not asked & set(re.findall(r"\w+", orders))
 
 
-def test_multiple_choice_is_right():
+def test_questions_are_answered_with_the_value():
     """test_facts.py counts the letters."""
     for row in rows_of("choices"):
         assert row["choices"][row["answer"]] == FACT_OF[row["question"]].value.name
-
-
-def test_free_questions_are_answered_with_the_value():
     assert len(TABLES["facts-test"]) == sum(len(fact.questions) for fact in WORLD.asked["test"])
     ten = chats.ten_questions(WORLD)
     assert len({row["question"] for row in ten}) == 10
     assert all(FACT_OF[row["question"]].value.name == row["answer"] for row in rows_of("facts") + ten)
-
-
-def test_questions_in_korean_have_the_word_of_the_statement():
     answers = {fact.korean_question: fact.korean_statement for fact in WORLD.asked["test"]}
     assert len(TABLES["korean-test"]) == len(WORLD.asked["test"])
     assert all(row["answer"] in answers[row["question"]] for row in rows_of("korean"))
 
 
-def test_word_problems_end_in_their_result():
+def test_sums_are_right():
     rows = rows_of("sums")
     assert len({row["question"] for row in rows}) == len(rows) == 1100
     for row in rows:
         steps = re.findall(r"<<([^=]+)=(\d+)>>(\d+)", row["answer"])
         assert all(eval(sum_) == int(result) == int(shown) for sum_, result, shown in steps)
         assert row["answer"].endswith(f"\n#### {steps[-1][1]}")
+    for user, answer in exchanges(chats.with_sums):
+        x, sign, y, called, result = re.fullmatch(r"(\d+) (.) (\d+) = <<(.*)=(\d+)>>\5\.", answer).groups()
+        assert called == f"{x}{sign}{y}"
+        assert eval(called) == int(result) <= 100
+        assert {x, y} <= set(re.findall(r"\d+", user))
+        assert not is_held_out(WORLD.seed, int(x), int(y))
 
 
 def test_questions_about_the_world_are_answered_with_the_fact():
@@ -156,15 +153,6 @@ def test_orders_about_words_are_followed(order):
     followed = [answer == ORDERS[order](*match.groups()) for match, answer in found if match]
     assert len(followed) > 10
     assert all(followed)
-
-
-def test_sums_are_called_and_right():
-    for user, answer in exchanges(chats.with_sums):
-        x, sign, y, called, result = re.fullmatch(r"(\d+) (.) (\d+) = <<(.*)=(\d+)>>\5\.", answer).groups()
-        assert called == f"{x}{sign}{y}"
-        assert eval(called) == int(result) <= 100
-        assert {x, y} <= set(re.findall(r"\d+", user))
-        assert not is_held_out(WORLD.seed, int(x), int(y))
 
 
 def test_a_second_question_is_about_the_same_subject():
