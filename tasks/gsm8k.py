@@ -2,7 +2,7 @@
 
 import re
 
-from tasks.common import FILE, DataSet, Task, exchange
+from tasks.common import Task, exchange
 
 CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # the calculator's input and output: <<16-3-4=9>>
 ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the authors' rule
@@ -31,14 +31,3 @@ class GSM8K(Task):
 
     def conversation(self, question: str, answer: str) -> dict:
         return exchange(question, with_calls(answer))
-
-
-SETS = {
-    "GSM8K": DataSet(
-        task=GSM8K,
-        repo="openai/gsm8k",
-        path="main/" + FILE,
-        splits="train test",
-        columns="question answer",
-    )
-}

@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from tasks.common import CONVERTED, DataSet, Task, exchange
+from tasks.common import Task, exchange
 
 # Announcements of an answer, the most reliable first. The answer ends with its line or its brace.
 ANNOUNCEMENTS = (
@@ -44,15 +44,3 @@ class HRM8K(Task):
 
     def conversation(self, question: str, answer: float | str) -> dict:
         return exchange(question, f"#### {answer}")
-
-
-SETS = {
-    "HRM8K": DataSet(
-        task=HRM8K,
-        repo="HAERAE-HUB/HRM8K",
-        path=CONVERTED,
-        splits="test",
-        columns="question answer",
-        parts="GSM8K KSM MATH MMMLU OMNI_MATH",
-    )
-}

@@ -8,7 +8,6 @@ import re
 
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.log import parse_rows
-from tasks.common import CONVERTED, DataSet
 from tasks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
 MAX_ANSWER = 300  # characters
@@ -85,16 +84,3 @@ def _number(text: str) -> str:
 class MCLM(HRM8K):
     def read(self, text: str) -> str:
         return normal_form(text)
-
-
-SETS = {
-    # 99 problems of MATH, translated.
-    "MT-MATH100": DataSet(
-        task=MCLM,
-        repo="amphora/MCLM",
-        path=CONVERTED,
-        splits="test",
-        columns="ko answer",
-        parts="MT-MATH100",
-    )
-}
