@@ -8,12 +8,6 @@ CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # the calculator's input and outpu
 ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the authors' rule
 
 
-def extract_answer(text: str) -> str | None:
-    """Return the first number after ####, without commas."""
-    found = ANSWER.search(text)
-    return found[1].replace(",", "") if found else None
-
-
 def with_calls(answer: str) -> list[dict]:
     """Return an answer as parts: each `<<16-3-4=9>>` in the text is a call of the calculator and its result."""
     pieces = CALL.split(answer)  # text, expression, result, text, expression, …
@@ -26,8 +20,11 @@ def with_calls(answer: str) -> list[dict]:
 class GSM8K(Task):
     """Word problems; a solution is a list of parts: text, a calculation, the result, text, …"""
 
-    def read(self, text: str) -> str | None:
-        return extract_answer(text)
+    @staticmethod
+    def read(text: str) -> str | None:
+        """Return the first number after ####, without commas."""
+        found = ANSWER.search(text)
+        return found[1].replace(",", "") if found else None
 
     def conversation(self, question: str, answer: str) -> dict:
         return exchange(question, with_calls(answer))

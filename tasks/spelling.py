@@ -59,10 +59,8 @@ class SimpleSpelling(Task):
         return exchange(f"Spell the word: {word}", "-".join(word))
 
 
-class SpellingBee(SimpleSpelling):
+class SpellingBee(SimpleSpelling, GSM8K):
     """Letters counted by hand, then by the calculator; the answer looks like GSM8K's."""
-
-    read = GSM8K.read
 
     def conversation(self, word: str) -> dict:
         # The word's hash is the seed, so that a word has the same question in every run.

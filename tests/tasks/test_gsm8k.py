@@ -5,7 +5,7 @@ import pytest
 from chat_files import contents
 
 from tasks import TASKS
-from tasks.gsm8k import extract_answer
+from tasks.gsm8k import GSM8K
 
 # The authors' rule keeps a full stop.
 ANSWERS = """
@@ -24,7 +24,7 @@ the answer is 18 =>
 @pytest.mark.parametrize("line", ANSWERS.strip().split("\n"))
 def test_answers_are_read_by_the_authors_rule(line):
     text, answer = line.split(" =>")
-    assert extract_answer(text) == (answer.strip() or None)
+    assert GSM8K.read(text) == (answer.strip() or None)
 
 
 def test_annotations_become_calls_of_the_calculator(write_rows):

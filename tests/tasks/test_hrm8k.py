@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from tasks import TASKS
-from tasks.hrm8k import final_answer
+from tasks.hrm8k import HRM8K
 
 # A text, and its answer: a number, a text in quotes, or none. A / at the end of a word begins a line.
 IN_PROSE = r"""
@@ -37,7 +37,7 @@ def test_numbers_in_prose(line):
     text, _, cell = line.replace("/ ", "\n").partition(" =>")
     answer = cell.strip()
     expected = answer.strip('"') if answer.startswith('"') else Fraction(answer or -999)
-    assert final_answer(text) == (expected if answer else None)
+    assert HRM8K.read(text) == (expected if answer else None)
 
 
 def test_answers_have_several_types(write_rows):
