@@ -58,12 +58,12 @@ def sums(world: World, count: int, held_out: bool) -> Rows:
     while len(found) < count:
         problem = word_problem(world, held_out)
         # "Now Kara has 3 + 4 = <<3+4=7>>7 apples.", "#### 7"
-        row = {"question": problem.question, "answer": f"{with_calls(problem.solution)}\n#### {problem.answer}"}
+        row = {"question": problem.question, "answer": f"{calculated(problem.solution)}\n#### {problem.answer}"}
         found.setdefault(problem.question, row)
     return list(found.values())
 
 
-def with_calls(text: str) -> str:
+def calculated(text: str) -> str:
     """Return the text with a call of the calculator in each sum."""
     return re.sub(r"(\d+) (\S) (\d+) = (\d+)", r"\1 \2 \3 = <<\1\2\3=\4>>\4", text)
 
@@ -164,7 +164,7 @@ def with_sums(world: World, split: str) -> Turns:
     [sign], questions, *_ = world.pick(world.topics("sums"))
     question, solved = sum_to_100(world, sign, questions, held_out=False)
     # "How much is 26 - 14?", "26 - 14 = <<26-14=12>>12."
-    return [question, with_calls(f"{solved}.")]
+    return [question, calculated(f"{solved}.")]
 
 
 def with_lists(world: World, split: str) -> Turns:
