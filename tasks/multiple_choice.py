@@ -106,7 +106,8 @@ def choices_in_lines(text: str, answer: str) -> tuple:
 def option_fields(question: str, findings: str | None, options: dict, answer: str) -> tuple:
     """Each choice is a field, perhaps empty: {"option_A": "salt", "option_B": "tea"}, "B". Findings may be None."""
     texts = [text for _, text in sorted(options.items()) if text]
-    return f"{question}\n\n{findings or ''}".strip(), texts, _index(options.get(f"option_{answer}"), texts)
+    right = _index(options.get(f"option_{answer}"), texts)
+    return f"{question}\n\n{findings or ''}".strip(), texts, right
 
 
 def right_first(question: str, *choices: str) -> tuple:
