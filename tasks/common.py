@@ -72,16 +72,6 @@ class DataSet:
             for file in (f"{own}-{number:05d}-of-{count:05d}.parquet" for number in range(count))
         ]
 
-    def fetch(self, split: str, tokenizer: str) -> dict[str, Path]:
-        """Return a split's files by name; missing ones are downloaded or written. tokenizer: see `Task`."""
-        if self.table:
-            seed = learned_world(tokenizer)
-            folder = world_folder(1 if seed is None else seed)
-            file = f"tasks/{self.table}-{split}.parquet"
-            return {f"{folder.name}/{file}": folder / file}
-        files = self.files(split)
-        return {str(file): path for file, path in zip(files, fetch(files), strict=True)}
-
 
 # ---- tasks ----
 
@@ -140,8 +130,15 @@ class Task:
         return ParquetRows(self.fetch_files(), columns.split(", " if "," in columns else None))
 
     def fetch_files(self) -> list[Path]:
-        """Return the split's files; missing ones are downloaded."""
-        self.files = self.data.fetch(self.split, self.tokenizer)
+        """Return the split's files; missing ones are downloaded, and a missing world is written."""
+        if self.data.table:
+            seed = learned_world(self.tokenizer)
+            folder = world_folder(1 if seed is None else seed)
+            file = f"tasks/{self.data.table}-{self.split}.parquet"
+            self.files = {f"{folder.name}/{file}": folder / file}
+        else:
+            files = self.data.files(self.split)
+            self.files = {str(file): path for file, path in zip(files, fetch(files), strict=True)}
         return list(self.files.values())
 
     def __len__(self) -> int:
