@@ -54,8 +54,13 @@ def add_wordings(teacher: Teacher, topic: Record) -> Record:
     return topic
 
 
-def conversations(topics: list[Record], config: Config) -> list[Record]:
-    """Return conversations with one or two questions."""
+def main(config: Config) -> None:
+    facts = read_toml(Path(config.facts))
+    if "name" not in facts or not all(isinstance(value, str) for value in facts.values()):
+        raise ValueError(f'{config.facts} needs a name, and each fact as a text: add a line like name = "Mina"')
+    topics = topics_of(facts)
+    if config.teacher:
+        Teacher(config).map(add_wordings, topics)
     random = Random(config.seed)
     questions = [(question, topic) for topic in topics for question in topic["questions"]]
     rows = []
@@ -65,17 +70,7 @@ def conversations(topics: list[Record], config: Config) -> list[Record]:
             lead = random.choice(topic["leads"])
             texts += [lead.replace("{}", question), random.choice(topic["answers"])]
         rows.append({"messages": messages(texts)})
-    return rows
-
-
-def main(config: Config) -> None:
-    facts = read_toml(Path(config.facts))
-    if "name" not in facts or not all(isinstance(value, str) for value in facts.values()):
-        raise ValueError(f'{config.facts} needs a name, and each fact as a text: add a line like name = "Mina"')
-    topics = topics_of(facts)
-    if config.teacher:
-        Teacher(config).map(add_wordings, topics)
-    write_jsonl(Path(config.out), conversations(topics, config))
+    write_jsonl(Path(config.out), rows)
     print0(f"identity: {config.count:,} conversations about {len(topics)} topics: {config.out}")
 
 

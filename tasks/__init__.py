@@ -1,7 +1,7 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, train_on_chats. A new task is a row in
-a module's table SETS, or a new module and a line in TASKS; docs/tasks.md has a row for each task.
+Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, train_on_chats. A new task is a section
+in sets.py, and perhaps a new module; docs/tasks.md has a row for each task.
 """
 
 from collections.abc import Callable
@@ -12,23 +12,11 @@ from nanochat.evals.sandbox import NoSandbox
 from nanochat.log import Record, print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
-from tasks import chats, gsm8k, hrm8k, humaneval, livecodebench, mclm, mixing, multiple_choice, puzzles, spelling, world
+from tasks import mixing, world
 from tasks.augmented import TaskTable
-from tasks.common import DataSet, Task, find_task, pick
+from tasks.common import Task, find_task, pick
 
-TASKS: dict[str, DataSet] = {
-    **multiple_choice.SETS,
-    **gsm8k.SETS,
-    **hrm8k.SETS,
-    **mclm.SETS,
-    **humaneval.SETS,
-    **livecodebench.SETS,
-    **spelling.SETS,
-    **puzzles.SETS,
-    **chats.SETS,
-    **world.SETS,
-}
-TASKS = TaskTable(TASKS)  # and augmented ones
+TASKS = TaskTable()  # with augmented ones
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
 Count = Callable[[mixing.Mixture, mixing.Mixture], Record]  # from the chats to learn from, and those to validate with
 WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")

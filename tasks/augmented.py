@@ -3,9 +3,11 @@
 A new augmentation is a class and a row in AUGMENTATIONS.
 """
 
+from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from pkgutil import resolve_name
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, remix
 from nanochat.curate.bm25 import BM25
 from tasks.common import DataSet
 from tasks.multiple_choice import MultipleChoice
+from tasks.sets import SETS
 
 
 class Styled(MultipleChoice):
@@ -65,7 +68,16 @@ AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
 
 
 class TaskTable(dict[str, DataSet]):
-    """Data sets by name. CLIcK~styles and MMLU~options:8 are names too."""
+    """The data sets of sets.py by name. CLIcK~styles and MMLU~options:8 are names too."""
+
+    def __init__(self):
+        parser = ConfigParser(interpolation=None)
+        parser.read_string(SETS)
+        for name in parser.sections():
+            fields = dict(parser[name], baseline=parser.getfloat(name, "baseline", fallback=0.0))
+            for key in fields.keys() & {"task", "convert"}:
+                fields[key] = resolve_name(f"tasks.{fields[key]}")
+            self[name] = DataSet(**fields)
 
     def __missing__(self, key: str) -> DataSet:
         name, mark, augmentation = key.partition("~")

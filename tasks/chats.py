@@ -9,7 +9,7 @@ from nanochat.chat import check_conversation
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents, text_files
 from nanochat.paths import read_jsonl
-from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
+from tasks.common import DataSet, Task, exchange
 
 # A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
 PIECE = re.compile(
@@ -106,54 +106,3 @@ def instruction(*cells: str) -> tuple[list[dict]]:
     """Convert instructions in columns: the last is the answer; the others, perhaps empty, make up the question."""
     *parts, answer = cells
     return (exchange("\n\n".join(part for part in parts if part), answer)["messages"],)
-
-
-# Data sets without a repository, or from `local`, exist only in a mirror.
-SETS = {
-    # Chats written by a larger model, selected for small models: 460,000 conversations.
-    "SmolTalk": DataSet(
-        task=Chat,
-        repo="HuggingFaceTB/smol-smoltalk",
-        path="data/" + FILE,
-        splits="train*4 test",
-        columns="messages",
-    ),
-    # The whole collection: about a million conversations, many too long for a small context.
-    "SmolTalk-Large": DataSet(
-        task=Chat,
-        repo="HuggingFaceTB/smoltalk",
-        path="data/all/" + FILE,
-        splits="train*9 test",
-        columns="messages",
-    ),
-    # The model's own name, maker and purpose.
-    "Identity": DataSet(task=JsonLines, path="identity_conversations.jsonl", splits="train"),
-    # Made from the user's own text.
-    "Passages": DataSet(task=Passages, splits="train validation"),
-    # Dialogues about services, such as booking a table.
-    "Multi-Turn": DataSet(
-        task=Chat,
-        repo="local/multiturn-chat",
-        path="data/" + FILE,
-        splits="train test",
-        columns="messages",
-    ),
-    # Korean questions from a forum, answered by a larger model.
-    "KoAlpaca": DataSet(
-        task=Chat,
-        repo="beomi/KoAlpaca-v1.1a",
-        path=CONVERTED,
-        splits="train",
-        columns="instruction output",
-        convert=instruction,
-    ),
-    # Korean instructions, some with an input to work on.
-    "KoAlpaca-v1": DataSet(
-        task=Chat,
-        repo="local/ko-alpaca-v1",
-        path="data/" + FILE,
-        splits="train",
-        columns="instruction input output",
-        convert=instruction,
-    ),
-}

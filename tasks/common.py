@@ -1,6 +1,6 @@
 """The base for all tasks: a data set read as conversations, and a verdict on each answer.
 
-A table of tasks has a `DataSet` in each row. Calling it with a split opens a `Task`, which reads the split's rows.
+`sets.py` has a section for each `DataSet`. Calling it with a split opens a `Task`, which reads the split's rows.
 """
 
 import re
@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from nanochat.chat import text_of
+from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile, fetch, sha256
 
-# A split's files as the hub names them: as uploaded, and as the hub converts CSV or JSON, in another git revision.
-FILE = "{split}-{file:05d}-of-{files:05d}.parquet"
+# A split's files where the hub converts CSV or JSON, in another git revision.
 CONVERTED = "{part}/{split}/0000.parquet"
 REVISION = "refs/convert/parquet"
 
@@ -34,7 +34,8 @@ class DataSet:
     task: "type[Task]"
     splits: str  # names, separated by spaces
     repo: str = ""  # empty for files that are on no hub
-    path: str = ""  # with placeholders as in FILE or CONVERTED; empty where no file is read
+    path: str = ""  # with {split}, {part} and {file}, a split's file as the hub names it; empty where no file is read
+    table: str = ""  # in place of a path: a file in the embedded world's folder `tasks`, without the split in its name
     columns: str = ""  # names, separated by spaces, or by ", " if a name has a space; "name?": a cell may be None
     convert: Callable[..., tuple] = lambda *cells: cells  # a row's cells -> arguments for task.conversation
     baseline: float = 0.0  # score when guessing
@@ -48,7 +49,7 @@ class DataSet:
 
     @property
     def name(self) -> str:
-        return self.repo or self.path or self.task.__name__
+        return self.repo or self.path or (f"World {self.table}" if self.table else self.task.__name__)
 
     @property
     def split_names(self) -> dict[str, tuple[str, int]]:
@@ -65,16 +66,11 @@ class DataSet:
             return []
         revision = REVISION if self.path == CONVERTED else None
         return [
-            HubFile(self.path.format(split=own, part=part, file=number, files=count), self.repo, revision)
+            HubFile(self.path.format(split=own, part=part, file=file), self.repo, revision)
             for own, count in map(self.split_names.get, splits or self.split_names)
             for part in self.parts.split()
-            for number in range(count)
+            for file in (f"{own}-{number:05d}-of-{count:05d}.parquet" for number in range(count))
         ]
-
-    def fetch(self, split: str, tokenizer: str) -> dict[str, Path]:
-        """Return a split's files by name; missing ones are downloaded. tokenizer: see `Task`."""
-        files = self.files(split)
-        return {str(file): path for file, path in zip(files, fetch(files), strict=True)}
 
 
 # ---- tasks ----
@@ -134,8 +130,15 @@ class Task:
         return ParquetRows(self.fetch_files(), columns.split(", " if "," in columns else None))
 
     def fetch_files(self) -> list[Path]:
-        """Return the split's files; missing ones are downloaded."""
-        self.files = self.data.fetch(self.split, self.tokenizer)
+        """Return the split's files; missing ones are downloaded, and a missing world is written."""
+        if self.data.table:
+            seed = learned_world(self.tokenizer)
+            folder = world_folder(1 if seed is None else seed)
+            file = f"tasks/{self.data.table}-{self.split}.parquet"
+            self.files = {f"{folder.name}/{file}": folder / file}
+        else:
+            files = self.data.files(self.split)
+            self.files = {str(file): path for file, path in zip(files, fetch(files), strict=True)}
         return list(self.files.values())
 
     def __len__(self) -> int:

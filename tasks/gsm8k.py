@@ -2,16 +2,10 @@
 
 import re
 
-from tasks.common import FILE, DataSet, Task, exchange
+from tasks.common import Task, exchange
 
 CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # the calculator's input and output: <<16-3-4=9>>
 ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the authors' rule
-
-
-def extract_answer(text: str) -> str | None:
-    """Return the first number after ####, without commas."""
-    found = ANSWER.search(text)
-    return found[1].replace(",", "") if found else None
 
 
 def with_calls(answer: str) -> list[dict]:
@@ -26,19 +20,11 @@ def with_calls(answer: str) -> list[dict]:
 class GSM8K(Task):
     """Word problems; a solution is a list of parts: text, a calculation, the result, text, …"""
 
-    def read(self, text: str) -> str | None:
-        return extract_answer(text)
+    @staticmethod
+    def read(text: str) -> str | None:
+        """Return the first number after ####, without commas."""
+        found = ANSWER.search(text)
+        return found[1].replace(",", "") if found else None
 
     def conversation(self, question: str, answer: str) -> dict:
         return exchange(question, with_calls(answer))
-
-
-SETS = {
-    "GSM8K": DataSet(
-        task=GSM8K,
-        repo="openai/gsm8k",
-        path="main/" + FILE,
-        splits="train test",
-        columns="question answer",
-    )
-}

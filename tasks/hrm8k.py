@@ -3,7 +3,7 @@
 import re
 from fractions import Fraction
 
-from tasks.common import CONVERTED, DataSet, Task, exchange
+from tasks.common import Task, exchange
 
 # Announcements of an answer, the most reliable first. The answer ends with its line or its brace.
 ANNOUNCEMENTS = (
@@ -16,43 +16,28 @@ LONGER = re.compile(r"\w*\s*[+*^/\\=-]")  # after a number: the number is part o
 BEFORE_NUMBER = " \t$₩*(:"  # characters allowed between an announcement and a number
 
 
-def final_answer(text: str) -> Fraction | str | None:
-    """Return the announced answer as a number, or else as text; without an announcement the last number."""
-    for pattern in ANNOUNCEMENTS:
-        found = pattern.findall(text)
-        if not found:
-            continue
-        answer = found[-1]  # the last announcement of a kind counts
-        number = NUMBER.match(answer.lstrip(BEFORE_NUMBER))
-        if number and not LONGER.match(number.string, number.end()):
-            return _parse_number(number[0])
-        # The word "answer" also occurs in prose; the other announcements do not.
-        if pattern is not ANNOUNCEMENTS[-1]:
-            return answer.strip(" .$*")
-    numbers = NUMBER.findall(text)
-    return _parse_number(numbers[-1]) if numbers else None
-
-
 def _parse_number(text: str) -> Fraction:
     numerator, _, denominator = text.replace(",", "").partition("/")
     return Fraction(numerator) / Fraction(denominator or 1)
 
 
 class HRM8K(Task):
-    def read(self, text: str) -> Fraction | str | None:
-        return final_answer(text)
+    @staticmethod
+    def read(text: str) -> Fraction | str | None:
+        """Return the announced answer as a number, or else as text; without an announcement the last number."""
+        for pattern in ANNOUNCEMENTS:
+            found = pattern.findall(text)
+            if not found:
+                continue
+            answer = found[-1]  # the last announcement of a kind counts
+            number = NUMBER.match(answer.lstrip(BEFORE_NUMBER))
+            if number and not LONGER.match(number.string, number.end()):
+                return _parse_number(number[0])
+            # The word "answer" also occurs in prose; the other announcements do not.
+            if pattern is not ANNOUNCEMENTS[-1]:
+                return answer.strip(" .$*")
+        numbers = NUMBER.findall(text)
+        return _parse_number(numbers[-1]) if numbers else None
 
     def conversation(self, question: str, answer: float | str) -> dict:
         return exchange(question, f"#### {answer}")
-
-
-SETS = {
-    "HRM8K": DataSet(
-        task=HRM8K,
-        repo="HAERAE-HUB/HRM8K",
-        path=CONVERTED,
-        splits="test",
-        columns="question answer",
-        parts="GSM8K KSM MATH MMMLU OMNI_MATH",
-    )
-}

@@ -5,7 +5,7 @@ import textwrap
 
 from nanochat.evals import sandbox
 from nanochat.log import print_line
-from tasks.common import FILE, DataSet, ParquetRows, Task, exchange
+from tasks.common import ParquetRows, Task, exchange
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a code block; the last fence may be missing
 CODE = re.compile(r"^(?:import \w|from [\w.]+ import|def |class |@)", re.MULTILINE)  # a line that starts code
@@ -63,14 +63,3 @@ class HumanEval(Task):
                 f"HumanEval: {forgeable} answers were tested in their own process, where they can forge verdicts"
             )
         return [verdict.passed for verdict in verdicts]
-
-
-SETS = {
-    "HumanEval": DataSet(
-        task=HumanEval,
-        repo="openai/openai_humaneval",
-        path="openai_humaneval/" + FILE,
-        splits="test",
-        columns="prompt canonical_solution test entry_point",
-    )
-}

@@ -12,11 +12,9 @@ from decimal import Decimal
 from pathlib import Path
 
 from nanochat.evals import sandbox
-from tasks.common import DataSet, exchange
+from tasks.common import exchange
 from tasks.humaneval import FENCED, HumanEval
 
-# Release n has the problems of the first n files.
-FILES = "test test2 test3 test4 test5 test6".split()
 # The authors' limit on time, and memory for deep recursion in a thread: processes × memory is as for HumanEval.
 LIMITS = sandbox.Limits(cpu_seconds=6, memory=2**29, processes=2, file_bytes=2**26)
 CLOSING = "Put the whole program between ```python and ```."
@@ -143,16 +141,3 @@ class LiveCodeBench(HumanEval):
             if not is_plausible or comparable(own, read) != comparable(right, read):
                 return False
         return True
-
-
-SETS = {
-    f"LiveCodeBench-v{n}": DataSet(
-        task=LiveCodeBench,
-        repo="livecodebench/code_generation_lite",
-        path="{part}.jsonl",
-        splits="test",
-        columns="question_content starter_code metadata public_test_cases private_test_cases",
-        parts=" ".join(FILES[:n]),
-    )
-    for n in range(1, len(FILES) + 1)
-}

@@ -8,7 +8,6 @@ import re
 
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.log import parse_rows
-from tasks.common import CONVERTED, DataSet
 from tasks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
 MAX_ANSWER = 300  # characters
@@ -58,19 +57,6 @@ ROOT = re.compile(r"√(\d?)(?:\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))
 ARITHMETIC = re.compile(r"[-+*/().\d]+")
 
 
-def normal_form(text: str) -> str:
-    """Return the announced answer, or else the last number, in a form that is equal for equal answers."""
-    # As for HRM8K: the surest announcement counts, and the last of its kind.
-    found = [found for pattern in (*ANNOUNCEMENTS, NUMBER) for found in pattern.findall(text)[-1:]]
-    answer = "".join(found[:1])[:MAX_ANSWER].strip()
-    for pattern, replacement in RULES:
-        answer = re.sub(pattern, replacement, answer)
-    answer = ELEMENT.sub(lambda found: _number(found[0]) or found[0], answer)
-    # The order of solutions, and of a union's parts, does not count.
-    separator = "∪" if "(" in answer or "[" in answer else ","
-    return separator.join(sorted(answer.split(separator)))
-
-
 def _number(text: str) -> str:
     """Return a value as text, exact for a whole number, else to nine digits; empty for other text."""
     try:
@@ -83,18 +69,15 @@ def _number(text: str) -> str:
 
 
 class MCLM(HRM8K):
-    def read(self, text: str) -> str:
-        return normal_form(text)
-
-
-SETS = {
-    # 99 problems of MATH, translated.
-    "MT-MATH100": DataSet(
-        task=MCLM,
-        repo="amphora/MCLM",
-        path=CONVERTED,
-        splits="test",
-        columns="ko answer",
-        parts="MT-MATH100",
-    )
-}
+    @staticmethod
+    def read(text: str) -> str:
+        """Return the announced answer, or else the last number, in a form that is equal for equal answers."""
+        # As for HRM8K: the surest announcement counts, and the last of its kind.
+        found = [found for pattern in (*ANNOUNCEMENTS, NUMBER) for found in pattern.findall(text)[-1:]]
+        answer = "".join(found[:1])[:MAX_ANSWER].strip()
+        for pattern, replacement in RULES:
+            answer = re.sub(pattern, replacement, answer)
+        answer = ELEMENT.sub(lambda found: _number(found[0]) or found[0], answer)
+        # The order of solutions, and of a union's parts, does not count.
+        separator = "∪" if "(" in answer or "[" in answer else ","
+        return separator.join(sorted(answer.split(separator)))

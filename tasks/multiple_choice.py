@@ -1,14 +1,13 @@
-"""Multiple-choice data sets. A new data set is one row in SETS."""
+"""Multiple-choice questions, and the layouts of their columns."""
 
 import ast
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from string import ascii_uppercase as LETTERS
 
 from nanochat.curate.augment import STYLES, Style, answers_in
-from tasks.common import CONVERTED, FILE, DataSet, Task, exchange
+from tasks.common import Task, exchange
 
 # Begins of choices in a text, each on a line of its own: "B: tea", "B. tea" or "B) tea".
 FIRST_CHOICE = re.compile(r"\s*\n(?=A[:.)]\s)")
@@ -107,7 +106,8 @@ def choices_in_lines(text: str, answer: str) -> tuple:
 def option_fields(question: str, findings: str | None, options: dict, answer: str) -> tuple:
     """Each choice is a field, perhaps empty: {"option_A": "salt", "option_B": "tea"}, "B". Findings may be None."""
     texts = [text for _, text in sorted(options.items()) if text]
-    return f"{question}\n\n{findings or ''}".strip(), texts, _index(options.get(f"option_{answer}"), texts)
+    right = _index(options.get(f"option_{answer}"), texts)
+    return f"{question}\n\n{findings or ''}".strip(), texts, right
 
 
 def right_first(question: str, *choices: str) -> tuple:
@@ -115,121 +115,3 @@ def right_first(question: str, *choices: str) -> tuple:
     texts = [choice.strip() for choice in choices]
     shuffled = random.Random(question).sample(texts, len(texts))
     return question.strip(), shuffled, shuffled.index(texts[0])
-
-
-# ---- the data sets ----
-
-_KMMLU_SUBJECTS = """Accounting Agricultural-Sciences Aviation-Engineering-and-Maintenance Biology Chemical-Engineering
-Chemistry Civil-Engineering Computer-Science Construction Criminal-Law Ecology Economics Education
-Electrical-Engineering Electronics-Engineering Energy-Management Environmental-Science Fashion Food-Processing
-Gas-Technology-and-Engineering Geomatics Health Industrial-Engineer Information-Technology
-Interior-Architecture-and-Design Korean-History Law Machine-Design-and-Manufacturing Management Maritime-Engineering
-Marketing Materials-Engineering Math Mechanical-Engineering Nondestructive-Testing Patent
-Political-Science-and-Sociology Psychology Public-Safety Railway-and-Automotive-Engineering Real-Estate
-Refrigerating-Machinery Social-Welfare Taxation Telecommunications-and-Wireless-Technology"""
-
-# School science; a few have three or five choices.
-_ARC = DataSet(
-    task=MultipleChoice,
-    repo="allenai/ai2_arc",
-    path="ARC-Easy/" + FILE,
-    splits="train validation test",
-    columns="question choices answerKey",
-    convert=answer_label,
-    baseline=0.25,
-)
-# For data sets that the hub converts, most of them for evaluation alone.
-_TEST = DataSet(task=MultipleChoice, path=CONVERTED, splits="test", baseline=0.2)
-# Gated, as KMMLU-Redux and GPQA are: the hub gives the files to accounts that accepted the conditions.
-_KMMLU_PRO = replace(
-    _TEST,
-    repo="LGAI-EXAONE/KMMLU-Pro",
-    columns="question options solution",
-    convert=answer_from_one,
-    parts="kmmlu_pro",
-)
-# Evaluations ask for the split `test`, training for `train`. `columns` are the arguments of `convert`, in order.
-SETS = {
-    "ARC-Easy": _ARC,
-    "ARC-Challenge": replace(_ARC, path="ARC-Challenge/" + FILE),
-    # Exams in 57 subjects; the train split comes from other data sets.
-    "MMLU": replace(
-        _TEST,
-        repo="cais/mmlu",
-        path="all/" + FILE,
-        splits="train=auxiliary_train dev validation test",
-        columns="question choices answer",
-        baseline=0.25,
-    ),
-    # Algebra word problems with five choices.
-    "AQUA": replace(
-        _ARC,
-        repo="deepmind/aqua_rat",
-        path="raw/" + FILE,
-        columns="question options correct",
-        convert=answer_letter,
-        baseline=0.2,
-    ),
-    # Questions from Korean exams; each subject is a folder.
-    "KMMLU": replace(
-        _TEST,
-        repo="HAERAE-HUB/KMMLU",
-        splits="train dev test",
-        columns="question A B C D answer",
-        convert=choice_columns,
-        baseline=0.25,
-        parts=_KMMLU_SUBJECTS,
-    ),
-    # Questions about Korean language and culture with five choices.
-    "HAE-RAE": replace(
-        _TEST,
-        repo="HAERAE-HUB/HAE_RAE_BENCH_1.1",
-        columns="query options answer",
-        convert=choices_in_query,
-        parts="general_knowledge history loan_words rare_words standard_nomenclature",
-    ),
-    # 1,695 questions about Korea, all for evaluation, though the only split is called train. Some have five choices, so
-    # that guessing scores less than 0.25.
-    "CLIcK": replace(
-        _TEST,
-        repo="EunsuKim/CLIcK",
-        splits="test=train",
-        columns="question paragraph choices answer",
-        convert=answer_text,
-        baseline=0.243,
-    ),
-    # Questions of KMMLU from technical qualifications, without errors and without easy ones. Only its columns are
-    # documented: the name of its folder is taken to follow that of KMMLU-Pro.
-    "KMMLU-Redux": replace(_KMMLU_PRO, repo="LGAI-EXAONE/KMMLU-Redux", parts="kmmlu_redux", baseline=0.25),
-    # Korean exams for lawyers, accountants, doctors; most questions have five choices, some four.
-    "KMMLU-Pro": _KMMLU_PRO,
-    # Korean linguistics with ten choices.
-    "KoBALT": replace(
-        _TEST,
-        repo="snunlp/KoBALT-700",
-        splits="test=raw",
-        columns="Question Answer",
-        convert=choices_in_lines,
-        baseline=0.1,
-        parts="kobalt_v1",
-    ),
-    # The hardest 198 questions from biology, physics and chemistry.
-    "GPQA": replace(
-        _TEST,
-        repo="Idavidrein/gpqa",
-        splits="test=train",
-        columns="Question, Correct Answer, Incorrect Answer 1, Incorrect Answer 2, Incorrect Answer 3",
-        convert=right_first,
-        baseline=0.25,
-        parts="gpqa_diamond",
-    ),
-    # Korean medicine: a patient, findings, five choices. For evaluation, though the only split is called train.
-    "ClinicalQA": replace(
-        _TEST,
-        repo="snuh/ClinicalQA",
-        path="data/" + FILE,
-        splits="test=train",
-        columns="question exam? options answer",
-        convert=option_fields,
-    ),
-}

@@ -11,7 +11,7 @@ from textwrap import fill
 from zlib import crc32
 
 from nanochat.paths import text_sha256
-from tasks.common import DataSet, Task, exchange
+from tasks.common import Task, exchange
 
 HELD_OUT = 8  # one board in this many belongs to the test split
 ROWS = {"train": 20_000, "test": 1_000}
@@ -63,6 +63,3 @@ def filled_boards() -> list[str]:
     # Two rows whose quarters have four digits each, and two such halves whose columns have them.
     halves = [a + b for a, b in product(rows, rows) if len({*a[:2], *b[:2]}) == 4]
     return [top + low for top, low in product(halves, halves) if all(len({*(top + low)[i::4]}) == 4 for i in range(4))]
-
-
-SETS = {"Sudoku-4": DataSet(task=Sudoku, splits="train test")}

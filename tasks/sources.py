@@ -5,8 +5,7 @@ split behind a slash if that is not train; a JSONL file, or several by a pattern
 or such files of a data set on the hub, `hub:owner/name`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,15 +24,18 @@ BATCH = 256  # rows of a Parquet file that are Python objects at once
 
 
 class SourceFile(NamedTuple):
-    """A file of a source. origin: keys that rows get, unless they have their own. rows: as the file counts them."""
+    """A file of a source, to be read once.
+
+    origin: keys that rows get, unless they have their own. rows: as the file counts them. unread: those of the file.
+    """
 
     origin: Record
     hashes: dict[str, str]
     rows: int
-    read: Callable[[], Iterator[Record]]
+    unread: Iterator[Record]
 
     def stream(self) -> Iterator[Record]:
-        for row in self.read():
+        for row in self.unread:
             own = {key: value for key, value in row.items() if value is not None}  # Parquet has every key in each row
             yield {"messages": []} | self.origin | own | {"bucket": self.origin["bucket"]}
 
@@ -57,7 +59,7 @@ def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], toke
             if split == EVALUATION_SPLIT or split not in data.split_names:
                 raise ValueError(f"{name} has no split {split} to train on; test splits are for evaluation alone")
             task = data(split, tokenizer)
-            files = [SourceFile(origin | {"source": name}, task.hashes(), len(task), partial(_read_task, task))]
+            files = [SourceFile(origin | {"source": name}, task.hashes(), len(task), _read_task(task))]
         if not any(file.rows for file in files):
             raise ValueError(f"the source of the bucket {bucket} has no rows: {word}")
         found += files
@@ -71,9 +73,9 @@ def _open_file(path: Path, origin: Record) -> SourceFile:
         names = metadata.schema.to_arrow_schema().names
         if "messages" not in names:
             raise ValueError(f"{path} has no column messages, it has {', '.join(names)}")
-        return SourceFile(origin, hashes, metadata.num_rows, partial(_read_parquet, path))
+        return SourceFile(origin, hashes, metadata.num_rows, _read_parquet(path))
     with open(path, "rb") as file:
-        return SourceFile(origin, hashes, sum(not line.isspace() for line in file), partial(read_jsonl, path, as_row))
+        return SourceFile(origin, hashes, sum(not line.isspace() for line in file), read_jsonl(path, as_row))
 
 
 def _read_parquet(path: Path) -> Iterator[Record]:

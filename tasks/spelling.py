@@ -13,7 +13,7 @@ from zlib import crc32
 from nanochat.data.corpus import learned_text, parse_data, shard_files
 from nanochat.data.documents import documents
 from nanochat.paths import text_sha256
-from tasks.common import DataSet, Task, exchange
+from tasks.common import Task, exchange
 from tasks.gsm8k import GSM8K, with_calls
 
 # Two to fifteen letters of any script.
@@ -59,10 +59,8 @@ class SimpleSpelling(Task):
         return exchange(f"Spell the word: {word}", "-".join(word))
 
 
-class SpellingBee(SimpleSpelling):
+class SpellingBee(SimpleSpelling, GSM8K):
     """Letters counted by hand, then by the calculator; the answer looks like GSM8K's."""
-
-    read = GSM8K.read
 
     def conversation(self, word: str) -> dict:
         # The word's hash is the seed, so that a word has the same question in every run.
@@ -75,9 +73,3 @@ class SpellingBee(SimpleSpelling):
         spelled = f"{word} is spelled {'-'.join(word)}. There {found}, which makes {count}. With Python: "
         solution = f'{spelled}<<"{word}".count("{letter}")={count}>>\n\n#### {count}'
         return exchange(random.choice(QUESTIONS).format(letter=letter, word=word), with_calls(solution))
-
-
-SETS = {
-    "SimpleSpelling": DataSet(task=SimpleSpelling, splits="train test"),
-    "SpellingBee": DataSet(task=SpellingBee, splits="train test"),
-}

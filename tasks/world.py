@@ -1,38 +1,16 @@
 """Tasks about an embedded world. They read the world that the model's tokenizer learned from, else that of seed 1."""
 
 import re
-from dataclasses import dataclass
-from pathlib import Path
 
-from nanochat.data.corpus import learned_world, world_folder
 from tasks.chats import Chat
-from tasks.common import DataSet, Task
-from tasks.gsm8k import GSM8K, with_calls
-from tasks.multiple_choice import NamedChoice
+from tasks.common import Task
+from tasks.gsm8k import with_calls
 
 # Tasks and their epochs for a model that trains for a few minutes.
 MIXTURE = "World-Chat:0.55,World-Sums:0.33,World-Choices:0.4,SimpleSpelling:0.2,SpellingBee:0.2"
 
 
 PARTICLES = "이?다|이|가|을|를|은|는|에|에서|의|로|으로|만큼"  # follow a word in Korean without a space
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorldTable(DataSet):
-    """A table in the world's folder `tasks`. table: beginning of the file name, before the split."""
-
-    table: str
-
-    @property
-    def name(self) -> str:
-        return f"World {self.table}"
-
-    def fetch(self, split: str, tokenizer: str) -> dict[str, Path]:
-        """Return the split's file; a world that is missing is written."""
-        seed = learned_world(tokenizer)
-        folder = world_folder(1 if seed is None else seed)
-        file = f"tasks/{self.table}-{split}.parquet"
-        return {f"{folder.name}/{file}": folder / file}
 
 
 def has_words(text: str, words: str) -> bool:
@@ -72,24 +50,3 @@ class Talk(Task):
         answer = completion.rpartition("<|output_end|>")[2]
         accepted = any(has_words(answer, phrase) for phrase in conversation["accept"])
         return accepted and not any(has_words(answer, phrase) for phrase in conversation["reject"])
-
-
-SETS = {
-    # Questions about facts that no conversation for training asks for.
-    "World-Facts": WorldTable(task=FreeQuestion, table="facts", splits="test", columns="question answer"),
-    "World-Choices": WorldTable(
-        task=NamedChoice,
-        table="choices",
-        splits="train validation test",
-        columns="question choices answer",
-        baseline=0.25,
-    ),
-    # Word problems, solved with the calculator.
-    "World-Sums": WorldTable(task=GSM8K, table="sums", splits="train test", columns="question answer"),
-    "World-Korean": WorldTable(task=FreeQuestion, table="korean", splits="test", columns="question answer"),
-    # Ten of the facts, one for each relation.
-    "World-Questions": WorldTable(task=FreeQuestion, table="questions", splits="test", columns="question answer"),
-    # What a person would say to the model, in words that no text for training has.
-    "World-Talk": WorldTable(task=Talk, table="talk", splits="test", columns="category messages accept reject"),
-    "World-Chat": WorldTable(task=WorldChat, table="chat", splits="train validation", columns="messages"),
-}

@@ -53,7 +53,6 @@ class Benchmarks:
     def __init__(self, questions: Mapping[str, Sequence[Sequence[str]]]):
         self.sizes: dict[str, str] = {}  # for the card
         self._owners: dict[str, str] = {}  # sequence -> benchmark
-        self._lengths = defaultdict(set)  # beginning of short questions -> their lengths in units
         for name, items in questions.items():
             left = range(len(items))
             for form in (0, -1):
@@ -65,18 +64,17 @@ class Benchmarks:
                 for number in left:
                     own = [text for text in found[number] if owners[text] <= SHARED]
                     for text in own:
-                        self._add(name, text)
+                        self._owners.setdefault(text, name)
                     if not own:
                         general.append(number)
                 left = general
             self.sizes[f"Against {name}"] = f"{len(items):,} questions, {len(left):,} too general to be found"
-
-    def _add(self, name: str, text: str) -> None:
-        self._owners.setdefault(text, name)
-        gap, size, least = WORDS if " " in text else CHARACTERS
-        units = split(text, gap)
-        if len(units) < size:
-            self._lengths[gap.join(units[:least])].add(len(units))
+        self._lengths = defaultdict(set)  # beginning of short questions -> their lengths in units
+        for text in self._owners:
+            gap, size, least = WORDS if " " in text else CHARACTERS
+            units = split(text, gap)
+            if len(units) < size:
+                self._lengths[gap.join(units[:least])].add(len(units))
 
     def find(self, text: str) -> str:
         """Return a benchmark with a question in the text, or an empty name."""

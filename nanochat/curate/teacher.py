@@ -191,18 +191,15 @@ def judge(teacher: Teacher, row: Record) -> Record:
     `first` and `longer` are the scores of the sample that stands first, and of the longer one.
     """
     a, b = row["samples"]
-    first = [_score(teacher, row, a, b), _score(teacher, row, b, a)]
+    first = []  # scores of the sample that stands first: 1, 0, or 0.5 for a tie
+    for one, two in ((a, b), (b, a)):
+        text = teacher.ask("judge", prompt=row["prompt"], first=one["text"], second=two["text"])
+        first.append(SCORES[_verdict("1|2|tie", text)])
     a["reward"] = first[0] if sum(first) == 1 else 0.5
     b["reward"] = 1 - a["reward"]
     rewards = {len(a["text"]): a["reward"], len(b["text"]): b["reward"]}
     longer = rewards[max(rewards)] if len(rewards) > 1 else 0.5
     return row | {"first": sum(first) / 2, "longer": longer}
-
-
-def _score(teacher: Teacher, row: Record, first: Record, second: Record) -> float:
-    """Return the score of the first sample: 1, 0, or 0.5 for a tie."""
-    text = teacher.ask("judge", prompt=row["prompt"], first=first["text"], second=second["text"])
-    return SCORES[_verdict("1|2|tie", text)]
 
 
 def _verdict(words: str, text: str) -> str:

@@ -43,7 +43,8 @@ def ten_facts(world: World) -> list[Fact]:
     world.restart("questions")
     asked = [fact for fact in world.asked["test"] if fact.new_questions]
     # The facts of a relation stand together.
-    return [world.pick(list(facts)) for _, facts in groupby(asked, attrgetter("relation"))]
+    relations = groupby(asked, attrgetter("relation"))
+    return [world.pick(list(facts)) for _, facts in relations]
 
 
 def ten_questions(world: World) -> Rows:
@@ -58,12 +59,12 @@ def sums(world: World, count: int, held_out: bool) -> Rows:
     while len(found) < count:
         problem = word_problem(world, held_out)
         # "Now Kara has 3 + 4 = <<3+4=7>>7 apples.", "#### 7"
-        row = {"question": problem.question, "answer": f"{with_calls(problem.solution)}\n#### {problem.answer}"}
+        row = {"question": problem.question, "answer": f"{calculated(problem.solution)}\n#### {problem.answer}"}
         found.setdefault(problem.question, row)
     return list(found.values())
 
 
-def with_calls(text: str) -> str:
+def calculated(text: str) -> str:
     """Return the text with a call of the calculator in each sum."""
     return re.sub(r"(\d+) (\S) (\d+) = (\d+)", r"\1 \2 \3 = <<\1\2\3=\4>>\4", text)
 
@@ -85,7 +86,8 @@ def with_follow_up(world: World, split: str) -> Turns:
     second, _ = world.pick(world.questions[split])
     others = [fact for fact in world.about[second.subject] if fact.split == split and fact is not second]
     # The same question twice where a subject has no other fact.
-    return [*follow_up(world, others or [second], second.follow_ups), second.statements[0]]
+    start = follow_up(world, others or [second], second.follow_ups)
+    return [*start, second.statements[0]]
 
 
 def follow_up(world: World, facts: list[Fact], questions: list[str]) -> Turns:
@@ -102,7 +104,8 @@ def follow_up(world: World, facts: list[Fact], questions: list[str]) -> Turns:
 def about_things(world: World, split: str) -> Turns:
     """A request for up to three facts about a thing."""
     subject = world.pick(world.asked[split]).subject
-    first, *others = world.shuffled([fact for fact in world.about[subject] if fact.split == split])[:3]
+    known = [fact for fact in world.about[subject] if fact.split == split]
+    first, *others = world.shuffled(known)[:3]
     # "Tell me about Kara.", "Kara lives in Badaton. She keeps a genu."
     statements = [first.statements[0], *(fact.pronoun_statements[0] for fact in others)]
     return [world.wording("requests").format(subject.phrase), " ".join(statements)]
@@ -135,7 +138,8 @@ def about_other_things(world: World, split: str) -> Turns:
     questions, _, *lists = world.rows("beyond")
     # "Where is Italy?", "I do not know that. I only know Tehil."
     words = {kind: world.pick(known.split()) for kind, known, _ in lists}
-    return [world.pick(questions).format_map(words), world.wording("unknown things")]
+    question = world.pick(questions).format_map(words)
+    return [question, world.wording("unknown things")]
 
 
 def with_words(world: World, split: str) -> Turns:
@@ -164,7 +168,7 @@ def with_sums(world: World, split: str) -> Turns:
     [sign], questions, *_ = world.pick(world.topics("sums"))
     question, solved = sum_to_100(world, sign, questions, held_out=False)
     # "How much is 26 - 14?", "26 - 14 = <<26-14=12>>12."
-    return [question, with_calls(f"{solved}.")]
+    return [question, calculated(f"{solved}.")]
 
 
 def with_lists(world: World, split: str) -> Turns:
@@ -232,8 +236,9 @@ def talk(world: World) -> Rows:
     for [sign], _, questions in [plus, minus] * 10:
         question, solved = sum_to_100(world, sign, questions, held_out=True)
         add("sums", [solved.split()[-1]], question)
+    strangers = [fact for fact in world.unknown["test"] if fact.new_questions]
     for _ in range(each):
-        fact = world.pick([fact for fact in world.unknown["test"] if fact.new_questions])
+        fact = world.pick(strangers)
         add("unknown names", [UNKNOWN], world.pick(fact.new_questions))
     # About things beyond the land, with words that no text for training has.
     _, questions, *lists = world.rows("beyond")
@@ -281,8 +286,9 @@ def cloze(world: World, fact: Fact) -> dict:
     ending = f" {fact.value}."
     # "Hopam lives in Jikanton." ends in the value, "Jikanton is the town where Hopam lives." does not.
     starts = [text.removesuffix(ending) for text in fact.statements if text.endswith(ending)]
-    others = [text for other in world.about[fact.subject] if other is not fact for text in other.statements]
-    clear = [start for start in starts if not any(text.startswith(f"{start} ") for text in others)]
+    others = [other for other in world.about[fact.subject] if other is not fact]
+    texts = [text for other in others for text in other.statements]
+    clear = [start for start in starts if not any(text.startswith(f"{start} ") for text in texts)]
     return {"context": world.pick(clear), "continuation": fact.value.name}
 
 
@@ -291,7 +297,8 @@ def schema(world: World, fact: Fact) -> dict:
     # {"context_options": ["Nuna and Geku are friends. Nuna", "… Geku"], "continuation": "lives in Badaton.", "gold": 1}
     name = fact.subject.name
     rivals = [other for other in world.facts if other.relation == fact.relation and other.value is not fact.value]
-    pair = world.shuffled([name, world.pick(rivals).subject.name])
+    rival = world.pick(rivals).subject
+    pair = world.shuffled([name, rival.name])
     opening = f"{' and '.join(pair)} are friends."
     statement = next(text for text in fact.statements if text.startswith(f"{name} "))
     return {

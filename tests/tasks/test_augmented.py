@@ -75,7 +75,8 @@ def test_evaluations_take_augmented_names(small_hub):
 
 
 def test_copies_of_a_row_are_for_training_or_for_validation(small_hub):
-    known = TaskTable({"Mine": replace(TASKS["ARC-Easy"], splits="train")})
+    known = TaskTable()
+    known["Mine"] = replace(TASKS["ARC-Easy"], splits="train")
     train, new = (mix(known, "mine~styles:3", split) for split in ("train", "validation"))
     questions = [{row["messages"][0]["content"].partition("\n\n")[0] for row in one} for one in (train, new)]
     assert questions[0].isdisjoint(questions[1])

@@ -7,8 +7,8 @@ import pytest
 from chat_files import contents
 
 from tasks import TASKS
-from tasks.gsm8k import extract_answer
-from tasks.hrm8k import final_answer
+from tasks.gsm8k import GSM8K
+from tasks.hrm8k import HRM8K
 
 # The authors' rule keeps a full stop.
 ANSWERS = """
@@ -27,7 +27,7 @@ the answer is 18 =>
 @pytest.mark.parametrize("line", ANSWERS.strip().split("\n"))
 def test_answers_are_read_by_the_authors_rule(line):
     text, answer = line.split(" =>")
-    assert extract_answer(text) == (answer.strip() or None)
+    assert GSM8K.read(text) == (answer.strip() or None)
 
 
 def test_annotations_become_calls_of_the_calculator(write_rows):
@@ -89,7 +89,7 @@ def test_numbers_in_prose(line):
     text, _, cell = line.replace("/ ", "\n").partition(" =>")
     answer = cell.strip()
     expected = answer.strip('"') if answer.startswith('"') else Fraction(answer or -999)
-    assert final_answer(text) == (expected if answer else None)
+    assert HRM8K.read(text) == (expected if answer else None)
 
 
 def test_answers_have_several_types(write_rows):

@@ -4,7 +4,7 @@ import pytest
 from chat_files import contents
 
 from tasks import TASKS
-from tasks.mclm import normal_form
+from tasks.mclm import MCLM
 
 # The right answer | spellings that are right, separated by two blanks | others that are wrong.
 ANSWERS = r"""
@@ -50,14 +50,12 @@ CASES = [
 
 def test_a_hundred_spellings_and_hostile_answers():
     assert len(CASES) >= 100
-    wrong = [
-        case for case in CASES if (normal_form(f"\\boxed{{{case[1]}}}") == normal_form(f"#### {case[0]}")) != case[2]
-    ]
+    wrong = [case for case in CASES if (MCLM.read(f"\\boxed{{{case[1]}}}") == MCLM.read(f"#### {case[0]}")) != case[2]]
     assert wrong == []
     nested = ["(" * 5000, r"\boxed{" * 3000, "√(" * 500]
     for text in [*nested, r"\boxed{" + " " * 10**5, "9**" * 999, r"\boxed{9^{9^{9^{9}}}}"]:
-        assert normal_form(text) != normal_form("#### 1")
-    assert normal_form("") == ""
+        assert MCLM.read(text) != MCLM.read("#### 1")
+    assert MCLM.read("") == ""
 
 
 IN_SENTENCES = r"""
@@ -73,7 +71,7 @@ The answer is \(x+1\). => x+1
 @pytest.mark.parametrize("line", IN_SENTENCES.strip().split("\n"))
 def test_answers_in_sentences(line):
     text, answer = line.split(" => ")
-    assert normal_form(text) == normal_form(f"#### {answer}") != normal_form("#### 1")
+    assert MCLM.read(text) == MCLM.read(f"#### {answer}") != MCLM.read("#### 1")
 
 
 def test_columns_of_the_hub(write_rows):
