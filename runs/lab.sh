@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The embedded lab: which buckets of conversations help which benchmark? The truth is known: facts, arithmetic and Korean help
-# with questions of their kind, spelling with none of them, poison harms. Two bases of different architectures, two seeds, and
-# a run at 100 times the learning rate, which is broken. No network. Run the same command again to resume.
+# The embedded lab: which buckets of conversations help which benchmark? Facts, arithmetic and Korean help with questions of
+# their kind, spelling with none, poison harms. Two bases, and a run at 100 times the learning rate, which is broken.
+# No network. Run the same command again to resume.
 #   bash runs/lab.sh                                         45 minutes on two cores, besides the embedded run
 #   bash runs/lab.sh --seed=2 --tag=lab-2 --out=lab-2.md     another world
-#   bash runs/lab.sh --final                                 also evaluate the recommended mixes on the held-out benchmarks
-# Other flags, such as --jobs=1 or --plan, go to scripts.lab.
+#   bash runs/lab.sh --final                                 evaluate the recommended mixes on held-out benchmarks too
+# Other flags go to scripts.lab.
 set -euo pipefail
 
 tag=lab seed=1 out=lab.md flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}

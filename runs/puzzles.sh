@@ -39,26 +39,4 @@ for seed in $(seq "$seeds"); do
   arm W "$seed" "--target-seconds=$seconds"
 done
 
-"$python" - "$base" "$tag" "$seeds" <<'PYTHON'
-import json
-import sys
-from pathlib import Path
-
-from nanochat.lab.intervals import interval
-from nanochat.log import print0, table_of, terminal_table
-
-base, tag, seeds = sys.argv[1:]
-rows = []
-for arm in "RPW":
-    exact, seconds, steps = [], [], []
-    for seed in range(1, int(seeds) + 1):
-        outcome = json.loads(Path(base, "chat_eval_sft", f"{tag}-{arm}-{seed}", "outcome.json").read_text())
-        exact.append(outcome["metrics"]["Sudoku-4"]["value"])
-        manifest = sorted(Path(base, "chat_sft", f"{tag}-{arm}-{seed}").glob("step_*/manifest.json"))[-1]
-        loop = json.loads(manifest.read_text())["loop"]
-        seconds.append(loop["seconds"])
-        steps.append(loop["step"])
-    rows.append([arm, *interval(exact), sum(steps) / len(steps), sum(seconds) / len(seconds), " ".join(map(str, exact))])
-columns = "Arm | Exact:.3f | ± 95 %:.3f | Steps:,.0f | Seconds:,.0f | Each seed"
-print0(terminal_table(table_of("Sudoku-4: 200 held-out problems", columns, rows)))
-PYTHON
+"$python" -m bench.puzzles --tag="$tag" --seeds="$seeds"
