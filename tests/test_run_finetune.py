@@ -139,7 +139,11 @@ class Compare:
         parent = load(tuning.folder.parent.parent / "base_train/parent", 6)
         states = dict(tuning.optimizer.state_tensors())
         same = [torch.equal(tensor, tuning.model.state_dict()[name]) for name, tensor in parent.model_tensors().items()]
-        theirs = [(state[key], parent.optimizer_state(name)[key]) for name, state in states.items() for key in state]
+        theirs = [
+            (state[key], parent.optimizer_state(name)[key])
+            for name, state in states.items()
+            for key in parent.optimizer_state(name)
+        ]
         moments = [torch.equal(mine.cpu(), its) for mine, its in theirs]
         print("weights", all(same), "momenta", all(moments), any(bool(mine.any()) for mine, _ in theirs))
         print("rates", {group.name: round(group.initial_lr, 6) for group in tuning.optimizer.groups})
