@@ -56,7 +56,7 @@ FAULTS = """
 {"prompt": "a", "chosen": "b", "rejected": "b"} | chosen and rejected are equal
 {"prompt": "a", "chosen": "b", "rejected": 3} | message 2: its content is neither a string nor a list
 {"prompt": [], "chosen": "b", "rejected": "c"} | message 1: its role is 'assistant' where 'user' is due
-{"prompt": 3, "chosen": "b", "rejected": "c"} | message
+{"prompt": 3, "chosen": "b", "rejected": "c"} | Value after *
 { | Expecting property name
 """
 

@@ -125,7 +125,6 @@ def test_memory():
     plain, single = memory(plan_of(), 16, 8), memory(plan_of(), 16, 8, itemsize=4)
     assert single["activations"] == 2 * plain["activations"]
     assert single["weights in the compute dtype"] == 0
-    assert sum(plain.values()) < 80e9  # the public reference runs this on 80 GB
 
 
 def test_an_estimate_for_people_and_for_programs():

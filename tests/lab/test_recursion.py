@@ -73,6 +73,7 @@ def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
     monkeypatch.setattr("nanochat.models.RecursiveGPT", PoorFirstExit)
     monkeypatch.setattr("nanochat.lab.recursion.REFIT_STEPS", 25)
+    monkeypatch.setattr("nanochat.lab.recursion.REFIT_RATES", (1.0, 0.25))
     results = []
     for seed in (1, 2):
         run = ArmRun.read(f"toy-{seed}")

@@ -33,15 +33,21 @@ def by_number(first: str, second: str) -> int | str:
     return "TIE" if number % 5 == 0 else 1 + ((first[0] == "a") == bool(number % 3))
 
 
-def test_judges_who_prefer_an_answer_a_place_or_a_length():
+def test_win_rate():
     metrics = metrics_of(by_number)
     scores = [0.5 if i % 5 == 0 else float(i % 3 == 0) for i in range(30)]
     assert metrics["Win rate of A"]["value"] == pytest.approx(statistics.fmean(scores))
     assert metrics["Win rate of A"]["stderr"] == pytest.approx(statistics.stdev(scores) / 30**0.5)
     assert (metrics["Prompts"], metrics["Ties"], metrics["Wins of the first place"]["value"]) == (30, 6, 0.5)
+
+
+def test_a_judge_who_prefers_the_first_place():
     metrics = metrics_of(lambda first, second: 1)
     assert (metrics["Ties"], metrics["Wins of the first place"]["value"]) == (30, 1.0)
     assert metrics["Win rate of A"]["value"] == metrics["Wins of the longer answer"]["value"] == 0.5
+
+
+def test_a_judge_who_prefers_the_longer_answer():
     metrics = metrics_of(lambda first, second: "tie" if len(first) == len(second) else 1 + (len(second) > len(first)))
     equal = sum(len(f"a{'!' * (i % 5)}") == len(f"b{i}") for i in range(30))
     assert (metrics["Ties"], metrics["Wins of the longer answer"]["value"]) == (equal, 1 - equal / 60)
