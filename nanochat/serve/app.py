@@ -40,7 +40,7 @@ from nanochat.engine import Engine
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
-from nanochat.serve.worker import RETRY, Generation, Worker, engine_failed
+from nanochat.serve.worker import Generation, Worker
 from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
 
@@ -135,8 +135,6 @@ class Service:
             worker.stop()
 
     async def health(self, request: Request) -> Response:
-        if not all(worker.is_ready for worker in self.workers):
-            raise engine_failed()
         errors = sum(worker.engine.errors for worker in self.workers)  # samples that ended with one
         return JSONResponse({"status": "ok", "model": self.served.name, "samples": self.load, "errors": errors})
 
@@ -169,7 +167,7 @@ class Service:
         if samples > places:
             raise ApiError(400, f"the request asks for {samples:,} samples, there is room for {places:,}", "n")
         if self.load + samples > places:
-            raise ApiError(429, "the server is busy, try again", code="queue_full", headers=RETRY)
+            raise ApiError(429, "the server is busy, try again", code="queue_full", headers={"retry-after": "1"})
         return min(self.workers, key=lambda worker: worker.load).submit(request)
 
 
