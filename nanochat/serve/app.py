@@ -135,8 +135,7 @@ class Service:
             worker.stop()
 
     async def health(self, request: Request) -> Response:
-        errors = sum(worker.engine.errors for worker in self.workers)  # samples that ended with one
-        return JSONResponse({"status": "ok", "model": self.served.name, "samples": self.load, "errors": errors})
+        return JSONResponse({"status": "ok", "model": self.served.name, "samples": self.load})
 
     async def models(self, request: Request) -> Response:
         model = {

@@ -200,8 +200,7 @@ def test_an_error_ends_a_row_and_not_the_server(capsys):
     with TestClient(app, "http://localhost") as http:
         answer = http.post("/v1/completions", json={"prompt": "hi", "temperature": 0}).json()
         assert answer["choices"][0]["finish_reason"] == "error"
-        health = http.get("/health").json()
-        assert (health["samples"], health["errors"]) == (0, 1)
+        assert http.get("/health").json()["samples"] == 0
         answer = http.post("/v1/completions", json={"prompt": "a longer one", "temperature": 0, "n": 2}).json()
         assert answer["choices"][1]["finish_reason"] == "length"
     assert "LookupError: a row's own error" in capsys.readouterr().out
