@@ -128,7 +128,6 @@ class Engine:
         self.waiting = deque()  # sequences
         self.longest = 0  # most tokens that any sequence so far may have
         self.unread = None  # on CUDA: the last step, with tokens not yet followed
-        self.errors = 0  # samples that ended with an error
 
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """Return the n completions of each request."""
@@ -276,8 +275,7 @@ class Engine:
                 try:
                     self._follow_token(sequence, token, logprob if sequence.request.logprobs else 0.0)
                 except Exception:  # whatever one row's text does must not end the others
-                    self.errors += 1
-                    print_line(f"engine: a sample ends with an error, {self.errors} so far\n{traceback.format_exc()}")
+                    print_line(f"engine: a sample ends with an error\n{traceback.format_exc()}")
                     self._end(sequence, "error", 0.0)
 
     def _follow_token(self, sequence: _Sequence, token: int, logprob: float) -> None:

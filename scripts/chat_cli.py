@@ -35,7 +35,7 @@ def main(config: Config) -> None:
     from nanochat.checkpoint import load_model, trained
     from nanochat.engine import Engine, Request
     from nanochat.runtime import setup
-    from nanochat.serve.cli import COMMANDS, TerminalChat, join_lines, typed_lines
+    from nanochat.serve.cli import COMMANDS, TerminalChat, typed_lines
 
     source, tag = trained(config.source, config.tag)[-1]  # a missing model is an error before anything is set up
     out = sys.stdout
@@ -61,9 +61,9 @@ def main(config: Config) -> None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
             print0(COMMANDS)
-            chat.run(join_lines(typed_lines()))
+            chat.run(typed_lines())
         else:
-            chat.run(join_lines(line.removesuffix("\n") for line in sys.stdin))
+            chat.run(line.removesuffix("\n") for line in sys.stdin)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat import quant
 from nanochat.chat import chat_temperature
@@ -40,14 +39,13 @@ from nanochat.engine import Engine
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
-from nanochat.serve.worker import RETRY, Generation, Worker, engine_failed
+from nanochat.serve.worker import Generation, Worker
 from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
 DRAIN_SECONDS = 30  # limit for open requests at a shutdown
-MAX_CONNECTIONS = 4096
 BACKLOG = 64  # connections that wait, and that asyncio accepts at once
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
@@ -135,10 +133,7 @@ class Service:
             worker.stop()
 
     async def health(self, request: Request) -> Response:
-        if not all(worker.is_ready for worker in self.workers):
-            raise engine_failed()
-        errors = sum(worker.engine.errors for worker in self.workers)  # samples that ended with one
-        return JSONResponse({"status": "ok", "model": self.served.name, "samples": self.load, "errors": errors})
+        return JSONResponse({"status": "ok", "model": self.served.name, "samples": self.load})
 
     async def models(self, request: Request) -> Response:
         model = {
@@ -169,7 +164,7 @@ class Service:
         if samples > places:
             raise ApiError(400, f"the request asks for {samples:,} samples, there is room for {places:,}", "n")
         if self.load + samples > places:
-            raise ApiError(429, "the server is busy, try again", code="queue_full", headers=RETRY)
+            raise ApiError(429, "the server is busy, try again", code="queue_full", headers={"retry-after": "1"})
         return min(self.workers, key=lambda worker: worker.load).submit(request)
 
 
@@ -237,22 +232,6 @@ def application(
 # ---- start and end ----
 
 
-class Protocol(H11Protocol):
-    """uvicorn's protocol; a connection too many closes the oldest one without a request, perhaps itself."""
-
-    limit = MAX_CONNECTIONS
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        super().connection_made(transport)
-        self.opened = time.monotonic()
-        if len(self.connections) > self.limit:
-            silent = [one for one in self.connections if one.cycle is None or one.cycle.response_complete]
-            # Aborted, because a silent client would not answer a farewell; uvicorn forgets it a moment later.
-            closing = min(silent, key=lambda one: one.opened)
-            self.connections.discard(closing)
-            closing.transport.abort()
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -285,18 +264,19 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
 
 def serve(bound: socket.socket, app: Starlette) -> None:
     """Serve until a signal asks to stop; open requests are finished first."""
-    # As many open files as this process may have, and so many connections that some are left for the rest.
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # As many open files as this process may have: each connection is one.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if sys.platform == "linux":  # macOS refuses its own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    Protocol.limit = min(MAX_CONNECTIONS, soft // 3)  # asyncio accepts some before it closes others
     # Warnings are about clients, here and in uvicorn: with them, a client could fill the disk.
-    logging.getLogger("asyncio").setLevel(logging.ERROR)
+    # So could connections beyond the limit on open files, which wait: asyncio reports them without a pause.
+    log = logging.getLogger("asyncio")
+    log.setLevel(logging.ERROR)
+    log.addFilter(lambda record: "out of system resource" not in record.getMessage())
     config = uvicorn.Config(
         app,
         headers=list(HEADERS.items()),
-        http=Protocol,
+        http="h11",
         ws="none",
         backlog=BACKLOG,
         lifespan="on",  # an error at the start ends the server

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import TextIO
 
 from nanochat.chat import Piece, Reply, fitted_prompt, parts, render_text
@@ -19,19 +18,6 @@ MARKS = {"python": "[", "python_output": "[= ", "text": "]"}
 
 
 # ---- messages in ----
-
-
-def join_lines(lines: Iterator[str]) -> Iterator[str]:
-    """Yield messages; a backslash at the end of a line continues the message."""
-    message = ""
-    for line in chain(lines, [""]):  # the last message may end with a backslash
-        message += line
-        if message.endswith("\\"):
-            message = message[:-1] + "\n"
-            continue
-        if message.strip():
-            yield message
-        message = ""
 
 
 def typed_lines() -> Iterator[str]:
@@ -100,6 +86,8 @@ class TerminalChat:
         for message in messages:
             if message == "/quit":
                 return
+            if not message.strip():
+                continue
             try:
                 self.handle(message)
             except ValueError as error:

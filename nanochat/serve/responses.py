@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import ENDS, Event
-from nanochat.serve.requests import ApiError, ApiRequest, Sample, ServedModel
+from nanochat.serve.requests import ApiRequest, Sample, ServedModel
 from nanochat.serve.worker import Generation, Score
 from nanochat.tokenizer import Tokenizer
 
@@ -229,11 +229,7 @@ class ApiResponse(StreamingResponse):
             for choice in unfinished:
                 yield self._chunk(choice.delta({"role": "assistant", "content": ""}))
         while unfinished:
-            try:
-                self.add(await self.generation.next_events())
-            except ApiError as error:  # too late for a status
-                yield sse(error.body)
-                return
+            self.add(await self.generation.next_events())
             for choice in unfinished:
                 for delta in choice.new_deltas():
                     yield self._chunk(delta)

@@ -4,10 +4,10 @@ import asyncio
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,12 +15,10 @@ from nanochat.engine import Engine, Event, Job, Request
 from nanochat.gpt import GPT
 from nanochat.log import print_line
 from nanochat.models import as_written
-from nanochat.serve.requests import ApiError, ApiRequest, Sample
+from nanochat.serve.requests import ApiRequest, Sample
 
 SCORED_AT_ONCE = 256  # positions whose logits are computed together
-RETRY = {"retry-after": "1"}
 
-T = TypeVar("T")
 Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others
 
 
@@ -43,10 +41,6 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
     return found
 
 
-def engine_failed() -> ApiError:
-    return ApiError(503, "the engine failed and is replaced, try again", code="engine_failed", headers=RETRY)
-
-
 class Generation:
     """The samples of one client's request. Methods run in the event loop, where the engine's thread sends news.
 
@@ -56,27 +50,25 @@ class Generation:
     def __init__(self, worker: "Worker", samples: Sequence[Sample]):
         self.worker = worker
         self.open = set(samples)
-        self.news: asyncio.Queue[list[Event] | None] = asyncio.Queue()  # None: the engine failed
+        self.news: asyncio.Queue[list[Event]] = asyncio.Queue()
         self.job: Job | None = None  # set and used by the engine's thread only
         worker.load += len(self.open)
 
     async def next_events(self) -> list[Event]:
-        """Return everything new, at least one event; raise an ApiError if the engine failed."""
+        """Return everything new, at least one event."""
         found = [await self.news.get()]
         # Several steps may have passed: take all events, for fewer and larger chunks.
         while not self.news.empty():
             found.append(self.news.get_nowait())
-        if None in found:
-            raise engine_failed()
         return list(chain.from_iterable(found))
 
     async def score(self, row: Sequence[int], top: int) -> Score:
         """Return the log-probabilities of a row, which the thread finds between two steps."""
-        return await asyncio.wrap_future(self.worker.order(score, self.worker.model, row, top))
+        return await asyncio.wrap_future(self.worker.thread.submit(score, self.worker.model, row, top))
 
-    def deliver(self, events: list[Event] | None) -> None:
+    def deliver(self, events: list[Event]) -> None:
         """Take events from the thread, which may have sent some before it saw a cancellation: a choice drops these."""
-        self._end({(event.request, event.sample) for event in events or () if event.token is None})
+        self._end({(event.request, event.sample) for event in events if event.token is None})
         self.news.put_nowait(events)
 
     def cancel(self, samples: set[Sample]) -> None:
@@ -101,16 +93,15 @@ class Generation:
 class Worker:
     """An engine, and the thread that owns it. load: number of samples without an end.
 
-    An engine that fails is replaced, and its clients get an error. If no new one can be made, the process ends.
+    An engine that fails ends the process with status 1.
     """
 
     def __init__(self, engine: Engine, model: GPT):
         self.engine = engine
         self.model = model  # for scores: the engine has packed weights
         self.load = 0
-        self.is_ready = True  # False: a failed engine is being replaced
         self._active = []  # generations with open samples, used by the thread only
-        self._thread = ThreadPoolExecutor(1, "nanochat-engine")  # runs calls in order
+        self.thread = ThreadPoolExecutor(1, "nanochat-engine")  # runs calls in order
 
     # ---- in the event loop ----
 
@@ -123,28 +114,22 @@ class Worker:
         self.order(self._start, generation, request.prompts)
         return generation
 
-    def order(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Queue a call for the thread."""
-        return self._thread.submit(self._run, function, *arguments)
+    def order(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Queue a call of the engine for the thread."""
+        self.thread.submit(self._run, function, *arguments)
 
     def stop(self) -> None:
         """Wait for the end of the step, and of the thread."""
-        self._thread.shutdown(cancel_futures=True)
+        self.thread.shutdown(cancel_futures=True)
 
     # ---- in the engine's thread ----
 
-    def _run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a call; if it fails, the engine is replaced."""
+    def _run(self, function: Callable[..., None], *arguments: Any) -> None:
         try:
-            return function(*arguments)
-        except Exception:
-            print_line(f"engine: {traceback.format_exc()}")
-        try:
-            self._replace()
-        except Exception:  # there is no new engine: clients must not wait for ever
+            function(*arguments)
+        except Exception:  # the engine's state is unknown, and clients must not wait for ever
             print_line(f"engine: {traceback.format_exc()}")
             os._exit(1)
-        raise engine_failed()
 
     def _make_room(self) -> None:
         """Give the cache the final size; with too little memory there are fewer slots."""
@@ -154,22 +139,10 @@ class Worker:
         with torch.inference_mode():
             engine.longest = engine.config.max_seq_len
             engine.slots = engine.decoder.make_room(engine.slots, engine.longest)
-        self.is_ready = True
-
-    def _replace(self) -> None:
-        """Give every client of the failed engine an error, and make a new engine."""
-        self.is_ready = False
-        failed, self._active = self._active, []
-        self.loop.call_soon_threadsafe(_deliver, [(generation, None) for generation in failed])
-        errors = self.engine.errors
-        del self.engine.decoder  # frees the cache before there is another one
-        self.engine = Engine(self.model, self.engine.tokenizer, self.engine.slots)
-        self.engine.errors = errors
-        self._make_room()
 
     def _start(self, generation: Generation, requests: Sequence[Request]) -> None:
-        self._active.append(generation)  # first: where `_replace` finds it
         generation.job = self.engine.submit(requests)
+        self._active.append(generation)
         if len(self._active) == 1:
             self._order_step()
 
@@ -195,6 +168,6 @@ class Worker:
             self.order(self._step)
 
 
-def _deliver(news: list[tuple[Generation, list[Event] | None]]) -> None:
+def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
     for generation, events in news:
         generation.deliver(events)

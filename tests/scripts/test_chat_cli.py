@@ -65,7 +65,7 @@ def test_a_chat_at_a_terminal(base):
     person.type("hello 한국\r")
     assert "there is no command /sav" in person.type("/sav\r")
     person.type("\x1b[A\x1b[A", "hello 한국")  # the up arrow
-    person.type("\x15one\\\r")
+    person.type("\x15one\r")
     person.type("\x1b[200~two\rthree\x1b[201~\r")  # lines pasted together are one message
     assert "two" in person.type("\x1b[A", "three")
     os.write(person.terminal, b"\x15\x04")  # Ctrl-U, Ctrl-D
@@ -74,7 +74,7 @@ def test_a_chat_at_a_terminal(base):
 
 def test_stdout_has_the_answers_only(base, here, monkeypatch):
     env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
-    lines = b"hello\n\nand \\\nmore\n/quit\nnever read\n\xff"
+    lines = b"hello\n\nand more\n/quit\nnever read\n\xff"
     done = subprocess.run([*CHAT, *FLAGS], env=env, input=lines, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))

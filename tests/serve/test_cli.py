@@ -9,15 +9,10 @@ from engines import ID, TOKENIZER, model_of, text_of
 
 from nanochat.chat import Piece, check_conversation, fitted_prompt
 from nanochat.engine import Engine, Request
-from nanochat.serve.cli import AnswerPrinter, TerminalChat, join_lines
+from nanochat.serve.cli import AnswerPrinter, TerminalChat
 
 TOKENS, CONTEXT, SEED = 6, 96, 3
 BOS = ID["<|bos|>"]
-
-
-def test_messages_of_one_line_and_of_several():
-    lines = ["one", "", "  ", "two", "three \\", "four\\", "", "한국어", "five\\"]
-    assert list(join_lines(iter(lines))) == ["one", "two", "three \nfour\n", "한국어", "five\n"]
 
 
 CALL = [*map(Piece, ["text", "python", "python"], ["It is ", "", "12+"]), Piece("python", "34"), Piece("text", "")]
@@ -110,7 +105,7 @@ def test_a_base_model_continues_a_text(new_chat, engine):
 
 def test_commands_and_errors(new_chat, capsys):
     chat = new_chat(interactive=True)
-    chat.run(iter(["one", "/agian", "two", "/quit", "never read"]))
+    chat.run(iter(["one", "/agian", "", "  ", "two", "/quit", "never read"]))
     assert [message["content"] for message in chat.messages[::2]] == ["one", "two"]
     assert "there is no command /agian: /clear starts a new conversation" in capsys.readouterr().err
     chat.run(iter(["/clear", "/system be brief", "/system"]))

@@ -1,6 +1,7 @@
-"""Engines in threads: events come back, admission, and clients that leave."""
+"""Engines in threads: events come back, admission, and clients that leave, and failures."""
 
 import asyncio
+import os
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -107,3 +108,23 @@ def test_admission():
             assert (first.load, second.load) == (1, 5)
 
     asyncio.run(ask())
+
+
+def test_an_engine_that_fails_ends_the_process(monkeypatch, capsys):
+    statuses = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+
+    async def ask():
+        async with working() as service:
+            [worker] = service.workers
+            with pytest.raises(RuntimeError, match="out of bounds"):  # only this client's
+                await submit(service, LONG).score([65, 1 << 20], 1)
+            assert len((await result(submit(service, LONG)))[0, 0][0]) == 150
+            assert statuses == []
+            monkeypatch.setattr(worker.engine, "step", lambda: 1 / 0)
+            submit(service, LONG)
+            await until(lambda: statuses)
+
+    asyncio.run(ask())
+    assert statuses == [1]
+    assert "ZeroDivisionError" in capsys.readouterr().out
