@@ -29,7 +29,9 @@ chats() {
 check() { chats -c 'from nanochat.config import run; from scripts.chats import Config, check; run(check, Config)'; }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
-"$python" -m nanochat.world --seed="$seed" --buckets="$base/world_buckets/$tag" --rows="$rows"
+for module in nanochat.world bench.planted; do
+  "$python" -m "$module" --seed="$seed" --buckets="$base/world_buckets/$tag" --rows="$rows"
+done
 chats -m scripts.chats
-if grep -l '"planted"' "$base/chats/$tag"/*.jsonl; then stop "rows with planted faults are left in these files"; fi
+"$python" -m bench.planted --chats="$base/chats/$tag"
 "$python" -m nanochat.report --tag="$tag" --out="$out"

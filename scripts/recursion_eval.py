@@ -20,15 +20,7 @@ class Config(DeviceSettings, TagSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.lab.recursion import (
-        SeedResult,
-        arms_table,
-        curves,
-        exits_table,
-        figures,
-        read_seeds,
-        refit_exits,
-    )
+    from nanochat.lab.recursion import SeedResult, arms_table, exits_table, figures, read_seeds, refit_exits
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("recursion_eval", config.tag, config)
@@ -40,7 +32,6 @@ def main(config: Config) -> None:
                 results.append(SeedResult(arms, *refit_exits(arms["R"], runtime, log)))
     outcome.metrics = figures(results)
     outcome.tables = [exits_table(results), arms_table(results)]
-    outcome.curves = curves(results[0])
     outcome.show()
     outcome.write()
 

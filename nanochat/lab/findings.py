@@ -30,8 +30,9 @@ from nanochat.lab.rates import Losses, Round
 from nanochat.lab.sweep import Run, Spec, base_step, run_steps
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
-from nanochat.paths import read_jsonl, stage_dir, text_sha256, write_json
+from nanochat.paths import stage_dir, write_json
 from nanochat.report.card import cost
+from nanochat.report.compare import Answers, read_answers
 
 LONGEST = 160  # characters of a reason
 POINTS = 100  # of a curve
@@ -41,14 +42,6 @@ DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d
 NOISE = "Benchmark|Models|Evaluations|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
 
 Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
-
-
-class Answers(NamedTuple):
-    """The answers of a model to a benchmark."""
-
-    right: np.ndarray  # (repeats, questions), 0 or 1
-    stops: list[bool]  # does an answer stop by itself? Empty for answers by the likeliest letter
-    questions: str  # hash
 
 
 class RunResult(NamedTuple):
@@ -75,13 +68,13 @@ def read_results(spec: Spec, is_held_out: bool = False) -> list[RunResult]:
     benchmarks = spec.held_out if is_held_out else spec.open_tasks
     parents = {}
     for base in spec.bases:
-        parents[base] = _shares(_read_answers(base_step(spec, base), spec.open_tasks), spec.stable)
+        parents[base] = _shares(_read_all(base_step(spec, base), spec.open_tasks), spec.stable)
     found = []
     for run in spec.runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
         outcomes = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
         # Answers of an evaluation that is still running are not complete.
-        answers = _read_answers(steps[1], benchmarks) if len(outcomes) == len(steps) else {}
+        answers = _read_all(steps[1], benchmarks) if len(outcomes) == len(steps) else {}
         records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
         signs = alarms(records, _shares(answers, spec.stable), parents[run.base])
         if not answers:
@@ -91,25 +84,15 @@ def read_results(spec: Spec, is_held_out: bool = False) -> list[RunResult]:
     return found
 
 
-def _read_answers(step: Step, benchmarks: Iterable[str]) -> dict[str, Answers]:
+def _read_all(step: Step, benchmarks: Iterable[str]) -> dict[str, Answers]:
     """Return the answers of an evaluation, without benchmarks that have no file."""
-    found = {}
-    for name in benchmarks:
-        path = step.outcome.with_name(f"{name}.jsonl")
-        if path.exists():
-            records = list(read_jsonl(path, dict))
-            right = [[answer["right"] for answer in record["completions"]] for record in records]
-            # An answer by the likeliest letter has no reason to stop.
-            reasons = [answer.get("reason") for record in records for answer in record["completions"]]
-            stops = [reason != "length" for reason in reasons if reason]
-            questions = text_sha256("\0".join(record["prompt"] for record in records))
-            found[name] = Answers(np.array(right, float).T, stops, questions)
-    return found
+    paths = {name: step.outcome.with_name(f"{name}.jsonl") for name in benchmarks}
+    return {name: read_answers(path) for name, path in paths.items() if path.exists()}
 
 
 def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, Estimate]:
     """Return the shares for alarms: right answers in stable benchmarks, and answers that stop in any."""
-    samples = {name: answers[name].right.mean(axis=0) for name in stable if name in answers}
+    samples = {name: np.mean(answers[name].right, axis=1) for name in stable if name in answers}
     samples |= {f"answers in {name} that stop": one.stops for name, one in answers.items()}
     return {name: mean_estimate(sample) for name, sample in samples.items() if len(sample)}
 
@@ -136,7 +119,7 @@ def cells(results: Sequence[RunResult], benchmarks: Sequence[str]) -> Cells:
         for result in intact:
             answers, group = result.answers[benchmark], found.setdefault((result.base, benchmark), {})
             if answers.questions == common:
-                group.setdefault(result.run.mix, []).append(answers.right.mean(axis=0))
+                group.setdefault(result.run.mix, []).append(np.mean(answers.right, axis=1))
     return {key: {mix: np.array(rows) for mix, rows in group.items()} for key, group in found.items()}
 
 
@@ -218,12 +201,13 @@ def write_noise(spec: Spec, outcome: Outcome) -> None:
     """Fill, print and write the outcome of repeated evaluations of the bases."""
     evaluations = []
     for base, slots in product(spec.bases, spec.slots):
-        evaluations.append(_read_answers(base_step(spec, base, slots), spec.open_tasks))
+        evaluations.append(_read_all(base_step(spec, base, slots), spec.open_tasks))
         if not evaluations[-1]:
             raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
     tables = {"repeats": [], f"slots {spec.slots}": []}
     for name in spec.open_tasks:
-        verdicts = np.array([answers[name].right for answers in evaluations])
+        # (evaluations, repeats, questions)
+        verdicts = np.array([answers[name].right for answers in evaluations], float).transpose(0, 2, 1)
         # At each number of slots the mean of the repeats, as in Avg@k.
         means = verdicts.mean(axis=1).reshape(len(spec.bases), len(spec.slots), -1)
         for rows, scores in zip(tables.values(), (verdicts, means), strict=True):

@@ -58,10 +58,9 @@ def next_round(losses: Losses, seeds: int = 2) -> Round:
     return Round([best], 0, f"the best rate is {best:g}, with the lower mean loss over {seeds} seeds")
 
 
-def _rates(centre: float, grid: tuple[float, int]) -> list[float]:
-    decades, number = grid
+def _rates(centre: float, decades: Sequence[float]) -> list[float]:
     # Three digits are the same as keys, in tags and on a command line.
-    return [float(f"{centre * 10**distance:.3g}") for distance in np.linspace(-decades, decades, number)]
+    return [float(f"{centre * 10**distance:.3g}") for distance in decades]
 
 
 def _is_complete(losses: Losses, rates: Sequence[float], seeds: int) -> bool:

@@ -20,7 +20,7 @@ from nanochat.evals.bpb import bits_by_exit, read_text
 from nanochat.evals.refinement import LEAST_REFINEMENT, in_order, refinement, validated_exits
 from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
-from nanochat.log import MetricLog, Record, duration, metric_curve, print0, read_metrics, table_of
+from nanochat.log import MetricLog, Record, duration, print0, read_metrics, table_of
 from nanochat.models import config_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
@@ -282,17 +282,6 @@ def arms_table(results: Sequence[SeedResult]) -> Record:
         bits, seconds, *means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
         rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
     return table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)
-
-
-def curves(result: SeedResult) -> list[Record]:
-    """Return the plots for a seed: exits over tokens, and all arms over FLOPs, both from the first step on."""
-    [exits] = [curve for curve in result.arms["R"].outcome.curves if curve["title"] == "Validation at each exit"]
-    arms = {arm: metric_curve(run.records, "val/bpb", over="total_training_flops") for arm, run in result.arms.items()}
-    curves = [exits, {"title": "Arms", "x": "FLOPs", "y": "bits per byte", "series": arms}]
-    for curve in curves:
-        curve["title"] += ", first seed"
-        curve["series"] = {name: [axis[1:] for axis in axes] for name, axes in curve["series"].items()}
-    return curves
 
 
 def figures(results: Sequence[SeedResult]) -> Metrics:

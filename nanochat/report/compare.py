@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nanochat.log import Record, format_value, table_of, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
@@ -29,6 +29,30 @@ Metric = float | str | Record | None  # a record has a value, and perhaps a stan
 # ---- correct answers ----
 
 
+class Answers(NamedTuple):
+    """The answers of a model to a benchmark, as an evaluation keeps them."""
+
+    questions: str  # hash over all
+    right: list[list[bool]]  # each sample of each question
+    stops: list[bool]  # does a sample stop by itself? Empty for answers by the likeliest letter
+
+
+def read_answers(path: Path) -> Answers:
+    """Return the answers that base_eval or chat_eval has written, one question a line."""
+    questions, right, stops = [], [], []
+    for answer in read_jsonl(path, dict):
+        # chat_eval draws several samples for a question.
+        if "completions" in answer:
+            right.append([completion["right"] for completion in answer["completions"]])
+            questions.append(text_sha256(json.dumps([answer["prompt"], answer["answer"]])))
+            stops += [one["reason"] != "length" for one in answer["completions"] if "reason" in one]
+        # base_eval scores each question once, and has hashed the text itself.
+        else:
+            right.append([answer["correct"]])
+            questions.append(answer["question"])
+    return Answers(text_sha256(" ".join(questions)), right, stops)
+
+
 def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
     """Return for each evaluated task a hash over all questions, and the number of correct samples for each."""
     found = []
@@ -40,25 +64,15 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
             # Evaluations from earlier checkpoints wrote files with the same name: the hash decides.
             if outcome.artifacts.get(path.name) != read_sha256(path):
                 continue
-            questions = []
-            verdicts = []  # on the samples, question by question
-            for answer in read_jsonl(path, dict):
-                # chat_eval draws several samples for a question.
-                if "completions" in answer:
-                    verdicts.append([completion["right"] for completion in answer["completions"]])
-                    questions.append(text_sha256(json.dumps([answer["prompt"], answer["answer"]])))
-                # base_eval scores each question once, and has hashed the text itself.
-                else:
-                    verdicts.append([answer["correct"]])
-                    questions.append(answer["question"])
+            answers = read_answers(path)
             found.append(
                 {
                     "stage": outcome.stage,
                     "tag": outcome.tag,
                     "task": path.stem,
-                    "questions": text_sha256(" ".join(questions)),
-                    "samples": max(map(len, verdicts), default=1),
-                    "right": " ".join(str(sum(each)) for each in verdicts),
+                    "questions": answers.questions,
+                    "samples": max(map(len, answers.right), default=1),
+                    "right": " ".join(str(sum(each)) for each in answers.right),
                 }
             )
     return found

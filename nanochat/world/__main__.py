@@ -23,7 +23,7 @@ class Config:
         "", f"number of texts: {', '.join(SIZES)} (default: small, or that of the world that is there)"
     )
     buckets: str = option("", "also write buckets of conversations into this folder", group="buckets")
-    rows: Count = option(4000, "rows in a bucket, without those with planted faults", group="buckets", least=20)
+    rows: Count = option(4000, "rows in a bucket", group="buckets", least=1)
 
 
 def main(config: Config) -> None:

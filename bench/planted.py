@@ -1,0 +1,77 @@
+"""Plant faults in the buckets of `nanochat.world --buckets`, to see that scripts.chats drops them all.
+
+python -m nanochat.world --seed=1 --rows=4000 --buckets=raw
+python -m bench.planted --seed=1 --rows=4000 --buckets=raw
+python -m scripts.chats --sources=facts=json:raw/facts.jsonl,… --tag=data
+python -m bench.planted --chats=chats/data
+
+The second command writes the same buckets again, and after their rows some with faults. These name their fault under
+the key "planted", which stays in a row that scripts.chats keeps: the last command ends with exit code 2 if one is left.
+"""
+
+from heapq import nlargest
+from pathlib import Path
+
+from nanochat.config import Count, option, options, run
+from nanochat.log import Record
+from nanochat.paths import read_json, read_jsonl, world_dir, write_jsonl
+from nanochat.world.buckets import BUCKETS, rows
+from nanochat.world.chats import Turns, messages
+from nanochat.world.facts import World
+from nanochat.world.writer import SIZES
+
+FAULTS = 20  # rows with each of the faults
+LONG = 400  # statements in an answer that is far too long
+
+
+@options("planted")
+class Config:
+    """Plant faults in buckets, or check that none is left in chats made from them."""
+
+    seed: Count = option(1, "seed of the world")
+    rows: Count = option(4000, "rows in a bucket, without those with faults", least=FAULTS)
+    buckets: str = option("", "folder for the buckets")
+    chats: str = option("", "folder of finished chats to check")
+
+
+def faulty(world: World, texts: Turns) -> dict[str, Turns]:
+    """Return the texts of a sound row with each of the faults."""
+    question, *rest = texts
+    fact, test = world.pick(world.questions["test"])
+    statements = [one.statements[0] for one in world.sample(world.facts * 3, LONG)]
+    return {
+        "duplicate": texts,
+        "near duplicate": [*texts[:-1], f"{texts[-1][:-1]}!"],
+        "image link": [question + "\n![a map](https://example.org/map.png)", *rest],
+        "data URL": [question + " data:image/png;base64,iVBORw0KGgoAAAANSUhEUg==", *rest],
+        "too long": [question, " ".join(statements)],
+        # In other case and spacing.
+        "test question": [f"  {test.upper().replace(' ', '  ')} ", fact.statements[0]],
+    }
+
+
+def with_faults(world: World, bucket: str, count: int) -> list[Record]:
+    """Return the rows of a bucket, and after them those with faults: the first of two equal rows is kept."""
+    made = rows(world, bucket, count)
+    sound = [[message["content"] for message in row["messages"]] for row in made]
+    # One character is a small part of a long row, so that a near duplicate is near.
+    longest = nlargest(2 * FAULTS, sound, key=lambda texts: sum(map(len, texts)))
+    for texts in world.sample(longest, FAULTS):
+        made += [{"messages": messages(bad), "planted": fault} for fault, bad in faulty(world, texts).items()]
+    return made
+
+
+def main(config: Config) -> None:
+    if config.buckets:
+        world = World(config.seed, SIZES[read_json(world_dir(config.seed) / "world.json")["size"]].people)
+        for bucket in BUCKETS:
+            write_jsonl(Path(config.buckets, f"{bucket}.jsonl"), with_faults(world, bucket, config.rows))
+    if config.chats:
+        kept = [row for path in Path(config.chats).glob("*.jsonl") for row in read_jsonl(path, dict)]
+        left = dict.fromkeys(row["planted"] for row in kept if "planted" in row)
+        if left:
+            raise ValueError(f"rows with planted faults are left in {config.chats}: {', '.join(left)}")
+
+
+if __name__ == "__main__":
+    run(main, Config)
