@@ -46,7 +46,7 @@ def main(config: Config) -> None:
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
         state = trainer.fit(source, pretraining(config), evaluations, data=corpus.manifest())
-        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source))
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, corpus))
 
 
 if __name__ == "__main__":

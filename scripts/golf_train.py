@@ -68,7 +68,7 @@ def main(config: Config) -> None:
             data=corpus.manifest(),
             after_step=[lambda state: rounding(state.progress)],
         )
-        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source))
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, corpus))
 
 
 if __name__ == "__main__":

@@ -177,7 +177,8 @@ def test_no_batch_of_any_seed_mix_or_epoch_has_validation_text(tmp_path):
     for seed in (0, 1):
         seen = set()
         with TextLoader(mix, tokenizer, 8, 255, lanes=8, seed=seed) as loader:
-            while min(loader.epochs.values()) < 2:
+            deals, chunks = loader._deals, loader._chunks
+            while any(deals[source].epoch(lane, chunk.unit) < 2 for (lane, source), chunk in chunks.items()):
                 for row in next(loader)[0].tolist():
                     seen.update(tokenizer.decode(row).split("<|bos|>"))
         assert not seen & set(held_out)
