@@ -335,7 +335,7 @@ def pretraining_metrics(state: "State", corpus: "Corpus") -> Metrics:
 def text_label(data: Record) -> str:
     """Return the text in words, from `Corpus.describe`; invented text is called so."""
     name = data["name"]
-    if "world seed" in data:
+    if data["world seed"] is not None:
         name = f"embedded world, seed {data['world seed']}, synthetic"
     return f"{name} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})"
 

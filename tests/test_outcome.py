@@ -120,7 +120,7 @@ def test_gpus(tmp_path, monkeypatch, smi, names):
 
 
 DATA = {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, "validation": "e" * 64}
-CORPUS = SimpleNamespace(describe=lambda: DATA)
+CORPUS = SimpleNamespace(describe=lambda: DATA | {"world seed": None})
 
 
 def facts(state: State, runtime=ALONE) -> dict[str, str]:
