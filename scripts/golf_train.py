@@ -47,7 +47,7 @@ def main(config: Config) -> None:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
         source = trainer.text_loader()
         corpus = source.data
-        evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
+        evaluations = text_validation(trainer, corpus)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
         progress = 0.0
         if trainer.resumed:
