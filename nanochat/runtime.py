@@ -31,6 +31,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
+UNKNOWN = Accelerator("unknown")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Runtime:
     attention: str = "auto"
     rank: int = 0
     world_size: int = 1
-    accelerator: Accelerator | None = None
+    accelerator: Accelerator = UNKNOWN
     store: dist.Store | None = None
 
     # ---- precision, memory, compiler ----
@@ -58,7 +59,7 @@ class Runtime:
     @property
     def peak_flops(self) -> float | None:
         """Return this rank's peak FLOP/s in this precision; None where unknown."""
-        return self.accelerator.peak(self.dtype_name) if self.accelerator else None
+        return self.accelerator.peak(self.dtype_name)
 
     @property
     def validation_bytes(self) -> int:
@@ -234,9 +235,9 @@ def planned_hardware(name: str) -> tuple[int, Accelerator]:
     device = _device("auto")
     if device.type != "cuda":
         return 1, Accelerator(device.type.upper(), memory=free_memory(device) / 1e9)
-    device_name = _device_name(device)
-    memory = torch.cuda.get_device_properties(device).total_memory / 1e9
-    return torch.cuda.device_count(), find_accelerator(device_name) or Accelerator(device_name, memory=memory)
+    accelerator = find_accelerator(_device_name(device))
+    memory = accelerator.memory or torch.cuda.get_device_properties(device).total_memory / 1e9
+    return torch.cuda.device_count(), accelerator._replace(memory=memory)
 
 
 # ---- interruptions of a training step: signals, and the garbage collector ----
