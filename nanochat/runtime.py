@@ -205,13 +205,12 @@ def _device_name(device: torch.device) -> str:
 
 
 def asked_precision(dtype: str) -> str:
-    """Return the DTYPES key that a flag or else NANOCHAT_DTYPE asks for, or "auto". bfloat16 means bf16."""
+    """Return the DTYPES key that a flag or else NANOCHAT_DTYPE asks for, or "auto"."""
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
-    name = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(asked, asked)
-    if name not in ("auto", *DTYPES):
+    if asked not in ("auto", *DTYPES):
         hint = "; --fp8 adds products in 8 bits" if asked == "fp8" else ""
         raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
-    return name
+    return asked
 
 
 def _precision(device: torch.device, dtype: str) -> str:
