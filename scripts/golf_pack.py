@@ -61,7 +61,7 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> 
 
 
 def clear_padding(model: "GPT") -> None:
-    """Set the rows beyond the vocabulary to zero, which takes no room in the file."""
+    """Set the rows beyond the vocabulary to zero, which takes hardly any room in the file."""
     for name, value in model.state_dict().items():
         if name.startswith(("embed.", "head.", "value_embeds.")):
             value[model.config.vocab_size :] = 0
