@@ -179,18 +179,6 @@ class TextLoader(Loader):
 
     # ---- position of the consumer ----
 
-    @property
-    def epochs(self) -> dict[str, float]:
-        """Passes over each source, by name, measured on the lanes of this rank."""
-        units = [0.0] * len(self._deals)
-        for (lane, source), chunk in self._chunks.items():
-            # Rows taken from the current chunk; all its rows together are its units.
-            rows = self._rows_taken(lane)[source] - chunk.row
-            units[source] += chunk.unit + chunk.units * rows / max(chunk.rows, 1)
-        # This rank has 1 / world_size of the lanes.
-        triples = zip(self.data.sources, units, self._deals, strict=True)
-        return {source.name: count * self.world_size / deal.units for source, count, deal in triples}
-
     def state_dict(self) -> Record:
         """Return the position as small JSON, only for the lanes of this rank: see `merge`."""
         lanes = {}

@@ -66,7 +66,8 @@ def score(
         losses = model(inputs[numbers].clamp(min=0).to(model.device), goals.to(model.device), reduction="none")
         nats += losses.double().sum().item()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"scoring took longer than allowed, after {numbers[-1] + 1:,} of {len(inputs):,} rows")
+            done = f"{numbers[-1] + 1:,} of {len(inputs):,} rows"
+            raise TimeoutError(f"scoring took longer than allowed, after {done}: take a longer --stride")
     return nats, size, scored
 
 

@@ -80,21 +80,24 @@ def known_rate(accelerator: Accelerator, dtype: str, depth: int) -> tuple[float,
     return rates[nearest] if abs(nearest - depth) <= NEAR_DEPTH else (0.0, "")
 
 
-def find_accelerator(name: str) -> Accelerator | None:
-    """Return the accelerator that a driver or a person names; a person's case and separators do not count."""
+def find_accelerator(name: str) -> Accelerator:
+    """Return the accelerator that a driver or a person names; an unknown one has nothing but a name.
+
+    A person's case and separators do not count.
+    """
     device = re.sub("^(NVIDIA|AMD) ", "", name)  # drivers put the maker first
     for accelerator in ACCELERATORS:
         if re.fullmatch(accelerator.devices, device) or _plain(name) == _plain(accelerator.name):
             return accelerator
-    return None
+    return Accelerator(name)
 
 
 def parse_hardware(text: str) -> tuple[int, Accelerator]:
-    """Return (number, accelerator) for text like 8xH100; an unknown accelerator has nothing but a name."""
+    """Return (number, accelerator) for text like 8xH100."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})", text.strip())
     if not match:
         raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
-    return int(match[1] or 1), find_accelerator(match[2]) or Accelerator(match[2])
+    return int(match[1] or 1), find_accelerator(match[2])
 
 
 def _plain(name: str) -> str:

@@ -392,14 +392,11 @@ class Optimizer:
     @contextmanager
     @torch.no_grad
     def restoring(self) -> Iterator[None]:
-        """Restore weights and states when this context ends. All ranks enter."""
+        """Restore weights and states when this context ends without an error. All ranks enter."""
         tensors = [tensor for stack in self._stacks for tensor in (stack.values, stack.steps, *stack.states.values())]
         kept = [tensor.clone() for tensor in tensors]
-        try:
-            yield
-        finally:
-            torch._foreach_copy_(tensors, kept)
-            self.zero_grad()
+        yield
+        torch._foreach_copy_(tensors, kept)
 
     def zero_grad(self) -> None:
         for stack in self._stacks:

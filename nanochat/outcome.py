@@ -36,7 +36,7 @@ from nanochat.paths import read_json, read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
     from nanochat.config import Config
-    from nanochat.dataloader import TextLoader
+    from nanochat.data.corpus import Corpus
     from nanochat.runtime import Runtime
     from nanochat.train import State
 
@@ -319,26 +319,23 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
     }
 
 
-def pretraining_metrics(state: "State", source: "TextLoader") -> Metrics:
+def pretraining_metrics(state: "State", corpus: "Corpus") -> Metrics:
     """Return the metrics for a base model: validation, and the text that was read."""
-    data = source.data.describe()
+    data = corpus.describe()
     last = kept_figures(state, "last")
     estimates = {title: last[name] for name, title in CORE_ESTIMATES.items() if name in last}
-    # Passes over each part in the mix.
-    epochs = [f"{name} {epoch:.2f}" for name, epoch in source.epochs.items()]
     return {
         **validation_metrics(state, "bpb", "Final validation bpb"),
         **estimates,
         "Data": text_label(data),
         "Validation text": data["validation"][:12],
-        "Epochs": ", ".join(epochs),
     }
 
 
 def text_label(data: Record) -> str:
     """Return the text in words, from `Corpus.describe`; invented text is called so."""
     name = data["name"]
-    if "world seed" in data:
+    if data["world seed"] is not None:
         name = f"embedded world, seed {data['world seed']}, synthetic"
     return f"{name} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})"
 

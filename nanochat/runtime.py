@@ -31,6 +31,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
+UNKNOWN = Accelerator("unknown")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Runtime:
     attention: str = "auto"
     rank: int = 0
     world_size: int = 1
-    accelerator: Accelerator | None = None
+    accelerator: Accelerator = UNKNOWN
     store: dist.Store | None = None
 
     # ---- precision, memory, compiler ----
@@ -58,7 +59,7 @@ class Runtime:
     @property
     def peak_flops(self) -> float | None:
         """Return this rank's peak FLOP/s in this precision; None where unknown."""
-        return self.accelerator.peak(self.dtype_name) if self.accelerator else None
+        return self.accelerator.peak(self.dtype_name)
 
     @property
     def validation_bytes(self) -> int:
@@ -204,13 +205,12 @@ def _device_name(device: torch.device) -> str:
 
 
 def asked_precision(dtype: str) -> str:
-    """Return the DTYPES key that a flag or else NANOCHAT_DTYPE asks for, or "auto". bfloat16 means bf16."""
+    """Return the DTYPES key that a flag or else NANOCHAT_DTYPE asks for, or "auto"."""
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
-    name = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(asked, asked)
-    if name not in ("auto", *DTYPES):
+    if asked not in ("auto", *DTYPES):
         hint = "; --fp8 adds products in 8 bits" if asked == "fp8" else ""
         raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
-    return name
+    return asked
 
 
 def _precision(device: torch.device, dtype: str) -> str:
@@ -234,9 +234,9 @@ def planned_hardware(name: str) -> tuple[int, Accelerator]:
     device = _device("auto")
     if device.type != "cuda":
         return 1, Accelerator(device.type.upper(), memory=free_memory(device) / 1e9)
-    device_name = _device_name(device)
-    memory = torch.cuda.get_device_properties(device).total_memory / 1e9
-    return torch.cuda.device_count(), find_accelerator(device_name) or Accelerator(device_name, memory=memory)
+    accelerator = find_accelerator(_device_name(device))
+    memory = accelerator.memory or torch.cuda.get_device_properties(device).total_memory / 1e9
+    return torch.cuda.device_count(), accelerator._replace(memory=memory)
 
 
 # ---- interruptions of a training step: signals, and the garbage collector ----

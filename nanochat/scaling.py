@@ -319,7 +319,7 @@ def _rate(config: "TrainingSettings", accelerator: Accelerator, dtype: str) -> t
     """Return a rank's FLOP/s, None if unknown, and its basis in words.
 
     The basis is the finished run nearest in depth on such hardware, "measured: run TAG", else an assumption. Hardware
-    outside the table of accelerators has to be this machine.
+    outside the table of accelerators has to be this machine, or to have the name in --on.
     """
     here = hardware()
     found = []

@@ -153,7 +153,11 @@ class TrainingLoop:
                     if due and finished and state.step > self._first_step:
                         save(state)  # an evaluation that fails must not cost the run
                     if not state.stop:
-                        self._evaluate(due)
+                        self.model.eval()
+                        for evaluation in due:
+                            evaluation.evaluate(state)
+                        self.model.train()
+                        state.evaluated = state.step  # not repeated after a resume
                     if saves or ends:
                         save(state)
                 if ends:
@@ -196,7 +200,11 @@ class TrainingLoop:
         else:
             sums = self._gradients(batch)
             self.optimizer.finish_reducing()  # first: all ranks need one order of collectives
-        figures = self.runtime.all_reduce(self._own_figures(sums, len(requests)))
+        pairs = torch.cat(list(sums.values()))
+        precise = torch.float32 if pairs.device.type == "mps" else torch.float64  # MPS lacks fp64
+        clock = self._seconds if self.runtime.rank == 0 else 0.0  # the sum over ranks is rank 0's
+        from_host = torch.tensor([len(requests), clock], dtype=precise).to(pairs.device, non_blocking=True)
+        figures = self.runtime.all_reduce(torch.cat([pairs.to(precise), from_host]))
         if idle:
             norm = figures.new_zeros(())
         else:
@@ -225,14 +233,6 @@ class TrainingLoop:
             tokens=batch[0].numel() * self.runtime.world_size,
             wait=wait,
         )
-
-    def _own_figures(self, sums: dict[str, Tensor], requests: int) -> Tensor:
-        """Return this rank's figures, which are summed over ranks: the clock is rank 0's because others add 0."""
-        pairs = torch.cat(list(sums.values()))
-        precise = torch.float32 if pairs.device.type == "mps" else torch.float64  # MPS lacks fp64
-        clock = self._seconds if self.runtime.rank == 0 else 0.0
-        from_host = torch.tensor([requests, clock], dtype=precise)
-        return torch.cat([pairs.to(precise), from_host.to(pairs.device, non_blocking=True)])
 
     def _gradients(self, batch: Batch) -> dict[str, Tensor]:
         """Compute gradients for the sum over this rank's losses; returns what `_accumulate` does.
@@ -343,15 +343,6 @@ class TrainingLoop:
             "total_training_flops": state.flops,
             "total_training_time": self._seconds,
         }
-
-    # ---- between steps ----
-
-    def _evaluate(self, due: Sequence[Evaluation]) -> None:
-        self.model.eval()
-        for evaluation in due:
-            evaluation.evaluate(self.state)
-        self.model.train()
-        self.state.evaluated = self.state.step  # not repeated after a resume
 
 
 # ---- before the loop ----

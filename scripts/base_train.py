@@ -41,12 +41,12 @@ def main(config: Config) -> None:
         source = trainer.text_loader()
         corpus = source.data
         # Due evaluations run in this order, before a checkpoint is saved.
-        evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
-        evaluations += refinement_alarms(trainer, config.eval_every)
+        evaluations = text_validation(trainer, corpus)
+        evaluations += refinement_alarms(trainer)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
         state = trainer.fit(source, pretraining(config), evaluations, data=corpus.manifest())
-        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source))
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, corpus))
 
 
 if __name__ == "__main__":

@@ -51,9 +51,7 @@ def main(config: Config) -> None:
         return
     with training("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
         source = open_pairs(trainer, pairs, objective)
-        scores = log_figures(
-            trainer, lambda: pair_scores(trainer, source, objective, source.held_out), config.eval_every
-        )
+        scores = log_figures(trainer, lambda: pair_scores(trainer, source, objective, source.held_out))
         state = trainer.fit(source, objective, [scores, *task_scores(trainer, open_tasks, at_start=True)])
         trainer.finish(state, preference_metrics(state, source))
 

@@ -100,7 +100,7 @@ def main(config: Config) -> None:
         state = trainer.fit(
             source,
             PolicyGradient(config.policy_loss, config.kl, reference),
-            [log_figures(trainer, test_scores, config.eval_every)],
+            [log_figures(trainer, test_scores)],
             tasks=lambda: {name: {"rows": len(task), "files": task.hashes()}},
             after_step=[source.follow],
         )

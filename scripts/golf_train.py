@@ -29,10 +29,8 @@ def main(config: Config) -> None:
     from nanochat.run import plan_with_tokenizer, training
     from nanochat.train import warm_up
 
-    if config.qat and config.ema:
-        raise ValueError(
-            "--ema and --qat cannot be combined, the average is not made of rounded weights: leave one out"
-        )
+    if config.ema:
+        raise ValueError("--ema has no effect on a golf artifact, which holds the last weights: leave it out")
     if config.qat and config.fp8:
         raise ValueError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
     plan, tokenizer = plan_with_tokenizer(config)
@@ -49,7 +47,7 @@ def main(config: Config) -> None:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
         source = trainer.text_loader()
         corpus = source.data
-        evaluations = text_validation(trainer, corpus, config.eval_every, config.eval_bytes)
+        evaluations = text_validation(trainer, corpus)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
         progress = 0.0
         if trainer.resumed:
@@ -68,7 +66,7 @@ def main(config: Config) -> None:
             data=corpus.manifest(),
             after_step=[lambda state: rounding(state.progress)],
         )
-        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, source))
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, corpus))
 
 
 if __name__ == "__main__":

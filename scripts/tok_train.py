@@ -45,8 +45,7 @@ def main(config: Config) -> None:
     data = corpus.describe()
     # Without machine and time: the same text and settings give the same file.
     settings = {name: getattr(config, name) for name in outcome.card}
-    # Other text may have the name of a world: without a seed it is none.
-    content_hash = tokenizer.save(path, {**settings, "data": {"world seed": None, **data}})
+    content_hash = tokenizer.save(path, {**settings, "data": data})
     lengths = tokenizer.token_lengths()
     lengths = lengths[lengths > 0]  # special tokens stand for no text
     outcome.metrics = {

@@ -42,7 +42,7 @@ def test_the_choice_of_device_and_precision(monkeypatch, capsys):
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == os.environ["NANOCHAT_BASE_DIR"] + "/compiled"
     asked = chosen("cpu", "bf16", "twin")
     assert (asked.dtype, asked.attention) == (torch.bfloat16, "twin")
-    monkeypatch.setenv("NANOCHAT_DTYPE", "float16")
+    monkeypatch.setenv("NANOCHAT_DTYPE", "fp16")
     assert chosen("cpu").dtype == torch.float16
     assert chosen("cpu", "fp32").dtype == torch.float32  # the flag is stronger
 

@@ -164,13 +164,13 @@ def test_unknown_figures_are_not_available_unless_it_is_this_machine():
 def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):
     t4 = find_accelerator("T4")
     # A T4 has no bf16.
-    for case in """H100 auto bf16, 495 TFLOP/s | H100 bfloat16 bf16, 495 TFLOP/s | H100 float32 fp32, 198 TFLOP/s
+    for case in """H100 auto bf16, 495 TFLOP/s | H100 bf16 bf16, 495 TFLOP/s | H100 fp32 fp32, 198 TFLOP/s
         | T4 auto fp32, 3.24 TFLOP/s | T4 fp16 fp16, 26 TFLOP/s | T4 bf16 bf16, n/a""".split("|"):
         name, dtype, words = case.strip().split(" ", 2)
         assert words in last_line(find_accelerator(name), dtype=dtype)
     with pytest.raises(ValueError, match=r"^precision fp12 is not known, take one of auto, bf16, fp16, fp32$"):
         last_line(H100, dtype="fp12")
-    monkeypatch.setenv("NANOCHAT_DTYPE", "float16")
+    monkeypatch.setenv("NANOCHAT_DTYPE", "fp16")
     assert last_line(t4) == last_line(t4, dtype="fp16") != last_line(t4, dtype="fp32")
 
 

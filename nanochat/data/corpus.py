@@ -168,17 +168,18 @@ class Corpus:
                 progress[behind] += batch.nbytes / self.sources[behind].share
                 yield batch
 
-    def describe(self) -> dict[str, str | int]:
+    def describe(self) -> dict[str, str | int | None]:
         """Return name, counts and content hashes for records, without any path on this machine.
 
-        Text that is an embedded world and nothing else has the world's seed in the record too.
+        The world's seed is None for text that is not an embedded world, though it may have the name of one, and for a
+        mix.
         """
         shards = self._shards()
         contents = [f"{split} {source.share:.6f} {shard.hash}" for source, split, shard in shards]
         # Validation alone too: losses on the same validation text can be compared.
         held_out = [shard.hash for _, split, shard in shards if split == "val"]
-        seed = self.sources[0].seed if len(self.sources) == 1 else None
         return {
+            "world seed": self.sources[0].seed if len(self.sources) == 1 else None,
             "name": self.name,
             "files": len(shards),
             # Approximately: a shard counts repeated texts once.
@@ -186,7 +187,6 @@ class Corpus:
             "documents": sum(shard.rows for _, _, shard in shards),
             "fingerprint": text_sha256("\n".join(contents)),
             "validation": text_sha256("\n".join(held_out)),
-            **({} if seed is None else {"world seed": seed}),
         }
 
     def manifest(self) -> list[dict]:

@@ -165,28 +165,24 @@ def ratio(sums: Tensor) -> Estimate:
 # ---- evaluations during training ----
 
 
-def text_validation(trainer: "Trainer", corpus: "Corpus", every: int, max_bytes: int) -> list[Evaluation]:
-    """Return the evaluation for bits per byte on a corpus's validation text; none for every=-1.
-
-    max_bytes: -1 for as much as costs little beside training.
-    """
-    if every < 0:
+def text_validation(trainer: "Trainer", corpus: "Corpus") -> list[Evaluation]:
+    """Return the evaluation for bits per byte on a corpus's validation text; none for --eval-every=-1."""
+    config = trainer.config
+    if config.eval_every < 0:
         return []
-    size = trainer.runtime.validation_bytes if max_bytes < 0 else max_bytes
+    size = trainer.runtime.validation_bytes if config.eval_bytes < 0 else config.eval_bytes
     text = read_text(corpus.batches("val"), trainer.tokenizer, size)
-    length = trainer.config.max_seq_len
 
     def measure() -> Estimates:
-        found = bits_by_exit(trainer.model, text, length, trainer.device_rows, trainer.runtime)
+        found = bits_by_exit(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
         exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
         return {"val/bpb": found[-1], **exits}
 
-    return [log_validation(trainer, every, len(text.ids), measure)]
+    return [log_validation(trainer, len(text.ids), measure)]
 
 
 def log_validation(
     trainer: "Trainer",
-    every: int,
     tokens: int,
     measure: Callable[[], Estimates],
 ) -> Evaluation:
@@ -195,6 +191,7 @@ def log_validation(
     The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
     """
     flops = trainer.model.flops_per_token() // 3 * tokens  # the forward pass is a third
+    every = trainer.config.eval_every
 
     def validate(state: State) -> None:
         earlier = state.step // every if every else int(state.step > 0)  # validations before this one

@@ -289,14 +289,14 @@ def task_scores(
     return [Evaluation(config.eval_metrics_every, score, at_start)]
 
 
-def log_figures(trainer: "Trainer", measure: Callable[[], Estimates], every: int) -> Evaluation:
-    """Return the evaluation that logs figures, also before the first step."""
+def log_figures(trainer: "Trainer", measure: Callable[[], Estimates]) -> Evaluation:
+    """Return the evaluation that logs figures every --eval-every steps, also before the first one."""
 
     def log(state: State) -> None:
         found = trainer.with_average(measure, state)
         keep_figures(trainer.log, state, "eval", {f"eval/{name}": estimate for name, estimate in found.items()})
 
-    return Evaluation(every, log, at_start=True)
+    return Evaluation(trainer.config.eval_every, log, at_start=True)
 
 
 # ---- validation on conversations ----
@@ -326,7 +326,7 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
         bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
         return {"val/loss": ratio(losses), "val/bpb": ratio(bits)}
 
-    return [log_validation(trainer, config.eval_every, inputs.numel(), measure)]
+    return [log_validation(trainer, inputs.numel(), measure)]
 
 
 def first_rows(

@@ -61,7 +61,7 @@ def in_order(bpb: Sequence[float]) -> bool:
     return all(later <= (1 + ROUNDING) * earlier for earlier, later in pairwise(bpb))
 
 
-def refinement_alarms(trainer: "Trainer", every: int) -> list[Evaluation]:
+def refinement_alarms(trainer: "Trainer") -> list[Evaluation]:
     """Return the evaluation that prints the alarms, to run after validation; none for a plain model."""
     if trainer.model.steps < 2:
         return []
@@ -74,4 +74,4 @@ def refinement_alarms(trainer: "Trainer", every: int) -> list[Evaluation]:
                 print0(f"step {state.step:05d} | alarm: {sentence}")
                 printed.append(name)
 
-    return [Evaluation(every, check)]
+    return [Evaluation(trainer.config.eval_every, check)]

@@ -112,7 +112,8 @@ def test_validation_is_compiled_once_that_has_paid(every, steps, eager, monkeypa
     log = SimpleNamespace(write=lambda kind, step, **found: written.append(found["val/bpb"]))
     values = iter([2.0, 1.0, 1.5])
     trainer = SimpleNamespace(model=model, runtime=runtime, log=log, with_average=lambda measure, state: measure())
-    validation = log_validation(trainer, every, 1000, lambda: {"val/bpb": Estimate(next(values), 0.1)})
+    trainer.config = SimpleNamespace(eval_every=every)
+    validation = log_validation(trainer, 1000, lambda: {"val/bpb": Estimate(next(values), 0.1)})
     for step in steps:
         validation.evaluate(replace(state, step=step))
     assert len(ways) == eager
