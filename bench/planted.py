@@ -2,11 +2,9 @@
 
 python -m nanochat.world --seed=1 --rows=4000 --buckets=raw
 python -m bench.planted --seed=1 --rows=4000 --buckets=raw
-python -m scripts.chats --sources=facts=json:raw/facts.jsonl,… --tag=data
-python -m bench.planted --chats=chats/data
 
 The second command writes the same buckets again, and after their rows some with faults. These name their fault under
-the key "planted", which stays in a row that scripts.chats keeps: the last command ends with exit code 2 if one is left.
+the key "planted", which stays in a row that scripts.chats keeps: runs/data.sh ends with an error if it finds one.
 """
 
 from heapq import nlargest
@@ -14,7 +12,7 @@ from pathlib import Path
 
 from nanochat.config import Count, option, options, run
 from nanochat.log import Record
-from nanochat.paths import read_json, read_jsonl, world_dir, write_jsonl
+from nanochat.paths import read_json, world_dir, write_jsonl
 from nanochat.world.buckets import BUCKETS, rows
 from nanochat.world.chats import Turns, messages
 from nanochat.world.facts import World
@@ -26,12 +24,11 @@ LONG = 400  # statements in an answer that is far too long
 
 @options("planted")
 class Config:
-    """Plant faults in buckets, or check that none is left in chats made from them."""
+    """Write buckets with planted faults."""
 
     seed: Count = option(1, "seed of the world")
     rows: Count = option(4000, "rows in a bucket, without those with faults", least=FAULTS)
-    buckets: str = option("", "folder for the buckets")
-    chats: str = option("", "folder of finished chats to check")
+    buckets: str = option("raw", "folder for the buckets")
 
 
 def faulty(world: World, texts: Turns) -> dict[str, Turns]:
@@ -62,15 +59,9 @@ def with_faults(world: World, bucket: str, count: int) -> list[Record]:
 
 
 def main(config: Config) -> None:
-    if config.buckets:
-        world = World(config.seed, SIZES[read_json(world_dir(config.seed) / "world.json")["size"]].people)
-        for bucket in BUCKETS:
-            write_jsonl(Path(config.buckets, f"{bucket}.jsonl"), with_faults(world, bucket, config.rows))
-    if config.chats:
-        kept = [row for path in Path(config.chats).glob("*.jsonl") for row in read_jsonl(path, dict)]
-        left = dict.fromkeys(row["planted"] for row in kept if "planted" in row)
-        if left:
-            raise ValueError(f"rows with planted faults are left in {config.chats}: {', '.join(left)}")
+    world = World(config.seed, SIZES[read_json(world_dir(config.seed) / "world.json")["size"]].people)
+    for bucket in BUCKETS:
+        write_jsonl(Path(config.buckets, f"{bucket}.jsonl"), with_faults(world, bucket, config.rows))
 
 
 if __name__ == "__main__":

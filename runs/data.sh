@@ -33,5 +33,5 @@ for module in nanochat.world bench.planted; do
   "$python" -m "$module" --seed="$seed" --buckets="$base/world_buckets/$tag" --rows="$rows"
 done
 chats -m scripts.chats
-"$python" -m bench.planted --chats="$base/chats/$tag"
+if grep -l '"planted"' "$base/chats/$tag"/*.jsonl; then stop "planted rows are left in these files"; fi
 "$python" -m nanochat.report --tag="$tag" --out="$out"

@@ -39,4 +39,4 @@ for seed in $(seq "$seeds"); do
   arm W "$seed" "--target-seconds=$seconds"
 done
 
-"$python" -m bench.puzzles --tag="$tag" --seeds="$seeds"
+"$python" -m bench.puzzles "$tag"

@@ -68,11 +68,11 @@ AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
 
 
 class TaskTable(dict[str, DataSet]):
-    """The data sets of sets.py by name. CLIcK~styles and MMLU~options:8 are names too."""
+    """Data sets by name, from a text like that of sets.py. CLIcK~styles and MMLU~options:8 are names too."""
 
-    def __init__(self):
+    def __init__(self, text: str = SETS):
         parser = ConfigParser(interpolation=None)
-        parser.read_string(SETS)
+        parser.read_string(text)
         for name in parser.sections():
             fields = dict(parser[name], baseline=parser.getfloat(name, "baseline", fallback=0.0))
             for key in fields.keys() & {"task", "convert"}:

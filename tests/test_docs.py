@@ -16,6 +16,7 @@ from pages import HARDWARE, PAGES, ROOT, blocks
 from nanochat.world.chats import ten_questions
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES
+from tasks.augmented import TaskTable
 
 # What sets up the very environment these tests run in; test_setup.py, test_speedrun.py and test_runs.py run them.
 ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "source .venv/bin/activate")
@@ -38,6 +39,9 @@ def test_what_a_page_shows_works(page: Path, python, folders: None, base: Path, 
     for language, content in blocks(page):
         if language == "python":
             python("-c", content, cwd=tmp_path, NANOCHAT_HUB=str(fake_hub))
+            continue
+        if language == "ini":
+            assert TaskTable(content)
             continue
         assert language == "bash", f"{page.name} shows a block of {language}, which nothing runs"
         for number, line in enumerate(content.splitlines()):

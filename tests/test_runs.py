@@ -100,7 +100,7 @@ def test_recursion_on_puzzles_ends_with_a_table(runs):
     flags = ["--data=letters", "--steps=3", "--width=32", "--depth=1", "--seeds=1"]
     done = runs("puzzles.sh", *flags)
     table = done.stdout[done.stdout.index("Sudoku-4: 200 held-out problems") :].splitlines()
-    assert [line.split()[0] for line in table[1:]] == ["Arm", "R", "P", "W"]
+    assert [line.split()[1] for line in table[1:]] == ["Arm", "---", "R", "P", "W"]
 
 
 @pytest.mark.slow
