@@ -114,6 +114,11 @@ class Outcome:
         write_json(path, asdict(self))
         return path
 
+    def finish(self) -> None:
+        """Print the tables and the metrics, and write the record."""
+        self.show()
+        self.write()
+
     def write_evaluation(self, kind: str, step: int) -> None:
         """Log the estimates among the metrics, of a model's step, and write the record."""
         figures = {name: metric["value"] for name, metric in self.metrics.items() if isinstance(metric, dict)}

@@ -106,8 +106,7 @@ def main(config: Config) -> None:
                 outcome.add_artifact(path)
                 path.replace(out / path.name)
         outcome.metrics = {"Rows in": rows_in} | benchmarks.sizes
-        outcome.show()
-        outcome.write()
+        outcome.finish()
         counts = {table["title"]: table["rows"] for table in outcome.tables}
         write_json(manifest, {"command": outcome.command, "files": outcome.artifacts, "counts": counts} | settings)
         shutil.rmtree(out / "work")

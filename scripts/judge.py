@@ -68,8 +68,7 @@ def main(config: Config) -> None:
     judged = teacher.map(judge, rows)
     write_jsonl(stage_dir("judge", config.tag) / "judged.jsonl", judged)
     outcome.metrics = judged_metrics(judged)
-    outcome.show()
-    outcome.write()
+    outcome.finish()
     if config.pairs:
         write_jsonl(Path(config.pairs), make_pairs(judged, 1))
 

@@ -58,8 +58,7 @@ def main(config: Config) -> None:
     folder = merge.write_merge(config.tag, models, merged, facts)
     outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights)}
     outcome.add_artifact(folder / f"step_{first.step:06d}" / MANIFEST)
-    outcome.show()
-    outcome.write()
+    outcome.finish()
     print0(f"merge: {folder}, step {first.step:,}")
 
 

@@ -32,8 +32,7 @@ def main(config: Config) -> None:
                 results.append(SeedResult(arms, *refit_exits(arms["R"], runtime, log)))
     outcome.metrics = figures(results)
     outcome.tables = [exits_table(results), arms_table(results)]
-    outcome.show()
-    outcome.write()
+    outcome.finish()
 
 
 if __name__ == "__main__":

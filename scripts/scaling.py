@@ -70,8 +70,7 @@ def main(config: Config) -> None:
         outcome.tables.append(laws_table([best for best in found if best.n], growth))
         lines = {f"{budget:.3g} FLOPs": group for budget, group in sweeps.items()}
         outcome.curves = [plot("Bits per byte at fixed compute", "n", lines)]
-    outcome.show()
-    outcome.write()
+    outcome.finish()
 
 
 if __name__ == "__main__":

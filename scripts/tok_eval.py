@@ -82,9 +82,8 @@ def main(config: Config) -> None:
         # The first documents, or all.
         texts[f"{corpus.name}-{split}"] = next(by_size(documents, SPLIT_CHARS), [])
     outcome.tables.append(comparison(texts, tokenizer, list(map(load_reference, REFERENCES))))
-    outcome.show()
     outcome.add_artifact(path)
-    outcome.write()
+    outcome.finish()
 
 
 if __name__ == "__main__":

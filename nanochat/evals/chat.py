@@ -122,20 +122,20 @@ def evaluate_task(
     return ChatScore(_pass_at(records), task.baseline, records, repeats)
 
 
-def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore], count: int = 3) -> list[list[str]]:
-    """Return rows [task, question, answer, yes or no] with first answers to problems of tasks without letters."""
+def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]) -> list[list[str]]:
+    """Return three rows [task, question, answer, yes or no] with first answers to problems of tasks without letters."""
     # The last tasks first: in a model of a world these are what a person would ask.
     written = [name for name in reversed(scores) if tasks[name].kind == "generative"]
     rows = []
     # The first problem of each task, then the second of each.
-    for number, name in product(range(count), written):
+    for number, name in product(range(3), written):
         for record in scores[name].records[number : number + 1]:  # none: the task has fewer
             *messages, _ = tasks[name][number]["messages"]
             question = " / ".join(message["content"] for message in messages)
             answer = record["completions"][0]
             texts = [shorten(text, SHOWN) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]
             rows.append([name, *texts, "yes" if answer["right"] else "no"])
-    return rows[:count]
+    return rows[:3]
 
 
 def mean_scores(scores: dict[str, ChatScore]) -> dict[str, Estimate]:

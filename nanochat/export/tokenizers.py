@@ -77,12 +77,12 @@ PIECES = (
 ).split("|")
 
 
-def sample_texts(special_tokens: Iterable[str], count: int = 5000) -> list[str]:
+def sample_texts(special_tokens: Iterable[str]) -> list[str]:
     """Return texts of random pieces and numbers, always the same; special tokens occur as plain text."""
     rng = random.Random(8)
     pieces = [*PIECES, *special_tokens]
     texts = []
-    for _ in range(count):
+    for _ in range(5000):
         text = ""
         for piece in rng.choices(pieces, k=rng.randint(1, 12)):
             begin = rng.randrange(len(piece)) if rng.random() < 0.3 else 0  # often within a word

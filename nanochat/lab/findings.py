@@ -193,8 +193,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
         mixes = [f"{one.mix} on {one.base}" for one in verdicts if one.verdict == verdict]
         outcome.metrics[verdict.capitalize()] = ", ".join(mixes)
     outcome.curves = overlays(results)
-    outcome.show()
-    outcome.write()
+    outcome.finish()
 
 
 def write_noise(spec: Spec, outcome: Outcome) -> None:
@@ -221,8 +220,7 @@ def write_noise(spec: Spec, outcome: Outcome) -> None:
     outcome.tables = [
         table_of(f"Noise over {over}, {significance.CLASSES}", NOISE, rows) for over, rows in tables.items() if rows
     ]
-    outcome.show()
-    outcome.write()
+    outcome.finish()
 
 
 def final_loss(spec: Spec, run: Run) -> float:
@@ -253,8 +251,7 @@ def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tu
         )
     columns = "Base | Mix | Rate:g | Seeds | Loss:.4f | Best"
     outcome.tables = [table_of("Rates, as factors of the stage's own, by the last validation loss", columns, rows)]
-    outcome.show()
-    outcome.write()
+    outcome.finish()
 
 
 def score_tables(

@@ -201,30 +201,21 @@ def recommend(table: Table, scaled: bool = False) -> list[Recommendation]:
 # ---- plans, luck and noise ----
 
 
-def smallest_difference(
-    questions: int,
-    seeds: int,
-    repeats: int = 1,
-    arms: int = 2,
-    tests: int = 1,
-    accuracy: float = ACCURACY,
-    seed_deviation: float = SEED_DEVIATION,
-) -> float:
+def smallest_difference(questions: int, seeds: int, repeats: int = 1, arms: int = 2, tests: int = 1) -> float:
     """Return the true difference between two arms that is found with 80 % power, a share; inf with one seed.
 
-    arms: all of the lab, since their seeds are pooled. tests: differences in the table. seed_deviation: between the
-    means of seeds, beyond the noise of answers.
+    arms: all of the lab, since their seeds are pooled. tests: differences in the table.
     """
     from scipy.special import ndtri, stdtrit
 
     if seeds < 2:
         return math.inf
     # Variance of an answer, less the part shared by the arms.
-    spread = (1 - CORRELATION) * accuracy * (1 - accuracy)
+    spread = (1 - CORRELATION) * ACCURACY * (1 - ACCURACY)
     # Parts of the variance of the difference of two means.
     lasting = 2 * LASTING * spread / questions
     answers = 2 * (1 - LASTING) * spread / (repeats * seeds * questions)
-    by_seed = 2 * seed_deviation**2 / seeds
+    by_seed = 2 * SEED_DEVIATION**2 / seeds
     sources = np.array([lasting + answers, by_seed + answers])
     error = math.sqrt(lasting + by_seed + answers)
     weights = sources / sources.sum()

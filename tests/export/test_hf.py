@@ -31,7 +31,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
-    return sample_texts(SPECIAL_TOKENS, 900)
+    return sample_texts(SPECIAL_TOKENS)[:900]
 
 
 def exported(write, name: str, tokenizer: Tokenizer, texts: list[str], out: Path) -> tuple[GPT, Path, str]:

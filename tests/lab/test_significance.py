@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from nanochat.lab import significance
 from nanochat.lab.significance import (
     CORRELATION,
     HIGH_NOISE,
@@ -84,12 +85,19 @@ def test_labs_without_any_effect_recommend_no_change(name):
     assert changed <= LABS * LEVEL + 2 * math.sqrt(LABS * LEVEL * (1 - LEVEL))
 
 
+def smallest_of(monkeypatch, name):
+    """Return the smallest difference with the accuracy and the deviation of a setting as those assumed."""
+    accuracy, seeds, questions, repeats, deviation = SETTINGS[name]
+    monkeypatch.setattr(significance, "ACCURACY", accuracy)
+    monkeypatch.setattr(significance, "SEED_DEVIATION", deviation)
+    return smallest_difference(questions, seeds, repeats, 5, 12)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
-def test_twice_the_smallest_difference_is_found(name):
+def test_twice_the_smallest_difference_is_found(name, monkeypatch):
     seed = list(SETTINGS).index(name)
     random = np.random.default_rng(seed)
-    accuracy, seeds, questions, repeats, deviation = SETTINGS[name]
-    smallest = smallest_difference(questions, seeds, repeats, 5, 12, accuracy, deviation)
+    smallest = smallest_of(monkeypatch, name)
     found = 0
     for _ in range(LABS):
         gain = made_table(random, SETTINGS[name], 2 * smallest, bases=1)[0, 1, 0]
@@ -98,11 +106,10 @@ def test_twice_the_smallest_difference_is_found(name):
     assert found >= 0.9 * LABS
 
 
-def test_the_printed_power_is_nearly_that_of_made_labs():
+def test_the_printed_power_is_nearly_that_of_made_labs(monkeypatch):
     random = np.random.default_rng(9)
     setting = SETTINGS["many questions"]
-    accuracy, seeds, questions, repeats, deviation = setting
-    smallest = smallest_difference(questions, seeds, repeats, 5, 12, accuracy, deviation)
+    smallest = smallest_of(monkeypatch, "many questions")
     found = sum(made_table(random, setting, smallest, bases=1)[0, 1, 0].shown == "gain" for _ in range(LABS))
     assert 0.68 * LABS <= found <= 0.9 * LABS
 
