@@ -4,6 +4,7 @@
 numbers. A new Linear or parameter in the model is packed without a change here.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -23,25 +24,21 @@ SIZES = (*range(1, 17), *range(20, 65, 4), 96, 128, 192, 256, 384, 512, 768, 102
 class PackedLinear(nn.Module):
     """Linear layers with a common input as one product, in the inference dtype; on x86 CPUs ordered for oneDNN.
 
-    weights: the model's own, copied by `refresh`. order: the outputs' order, if different from the weights' order.
+    matrix: gives (outputs, inputs) from the model's own weights, for `refresh`.
     """
 
-    def __init__(self, *weights: Tensor, dtype: torch.dtype, order: Tensor | None = None):
+    def __init__(self, matrix: Callable[[], Tensor], dtype: torch.dtype):
         super().__init__()
-        self.weights = weights  # (outputs, inputs) each
+        self.matrix = matrix
         self.dtype = dtype
-        self.order = order
         self.weight = None
-        smallest = min(sum(map(len, weights)), weights[0].shape[1])
-        has_onednn = weights[0].device.type == "cpu" and torch.backends.mkldnn.is_available()
+        example = matrix()
+        has_onednn = example.device.type == "cpu" and torch.backends.mkldnn.is_available()
         # Small weights keep their layout, and so do weights in fp16.
-        self.packed = has_onednn and dtype != torch.float16 and smallest >= PACKED_ROWS
+        self.packed = has_onednn and dtype != torch.float16 and min(example.shape) >= PACKED_ROWS
 
     def refresh(self) -> None:
-        # One (outputs, inputs) matrix from all layers, cast to the inference dtype.
-        weight = torch.cat([weight.to(self.dtype) for weight in self.weights])
-        if self.order is not None:
-            weight = weight[self.order]
+        weight = self.matrix().to(self.dtype, copy=True)  # the model's own may change before the next refresh
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
         elif self.weight is None:
@@ -108,7 +105,7 @@ def pack(model: GPT) -> GPT:
         _pack_attention(block.attn, source.attn, dtype)
     for name, module in list(packed.named_modules()):
         if isinstance(module, nn.Linear):
-            packed.set_submodule(name, PackedLinear(model.get_submodule(name).weight, dtype=dtype))
+            packed.set_submodule(name, PackedLinear(model.get_submodule(name).weight.detach, dtype))
     packed.to_empty(device=device)  # most layers were replaced before they took memory
     packed.requires_grad_(False)
     # Cast once here instead of in every forward.
@@ -131,7 +128,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     heads = config.heads + config.kv_heads  # values keep their order
     rotated = order[:heads, : config.rope_dims or config.head_dim]
     rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
-    attention.qkv = PackedLinear(*weights, dtype=dtype, order=order.flatten())
+    attention.qkv = PackedLinear(lambda: torch.cat(weights)[order.flatten()], dtype)
     attention.q = attention.k = attention.v = None
 
 

@@ -29,7 +29,8 @@ def test_no_weight_is_shared_and_refresh_takes_all():
 @pytest.mark.parametrize("rows", [1, 7, 32, 200, 256, 300, 1000])
 def test_packed_layers_are_the_layers_side_by_side(rows):
     layers = [nn.Linear(64, size, bias=False) for size in (64, 32, 96)]
-    packed, x = PackedLinear(*(layer.weight for layer in layers), dtype=torch.float32), torch.randn(rows, 1, 64)
+    packed = PackedLinear(lambda: torch.cat([layer.weight for layer in layers]), torch.float32)
+    x = torch.randn(rows, 1, 64)
     with torch.inference_mode():
         packed.refresh()
         expected = torch.cat([layer(x) for layer in layers], dim=-1)
@@ -54,7 +55,7 @@ def test_any_number_of_rows_takes_few_kernels(monkeypatch):
         return multiply(x, *others)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", counted)
-    packed = PackedLinear(torch.randn(64, 48), dtype=torch.float32)
+    packed = PackedLinear(torch.randn(64, 48).detach, torch.float32)
     packed.refresh()
     for rows in range(1, 1100):
         assert packed(torch.randn(rows, 1, 48)).shape == (rows, 1, 64)
