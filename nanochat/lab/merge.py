@@ -1,6 +1,7 @@
 """Merging: one model from several with the same parent, without training.
 
-METHODS is a table of functions: linear, task, ties. The arithmetic is float64, rounded once to the precision of the
+METHODS is a table of functions: linear, slerp, task, ties. `greedy_soup` chooses the models of a linear merge by their
+scores. The arithmetic is float64, rounded once to the precision of the
 checkpoints. Where all models agree the merge has their value, so that a model merged with itself is itself, bit for
 bit; a model with weight 0 is left out.
 
@@ -9,12 +10,14 @@ method, weights and all models with hashes under `merge`. It has no optimizer st
 --no-warm-start. scripts/merge.py is the command; it writes an outcome of the stage `merge`.
 """
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, verified
@@ -25,12 +28,21 @@ from nanochat.train import State
 Tensors = Mapping[str, Tensor]  # name → weights
 
 TINY = 1e-30  # instead of a sum of no weights
+PARALLEL = 1e-6  # sine of an angle below which there is no arc
 
 # ---- methods: from changes (models, size) and shares (models), in float64, to a change (size) ----
 
 
 def _mean(changes: Tensor, shares: Tensor, density: float) -> Tensor:
     """Return the weighted mean. From a parent this is task arithmetic (Ilharco et al. 2023)."""
+    return shares @ changes
+
+
+def _arc(changes: Tensor, shares: Tensor, density: float) -> Tensor:
+    """Return the point on the arc between two vectors (Shoemake 1985)."""
+    angle = F.cosine_similarity(changes[0], changes[-1], dim=0).clamp(-1, 1).arccos()
+    if angle.sin() > PARALLEL:
+        shares = (shares * angle).sin() / angle.sin()
     return shares @ changes
 
 
@@ -48,8 +60,9 @@ def _elected(changes: Tensor, shares: Tensor, density: float) -> Tensor:
     return (weights * changes).sum(0) / weights.sum(0).clamp(min=TINY)
 
 
-# The changes are those since the parent; for linear there is none, and they are the weights themselves.
-METHODS = {"linear": _mean, "task": _mean, "ties": _elected}
+METHODS = {"linear": _mean, "slerp": _arc, "task": _mean, "ties": _elected}
+# Methods that take changes since the parent; the others take the weights themselves.
+FROM_PARENT = ("task", "ties")
 
 
 def merge(
@@ -77,6 +90,22 @@ def merge(
             found = torch.where((values == values[0]).all(0), values[0], found)
         merged[name] = found.view_as(first).to(first.dtype)
     return merged
+
+
+def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]) -> dict[str, list[float]]:
+    """Return each model's score alone and, if it stays, that of the soup with it, the best model first.
+
+    A model that would lower the score of the soup so far is left out (Wortsman et al. 2022).
+    """
+    trials = {name: [score(model)] for name, model in models.items()}
+    soup, best = [], -math.inf
+    for name in sorted(trials, key=trials.get, reverse=True):
+        more = [*soup, models[name]]
+        found = score(merge(more, [1.0] * len(more)))
+        if found >= best:
+            soup, best = more, found
+            trials[name].append(found)
+    return trials
 
 
 # ---- checkpoints ----
