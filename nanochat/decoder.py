@@ -209,7 +209,7 @@ class Decoder:
             self.state = {}  # name → (slots, size)
             self.graphs = {}  # on CUDA, by step shape; old ones read the old cache
             self.wanted = self.length = 0  # until there is a cache
-            key_bytes = self.config.kv_heads * self.config.head_dim * self.model.compute_dtype.itemsize
+            key_bytes = self.config.kv_width * self.model.compute_dtype.itemsize
             slot_bytes = 2 * cached_layers(self.model) * length * key_bytes  # keys and values
             free = free_memory(self.device)
             if slot_bytes > free:

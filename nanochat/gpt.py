@@ -81,6 +81,10 @@ class GPTConfig:
         return self.width // self.heads
 
     @property
+    def kv_width(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
     def attention_scale(self) -> float:
         return self.qk_scale**2 * self.head_dim**-0.5
 
@@ -156,7 +160,7 @@ class LayerContext(NamedTuple):
     x0: Tensor  # (B, T, width): the first block's input
     residual_lambda: Tensor | None
     x0_lambda: Tensor | None
-    values: Tensor | None  # (B, T, kv_heads * head_dim): the tokens' value embeddings
+    values: Tensor | None  # (B, T, kv_width): the tokens' value embeddings
     rotation: Rotation
     mask: Mask
     store: Store | None  # from a cache: takes these tokens' keys and values, returns the whole rows'
@@ -169,8 +173,8 @@ class Attention(nn.Module):
         self.exclusive = number >= config.depth - config.exclusive_last
         self.gain = nn.Parameter(torch.empty(config.heads)) if config.query_gain else None
         self.q = Linear(config.width, config.width)
-        self.k = Linear(config.width, config.kv_heads * config.head_dim)
-        self.v = Linear(config.width, config.kv_heads * config.head_dim)
+        self.k = Linear(config.width, config.kv_width)
+        self.v = Linear(config.width, config.kv_width)
         self.o = Linear(config.width, config.width)
         self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if number in config.value_layers else None
         # For inference (fused.py): one product in place of q, k and v, and the heads of each part of the result.
@@ -287,8 +291,7 @@ class GPT(nn.Module):
         self.compiled = False
         self.steps = config.supervision or 1  # exits of a forward; a recursive model takes other numbers too
         self.embed = Embedding(config.padded_vocab, config.width)
-        values_width = config.kv_heads * config.head_dim
-        tables = {str(i): Embedding(config.padded_vocab, values_width) for i in config.value_layers}
+        tables = {str(i): Embedding(config.padded_vocab, config.kv_width) for i in config.value_layers}
         self.value_embeds = nn.ModuleDict(tables)
         self.blocks = nn.ModuleList(Block(config, i) for i in range(config.depth))
         if not config.tie_embeddings:
@@ -328,7 +331,7 @@ class GPT(nn.Module):
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
 
         def initial(name: str, parameter: nn.Parameter) -> Tensor:
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+            generator = Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             return parameter_row(name).initial(torch.empty(parameter.shape, device="cpu"), self.config, generator)
 
         parameters = list(self.named_parameters())
@@ -377,7 +380,10 @@ class GPT(nn.Module):
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
         x = x.view_as(x)  # were x and x0 the same tensor, the compiler would make another graph
         for i, layer in enumerate(self.layers(context)):
-            x = self.run_block(i, x, layer)
+            if self.checkpointing and layer.store is None and torch.is_grad_enabled():
+                x = checkpoint(self.blocks[i], x, layer, use_reentrant=False)
+            else:
+                x = self.blocks[i](x, layer)
             if i == self.config.depth // 2:
                 middle = x
         return norm(self.back_out(x, middle))
@@ -398,12 +404,6 @@ class GPT(nn.Module):
                 mask=context.masks[config.windows[i]],
                 store=None if context.cache is None else partial(context.cache.update, context.first + i),
             )
-
-    def run_block(self, i: int, x: Tensor, layer: LayerContext) -> Tensor:
-        """Run block i on the state x."""
-        if self.checkpointing and layer.store is None and torch.is_grad_enabled():
-            return checkpoint(self.blocks[i], x, layer, use_reentrant=False)
-        return self.blocks[i](x, layer)
 
     def back_out(self, x: Tensor, middle: Tensor) -> Tensor:
         """Return the last layer's output without a part of the middle layer's."""
