@@ -60,8 +60,7 @@ def main(config: Config) -> None:
     if not config.spec:
         raise ValueError("name the file that describes the lab: --spec=FILE")
     path = Path(config.spec).expanduser().resolve()
-    kind = "" if config.kind == "mixes" else f"-{config.kind}"
-    spec = sweep.read_spec(path, config.tag or path.stem + kind)
+    spec = sweep.read_spec(path, config.tag or path.stem + f"-{config.kind}" * (config.kind != "mixes"))
     files, found = open_mixes(spec)
     found += sweep.mistakes(spec)
     for name in [*spec.dev, *spec.stable, *spec.held_out]:
@@ -83,7 +82,7 @@ def main(config: Config) -> None:
         raise ValueError("\n  ".join([f"{config.spec}:", *found]))
     if config.plan:
         most = spec.sampling.get("max_problems", sys.maxsize)
-        questions = {name: int(min(len(TASKS[name]()), most)) for name in spec.dev}
+        questions = {name: min(len(TASKS[name]()), most) for name in spec.dev}
         print0(*sweep.expectations(spec, questions), sep="\n")
         return
     kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
@@ -159,7 +158,6 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
             start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:
                 losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
-        print0(f"lab: {mix} on {base}: {ahead.sentence}")
         ends[base, mix] = losses, ahead
     write_rates(spec, outcome, ends)
 

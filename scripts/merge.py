@@ -59,8 +59,8 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("merge", config.tag, config)
     found = merge.read_models(stage, config.models)
     models, weights = zip(*found.values(), strict=True)
-    if not any(weights) or (config.method == "slerp" and len(models) - weights.count(0) != 2):
-        raise ValueError("--models: a merge needs a weight above 0, and --method=slerp two of them")
+    if not any(weights) or (config.method == "slerp" and len(models) != 2):
+        raise ValueError("--models: a merge needs a weight above 0, and --method=slerp two models")
     first = models[0]
     tensors = {name: model.model_tensors() for name, (model, _) in found.items()}
     method = config.method
@@ -95,8 +95,9 @@ def dev_score(config: Config, like: "Checkpoint", weights: "Tensors") -> float:
         tokenizer = tokenizer_of(like)
         engine = Engine(model, tokenizer)
         tasks = open_tasks(config.dev, tokenizer=like.manifest["tokenizer"]["tag"])
-        scores = [evaluate_task(task, model, engine, tokenizer, runtime, config) for task in tasks.values()]
-    return fmean(score.accuracy.value for score in scores)
+        return fmean(
+            evaluate_task(task, model, engine, tokenizer, runtime, config).accuracy.value for task in tasks.values()
+        )
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, train_o
 in sets.py, and perhaps a new module; docs/tasks.md has a row for each task.
 """
 
-from collections.abc import Callable
-
 from nanochat.data.corpus import learned_world
 from nanochat.data.hub import HubError
 from nanochat.evals.sandbox import NoSandbox
-from nanochat.log import Record, print0
+from nanochat.log import print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
 from tasks import mixing, world
@@ -18,17 +16,14 @@ from tasks.common import Task, find_task, pick
 
 TASKS = TaskTable()  # with augmented ones
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
-Count = Callable[[mixing.Mixture, mixing.Mixture], Record]  # from the chats to learn from, and those to validate with
 WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")
 
 
-def train_on_chats(
-    stage: str, config: ChatTuneSettings, default: str, supervise: str, count: Count | None = None
-) -> None:
+def train_on_chats(stage: str, config: ChatTuneSettings, default: str, supervise: str) -> None:
     """Train a stage on a mixture of conversations, or print its plan: the whole of such a script.
 
     default: mixture to take if the settings name none; a model of an embedded world learns from the world instead.
-    supervise: learn "all" tokens, or those that the "assistant" writes. count: for further metrics.
+    supervise: learn "all" tokens, or those that the "assistant" writes.
     """
     # Slow imports stay out of --help.
     from nanochat.evals.chat import chat_validation, task_scores
@@ -46,7 +41,12 @@ def train_on_chats(
         tokenizer = trainer.tokenizer_tag
         chats, new_chats = mixture(tokenizer), mixture(tokenizer, "validation")
         evaluations = chat_validation(trainer, new_chats, supervise) + task_scores(trainer, open_tasks)
-        tune_on_chats(trainer, chats, new_chats, supervise, evaluations, count(chats, new_chats) if count else {})
+        metrics = {}
+        for split, rows in (("train", chats.examples), ("val", new_chats.examples)):
+            # Augmented ones too, such as AQUA~styles:2.
+            if aqua := sum(rows[name] for name in rows if name.startswith("AQUA")):
+                metrics[f"aqua_{split}_examples"] = aqua
+        tune_on_chats(trainer, chats, new_chats, supervise, evaluations, metrics)
 
 
 def task_to_learn(name: str, tokenizer: str) -> tuple[str, Task, Task]:

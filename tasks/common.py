@@ -13,6 +13,7 @@ import numpy as np
 from nanochat.chat import text_of
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile, fetch, sha256
+from nanochat.paths import text_sha256
 
 # A split's files where the hub converts CSV or JSON, in another git revision.
 CONVERTED = "{part}/{split}/0000.parquet"
@@ -157,8 +158,8 @@ class Task:
         return self.conversation(*self.data.convert(*self.rows[row]))
 
     def hashes(self) -> dict[str, str]:
-        """Return the files that the rows come from, with their SHA-256."""
-        return {name: sha256(path) for name, path in self.files.items()}
+        """Return the files that the rows come from, with their SHA-256; that of the rows if there are no files."""
+        return {name: sha256(path) for name, path in self.files.items()} or {"rows": text_sha256(repr(self.rows))}
 
     def conversation(self, question: str, answer: str) -> dict:
         """Return a converted row as a conversation whose last message is the right answer; rows differ by task."""

@@ -12,7 +12,6 @@ from zlib import crc32
 
 from nanochat.data.corpus import learned_text, parse_data, shard_files
 from nanochat.data.documents import documents
-from nanochat.paths import text_sha256
 from tasks.common import Task, exchange
 from tasks.gsm8k import GSM8K, with_calls
 
@@ -51,9 +50,6 @@ class SimpleSpelling(Task):
         words = frequent_words(self.tokenizer)
         rows = [[word] for word in words if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
         return rows[:MAX_TESTS] if held_out else rows
-
-    def hashes(self) -> dict[str, str]:
-        return {"words": text_sha256("\n".join(word for [word] in self.rows))}
 
     def conversation(self, word: str) -> dict:
         return exchange(f"Spell the word: {word}", "-".join(word))

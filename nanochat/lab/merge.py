@@ -28,7 +28,6 @@ from nanochat.train import State
 Tensors = Mapping[str, Tensor]  # name → weights
 
 TINY = 1e-30  # instead of a sum of no weights
-PARALLEL = 1e-6  # sine of an angle below which there is no arc
 
 # ---- methods: from changes (models, size) and shares (models), in float64, to a change (size) ----
 
@@ -41,7 +40,7 @@ def _mean(changes: Tensor, shares: Tensor, density: float) -> Tensor:
 def _arc(changes: Tensor, shares: Tensor, density: float) -> Tensor:
     """Return the point on the arc between two vectors (Shoemake 1985)."""
     angle = F.cosine_similarity(changes[0], changes[-1], dim=0).clamp(-1, 1).arccos()
-    if angle.sin() > PARALLEL:
+    if angle.sin() > 1e-6:  # parallel vectors have no arc
         shares = (shares * angle).sin() / angle.sin()
     return shares @ changes
 

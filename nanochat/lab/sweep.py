@@ -254,7 +254,7 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     for name, number in questions.items():
         least = significance.smallest_difference(number, len(spec.seeds), spec.repeats, len(spec.mixes), max(tests, 1))
         shown = f"{100 * least:.1f} points" if len(spec.seeds) > 1 else "none, it needs two seeds"
-        lines.append(f"{name}: {number:,} questions; smallest difference that can be shown: {shown}")
+        lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]
 
 

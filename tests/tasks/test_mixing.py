@@ -161,4 +161,4 @@ def test_a_mixture_names_its_files(small_hub, tmp_path, own_file):
     [file] = TASKS["AQUA"].files("train")
     assert origin["AQUA~options:8"]["files"] == {str(file): read_sha256(small_hub / str(file))}
     assert origin["json:my.jsonl"]["files"] == {"my.jsonl": read_sha256(tmp_path / "my.jsonl")}
-    assert list(origin["SimpleSpelling"]["files"]) == ["words"]
+    assert list(origin["SimpleSpelling"]["files"]) == ["rows"]
