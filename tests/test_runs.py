@@ -126,8 +126,8 @@ def test_chat_data_has_no_planted_row(runs, base, tiny_world, tmp_path):
     assert wrong.stderr.startswith("error: --filters has turn")
     assert not (base / "tok_train/wrong").exists()
     unfiltered = runs("data.sh", "--rows=100", "--vocab-size=300", "--tag=all", "--filters=turns,long", code=2)
-    named = "duplicate, near duplicate, image link, data URL, test question"
-    assert unfiltered.stderr == f"error: rows with planted faults are left in {base}/chats/all: {named}\n"
+    assert unfiltered.stderr == "error: planted rows are left in these files\n"
+    assert f"{base}/chats/all/facts-00000.jsonl\n" in unfiltered.stdout
 
 
 GOLF = ["--scale=embedded", "--data=letters", "--tag=links", "--out=golf.md", "--vocab-size=300", "--unsafe-exec"]
