@@ -56,7 +56,7 @@ held_out = ["World-Questions", "World-Talk"]
 stable = ["World-Choices"]
 [sampling]
 max_new_tokens = 64
-max_problems = 300
+max_problems = 1000
 TOML
 "$python" -m scripts.lab --spec="$spec" --jobs=2 ${flags[@]+"${flags[@]}"}
 

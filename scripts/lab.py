@@ -65,16 +65,16 @@ def main(config: Config) -> None:
     found += sweep.mistakes(spec)
     for name in [*spec.dev, *spec.stable, *spec.held_out]:
         try:
-            find_task(name, JUDGED)  # which is not opened
+            if find_task(name, JUDGED) != name:  # it is not opened
+                found.append(f"{name}: benchmarks are written as in docs/tasks.md")
         except ValueError as error:
             found.append(str(error))
-    is_single = spec.repeats == len(spec.slots) == 1
     refused = {
         "--plan and --final belong to --kind=mixes": config.kind != "mixes" and (config.plan or config.final),
         "--kind=rates looks for the lowest validation loss, which chat_rl has not": (
             config.kind == "rates" and spec.stage == "chat_rl"
         ),
-        "--kind=variance needs repeats (with a temperature) or several slots": config.kind == "variance" and is_single,
+        "--kind=variance needs repeats = 2 or more": config.kind == "variance" and spec.repeats == 1,
         "--final needs benchmarks that are held_out": config.final and not spec.held_out,
     }
     found += [sentence for sentence, is_wrong in refused.items() if is_wrong]
@@ -140,7 +140,7 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
 
 def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Evaluate the bases again and again, and report the noise of each benchmark."""
-    start(spec, [[sweep.base_step(spec, *words)] for words in product(spec.bases, spec.slots)], config)
+    start(spec, [[sweep.base_step(spec, base)] for base in spec.bases], config)
     write_noise(spec, outcome)
 
 
@@ -168,7 +168,9 @@ def evaluate_held_out(spec: sweep.Spec, results: Sequence[RunResult], config: Co
     path = write_recommendation(spec, results)
     runs = [result.run for result in recommended(spec, results) if not result.broken]
     if not runs:
-        raise ValueError("no run of the reference has a result: the alarms in the report name the reasons")
+        raise ValueError(
+            "no run of the reference has a result: the report of the lab without --final names the reasons"
+        )
     chains = [sweep.run_steps(spec, run, is_held_out=True)[1:] for run in runs]
     for [step] in chains:
         if not step.outcome.exists() and not any((base_dir() / step.parent).glob("step_*")):

@@ -56,13 +56,13 @@ def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:
     figure, least = CURVES[name]
     # An idle step has neither loss nor gradient.
     points = [(record["step"], math.log(record[figure])) for record in records if record.get(figure, 0) > 0]
-    if len(points) <= WINDOW:
+    if len(points) < WINDOW + LASTING:
         return
     steps, values = np.array(points).T
     windows = np.lib.stride_tricks.sliding_window_view(values[:-1], WINDOW)
     rises = values[WINDOW:] - windows.mean(1)
     deviations = rises / windows.std(1, ddof=1).clip(1e-9) * (rises > math.log(least))
-    worst = int(deviations.argmax())
+    worst = int(deviations[: 1 - LASTING].argmax())  # of the last steps nobody knows if a spike lasts
     if deviations[worst] > SPIKE:
         # One step may be its data. Later windows contain the spike, so the level of this one counts.
         level = values[WINDOW + worst : WINDOW + worst + LASTING].min() - windows[worst].mean()

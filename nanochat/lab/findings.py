@@ -39,7 +39,7 @@ POINTS = 100  # of a curve
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
 MARKS = {"gain": " ▲", "harm": " ▼", significance.UNCLEAR: ""}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
-NOISE = "Benchmark|Models|Evaluations|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
+NOISE = "Benchmark|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
 
 Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
 
@@ -77,6 +77,8 @@ def read_results(spec: Spec, is_held_out: bool = False) -> list[RunResult]:
         answers = _read_all(steps[1], benchmarks) if len(outcomes) == len(steps) else {}
         records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
         signs = alarms(records, _shares(answers, spec.stable), parents[run.base])
+        if spec.stage == "chat_rl":  # the loss of a policy is near 0, and says nothing
+            signs = [sign for sign in signs if sign.kind != "loss"]
         if not answers:
             signs.insert(0, Alarm("failed", _reason(spec, run)))
         base = run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}"
@@ -110,16 +112,16 @@ def _reason(spec: Spec, run: Run) -> str:
 
 
 def cells(results: Sequence[RunResult], benchmarks: Sequence[str]) -> Cells:
-    """Return the scores of the intact runs that have answered the same questions as most of them."""
+    """Return the scores of the intact runs that have answered the same questions as most of their base."""
     found = {}
-    for benchmark in benchmarks:
+    for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
         # A benchmark may be new in the spec.
-        intact = [result for result in results if benchmark in result.answers and not result.broken]
-        common = mode([result.answers[benchmark].questions for result in intact] or [""])
-        for result in intact:
-            answers, group = result.answers[benchmark], found.setdefault((result.base, benchmark), {})
+        intact = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
+        common = mode([one.answers[benchmark].questions for one in intact] or [""])
+        for one in intact:
+            answers, group = one.answers[benchmark], found.setdefault((base, benchmark), {})
             if answers.questions == common:
-                group.setdefault(result.run.mix, []).append(np.mean(answers.right, axis=1))
+                group.setdefault(one.run.mix, []).append(np.mean(answers.right, axis=1))
     return {key: {mix: np.array(rows) for mix, rows in group.items()} for key, group in found.items()}
 
 
@@ -179,7 +181,9 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
     ]
     if look:
         title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
-        sealed = [result for result in read_results(spec, is_held_out=True) if result.answers]
+        # Others may have answers from an earlier look.
+        runs = [result.run for result in recommended(spec, results)]
+        sealed = [result for result in read_results(spec, is_held_out=True) if result.answers and result.run in runs]
         outcome.tables += score_tables(title, spec, sealed, spec.held_out)
     outcome.tables = [table for table in [*outcome.tables, cost_table(results, sealed)] if table["rows"]]
     outcome.metrics = {
@@ -198,28 +202,21 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
 
 def write_noise(spec: Spec, outcome: Outcome) -> None:
     """Fill, print and write the outcome of repeated evaluations of the bases."""
-    evaluations = []
-    for base, slots in product(spec.bases, spec.slots):
-        evaluations.append(_read_all(base_step(spec, base, slots), spec.open_tasks))
-        if not evaluations[-1]:
+    evaluations = {base: _read_all(base_step(spec, base), spec.open_tasks) for base in spec.bases}
+    for base, answers in evaluations.items():
+        if not answers:
             raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
-    tables = {"repeats": [], f"slots {spec.slots}": []}
+    rows = []
     for name in spec.open_tasks:
-        # (evaluations, repeats, questions)
-        verdicts = np.array([answers[name].right for answers in evaluations], float).transpose(0, 2, 1)
-        # At each number of slots the mean of the repeats, as in Avg@k.
-        means = verdicts.mean(axis=1).reshape(len(spec.bases), len(spec.slots), -1)
-        for rows, scores in zip(tables.values(), (verdicts, means), strict=True):
-            models, number, _ = scores.shape
-            # A question that is answered by the likeliest letter has one answer, whatever the repeats.
-            if number > 1:
-                one = significance.noise(scores)
-                deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
-                rows.append([name, models, number, *deviation, one.repeats_for(significance.LITTLE_NOISE)])
+        # (bases, repeats, questions)
+        verdicts = np.array([answers[name].right for answers in evaluations.values()], float).transpose(0, 2, 1)
+        # A question that is answered by the likeliest letter has one answer, whatever the repeats.
+        if verdicts.shape[1] > 1:
+            one = significance.noise(verdicts)
+            deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
+            rows.append([name, *deviation, one.repeats_for(significance.LITTLE_NOISE)])
     outcome.metrics = {"Question": spec.question, "Models": ", ".join(spec.bases), "Repeats": spec.repeats}
-    outcome.tables = [
-        table_of(f"Noise over {over}, {significance.CLASSES}", NOISE, rows) for over, rows in tables.items() if rows
-    ]
+    outcome.tables = [table_of(f"Noise of one evaluation, {significance.CLASSES}", NOISE, rows)]
     outcome.finish()
 
 

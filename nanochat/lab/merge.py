@@ -40,7 +40,8 @@ def _mean(changes: Tensor, shares: Tensor, density: float) -> Tensor:
 def _arc(changes: Tensor, shares: Tensor, density: float) -> Tensor:
     """Return the point on the arc between two vectors (Shoemake 1985)."""
     angle = F.cosine_similarity(changes[0], changes[-1], dim=0).clamp(-1, 1).arccos()
-    if angle.sin() > 1e-6:  # parallel vectors have no arc
+    # Parallel vectors have no arc, and a vector of zeros has no direction.
+    if angle.sin() > 1e-6 and changes.any(dim=1).all():
         shares = (shares * angle).sin() / angle.sin()
     return shares @ changes
 

@@ -38,7 +38,7 @@ RULE = (
     "Each mix is compared with the reference on the same base. A difference counts if p, corrected over the whole "
     f"table (Holm), is at most {LEVEL}, and if it is no smaller than the least gain. Gains and no harm: keep. Harm and "
     "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
-    "again; in a lab at full size drop, since the reference does as well without the mix."
+    "again; in a lab at full size (scaled) drop, since no gain is shown."
 )
 # Is a gain shown, and a harm? -> verdict.
 VERDICTS = {(True, False): "keep", (False, True): "drop", (True, True): "trade-off"}

@@ -11,11 +11,11 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from nanochat.config import flag_of
 from nanochat.jobs.runner import Chain, Step
@@ -66,7 +66,6 @@ class Spec(BaseModel):
     budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
     flags: dict[str, Value] = {}
     repeats: PositiveInt = 1
-    slots: list[NonNegativeInt] = Field([0], min_length=1)  # of the engine (0: chosen), for the noise of evaluations
     dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
     held_out: list[str] = []  # for --final alone
     stable: list[str] = []  # those that must not fall
@@ -147,6 +146,8 @@ def mistakes(spec: Spec) -> list[str]:
         "repeats would all be the same: set a temperature in [sampling]": (
             spec.repeats == 1 or spec.sampling.get("temperature")
         ),
+        "with one seed nothing is shown, and scaled = true would drop every mix": not spec.scaled
+        or len(spec.seeds) > 1,
         "a budget in tokens needs total-batch-size in flags": (
             "tokens" not in spec.budget or "total-batch-size" in spec.flags
         ),
@@ -166,13 +167,9 @@ def chains_of(spec: Spec) -> list[Chain]:
     return bases + [run_steps(spec, run) for run in in_order]
 
 
-def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
-    """Return the evaluation of a base. slots: rows that the engine generates at once (0: chosen)."""
-    tag = f"{spec.name}-{base}"
-    flags = {"source": spec.source, "tag": base, "out-tag": tag}
-    if slots:
-        tag = f"{tag}-{slots}"
-        flags |= {"out-tag": tag, "slots": slots}
+def base_step(spec: Spec, base: str) -> Step:
+    """Return the evaluation of a base."""
+    flags = {"source": spec.source, "tag": base, "out-tag": f"{spec.name}-{base}"}
     return _evaluation_step(spec, flags, spec.open_tasks)
 
 
@@ -185,15 +182,21 @@ def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
     # A rate is a factor of the stage's own, or of that in the flags.
     mix_flag, settings = ("task", AnswerTuneSettings) if spec.stage == "chat_rl" else ("mixture", FineTuneSettings)
     factor = float(spec.flags.get("init-lr-frac", settings.init_lr_frac))
-    flags = spec.flags | {
-        "tag": tag,
-        "model-tag": run.base,
-        "source": spec.source,
-        mix_flag: spec.words_of(run.mix),
-        "seed": run.seed,
-        "num-iterations": amount,
-        "init-lr-frac": round(run.rate * factor, 10),
-    }
+    # Training itself scores tasks now and then, and must not ask those that are held out.
+    scores = {} if spec.stage == "chat_rl" else {"eval-metrics-every": -1}
+    flags = (
+        scores
+        | spec.flags
+        | {
+            "tag": tag,
+            "model-tag": run.base,
+            "source": spec.source,
+            mix_flag: spec.words_of(run.mix),
+            "seed": run.seed,
+            "num-iterations": amount,
+            "init-lr-frac": round(run.rate * factor, 10),
+        }
+    )
     training = Step(
         f"{tag}-train",
         [f"scripts.{spec.stage}", *_flag_words(flags)],
@@ -234,19 +237,19 @@ def _flag_words(flags: Mapping[str, Value]) -> list[str]:
 
 def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     """Return the plan in words. questions: number of each development benchmark."""
-    steps = list(chain.from_iterable(chains_of(spec)))
-    done = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
+    chains = [run_steps(spec, run) for run in spec.runs]
+    finished = [steps for steps in chains if all(step.outcome.exists() for step in steps)]
+    done = [Outcome.load(step.outcome) for steps in finished for step in steps]
     left = "time and dollars are not known before the first run has finished"
     if done:
-        # Training and evaluation steps finish in pairs.
-        factor = len(steps) / len(done) - 1
+        factor = len(chains) / len(finished) - 1
         seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
     lines = [
         f"{len(spec.runs)} runs: {len(spec.bases)} bases x {len(spec.mixes)} mixes x {len(spec.rates)} rates x "
         f"{len(spec.seeds)} seeds, stage {spec.stage}, reference {spec.reference}",
-        f"{len(done)} of {len(steps)} steps are finished",
+        f"{len(finished)} of {len(chains)} runs are finished",
         left,
         f"{_checkpoint_bytes(spec, spec.runs) / 1e9:.1f} GB of checkpoints, if --keep removes none",
     ]
@@ -280,7 +283,7 @@ def _checkpoint_bytes(spec: Spec, runs: Iterable[Run]) -> int:
 
 
 def _ledger(spec: Spec) -> Path:
-    return spec.path.with_name(f"{spec.name}.looks.jsonl")
+    return spec.path.with_suffix(".looks.jsonl")
 
 
 def _chained(before: str, line: Record) -> str:

@@ -193,24 +193,21 @@ def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
     assert alarms[2:] == [["lab-two-bad-1-1", "loss", "yes"]] * 2  # the spike, and the end
 
 
-def test_the_noise_of_repeats_and_slots(base):
-    changes = {"repeats = 2": "repeats = 4", "[mixes]": "slots = [1, 8]\n[mixes]"}
-    spec = read_lab(base, changes)
-    for number, (name, slots) in enumerate(product(spec.bases, spec.slots)):
+def test_the_noise_of_repeats(base):
+    spec = read_lab(base, {"repeats = 2": "repeats = 4"})
+    for number, name in enumerate(spec.bases):
         shares = {"World-Facts": 0.5, "World-Choices": 0.6}
-        answer(base, "chat_eval_mid", f"lab-{name}-{slots}", shares, repeats=4, seed=number)
+        answer(base, "chat_eval_mid", f"lab-{name}", shares, repeats=4, seed=number)
     write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
-    tables = read_json(base / "lab/lab/outcome.json")["tables"]
-    repeats, slots = (table["rows"] for table in tables)
-    assert [row[:3] for row in repeats] == [["World-Facts", 4, 4], ["World-Choices", 4, 4]]
-    assert [row[:3] for row in slots] == [["World-Facts", 2, 2], ["World-Choices", 2, 2]]
+    [noise] = read_json(base / "lab/lab/outcome.json")["tables"]
+    assert [row[0] for row in noise["rows"]] == ["World-Facts", "World-Choices"]
     # By hand: each answer to the questions of an evaluation, then the pooled deviation of its repeats.
     variances = []
-    for name, number in product(spec.bases, spec.slots):
-        path = base_step(spec, name, number).outcome.with_name("World-Facts.jsonl")
+    for name in spec.bases:
+        path = base_step(spec, name).outcome.with_name("World-Facts.jsonl")
         verdicts = [[one["right"] for one in record["completions"]] for record in read_jsonl(path, dict)]
         variances.append(np.mean(verdicts, axis=0).var(ddof=1))
-    assert repeats[0][3] == pytest.approx(100 * np.mean(variances) ** 0.5)
+    assert noise["rows"][0][1] == pytest.approx(100 * np.mean(variances) ** 0.5)
     shutil.rmtree(base / "chat_eval_mid")
     with pytest.raises(ValueError, match="the evaluation of one has failed, see "):
         write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
