@@ -5,7 +5,7 @@
 #   bash runs/lab.sh                                         45 minutes on two cores, besides the embedded run
 #   bash runs/lab.sh --seed=2 --tag=lab-2 --out=lab-2.md     another world
 #   bash runs/lab.sh --final                                 evaluate the recommended mixes on held-out benchmarks too
-# Other flags go to scripts.lab.
+# Other flags: scripts.lab
 set -euo pipefail
 
 tag=lab seed=1 out=lab.md flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
