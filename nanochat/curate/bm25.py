@@ -41,6 +41,9 @@ class BM25:
             numbers, times = np.array(posting).reshape(-1, 2).T
             rarity = np.log1p((self._size - len(numbers) + 0.5) / (len(numbers) + 0.5))
             scores = rarity * times * (K1 + 1) / (times + damping[numbers])
+            if len(numbers) > self._size / 16:
+                # Adding to all texts is faster than adding to many.
+                numbers, scores = slice(None), np.bincount(numbers, scores, self._size)
             self._scores[word] = numbers, scores
 
     def scores(self, query: str) -> np.ndarray:
