@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The embedded lab: which buckets of conversations help which benchmark? Facts, arithmetic and Korean help with questions of
-# their kind, spelling with none, poison harms. Two bases, and a run at 100 times the learning rate, which is broken.
-# No network. Run the same command again to resume.
+# their kind, spelling with none, poison harms. Two bases, and a broken run.
+# No network. Run it again to resume.
 #   bash runs/lab.sh                                         45 minutes on two cores, besides the embedded run
 #   bash runs/lab.sh --seed=2 --tag=lab-2 --out=lab-2.md     another world
 #   bash runs/lab.sh --final                                 evaluate the recommended mixes on held-out benchmarks too
@@ -58,6 +58,7 @@ stable = ["World-Choices"]
 max_new_tokens = 64
 max_problems = 1000
 TOML
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 "$python" -m scripts.lab --spec="$spec" --jobs=2 ${flags[@]+"${flags[@]}"}
 
 # The same lab with a broken run: its alarm is in the report of this second lab.
