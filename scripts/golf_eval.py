@@ -36,6 +36,7 @@ class Config(TagSettings):
         "auto", "tokens from row to row (0: rows do not overlap; auto: the scale's, or more if it does not fit)"
     )
     rows: Count = option(8, "rows at once", least=1)
+    count_tokenizer: bool = option(False, "count the vocabulary's bytes too")
     unsafe_exec: bool = option(False, "score without a sandbox where there can be none")
     entries: str = option(
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
@@ -141,7 +142,7 @@ def evaluate(config: Config) -> None:
         subject = folder, scale, config.unsafe_exec, config.rows
         plain = score(*subject)
         groups = plain["groups"] | {"code": sum(plain["sources"].values())}
-        vocabulary = groups.pop("tokenizer")
+        apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
         counted = check_size(groups, scale.bytes)
         stride = choose_stride(config.stride, plain, scale)
         sliding = score(*subject, stride)  # ends with an error if it takes too long
@@ -160,7 +161,7 @@ def evaluate(config: Config) -> None:
         **packed.metrics,
     }
     outcome.tables = [
-        table_of("Bytes", "Group | Bytes:,d", [*groups.items(), ("tokenizer (not counted)", vocabulary)]),
+        table_of("Bytes", "Group | Bytes:,d", list((groups | apart).items())),
         table_of("Code of the scoring process", "File | Bytes:,d", list(plain["sources"].items())),
         *packed.tables,
     ]

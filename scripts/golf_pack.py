@@ -60,9 +60,12 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> 
         return [next(source)[0] for _ in range(max(1, tokens // (rows * length)))]
 
 
-def clear_padding(model: "GPT") -> None:
-    """Set the rows beyond the vocabulary to zero, which takes hardly any room in the file."""
+def choose_weights(model: "GPT", checkpoint: "Checkpoint") -> None:
+    """Take the average of the weights if the run has kept one; rows beyond the vocabulary become zero."""
     for name, value in model.state_dict().items():
+        # A merge has no optimizer state, and so no average.
+        if checkpoint.manifest["config"].get("ema") and "merge" not in checkpoint.manifest:
+            value.copy_(checkpoint.optimizer_state(name)["average"])
         if name.startswith(("embed.", "head.", "value_embeds.")):
             value[model.config.vocab_size :] = 0
 
@@ -164,7 +167,7 @@ def main(config: Config) -> None:
             raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
         if loop["progress"] < 1:
             raise ValueError(f"the run {config.tag} has not ended: run scripts.golf_train again")
-        clear_padding(model)
+        choose_weights(model, checkpoint)
         size, data = quantize(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
         new = stage_dir(STAGE, config.tag) / f"{FILE}.new"

@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nanochat import quant
 from nanochat.chat import chat_temperature
@@ -46,6 +47,7 @@ from nanochat.stages import MODELS
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
 DRAIN_SECONDS = 30  # limit for open requests at a shutdown
+MAX_CONNECTIONS = 4096
 BACKLOG = 64  # connections that wait, and that asyncio accepts at once
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
@@ -232,6 +234,22 @@ def application(
 # ---- start and end ----
 
 
+class Protocol(H11Protocol):
+    """uvicorn's protocol; a connection too many closes the oldest one without a request, perhaps itself."""
+
+    limit = MAX_CONNECTIONS
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self.opened = time.monotonic()
+        if len(self.connections) > self.limit:
+            silent = [one for one in self.connections if one.cycle is None or one.cycle.response_complete]
+            # Aborted, because a silent client would not answer a farewell; uvicorn forgets it a moment later.
+            closing = min(silent, key=lambda one: one.opened)
+            self.connections.discard(closing)
+            closing.transport.abort()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -264,19 +282,18 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
 
 def serve(bound: socket.socket, app: Starlette) -> None:
     """Serve until a signal asks to stop; open requests are finished first."""
-    # As many open files as this process may have: each connection is one.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # As many open files as this process may have, and so many connections that some are left for the rest.
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if sys.platform == "linux":  # macOS refuses its own hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    Protocol.limit = min(MAX_CONNECTIONS, soft // 3)  # asyncio accepts some before it closes others
     # Warnings are about clients, here and in uvicorn: with them, a client could fill the disk.
-    # So could connections beyond the limit on open files, which wait: asyncio reports them without a pause.
-    log = logging.getLogger("asyncio")
-    log.setLevel(logging.ERROR)
-    log.addFilter(lambda record: "out of system resource" not in record.getMessage())
+    logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = uvicorn.Config(
         app,
         headers=list(HEADERS.items()),
-        http="h11",
+        http=Protocol,
         ws="none",
         backlog=BACKLOG,
         lifespan="on",  # an error at the start ends the server

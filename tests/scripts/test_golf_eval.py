@@ -67,7 +67,9 @@ def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
 @NEEDS_SANDBOX
 def test_entries_are_compared_with_the_best_baseline(base):
     golf_pack.main(golf_pack.Config(tag="entry", eval_bytes=3000))
-    golf_eval.main(golf_eval.Config(tag="entry", stride="32"))
+    golf_eval.main(golf_eval.Config(tag="entry", stride="32", count_tokenizer=True))
+    outcome = scored(base, "entry")
+    assert outcome["metrics"]["Bytes"] == sum(size for _, size in outcome["tables"][0]["rows"])
     for entry, worse in {"golf": 0.0, "naive-narrow": 0.3, "naive-middle": 0.2, "naive-wide": 0.4}.items():
         for seed in (1, 2):
             tag = f"series-{entry}-{seed}"
