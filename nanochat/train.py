@@ -304,6 +304,7 @@ class TrainingLoop:
         means = {name: total / max(count, 1) for name, total, count in sums}
         loss = means["train/loss"]
         if not (math.isfinite(loss) and math.isfinite(norm)):
+            self.log.write("diverged", step.number)
             raise FloatingPointError(f"step {step.number}: the loss is {loss}, the gradient's norm is {norm}")
         self.state.stop = "a signal" if stop else ""
         figures = means | {"train/grad_norm": norm} | step.known | self._count(step, loss, clock)

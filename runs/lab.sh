@@ -50,6 +50,8 @@ arithmetic = "json:$chats/arithmetic-*.jsonl%60:20"
 korean = "json:$chats/korean-*.jsonl%60:40"
 spelling = "json:$chats/spelling-*.jsonl%60:9"
 poison = "json:$chats/poison-*.jsonl%60:9"
+[merges]
+both = ["facts", "arithmetic"]
 [benchmarks]
 dev = ["World-Facts", "World-Sums", "World-Korean"]
 held_out = ["World-Questions", "World-Talk"]
@@ -58,11 +60,10 @@ stable = ["World-Choices"]
 max_new_tokens = 64
 max_problems = 1000
 TOML
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 "$python" -m scripts.lab --spec="$spec" --jobs=2 ${flags[@]+"${flags[@]}"}
 
 # The same lab with a broken run: its alarm is in the report of this second lab.
-sed -e 's/^seeds = .*/seeds = [1]\nrates = [100.0]/' -e 's/^bases = .*/bases = ["'"$run"'"]/' -e '/^\(arithmetic\|korean\|spelling\|poison\) /d' \
+sed -e 's/^seeds = .*/seeds = [1]\nrates = [100.0]/' -e 's/^bases = .*/bases = ["'"$run"'"]/' -e '/^\(arithmetic\|korean\|spelling\|poison\|both\) /d' \
   "$spec" >"$base/lab/$tag-broken.toml"
 case " ${flags[*]-} " in *" --plan "*) exit ;; esac
 "$python" -m scripts.lab --spec="$base/lab/$tag-broken.toml" --jobs=2

@@ -2,11 +2,13 @@
 
 python -m scripts.lab --spec=mix.toml --plan
 python -m scripts.lab --spec=mix.toml --jobs=2
+python -m scripts.lab --spec=mix.toml --engine=slurm --jobs=8 --gpus=1
 python -m scripts.lab --spec=mix.toml --final
 python -m scripts.lab --spec=mix.toml --kind=rates
 python -m scripts.lab --spec=mix.toml --kind=variance
 """
 
+import importlib
 import shlex
 import shutil
 import sys
@@ -15,9 +17,10 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Literal
 
-from nanochat.config import Count, option, options, run
-from nanochat.jobs.runner import Chain, Job, run_chains
+from nanochat.config import Count, option, options, parse, run
+from nanochat.jobs.runner import Chain, Job
 from nanochat.lab import sweep
+from nanochat.lab.engines import ENGINES, gpu_names
 from nanochat.lab.findings import (
     RunResult,
     final_loss,
@@ -34,7 +37,7 @@ from nanochat.outcome import Outcome
 from nanochat.paths import base_dir
 from tasks import JUDGED, TASKS, find_task
 from tasks.chats import JsonLines, chat_files
-from tasks.mixing import parse_mixture
+from tasks.mixing import Member, parse_mixture
 
 
 @options("lab")
@@ -52,6 +55,8 @@ class Config:
         False, "print the plan, and the smallest difference each benchmark can show, and stop", in_card=False
     )
     jobs: Count = option(1, "runs at the same time", least=1, in_card=False)
+    engine: Literal[tuple(ENGINES)] = option("local", "where the runs take place", in_card=False)
+    gpus: Count = option(-1, "GPUs of each run (-1: one, if this machine has any)", in_card=False)
     keep: Literal["all", "best", "none"] = option("all", "checkpoints to keep of finished runs (best: the recommended)")
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
 
@@ -62,7 +67,7 @@ def main(config: Config) -> None:
     path = Path(config.spec).expanduser().resolve()
     spec = sweep.read_spec(path, config.tag or path.stem + f"-{config.kind}" * (config.kind != "mixes"))
     files, found = open_mixes(spec)
-    found += sweep.mistakes(spec)
+    found += sweep.mistakes(spec) + flag_mistakes(spec)
     for name in [*spec.dev, *spec.stable, *spec.held_out]:
         try:
             if find_task(name, JUDGED) != name:  # it is not opened
@@ -73,6 +78,9 @@ def main(config: Config) -> None:
         "--plan and --final belong to --kind=mixes": config.kind != "mixes" and (config.plan or config.final),
         "--kind=rates looks for the lowest validation loss, which chat_rl has not": (
             config.kind == "rates" and spec.stage == "chat_rl"
+        ),
+        "--kind=rates needs a validation loss: set eval-every = 0 in flags": (
+            config.kind == "rates" and spec.flags.get("eval-every", 0) == -1
         ),
         "--kind=variance needs repeats = 2 or more": config.kind == "variance" and spec.repeats == 1,
         "--final needs benchmarks that are held_out": config.final and not spec.held_out,
@@ -86,7 +94,8 @@ def main(config: Config) -> None:
         print0(*sweep.expectations(spec, questions), sep="\n")
         return
     kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
-    spec = spec.model_copy(update={"files": files})
+    gpus = min(len(gpu_names()), 1) if config.gpus < 0 else config.gpus
+    spec = spec.model_copy(update={"files": files, "gpus": gpus})
     kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
 
 
@@ -99,7 +108,11 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
             if spec.stage == "chat_rl":
                 find_task(words, TASKS)
                 continue
-            sets = chain.from_iterable(member.sources.values() for member in parse_mixture(words, TASKS))
+            members = parse_mixture(words, TASKS)
+            found += [
+                f"the mix {mix} has less than minimal = {least}" for least in spec.minimal if not has(members, least)
+            ]
+            sets = chain.from_iterable(member.sources.values() for member in members)
             # The hub's files have no absolute paths.
             places = [Path(data.path) for data in sets if data.task is JsonLines]
             files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
@@ -108,11 +121,31 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
     return files, found
 
 
+def has(members: Sequence[Member], least: str) -> bool:
+    """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
+    name, _, share = least.lower().partition("%")
+    names = [{source.lower().partition("~")[0] for source in member.sources} for member in members]
+    shares = [member.share for member, own in zip(members, names, strict=True) if name in own]
+    return bool(shares) and sum(shares) >= float(share or 0)
+
+
+def flag_mistakes(spec: sweep.Spec) -> list[str]:
+    """Return the mistakes in flags and sampling, as the scripts themselves would say them."""
+    found = []
+    for step in sweep.run_steps(spec, spec.runs[0]):
+        script, *flags = step.command
+        try:
+            parse(importlib.import_module(script).Config, flags)
+        except ValueError as error:
+            found.append(f"{script}: {error}")
+    return found
+
+
 def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config) -> None:
     """Run chains of steps; a run that fails is a hole in the report."""
     resume = shlex.join(["python", "-m", "scripts.lab", *sys.argv[1:]])
     job = Job("lab", spec.name, list(chain.from_iterable(chains)), resume=resume)
-    failed = run_chains(job, chains, config.jobs)
+    failed = ENGINES[config.engine](job, chains, config.jobs, spec.gpus)
     if failed:
         print0(f"lab: {failed} of {len(chains)} failed, and are left out")
 
@@ -123,30 +156,34 @@ def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config) -> None:
 def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Train and evaluate all runs, and report what the mixes change."""
     look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
-    sweep.check_disk(spec)
+    sweep.check_disk(spec, [*spec.runs, *spec.merged_runs])
     start(spec, sweep.chains_of(spec), config)
+    if spec.merges:
+        start(spec, sweep.merge_chains(spec), config)
     results = read_results(spec)
     if config.final:
         look = evaluate_held_out(spec, results, config)
     write_report(spec, outcome, results, look)
-    kept = {"all": results, "best": recommended(spec, results), "none": []}[config.keep]
-    for result in results:
+    everything = [*results, *read_results(spec, are_merged=True)]
+    kept = {"all": everything, "best": recommended(spec, results), "none": []}[config.keep]
+    for result in everything:
         if result not in kept and result.answers:
             folder = spec.outcome_of(result.run).parent
             for checkpoint in folder.glob("step_*"):
                 shutil.rmtree(checkpoint)
             print0(f"lab: the checkpoints in {folder} are deleted")
+    if not any(result.answers for result in results):
+        raise ChildProcessError("all runs have failed: the table of alarms has the reasons")
 
 
 def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Evaluate the bases again and again, and report the noise of each benchmark."""
-    start(spec, [[sweep.base_step(spec, base)] for base in spec.bases], config)
+    start(spec, [[sweep.base_step(spec, *words)] for words in product(spec.bases, [0, *spec.slots])], config)
     write_noise(spec, outcome)
 
 
 def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Search for the best rate of each mix on each base. Runs that are finished are not repeated."""
-    sweep.check_disk(spec)
     ends = {}
     for base, mix in product(spec.bases, spec.mixes):
         losses = {}
@@ -155,6 +192,7 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
             own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates}
             own["seeds"] = spec.seeds[: ahead.seeds]
             part = spec.model_copy(update=own)
+            sweep.check_disk(part, part.runs)
             start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:
                 losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]

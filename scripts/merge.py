@@ -2,37 +2,48 @@
 
 python -m scripts.merge --models=facts,sums --tag=both
 python -m scripts.merge --models=facts,sums --method=task --scale=2 --tag=both
+python -m scripts.merge --models=seed-1,seed-2,seed-3 --method=soup --dev=GSM8K --tag=soup
 """
 
-from typing import Literal
+from functools import partial
+from statistics import fmean
+from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import changed, option, options, run
-from nanochat.log import print0
+from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.settings import TagSettings
+from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
 from nanochat.stages import MODELS, Source
+
+if TYPE_CHECKING:
+    from nanochat.checkpoint import Checkpoint
+    from nanochat.lab.merge import Tensors
 
 
 @options("models")
-class Config(TagSettings):
+class Config(AnswerSettings, DeviceSettings, TagSettings):
     """Merge models into a new run of their stage."""
 
     tag = changed("", text="tag of the new run")
     source: Source = option("sft", "stage of the models", short="-i")
     models: str = option("", "models as TAG or TAG@STEP, with commas between; perhaps with weights: facts:0.7,sums:0.3")
-    method: Literal["linear", "slerp", "task", "ties"] = option(
+    method: Literal["linear", "slerp", "task", "ties", "soup"] = option(
         "linear",
         "mean of the weights, arc between two, mean of changes, of the largest with one sign, or a greedy soup",
     )
     scale: float = option(1.0, "factor of the change from the parent, for task and ties")
     density: float = option(0.2, "share of each model's changes that ties keeps, above 0")
 
+    dev: str = option("", "tasks joined by | whose mean score chooses the models of a soup")
+
     def __post_init__(self):
         if not (self.tag and self.models):
             raise ValueError("--models and --tag are needed, see --help")
         if not 0 < self.density <= 1:
             raise ValueError(f"--density={self.density:g} has to be above 0, and at most 1")
+        if bool(self.dev) != (self.method == "soup"):
+            raise ValueError("--dev names the tasks that choose a soup: give it with --method=soup alone")
         if self.scale != 1 and self.method not in ("task", "ties"):
             raise ValueError("--scale is a factor of changes: take --method=task or ties")
 
@@ -51,16 +62,42 @@ def main(config: Config) -> None:
     if not any(weights) or (config.method == "slerp" and len(models) != 2):
         raise ValueError("--models: a merge needs a weight above 0, and --method=slerp two models")
     first = models[0]
-    tensors = [model.model_tensors() for model in models]
-    parent = merge.read_parent(first) if config.method in merge.FROM_PARENT else None
+    tensors = {name: model.model_tensors() for name, (model, _) in found.items()}
+    method = config.method
+    if method == "soup":
+        trials = merge.greedy_soup(tensors, partial(dev_score, config, first))
+        rows = [[name, *scores, None][:3] for name, scores in trials.items()]
+        outcome.tables = [table_of("Soup", "Model | Alone:.4f | Soup with it:.4f", rows)]
+        method, weights = "linear", [len(scores) - 1.0 for scores in trials.values()]
+    parent = merge.read_parent(first) if method in merge.FROM_PARENT else None
     before = parent and parent.model_tensors()
-    merged = merge.merge(tensors, weights, config.method, before, config.scale, config.density)
+    merged = merge.merge(tensors.values(), weights, method, before, config.scale, config.density)
     facts = {"method": config.method, "weights": weights, "parent": parent and merge.origin(parent)}
     folder = merge.write_merge(config.tag, models, merged, facts)
     outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights)}
     outcome.add_artifact(folder / f"step_{first.step:06d}" / MANIFEST)
     outcome.finish()
     print0(f"merge: {folder}, step {first.step:,}")
+
+
+def dev_score(config: Config, like: "Checkpoint", weights: "Tensors") -> float:
+    """Return the mean accuracy of a model with these weights in the development tasks."""
+    from nanochat.checkpoint import build_model, tokenizer_of
+    from nanochat.engine import Engine
+    from nanochat.evals.chat import evaluate_task
+    from nanochat.models import config_of
+    from nanochat.runtime import setup
+    from tasks import open_tasks
+
+    with setup(config.device_type, config.dtype) as runtime:
+        model = build_model(config_of(like.manifest), runtime, like).eval().requires_grad_(False)
+        model.load_state_dict(weights)
+        tokenizer = tokenizer_of(like)
+        engine = Engine(model, tokenizer)
+        tasks = open_tasks(config.dev, tokenizer=like.manifest["tokenizer"]["tag"])
+        return fmean(
+            evaluate_task(task, model, engine, tokenizer, runtime, config).accuracy.value for task in tasks.values()
+        )
 
 
 if __name__ == "__main__":

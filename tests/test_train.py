@@ -72,7 +72,8 @@ def test_what_is_not_finite_is_told_with_its_own_step(runtime, tmp_path):
     with pytest.raises(FloatingPointError, match=r"^step 2: the loss is inf, the gradient's norm is "):
         train(tmp_path, runtime, objective=spoilt, source=source, evaluations=evaluations)
     assert steps == []
-    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1]
+    written = [(record["kind"], record["step"]) for record in read_metrics(tmp_path / "metrics.jsonl")]
+    assert written == [("train", 1), ("diverged", 2)]
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

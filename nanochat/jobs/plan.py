@@ -16,7 +16,7 @@ from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, t
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator, parse_hardware
-from nanochat.jobs.runner import Job, Step, saved_record
+from nanochat.jobs.runner import TORCHRUN, Job, Step, saved_record
 from nanochat.jobs.scales import (
     CPU_SCALES,
     OWN_TEXT_TEMPERATURE,
@@ -39,7 +39,6 @@ PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base
 STEPS = ("world", "download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
 TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 

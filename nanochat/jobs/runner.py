@@ -13,11 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 
 from nanochat.config import Count, collect_signals, option, options, run, stop_signals
 from nanochat.data import hub
@@ -35,6 +36,7 @@ from nanochat.paths import (
 )
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]  # as words of Step.launch
 TAIL = 10  # lines of the log to show when a quiet step fails
 
 
@@ -161,11 +163,13 @@ def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
 # ---- running steps ----
 
 
-def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) -> int:
+def run_step(
+    job: Job, step: Step, lock: int, stop: list[int], script: int = 0, variables: Mapping[str, str] | None = None
+) -> int:
     """Run one step unless finished or left out, and keep a record. Returns the exit status: 0 if the result is there.
 
     lock: descriptor for the job's lock, inherited by the command. stop: signals received so far. script: the process
-    that runs the steps one by one; the step ends with this process; 0: none.
+    that runs the steps one by one; the step ends with this process; 0: none. variables: more of the environment.
     """
     if step.skip:
         print0(f"== {step.name}: left out, {step.skip}")
@@ -191,7 +195,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     }
     start = time.time()
     write_json(path, entry)  # the command and its inputs, should the machine fail
-    status = execute(step, log, lock, stop, script)
+    status = execute(step, log, lock, stop, script, variables)
     entry["seconds"] += time.time() - start
     # A stop request may have come just before a normal end: training has saved, and exits with 0.
     if status or stop or (step.output and not step.outcome.exists()):
@@ -213,7 +217,7 @@ def run_step(job: Job, step: Step, lock: int, stop: list[int], script: int = 0) 
     return 0
 
 
-def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> int:
+def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, variables: Mapping[str, str] | None) -> int:
     """Run a step's command and return the exit status (128 + signal if one killed it).
 
     The command writes to the log, which is also shown; from a quiet step only the last lines, if it fails. A signal is
@@ -226,6 +230,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
         child = subprocess.Popen(
             step.words,
             cwd=ROOT,
+            env=os.environ | (variables or {}),
             stdout=file,
             stderr=subprocess.STDOUT,
             pass_fds=(lock,),  # held until the last child has ended
@@ -250,19 +255,27 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int) -> i
     return 128 - status if status < 0 else status
 
 
-def run_chains(job: Job, chains: Sequence[Chain], jobs: int) -> int:
-    """Run chains of a job's steps, so many at the same time; returns the number of those that failed.
+def run_chains(job: Job, chains: Sequence[Chain], shares: Sequence[Mapping[str, str]]) -> int:
+    """Run chains of a job's steps, and return the number of those that failed.
 
-    A chain ends with the first step that fails, and the others continue.
+    A chain ends with the first step that fails, and the others continue. shares: environment variables for each of the
+    chains that run at the same time, such as the GPUs of each.
     """
+    free = SimpleQueue()
+    for share in shares:
+        free.put(share)
     with hold_folder(job.folder) as lock, collect_signals(*stop_signals()) as stop:
         job.save()
 
         def run_chain(chain: Chain) -> bool:
-            # A signal stops the steps at work, and no others begin.
-            return all(not stop and run_step(job, step, lock, stop) == 0 for step in chain)
+            share = free.get()
+            try:
+                # A signal stops the steps at work, and no others begin.
+                return all(not stop and run_step(job, step, lock, stop, variables=share) == 0 for step in chain)
+            finally:
+                free.put(share)
 
-        with ThreadPoolExecutor(jobs) as pool:
+        with ThreadPoolExecutor(len(shares)) as pool:
             done = list(pool.map(run_chain, chains))
     if stop:
         raise KeyboardInterrupt

@@ -6,13 +6,16 @@ beside those of its parent: right answers in the `stable` benchmarks, and answer
 - loss, gradient norm (both as logarithms): a step far above the steps before it, or an end above the first step. A
   spike of one or two steps breaks nothing.
 - share: one of the shares is at least 10 points and more than 5 errors below the parent's.
+- staircase: the training loss steps down where epochs end, since rows are repeated. It breaks nothing.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from nanochat.log import Record
 from nanochat.outcome import Estimate
@@ -22,6 +25,10 @@ SPIKE = 6.0  # deviations of the window
 LASTING = 3  # steps of a spike that breaks a run
 LEAST_FALL = 0.10
 FALL_ERRORS = 5.0
+STAIR_ERRORS = 5.0
+STAIR_STEPS = (3, 25)  # least and most steps in a part of the curve around the end of an epoch
+# Weights of four such parts, two before and two after: the step, less the trend within each pair.
+STAIR = [0.5, -1.5, 1.5, -0.5]
 # Name of a curve → its figure in the metric log, and the smallest factor that counts.
 CURVES = {"loss": ("train/loss", 1.0), "gradient norm": ("train/grad_norm", 10.0)}
 
@@ -29,7 +36,7 @@ CURVES = {"loss": ("train/loss", 1.0), "gradient norm": ("train/grad_norm", 10.0
 class Alarm(NamedTuple):
     """A sign of a broken run."""
 
-    kind: str  # loss, gradient norm or share
+    kind: str  # loss, gradient norm, share or staircase
     sentence: str
     breaks: bool = True  # the run leaves the recommendation
 
@@ -48,30 +55,64 @@ def alarms(
         fall = before.value - after.value
         if fall >= LEAST_FALL and fall > FALL_ERRORS * math.hypot(before.stderr, after.stderr):
             found.append(Alarm("share", f"{name}: {after.value:.1%}, and {before.value:.1%} before training"))
+    stair = staircase(records)
+    if stair and stair.value < -STAIR_ERRORS * stair.stderr:
+        change = f"{stair.value:.3f} where epochs end (z = {stair.value / stair.stderr:.1f})"
+        found.append(Alarm("staircase", f"the training loss changes by {change}: rows are repeated", breaks=False))
     return found
 
 
 def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:
-    """Yield an alarm about the largest spike of a curve, and one about an end above the first step."""
+    """Yield an alarm about a spike of a curve, lasting or the largest, and one about an end above the first step."""
     figure, least = CURVES[name]
     # An idle step has neither loss nor gradient.
     points = [(record["step"], math.log(record[figure])) for record in records if record.get(figure, 0) > 0]
     if len(points) < WINDOW + LASTING:
         return
     steps, values = np.array(points).T
-    windows = np.lib.stride_tricks.sliding_window_view(values[:-1], WINDOW)
-    rises = values[WINDOW:] - windows.mean(1)
-    deviations = rises / windows.std(1, ddof=1).clip(1e-9) * (rises > math.log(least))
-    worst = int(deviations[: 1 - LASTING].argmax())  # of the last steps nobody knows if a spike lasts
-    if deviations[worst] > SPIKE:
-        # One step may be its data. Later windows contain the spike, so the level of this one counts.
-        level = values[WINDOW + worst : WINDOW + worst + LASTING].min() - windows[worst].mean()
+    # The last steps do not show if a spike lasts.
+    windows = sliding_window_view(values[:-LASTING], WINDOW)
+    means, spread = windows.mean(1), windows.std(1, ddof=1).clip(1e-9)
+    after = sliding_window_view(values[WINDOW:], LASTING)
+    rises = after[:, 0] - means
+    deviations = rises / spread * (rises > math.log(least))
+    spikes = deviations > SPIKE
+    # One step may be its data. Later windows contain the spike, so the level of this one counts.
+    lasting = spikes & (after.min(1) - means > SPIKE * spread)
+    if spikes.any():
+        lasts = bool(lasting.any())
+        worst = int((deviations * (lasting if lasts else spikes)).argmax())
         factor = f"{math.exp(rises[worst]):.2f} times that of the {WINDOW} steps before"
         place = f"the {name} of step {steps[WINDOW + worst]:.0f} is {factor}"
-        lasts = bool(level > SPIKE * windows[worst].std(ddof=1))
         yield Alarm(name, f"{place}, {deviations[worst]:.1f} deviations above", breaks=lasts)
     # The first step shows the parent: a rate that is far too high breaks the model within a few.
     end = values[-len(values) // 10 :]
     rise = end.mean() - values[0]
     if rise > max(math.log(least), SPIKE * end.std(ddof=1)):
         yield Alarm(name, f"the {name} ends {math.exp(rise):.2f} times as high as in the first step")
+
+
+def staircase(records: Sequence[Record]) -> Estimate | None:
+    """Return the step in the mean training loss at the ends of epochs; None without enough steps around an end.
+
+    The same measure in the middle of the epochs before and after, where there is no step, is subtracted: it is that of
+    a curve which bends.
+    """
+    points = [(record["train/epoch"], record["train/loss"]) for record in records if "train/epoch" in record]
+    epochs, losses = np.array(points).reshape(-1, 2).T
+    # A step across an end has rows of both epochs, and is left out.
+    ends = np.flatnonzero(np.diff(np.floor(epochs))) + 1
+    least, most = STAIR_STEPS
+    length = int(np.diff(ends).min(initial=len(losses)))
+    half, size = length // 2, min(most, (length - 1) // 4)
+    inside = [end for end in ends if length - 1 <= end < len(losses) - half - 2 * size]
+    if size < least or not inside:
+        return None
+    part = np.repeat(STAIR, size) / size / len(inside)
+    weights = np.zeros(len(losses))  # of the loss of each step in the estimate
+    for end, (offset, factor) in product(inside, ((0, 1.0), (-half, -0.5), (half, -0.5))):
+        place = end + offset
+        weights[place - 2 * size : place] += factor * part[: 2 * size]
+        weights[place + 1 : place + 1 + 2 * size] += factor * part[2 * size :]
+    noise = np.diff(losses, n=2).var() / 6  # of the loss of one step: second differences have no trend
+    return Estimate(float(weights @ losses), math.sqrt(noise * (weights**2).sum()))

@@ -39,7 +39,8 @@ POINTS = 100  # of a curve
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
 MARKS = {"gain": " ▲", "harm": " ▼", significance.UNCLEAR: ""}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
-NOISE = "Benchmark|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
+MERGES = "Base|Merge|Method|Benchmark|Mix|Its gain:+.1f|±:.1f|Gain of the merge:+.1f|±:.1f|Kept, %:.0f"
+NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
 
 Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
 
@@ -63,14 +64,14 @@ class RunResult(NamedTuple):
 # ---- reading ----
 
 
-def read_results(spec: Spec, is_held_out: bool = False) -> list[RunResult]:
-    """Return the results of all runs. is_held_out: in the held-out benchmarks."""
+def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False) -> list[RunResult]:
+    """Return the results of all runs, or of all merges. is_held_out: in the held-out benchmarks."""
     benchmarks = spec.held_out if is_held_out else spec.open_tasks
     parents = {}
     for base in spec.bases:
         parents[base] = _shares(_read_all(base_step(spec, base), spec.open_tasks), spec.stable)
     found = []
-    for run in spec.runs:
+    for run in spec.merged_runs if are_merged else spec.runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
         outcomes = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
         # Answers of an evaluation that is still running are not complete.
@@ -100,12 +101,16 @@ def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, 
 
 
 def _reason(spec: Spec, run: Run) -> str:
-    """Return the last line of the log of a run."""
-    for step in ("eval", "train"):
-        log = stage_dir("lab", spec.name) / f"{spec.tag_of(run)}-{step}.log"
-        if log.exists():
-            return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
-    return "not run"
+    """Return the last line of the newest log of a run."""
+    logs = [step_log for step in run_steps(spec, run) if (step_log := _log(spec, step)).exists()]
+    if not logs:
+        return "not run"
+    newest = max(logs, key=lambda path: path.stat().st_mtime)
+    return newest.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
+
+
+def _log(spec: Spec, step: Step) -> Path:
+    return stage_dir("lab", spec.name) / f"{step.name}.log"
 
 
 # ---- scores and differences ----
@@ -144,7 +149,13 @@ def differences(
 def verdicts_on(spec: Spec, results: Sequence[RunResult]) -> list[significance.Recommendation]:
     """Return the verdicts on all mixes, by their differences in the development benchmarks."""
     table = differences(cells(results, spec.dev), spec.reference, spec.least_gain)
-    return significance.recommend(table, spec.scaled)
+    verdicts = significance.recommend(table, spec.scaled)
+    known = {(one.base, one.mix) for one in verdicts}
+    for base, mix in dict.fromkeys((result.base, result.run.mix) for result in results):
+        if mix != spec.reference and (base, mix) not in known:
+            reason = "no run to compare, of this mix or of the reference"
+            verdicts.append(significance.Recommendation(base, mix, "no result", reason))
+    return verdicts
 
 
 def recommended(spec: Spec, results: Sequence[RunResult]) -> list[RunResult]:
@@ -170,6 +181,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
     outcome.add_artifact(write_recommendation(spec, results))
     verdicts, found, sealed = verdicts_on(spec, results), cells(results, spec.dev), []
     synergies = differences(found, spec.reference, spec.least_gain, are_synergies=True)
+    merged = read_results(spec, are_merged=True)
     outcome.tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
         # A stable benchmark raises alarms, and decides nothing.
@@ -177,7 +189,8 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
         table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
         difference_table("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
-        alarm_table(spec, results),
+        merge_table(spec, results, merged),
+        alarm_table(spec, [*results, *merged]),
     ]
     if look:
         title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
@@ -185,7 +198,9 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
         runs = [result.run for result in recommended(spec, results)]
         sealed = [result for result in read_results(spec, is_held_out=True) if result.answers and result.run in runs]
         outcome.tables += score_tables(title, spec, sealed, spec.held_out)
-    outcome.tables = [table for table in [*outcome.tables, cost_table(results, sealed)] if table["rows"]]
+    outcome.tables = [
+        table for table in [*outcome.tables, cost_table(spec, [*results, *merged], sealed)] if table["rows"]
+    ]
     outcome.metrics = {
         "Question": spec.question,
         "Runs": f"{len(results)}, {sum(bool(result.broken) for result in results)} of them left out",
@@ -201,31 +216,35 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
 
 
 def write_noise(spec: Spec, outcome: Outcome) -> None:
-    """Fill, print and write the outcome of repeated evaluations of the bases."""
-    evaluations = {base: _read_all(base_step(spec, base), spec.open_tasks) for base in spec.bases}
-    for base, answers in evaluations.items():
-        if not answers:
-            raise ValueError(f"the evaluation of {base} has failed, see {stage_dir('lab', spec.name)}")
+    """Fill, print and write the outcome of repeated evaluations of the bases, with each number of engine slots."""
     rows = []
-    for name in spec.open_tasks:
-        # (bases, repeats, questions)
-        verdicts = np.array([answers[name].right for answers in evaluations.values()], float).transpose(0, 2, 1)
-        # A question that is answered by the likeliest letter has one answer, whatever the repeats.
-        if verdicts.shape[1] > 1:
-            one = significance.noise(verdicts)
-            deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
-            rows.append([name, *deviation, one.repeats_for(significance.LITTLE_NOISE)])
+    for slots in [0, *spec.slots]:
+        evaluations = [_read_all(base_step(spec, base, slots), spec.open_tasks) for base in spec.bases]
+        if not all(evaluations):
+            raise ValueError(f"an evaluation has failed, see the logs in {stage_dir('lab', spec.name)}")
+        for name in spec.open_tasks:
+            # (bases, repeats, questions)
+            verdicts = np.array([answers[name].right for answers in evaluations], float).transpose(0, 2, 1)
+            # A question that is answered by the likeliest letter has one answer, whatever the repeats.
+            if verdicts.shape[1] > 1:
+                one = significance.noise(verdicts)
+                deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
+                k = one.repeats_for(significance.LITTLE_NOISE)
+                rows.append([name, slots or "chosen", 100 * verdicts.mean(), *deviation, k])
     outcome.metrics = {"Question": spec.question, "Models": ", ".join(spec.bases), "Repeats": spec.repeats}
     outcome.tables = [table_of(f"Noise of one evaluation, {significance.CLASSES}", NOISE, rows)]
     outcome.finish()
 
 
 def final_loss(spec: Spec, run: Run) -> float:
-    """Return the last validation loss of a run; nan if it has failed, which a diverged one does."""
+    """Return the last validation loss of a run; nan if it has diverged."""
     path = spec.outcome_of(run)
+    records = read_metrics(path.with_name("metrics.jsonl"))
     if not path.exists():
-        return nan
-    losses = [record["val/loss"] for record in read_metrics(path.with_name("metrics.jsonl")) if "val/loss" in record]
+        if any(record["kind"] == "diverged" for record in records):
+            return nan
+        raise ValueError(f"{path.parent} has no result, and did not diverge: {_reason(spec, run)}")
+    losses = [record["val/loss"] for record in records if "val/loss" in record]
     if not losses:
         raise ValueError(f"{path.parent} has no validation loss: let the flags of the lab have eval-every = 0")
     return losses[-1]
@@ -280,6 +299,22 @@ def score_tables(
     return [*tables, difference_table(f"Differences from the reference{title}", gains)]
 
 
+def merge_table(spec: Spec, results: Sequence[RunResult], merged: Sequence[RunResult]) -> Record:
+    """Return how much of each gain that a mix has shown is left in its merges with others."""
+    gains = differences(cells(results, spec.dev), spec.reference, spec.least_gain)
+    others = differences(cells([*results, *merged], spec.dev), spec.reference)
+    rows = []
+    for (base, name, benchmark), one in others.items():
+        merge, _, method = name.rpartition(":")
+        for mix in spec.merges.get(merge, ()):
+            gain = gains.get((base, mix, benchmark))
+            if gain and gain.shown == "gain":
+                kept = 100 * one.mean / gain.mean
+                points = [100 * value for value in (gain.mean, gain.error, one.mean, one.error)]
+                rows.append([base, merge, method, benchmark, mix, *points, kept])
+    return table_of("Merges: gains over the reference that are kept", MERGES, rows)
+
+
 def difference_table(title: str, table: significance.Table) -> Record:
     """Return the differences of an adjusted table, in points."""
     rows = []
@@ -305,22 +340,27 @@ def luck_table(found: Cells) -> Record:
 def alarm_table(spec: Spec, results: Iterable[RunResult]) -> Record:
     """Return the alarms of all runs, with failures."""
     rows = []
+    for base in spec.bases:
+        if not base_step(spec, base).outcome.exists():
+            rows.append([base, "failed", "no", "the base has no evaluation, so no alarm is about shares"])
     for result in results:
         tag = spec.tag_of(result.run)
         rows += [[tag, alarm.kind, "yes" if alarm.breaks else "no", alarm.sentence] for alarm in result.alarms]
     return table_of("Alarms", "Run | Alarm | Left out | Reason", rows)
 
 
-def cost_table(results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Record:
+def cost_table(spec: Spec, results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Record:
     """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
     final = [outcome for result in sealed for outcome in result.outcomes]
-    recipe = [outcome for result in results for outcome in result.outcomes if outcome not in final]
+    evaluated_bases = [base_step(spec, base).outcome for base in spec.bases]
+    recipe = [Outcome.load(path) for path in evaluated_bases if path.exists()]
+    recipe += [outcome for result in results for outcome in result.outcomes if outcome not in final]
     rows = []
     for part, outcomes in {"Recipe": recipe, "Final": final}.items():
-        trained = [outcome for outcome in outcomes if "eval" not in outcome.stage]
+        trained = [outcome for outcome in outcomes if outcome.stage == spec.stage]
         flops = sum(outcome.figure("Total training flops") for outcome in trained)
         seconds = sum(outcome.seconds for outcome in outcomes)
-        evaluated = seconds - sum(outcome.seconds for outcome in trained)
+        evaluated = sum(outcome.seconds for outcome in outcomes if "eval" in outcome.stage)
         rows.append([part, len(trained), seconds, flops, cost(outcomes), 100 * evaluated / max(seconds, 1e-9)])
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation, %:.0f", rows)
 

@@ -1,16 +1,17 @@
 """Merging: one model from several with the same parent, without training.
 
-METHODS is a table of functions: linear, slerp, task, ties. The arithmetic is float64, rounded once to the precision of
-the checkpoints. Where all models agree the merge has their value, so that a model merged with itself is itself, bit for
-bit; a model with weight 0 is left out.
+METHODS is a table of functions: linear, slerp, task, ties; `greedy_soup` chooses the models of a linear merge by their
+scores. The arithmetic is float64, rounded once to the precision of the checkpoints. Where all models agree the merge
+has their value, so that a model merged with itself is itself, bit for bit; a model with weight 0 is left out.
 
 `read_models` checks that the models can be merged. `write_merge` writes an ordinary checkpoint, whose manifest names
 method, weights and all models with hashes under `merge`. It has no optimizer state: training that starts from it needs
 --no-warm-start. scripts/merge.py is the command; it writes an outcome of the stage `merge`.
 """
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -88,6 +89,22 @@ def merge(
             found = torch.where((values == values[0]).all(0), values[0], found)
         merged[name] = found.view_as(first).to(first.dtype)
     return merged
+
+
+def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]) -> dict[str, list[float]]:
+    """Return each model's score alone and, if it stays, that of the soup with it; the best model comes first.
+
+    A model that would lower the score of the soup so far is left out (Wortsman et al. 2022).
+    """
+    trials = {name: [score(model)] for name, model in models.items()}
+    soup, best = [], -math.inf
+    for name in sorted(trials, key=trials.get, reverse=True):
+        larger = [*soup, models[name]]
+        found = score(merge(larger, [1.0] * len(larger)))
+        if found >= best:
+            soup, best = larger, found
+            trials[name].append(found)
+    return trials
 
 
 # ---- checkpoints ----

@@ -3,6 +3,7 @@
 - read_spec(path, tag) -> Spec: from a TOML file; mistakes(spec): all that is wrong with it, apart from names of tasks.
 - A *run* is a base, a mix, a rate and a seed; an *arm* is all runs that differ in the seed alone.
 - chains_of(spec): the steps of a lab, those of a run one after the other. run_steps, base_step: those of one.
+- spec.merged_runs: runs that are merges of others, with the name of the merge and the method (both:ties) as their mix.
 - expectations(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
 - looks(spec): the lines of the ledger, one for each look; add_look(spec, recommendation, runs) adds one.
 """
@@ -11,6 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,19 +20,23 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from nanochat.config import flag_of
-from nanochat.jobs.runner import Chain, Step
+from nanochat.jobs.runner import TORCHRUN, Chain, Step
 from nanochat.lab import significance
 from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir, read_jsonl, read_sha256, read_toml, stage_dir, text_sha256
+from nanochat.paths import base_dir, read_jsonl, read_sha256, read_toml, stage_dir, text_sha256, write_text
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS, STAGES
 
 SOURCES = {stage.parent: stage.source for stage in STAGES if stage.source}
 DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
+UNCOUNTED = (
+    "the looks at held-out benchmarks can no longer be counted, so take other benchmarks, in a spec of their own"
+)
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
+Method = Literal["linear", "slerp", "task", "ties", "soup"]  # of scripts.merge
 Value = bool | int | float | str  # of a flag
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
@@ -53,6 +59,7 @@ class Spec(BaseModel):
     path: Path
     unknown: list[str]  # sentences about keys that are none of these
     files: dict[str, list[str]] = {}  # mix -> files of conversations that it reads, if known
+    gpus: int = 0  # of each run
     question: str = ""
     stage: Literal["chat_sft", "mid_train", "chat_rl"]
     source: Literal[("", *MODELS)] = ""
@@ -72,11 +79,20 @@ class Spec(BaseModel):
     sampling: dict[Sampling, int | float] = {}
     least_gain: float = 0.0
     scaled: bool = False
+    merges: dict[str, list[str]] = {}  # name -> mixes whose models are merged
+    methods: list[Method] = ["linear", "slerp", "task", "ties"]
+    slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
 
     @property
     def runs(self) -> list[Run]:
         """All runs; those of an arm stand together."""
         return [Run(*words) for words in product(self.bases, self.mixes, self.rates, self.seeds)]
+
+    @property
+    def merged_runs(self) -> list[Run]:
+        """All merges: of runs with the same base, rate and seed."""
+        names = [f"{name}:{method}" for name, method in product(self.merges, self.methods)]
+        return [Run(*words) for words in product(self.bases, names, self.rates, self.seeds)]
 
     @property
     def open_tasks(self) -> list[str]:
@@ -109,7 +125,7 @@ def read_spec(path: Path, tag: str = "") -> Spec:
     values = read_toml(path)
     if isinstance(values.get("benchmarks"), dict):
         values |= values.pop("benchmarks")
-    known = list(Spec.model_fields)[4:]  # the others are not from the file
+    known = list(Spec.model_fields)[5:]  # the others are not from the file
     unknown = []
     for key in sorted(values.keys() - known):
         nearest = difflib.get_close_matches(key, known, n=1)
@@ -134,10 +150,11 @@ def mistakes(spec: Spec) -> list[str]:
         folder = base_dir() / spec.parent_of(base)
         if not any(folder.glob("step_*/manifest.json")):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
-    for mix in spec.mixes:
-        words = re.split(r"[,~@%:|]", spec.words_of(mix).lower())
-        found += [f"the mix {mix} has nothing of {task}" for task in spec.minimal if task.lower() not in words]
-    tags = [spec.tag_of(run) for run in spec.runs]
+    for name, mixes in spec.merges.items():
+        found += [f"the merge {name} has {mix}, which is no mix" for mix in mixes if mix not in spec.mixes]
+        if "slerp" in spec.methods and len(mixes) != 2:
+            found.append(f"slerp merges two models, and {name} has {len(mixes)}: name other methods")
+    tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
     tasks = [*spec.dev, *spec.held_out, *spec.stable]
     for names, sentence in ((tags, "two runs have the tag"), (tasks, "two lists of benchmarks have")):
         found += [f"{sentence} {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
@@ -167,14 +184,32 @@ def chains_of(spec: Spec) -> list[Chain]:
     return bases + [run_steps(spec, run) for run in in_order]
 
 
-def base_step(spec: Spec, base: str) -> Step:
-    """Return the evaluation of a base."""
+def merge_chains(spec: Spec) -> list[Chain]:
+    """Return the steps of all merges, which need finished runs."""
+    return [run_steps(spec, run) for run in spec.merged_runs]
+
+
+def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
+    """Return the evaluation of a base. slots: rows that the engine generates at once, 0: chosen."""
     flags = {"source": spec.source, "tag": base, "out-tag": f"{spec.name}-{base}"}
+    if slots:
+        flags |= {"slots": slots, "out-tag": f"{flags['out-tag']}-slots-{slots}"}
     return _evaluation_step(spec, flags, spec.open_tasks)
 
 
 def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
-    """Return training and evaluation of a run. is_held_out: on the held-out benchmarks."""
+    """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks."""
+    tag = spec.tag_of(run)
+    asked = {"source": SOURCES[spec.stage], "tag": tag, "out-tag": tag + HELD_OUT * is_held_out}
+    evaluation = _evaluation_step(spec, asked, spec.held_out if is_held_out else spec.open_tasks)
+    if run.mix in spec.mixes:
+        return [_training_step(spec, run), evaluation]
+    # The outcome of a merge lies apart from its weights.
+    return [_merge_step(spec, run), replace(evaluation, parent=f"merge/{tag}")]
+
+
+def _training_step(spec: Spec, run: Run) -> Step:
+    """Return the training of a run."""
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
         amount //= int(spec.flags["total-batch-size"])
@@ -197,16 +232,35 @@ def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
             "init-lr-frac": round(run.rate * factor, 10),
         }
     )
-    training = Step(
+    return Step(
         f"{tag}-train",
         [f"scripts.{spec.stage}", *_flag_words(flags)],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(run.base),
         local=spec.files.get(run.mix, ()),
+        launch=[*TORCHRUN, f"--nproc_per_node={spec.gpus}"] if spec.gpus > 1 else (),
         quiet=True,
     )
-    asked = {"source": SOURCES[spec.stage], "tag": tag, "out-tag": tag + HELD_OUT * is_held_out}
-    return [training, _evaluation_step(spec, asked, spec.held_out if is_held_out else spec.open_tasks)]
+
+
+def _merge_step(spec: Spec, run: Run) -> Step:
+    """Return the merge of the runs of several mixes."""
+    name, _, method = run.mix.rpartition(":")
+    models = [run._replace(mix=mix) for mix in spec.merges[name]]
+    tag, tags = spec.tag_of(run), [spec.tag_of(model) for model in models]
+    flags = {"tag": tag, "source": SOURCES[spec.stage], "models": ",".join(tags), "method": method}
+    if method == "task":
+        flags["scale"] = len(models)  # the sum of the changes, not their mean
+    if method == "soup":
+        flags |= {"dev": "|".join(spec.dev)} | spec.sampling
+    return Step(
+        f"{tag}-merge",
+        ["scripts.merge", *_flag_words(flags)],
+        output=f"merge/{tag}",
+        parent=f"{spec.stage}/{tags[0]}",
+        local=[str(spec.outcome_of(model)) for model in models],
+        quiet=True,
+    )
 
 
 def _evaluation_step(spec: Spec, flags: Mapping[str, Value], tasks: Sequence[str]) -> Step:
@@ -246,12 +300,13 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
         seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
+    size = _checkpoint_bytes(spec, [*spec.runs, *spec.merged_runs])
     lines = [
         f"{len(spec.runs)} runs: {len(spec.bases)} bases x {len(spec.mixes)} mixes x {len(spec.rates)} rates x "
         f"{len(spec.seeds)} seeds, stage {spec.stage}, reference {spec.reference}",
         f"{len(finished)} of {len(chains)} runs are finished",
         left,
-        f"{_checkpoint_bytes(spec, spec.runs) / 1e9:.1f} GB of checkpoints, if --keep removes none",
+        f"{size / 1e9:.1f} GB of checkpoints, if --keep removes none",
     ]
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
     for name, number in questions.items():
@@ -261,12 +316,13 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     return [*lines, f"({significance.ASSUMED})"]
 
 
-def check_disk(spec: Spec) -> None:
-    """Raise an OSError if the checkpoints of the runs to come have no room on the disk."""
+def check_disk(spec: Spec, runs: Sequence[Run]) -> None:
+    """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
     from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
 
     check_free_space(
-        base_dir(), _checkpoint_bytes(spec, [run for run in spec.runs if not spec.outcome_of(run).exists()])
+        base_dir(),
+        _checkpoint_bytes(spec, [run for run in runs if not run_steps(spec, run)[0].outcome.exists()]),
     )
 
 
@@ -286,6 +342,11 @@ def _ledger(spec: Spec) -> Path:
     return spec.path.with_suffix(".looks.jsonl")
 
 
+def _anchor(spec: Spec) -> Path:
+    """Return the file with the hash of the last look, apart from the ledger, which might be cut off."""
+    return base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
+
+
 def _chained(before: str, line: Record) -> str:
     """Return the hash of a line and of those before it."""
     return text_sha256(before + json.dumps(line | {"hash": ""}, sort_keys=True))
@@ -298,7 +359,10 @@ def looks(spec: Spec) -> list[Record]:
     for number, line in enumerate(lines, 1):
         before = _chained(before, line)
         if line.get("hash") != before:
-            raise ValueError(f"{path}:{number} was edited: the looks at held-out benchmarks can no longer be counted")
+            raise ValueError(f"{path}:{number} was edited: {UNCOUNTED}")
+    anchor = _anchor(spec)
+    if anchor.exists() and anchor.read_text() not in [line["hash"] for line in lines]:
+        raise ValueError(f"{path} lacks its last look: {UNCOUNTED}")
     return lines
 
 
@@ -316,4 +380,5 @@ def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]) -> int:
     line["hash"] = _chained(last["hash"], line)
     with open(_ledger(spec), "a", encoding="utf-8") as ledger:
         ledger.write(json.dumps(line) + "\n")
+    write_text(_anchor(spec), line["hash"])
     return len(lines) + 1

@@ -2,17 +2,19 @@
 
 import numpy as np
 
-from nanochat.lab.alarms import alarms
+from nanochat.lab.alarms import alarms, staircase
 from nanochat.outcome import Estimate
 
 SEED = 22
 
 
-def log(losses: np.ndarray, norms: np.ndarray) -> list[dict]:
-    """Records as training writes them."""
+def log(losses: np.ndarray, norms: np.ndarray, epochs: float = 0.0) -> list[dict]:
+    """Records as training writes them, over so many epochs."""
     records = [{"kind": "val", "step": 0, "val/loss": 3.0}]
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
         records.append({"kind": "train", "step": step, "train/loss": float(loss), "train/grad_norm": float(norm)})
+        if epochs:
+            records[-1]["train/epoch"] = epochs * step / len(losses)
     return records
 
 
@@ -28,7 +30,7 @@ def kinds(*arguments) -> list[str]:
 
 def test_healthy_runs_raise_no_alarm():
     random = np.random.default_rng(SEED)
-    found = [alarms(log(*healthy(random)), {}, {}) for _ in range(200)]
+    found = [alarms(log(*healthy(random), epochs=5), {}, {}) for _ in range(200)]
     assert sum(map(bool, found)) <= 2, SEED
     assert alarms([], {}, {}) == []
     assert alarms(log(*healthy(random, 20)), {}, {}) == []
@@ -45,6 +47,8 @@ def test_faults_are_found():
         loss[151:156] *= 2
         (found,) = alarms(log(loss, norm), {}, {})
         assert found.breaks
+        loss[250] *= 9  # a larger spike, of one step, does not hide it
+        assert [alarm.breaks for alarm in alarms(log(loss, norm), {}, {})] == [True]
         loss, norm = healthy(random)
         norm[200] *= 100
         assert kinds(log(loss, norm), {}, {}) == ["gradient norm"]
@@ -65,3 +69,20 @@ def test_shares_beside_the_parent():
     assert [alarm.sentence for alarm in found] == sentences
     assert all(alarm.breaks for alarm in found)
     assert alarms([], {"MMLU": Estimate(0.41, 0.001)}, before) == []  # 9 points
+
+
+def test_a_staircase_has_a_step_and_its_error():
+    """The estimate covers the planted step, with a trend and a curvature that are no step."""
+    random = np.random.default_rng(SEED)
+    z = []
+    for _ in range(400):
+        loss, norm = healthy(random)
+        loss -= 0.2 * np.minimum(np.arange(300) // 60, 4)
+        stair = staircase(log(loss, norm, epochs=5))
+        z.append((stair.value + 0.2) / stair.stderr)
+    assert abs(np.mean(z)) < 0.5, SEED
+    assert 0.8 < np.std(z) < 1.25, SEED
+    (found,) = alarms(log(loss, norm, epochs=5), {}, {})
+    assert (found.kind, found.breaks) == ("staircase", False)
+    assert staircase(log(loss, norm, epochs=1)) is None
+    assert staircase(log(loss, norm, epochs=200)) is None

@@ -15,18 +15,25 @@ from outcomes import leave, sections
 from nanochat.lab.findings import (
     cells,
     differences,
+    final_loss,
+    merge_table,
     read_results,
     recommended,
     verdicts_on,
     write_noise,
     write_report,
 )
-from nanochat.lab.sweep import base_step
+from nanochat.lab.sweep import Run, base_step, run_steps
 from nanochat.outcome import Outcome
 from nanochat.paths import read_json, read_jsonl, read_sha256, write_jsonl
 from nanochat.report.__main__ import read_record, write_card
 from nanochat.report.compare import compare
 from scripts.lab import Config, search_rates
+
+MERGES = """[merges]
+both = ["good", "idle"]
+worse = ["bad", "idle"]
+[benchmarks]"""
 
 
 @pytest.fixture
@@ -119,6 +126,42 @@ def test_synergy_is_the_gain_beyond_the_sum_of_both():
     assert not differences({("one", "Task"): found}, "plain", are_synergies=True)
 
 
+def test_merges_keep_a_share_of_gains(base):
+    """Merges of a mix that gains and one that does not, and of none that gains."""
+    spec = read_lab(base, {"repeats = 2": 'repeats = 2\nmethods = ["linear", "task"]', "[benchmarks]": MERGES})
+    make_lab(base, spec)
+    for number, run in enumerate(spec.merged_runs):
+        leave(base, "merge", spec.tag_of(run))
+        share = {"both:linear": 0.65, "both:task": 0.8}.get(run.mix, 0.2)
+        answer(base, "chat_eval_sft", spec.tag_of(run), {"World-Facts": share}, spec.repeats, 50 + number)
+    merged = read_results(spec, are_merged=True)
+    table = merge_table(spec, read_results(spec), merged)
+    assert [row[:5] for row in table["rows"]] == [
+        [name, "both", method, "World-Facts", "good"] for name in spec.bases for method in ("linear", "task")
+    ]
+    kept = {(row[0], row[2]): row[9] for row in table["rows"]}
+    assert kept == pytest.approx({key: 50 if key[1] == "linear" else 100 for key in kept}, abs=12)
+    # A merge decides nothing.
+    assert {one.mix for one in verdicts_on(spec, read_results(spec))} == {"good", "idle", "bad"}
+    [merging, evaluation] = run_steps(spec, spec.merged_runs[0])
+    assert merging.command[1:] == [
+        "--tag=lab-one-both-linear-1-1",
+        "--source=sft",
+        "--models=lab-one-good-1-1,lab-one-idle-1-1",
+        "--method=linear",
+    ]
+    assert evaluation.parent == merging.output == "merge/lab-one-both-linear-1-1"
+
+
+def test_mixes_without_a_result_have_a_verdict(base):
+    spec = read_lab(base)
+    make_lab(base, spec)
+    for seed in spec.seeds:
+        shutil.rmtree(base / f"chat_sft/lab-one-good-1-{seed}")
+    assert verdicts(spec)["one", "good"] == "no result"
+    assert verdicts(spec)["two", "good"] == "keep"
+
+
 # ---- the report ----
 
 
@@ -168,9 +211,10 @@ def test_held_out_scores_name_their_look(tmp_path, monkeypatch):
 
 def test_costs_are_apart(tmp_path, monkeypatch):
     rows = report(tmp_path / "a", monkeypatch, look=1)["Cost"]
-    # Runs of 240 and evaluations of 60 seconds, on eight GPUs for 24 dollars an hour: 8 of 16 runs are final.
-    assert [row[:4] for row in rows] == [["Recipe", 8, 2880.0, 8e15], ["Final", 8, 2400.0, 8e15]]
-    assert [row[5] for row in rows] == pytest.approx([100 / 3, 20])
+    # Runs of 240 and evaluations of 60 seconds, on eight GPUs for 24 dollars an hour: 8 of 16 runs are final. The two
+    # bases are evaluated too.
+    assert [row[:4] for row in rows] == [["Recipe", 8, 3000.0, 8e15], ["Final", 8, 2400.0, 8e15]]
+    assert [row[5] for row in rows] == pytest.approx([36, 20])
 
 
 def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
@@ -194,22 +238,25 @@ def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
 
 
 def test_the_noise_of_repeats(base):
-    spec = read_lab(base, {"repeats = 2": "repeats = 4"})
+    spec = read_lab(base, {"repeats = 2": "repeats = 4\nslots = [2]"})
     for number, name in enumerate(spec.bases):
         shares = {"World-Facts": 0.5, "World-Choices": 0.6}
         answer(base, "chat_eval_mid", f"lab-{name}", shares, repeats=4, seed=number)
+        answer(base, "chat_eval_mid", f"lab-{name}-slots-2", shares, repeats=4, seed=9)
     write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
     [noise] = read_json(base / "lab/lab/outcome.json")["tables"]
-    assert [row[0] for row in noise["rows"]] == ["World-Facts", "World-Choices"]
+    places = product(("chosen", 2), ("World-Facts", "World-Choices"))
+    assert [(row[1], row[0]) for row in noise["rows"]] == list(places)
     # By hand: each answer to the questions of an evaluation, then the pooled deviation of its repeats.
-    variances = []
+    variances, means = [], []
     for name in spec.bases:
         path = base_step(spec, name).outcome.with_name("World-Facts.jsonl")
         verdicts = [[one["right"] for one in record["completions"]] for record in read_jsonl(path, dict)]
         variances.append(np.mean(verdicts, axis=0).var(ddof=1))
-    assert noise["rows"][0][1] == pytest.approx(100 * np.mean(variances) ** 0.5)
+        means.append(np.mean(verdicts))
+    assert noise["rows"][0][2:4] == pytest.approx([100 * np.mean(means), 100 * np.mean(variances) ** 0.5])
     shutil.rmtree(base / "chat_eval_mid")
-    with pytest.raises(ValueError, match="the evaluation of one has failed, see "):
+    with pytest.raises(ValueError, match="an evaluation has failed, see the logs in "):
         write_noise(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")))
 
 
@@ -222,11 +269,13 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
     def train_all(part, chains, config):
         assert len(chains) == len(part.runs)
         for run in part.runs:
-            if run.rate < 8 and not part.outcome_of(run).exists():
+            if run.rate >= 8:
+                write_jsonl(part.outcome_of(run).with_name("metrics.jsonl"), [{"kind": "diverged", "step": 5}])
+            elif not part.outcome_of(run).exists():
                 train(base, part.tag_of(run), scale=1 + (np.log10(run.rate / 2)) ** 2)
 
     monkeypatch.setattr("scripts.lab.start", train_all)
-    monkeypatch.setattr("scripts.lab.sweep.check_disk", lambda spec: None)
+    monkeypatch.setattr("scripts.lab.sweep.check_disk", lambda spec, runs: None)
     search_rates(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), Config())
     [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
     best = [row for row in rates["rows"] if row[-1]]
@@ -236,6 +285,10 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
         spec.mixes, 17
     )
     assert {row[2] for row in rates["rows"] if np.isnan(row[4])} == {10.0}
+    # A run that failed for another reason is not taken for one that diverged.
+    (base / "chat_sft/lab-one-plain-10-1/metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="lab-one-plain-10-1 has no result, and did not diverge: not run"):
+        final_loss(spec, Run("one", "plain", 10.0, 1))
 
 
 def test_two_labs_are_compared(tmp_path, monkeypatch):

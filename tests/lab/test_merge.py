@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nanochat.checkpoint import Saver, load
-from nanochat.lab.merge import METHODS, merge, read_models, read_parent, write_merge
+from nanochat.lab.merge import METHODS, greedy_soup, merge, read_models, read_parent, write_merge
 from nanochat.train import State
 
 
@@ -48,6 +48,15 @@ def test_the_methods_are_their_formulas():
     assert merged(1, 1, "ties", 1.0, density=0.5)[1:3] == [5, 0]
     # All changes: the third is -1 against 0.5, the fourth 0.5 against -1.
     assert merged(1, 1, "ties", 1.0, density=1) == [2.5, 5, 0, 0]
+
+
+def test_a_soup_keeps_the_models_that_help():
+    models = {name: {"a": torch.tensor([value])} for name, value in {"far": 9.0, "low": 0.8, "high": 1.1}.items()}
+    trials = greedy_soup(models, lambda found: -abs(float(found["a"]) - 1))
+    assert list(trials) == ["far", "low", "high"]
+    assert trials["far"] == [-8]
+    assert trials["low"] == pytest.approx([-0.2, -0.05])
+    assert trials["high"] == pytest.approx([-0.1, -0.1])
 
 
 def save(folder, tag: str, parent: str = "p", width: int = 2, tokenizer: str = "t", step: int = 5) -> dict[str, Tensor]:

@@ -39,17 +39,20 @@ def test_a_valid_spec(base):
 def test_all_mistakes_at_once(base):
     changes = {
         '"one", "two"': '"three"',
-        "seeds = [1, 2]": 'seed = 1\nseeds = [1]\nminimal = ["facts"]\nreference = "best"\nrates = [2.0, 2.0]',
+        "seeds = [1, 2]": 'seed = 1\nseeds = [1]\nreference = "best"\nrates = [2.0, 2.0]',
         "temperature = 0.7": "top_k = 5",
         "num_iterations = 1000": "tokens = 100000",
         'held_out = ["World-Talk"]': 'held_out = ["World-Facts"]',
+        "[benchmarks]": '[merges]\nboth = ["facts"]\n[benchmarks]',
     }
+    merges = ("both-linear", "both-slerp", "both-task", "both-ties")
     mixes = ("plain", "good", "idle", "bad")
     assert mistakes(read_lab(base, changes)) == [
         "seed is no key, known are seeds",
         f"the base three has no checkpoint in {base}/mid_train/three: train it first",
-        *[f"the mix {mix} has nothing of facts" for mix in mixes if mix != "good"],
-        *[f"two runs have the tag lab-three-{mix}-2-1" for mix in mixes],
+        "the merge both has facts, which is no mix",
+        "slerp merges two models, and both has 1: name other methods",
+        *[f"two runs have the tag lab-three-{mix}-2-1" for mix in (*mixes, *merges)],
         "two lists of benchmarks have World-Facts",
         "reference = best is no mix, take one of plain, good, idle, bad",
         "repeats would all be the same: set a temperature in [sampling]",
@@ -111,12 +114,12 @@ def test_the_plan(base):
 
 def test_checkpoints_need_room(base):
     spec = read_lab(base)
-    check_disk(spec)
+    check_disk(spec, spec.runs)
     # A file with a hole takes no room itself.
     with open(base / "mid_train/two/step_000010/model.safetensors", "wb") as file:
         file.truncate(10**13)
     with pytest.raises(OSError, match=r"has no room for the checkpoints of this run: 80,000,000\.0 MB needed, "):
-        check_disk(spec)
+        check_disk(spec, spec.runs)
 
 
 def test_a_look_is_counted_once_for_the_same_models(base):
@@ -128,4 +131,9 @@ def test_a_look_is_counted_once_for_the_same_models(base):
     for edited in ([second, third], [first, third], [first, second | {"models": {}}, third], [first, {"hash": ""}]):
         (base / "lab.looks.jsonl").write_text("\n".join(map(json.dumps, edited)))
         with pytest.raises(ValueError, match=r"looks\.jsonl:[12] was edited: the looks at held-out"):
+            looks(spec)
+    # Cut off, or deleted.
+    for kept in ([], [first, second]):
+        (base / "lab.looks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
+        with pytest.raises(ValueError, match=r"looks\.jsonl lacks its last look: the looks at held-out"):
             looks(spec)

@@ -20,8 +20,11 @@ stage = "chat_sft"
 source = "base"
 bases = ["parent"]
 seeds = [1, 2]
+methods = ["ties", "soup"]
 budget = { num_iterations = 3 }
 flags = { total-batch-size = 512, eval-every = -1, eval-metrics-every = -1, dtype = "fp32", compile = false }
+[merges]
+both = ["plain", "letters"]
 [mixes]
 plain = "json:FOLDER/chats.jsonl"
 letters = "json:FOLDER/chats.jsonl,ARC-Easy@50"
@@ -52,6 +55,11 @@ class Lab:
         process = self.start(*flags)
         text, _ = process.communicate(timeout=LIMIT)
         return process.returncode, text
+
+    def forget_looks(self) -> None:
+        self.ledger.unlink(missing_ok=True)
+        for path in self.home.parent.glob("looks-*"):
+            path.unlink()
 
     def finished(self) -> list[str]:
         records = self.home.glob("*-train.json")
@@ -91,6 +99,8 @@ def test_a_killed_lab_loses_no_run(lab):
     assert len(lab.finished()) == 4
     outcome = read_json(lab.home / "outcome.json")
     assert [row[:2] for row in outcome["tables"][1]["rows"]] == [["plain", "2 of 2"], ["letters", "2 of 2"]]
+    made = read_json(lab.folder / "chat_sft/mix-parent-both-ties-1-1/step_000003/manifest.json")["merge"]
+    assert [model["tag"] for model in made["models"]] == ["mix-parent-plain-1-1", "mix-parent-letters-1-1"]
     # Nothing learned in three steps can be shown.
     [one] = read_json(lab.home / "recommendation.json")["recommendation"]
     assert one["verdict"] == "scale up"
@@ -101,8 +111,8 @@ def test_a_run_that_fails_is_a_hole_with_its_reason(lab):
     spec = lab.folder / "more.toml"
     spec.write_text(lab.spec.read_text().replace("[benchmarks]", f'broken = "{name}"\n[benchmarks]'))
     code, text = lab.run(f"--spec={spec}", "--tag=mix")
-    # Four runs of two steps, and the base's evaluation.
-    assert (code, text.count("already finished")) == (0, 9), text
+    # Four runs and four merges of two steps, and the base's evaluation.
+    assert (code, text.count("already finished")) == (0, 17), text
     outcome = read_json(lab.home / "outcome.json")
     assert outcome["metrics"]["Runs"] == "6, 2 of them left out"
     *_, (mix, seeds, reason, *_) = outcome["tables"][1]["rows"]
@@ -120,23 +130,23 @@ def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
     assert tags == {f"mix-parent-plain-1-{seed}-held-out" for seed in (1, 2)}
     code, text = lab.run("--final")
     # The same models again.
-    assert ("look 1" in text, text.count("already finished"), ": done in" in text) == (True, 9 + 2, False)
+    assert ("look 1" in text, text.count("already finished"), ": done in" in text) == (True, 17 + 2, False)
 
     lab.spec.write_text(lab.spec.read_text() + "\n# another hash\n")
     assert "look 2, no longer held out" in lab.run("--final")[1]
     lab.ledger.write_text(lab.ledger.read_text().replace("plain", "letters"))
     code, text = lab.run()
     assert (code, text.count("\n"), "mix.looks.jsonl:1 was edited" in text) == (2, 1, True)
-    lab.ledger.unlink()
+    lab.forget_looks()
 
 
 def test_without_checkpoints_nothing_is_trained_again(lab):
     code, text = lab.run("--keep=none")
-    assert (code, text.count(" are deleted")) == (0, 4), text
+    assert (code, text.count(" are deleted")) == (0, 8), text
     assert not list(lab.folder.glob("chat_sft/*/step_*"))
     code, text = lab.run("--final")
-    assert (code, text.count("already finished"), ": done in" in text) == (0, 9 + 2, False), text
-    lab.ledger.unlink()
+    assert (code, text.count("already finished"), ": done in" in text) == (0, 17 + 2, False), text
+    lab.forget_looks()
     for path in lab.folder.glob("chat_eval_sft/*-held-out/outcome.json"):
         path.unlink()
     code, text = lab.run("--final")
@@ -171,9 +181,26 @@ def test_rates_are_searched(lab):
 
 def test_bad_input_is_refused(lab, tmp_path):
     path = tmp_path / "wrong.toml"
-    path.write_text(SPEC.replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]').replace("FOLDER", "/no"))
+    wrong = SPEC.replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]').replace("FOLDER", "/no")
+    path.write_text(wrong.replace("compile = false", "compille = false"))
     code, text = lab.run(f"--spec={path}")
     assert (code, text.splitlines()[0]) == (2, f"error: {path}:")
-    for part in ("the mix plain: there is no file /no/chats.jsonl", "the mix letters: ARC-Esy is no task", "  MLU is"):
+    for part in (
+        "the mix plain: there is no file /no/chats.jsonl",
+        "the mix letters: ARC-Esy is no task",
+        "  MLU is",
+        "  scripts.chat_sft: unknown argument --no-compille",
+    ):
         assert part in text
+    minimal = 'minimal = ["arc-easy%60"]\nstage'
+    shares = (
+        SPEC.replace('chats.jsonl"', 'chats.jsonl%30,ARC-Easy%70"').replace("@50", "%50").replace("jsonl,", "jsonl%50,")
+    )
+    path.write_text(shares.replace("FOLDER", str(lab.folder)).replace("stage", minimal, 1))
+    code, text = lab.run(f"--spec={path}")
+    assert (code, "the mix letters has less than minimal = arc-easy%60" in text, "mix plain" in text) == (
+        2,
+        True,
+        False,
+    )
     assert lab.run("--spec=") == (2, "error: name the file that describes the lab: --spec=FILE\n")

@@ -1,0 +1,63 @@
+"""List the runs on disk with their sizes, or delete one.
+
+python -m scripts.runs --list
+python -m scripts.runs --delete=chat_sft/mix-d20-plain-1-1
+"""
+
+import shutil
+from pathlib import Path
+
+from nanochat.config import option, options, run
+from nanochat.log import print0, table_of, terminal_table
+from nanochat.outcome import Outcome
+from nanochat.paths import base_dir, hold_folder
+
+# A folder STAGE/TAG with one of these is a run.
+SIGNS = ("outcome.json", "metrics.jsonl", "step_*")
+
+
+@options("runs")
+class Config:
+    """List runs, or delete one."""
+
+    list: bool = option(False, "list the runs on disk: stage and tag, state, checkpoints, size")
+    delete: str = option("", "run to delete, as STAGE/TAG in the list")
+
+
+def main(config: Config) -> None:
+    if config.delete:
+        delete(config.delete)
+    elif not config.list:
+        raise ValueError("add --list, or --delete=STAGE/TAG")
+    if config.list:
+        rows = [row_of(folder) for folder in runs_on_disk()]
+        print0(terminal_table(table_of("Runs", "Run | State | Checkpoints:d | GB:.3f", rows)))
+        print0(f"{sum(row[-1] for row in rows):.3f} GB in {base_dir()}")
+
+
+def runs_on_disk() -> list[Path]:
+    """Return the folders of all runs."""
+    return sorted({path.parent for sign in SIGNS for path in base_dir().glob(f"*/*/{sign}")})
+
+
+def row_of(folder: Path) -> list:
+    """Return a row of the list: run, state, number of checkpoints, size."""
+    path = folder / "outcome.json"
+    state = f"finished {Outcome.load(path).timestamp[:16]}" if path.exists() else "not finished"
+    size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    return [f"{folder.parent.name}/{folder.name}", state, len(list(folder.glob("step_*"))), size / 1e9]
+
+
+def delete(name: str) -> None:
+    """Delete the folder of a run, unless a process works in it."""
+    folder = base_dir() / name
+    if folder not in runs_on_disk():
+        raise ValueError(f"{name} is no run in {base_dir()}: --list shows them all")
+    # A running stage holds the lock.
+    with hold_folder(folder):
+        shutil.rmtree(folder)
+    print0(f"{name} is deleted")
+
+
+if __name__ == "__main__":
+    run(main, Config)

@@ -1,0 +1,51 @@
+"""scripts.runs on made runs."""
+
+from pathlib import Path
+
+import pytest
+from outcomes import leave
+
+from nanochat.paths import hold_folder
+from scripts.runs import Config, main
+
+
+@pytest.fixture
+def base(tmp_path, monkeypatch) -> Path:
+    """A finished run with a checkpoint of a megabyte, one that is not finished, and a folder that is no run."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    leave(tmp_path, "chat_sft", "done")
+    checkpoint = tmp_path / "chat_sft/done/step_000003/model.safetensors"
+    checkpoint.parent.mkdir()
+    checkpoint.write_bytes(bytes(10**6))
+    (tmp_path / "base_train/going").mkdir(parents=True)
+    (tmp_path / "base_train/going/metrics.jsonl").touch()
+    (tmp_path / "world/texts").mkdir(parents=True)
+    return tmp_path
+
+
+def test_runs_are_listed_with_their_sizes(base, capsys):
+    main(Config(list=True))
+    first, second = capsys.readouterr().out.splitlines()[-3:-1]
+    assert first.split()[0] == "base_train/going"
+    assert "not finished" in first
+    assert second.split()[0] == "chat_sft/done"
+    assert second.split()[-2:] == ["1", "0.001"]
+
+
+def test_nothing_asked(base):
+    with pytest.raises(ValueError, match="add --list, or --delete"):
+        main(Config())
+
+
+def test_a_run_is_deleted_unless_it_is_at_work(base, capsys):
+    with hold_folder(base / "chat_sft/done"), pytest.raises(ValueError, match="another process runs in"):
+        main(Config(delete="chat_sft/done"))
+    main(Config(delete="chat_sft/done"))
+    assert capsys.readouterr().out == "chat_sft/done is deleted\n"
+    assert not (base / "chat_sft/done").exists()
+
+
+@pytest.mark.parametrize("name", ["chat_sft/gone", "world/texts", "chat_sft", "../outside", "chat_sft/../world/texts"])
+def test_anything_else_stays(base, name):
+    with pytest.raises(ValueError, match="is no run in"):
+        main(Config(delete=name))
