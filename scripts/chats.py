@@ -99,13 +99,12 @@ def main(config: Config) -> None:
                 print0(f"{source.origin['bucket']}: {', '.join(source.hashes)}: {source.rows:,} rows are filtered")
         if config.part:
             return
-        rows_in = sum(source.rows for source in sources)
         with closing(merge(tables, config, work / "all.db")) as rows:
             outcome.tables = report(rows, chosen_filters(config))
-            for path in write_output(rows, rows_in, work):
+            for path in write_output(rows, work):
                 outcome.add_artifact(path)
                 path.replace(out / path.name)
-        outcome.metrics = {"Rows in": rows_in} | benchmarks.sizes
+        outcome.metrics = {"Rows in": sum(source.rows for source in sources)} | benchmarks.sizes
         outcome.finish()
         counts = {table["title"]: table["rows"] for table in outcome.tables}
         write_json(manifest, {"command": outcome.command, "files": outcome.artifacts, "counts": counts} | settings)

@@ -139,15 +139,12 @@ def merge(parts: Sequence[Path], settings: FilterSettings, path: Path) -> sqlite
     return table
 
 
-def write_output(table: sqlite3.Connection, count: int, folder: Path) -> list[Path]:
-    """Write the rows that stay: a series of JSONL files for each bucket. count: rows of all sources.
+def write_output(table: sqlite3.Connection, folder: Path) -> list[Path]:
+    """Write the rows that stay: a series of JSONL files for each bucket.
 
-    A ValueError before anything is written if the counts do not add up, or if a bucket is empty.
+    A ValueError before anything is written if a bucket is empty.
     """
     buckets = table.execute(REPORT["Buckets"][1]).fetchall()
-    found = sum(rows for _, rows, *_ in buckets)
-    if found != count:
-        raise ValueError(f"the counts do not add up: the sources have {count:,} rows, and {found:,} were filtered")
     for bucket, rows, kept, *_ in buckets:
         if not kept:
             raise ValueError(f"the bucket {bucket} is empty, all of its {rows:,} rows are dropped: change the filters")
