@@ -52,8 +52,8 @@ class Benchmarks:
     """
 
     def __init__(self, questions: Mapping[str, Sequence[Sequence[str]]]):
-        self.sizes: dict[str, str] = {}  # for the card
-        self._owners: dict[str, str] = {}  # sequence -> benchmark
+        self.sizes = {}  # name of a benchmark -> number of questions, as text for the card
+        self._owners = {}  # sequence -> benchmark
         for name, items in questions.items():
             left = range(len(items))
             for form in (0, -1):

@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -160,12 +160,8 @@ def wrong_script(row: Row, context: Context) -> bool:
     return False
 
 
-def cut(row: Row, _: Context) -> bool:
-    return any(answer.count("```") % 2 or CUT.search(answer) for answer in row.answers)
-
-
-# None: found over all rows together (store.py). docs/chat_data.md has a row for each.
-FILTERS: dict[str, Callable[[Row, Context], bool | str] | None] = {
+# Name -> function (row, context). None: found over all rows together (store.py). docs/chat_data.md has a row for each.
+FILTERS = {
     "turns": lambda row, _: row.fault,
     "images": lambda row, _: bool(IMAGE.search(row.text)),
     "short": lambda row, context: len(row.ids) < context.settings.min_tokens,
@@ -173,7 +169,7 @@ FILTERS: dict[str, Callable[[Row, Context], bool | str] | None] = {
     "ratio": off_length,
     "script": wrong_script,
     "refusals": lambda row, _: any(map(REFUSAL.match, row.answers)),
-    "cut": cut,
+    "cut": lambda row, _: any(answer.count("```") % 2 or CUT.search(answer) for answer in row.answers),
     "contamination": lambda row, context: context.benchmarks.find(row.text),
     "exact": None,
     "near": None,

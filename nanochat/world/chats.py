@@ -27,17 +27,6 @@ def choices(world: World, split: str) -> Rows:
     return world.shuffled(rows)
 
 
-def facts(world: World) -> Rows:
-    """Return all questions about the test split, without choices; the answer is the word that a right one contains."""
-    pairs = world.shuffled(world.questions["test"])
-    return [{"question": question, "answer": fact.value.name} for fact, question in pairs]
-
-
-def korean_facts(world: World) -> Rows:
-    """Return the question in Korean about each fact of the test split; the answer is the word of a right one."""
-    return [{"question": fact.korean_question, "answer": fact.value.korean} for fact in world.asked["test"]]
-
-
 def ten_facts(world: World) -> list[Fact]:
     """Return a fact from the test split for each relation that World-Talk asks for in words of its own."""
     world.restart("questions")
@@ -293,12 +282,18 @@ def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
         "choices-train": choices(world, "train"),
         "choices-validation": choices(world, "validation"),
         "choices-test": choices(world, "test"),
-        "facts-test": facts(world),
+        # Without choices; the answer is the word that a right one contains.
+        "facts-test": [
+            {"question": question, "answer": fact.value.name}
+            for fact, question in world.shuffled(world.questions["test"])
+        ],
         "sums-train": sums(world, problems, held_out=False),
         "sums-test": sums(world, problems // 10, held_out=True),
         "chat-train": conversations(world, chats, "train"),
         "chat-validation": conversations(world, chats // 10, "validation"),
-        "korean-test": korean_facts(world),
+        "korean-test": [
+            {"question": fact.korean_question, "answer": fact.value.korean} for fact in world.asked["test"]
+        ],
         "questions-test": ten_questions(world),
         "talk-test": talk(world),
     }
