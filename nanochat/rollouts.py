@@ -139,7 +139,7 @@ class Rollouts(PromptSource):
         self.engine.refresh()  # the weights changed since the last step
         requests = self._requests()
         answers = self.engine.generate(list(requests.values()))  # several per request
-        records = list(map(self._record, requests.items(), answers))
+        records = list(map(self._record, requests, requests.values(), answers))
         groups = {}  # rows to learn from, by the prompt's number
         for question, request in enumerate(requests.values()):
             advantages = [sample["advantage"] for sample in records[question]["samples"]]
@@ -175,9 +175,8 @@ class Rollouts(PromptSource):
             )
         return requests
 
-    def _record(self, asked: tuple[int, Request], completions: list[Completion]) -> Record:
+    def _record(self, example: int, request: Request, completions: list[Completion]) -> Record:
         """Return the record for samples.jsonl: a prompt's answers with rewards and advantages."""
-        example, request = asked
         conversation = self.task[example]
         texts = [self.tokenizer.decode(completion.tokens) for completion in completions]
         rewards = [float(self.task.reward(conversation, text)) for text in texts]
