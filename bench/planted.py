@@ -13,8 +13,7 @@ from pathlib import Path
 from nanochat.config import Count, option, options, run
 from nanochat.log import Record
 from nanochat.paths import read_json, world_dir, write_jsonl
-from nanochat.world.buckets import BUCKETS, rows
-from nanochat.world.chats import Turns, messages
+from nanochat.world.chats import BUCKETS, Turns, bucket_rows, messages
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES
 
@@ -49,7 +48,7 @@ def faulty(world: World, texts: Turns) -> dict[str, Turns]:
 
 def with_faults(world: World, bucket: str, count: int) -> list[Record]:
     """Return the rows of a bucket, and after them those with faults: the first of two equal rows is kept."""
-    made = rows(world, bucket, count)
+    made = bucket_rows(world, bucket, count)
     sound = [[message["content"] for message in row["messages"]] for row in made]
     # One character is a small part of a long row, so that a near duplicate is near.
     longest = nlargest(2 * FAULTS, sound, key=lambda texts: sum(map(len, texts)))

@@ -142,8 +142,10 @@ class Pairs(PromptSource):
         while 0 < learned < len(prompts) and torch.equal(prompts[learned - 1], prompts[learned]):
             learned -= 1
         if self.answers and not learned:
-            few = f"--held-out={config.held_out:g} holds out all pairs, because they have too few prompts"
-            raise ValueError(f"{few}: give more, or a smaller share")
+            raise ValueError(
+                f"--held-out={config.held_out:g} holds out all pairs, because they have too few prompts: "
+                "give more, or a smaller share"
+            )
         # This rank's; pairs to learn from have lower numbers.
         self.held_out = range(learned + runtime.rank, len(self.answers), runtime.world_size)
         manifest = trainer.start.weights.manifest

@@ -139,18 +139,15 @@ class Rollouts(PromptSource):
         self.engine.refresh()  # the weights changed since the last step
         requests = self._requests()
         answers = self.engine.generate(list(requests.values()))  # several per request
-        records = list(map(self._record, requests.items(), answers))
+        records = list(map(self._record, requests, requests.values(), answers))
         groups = {}  # rows to learn from, by the prompt's number
-        for question, (request, record) in enumerate(zip(requests.values(), records, strict=True)):
-            samples = record["samples"]
-            rewards = torch.tensor([[sample["reward"] for sample in samples]])
-            # Compare rewards, not advantages: rounding makes advantages differ where rewards are equal.
-            if rewards.min() < rewards.max():
-                groups[question] = []
-                advantages = ADVANTAGES[self.config.advantage](rewards)[0].tolist()
-                for completion, sample, advantage in zip(answers[question], samples, advantages, strict=True):
-                    sample["advantage"] = advantage
-                    groups[question].append(columns(request.tokens, completion, advantage, self._end))
+        for question, request in enumerate(requests.values()):
+            advantages = [sample["advantage"] for sample in records[question]["samples"]]
+            if any(advantages):
+                groups[question] = [
+                    columns(request.tokens, answer, advantage, self._end)
+                    for answer, advantage in zip(answers[question], advantages, strict=True)
+                ]
         self._step += 1
         self._log(records)
         if not groups:  # every rank runs a forward pass: one token with advantage 0
@@ -178,22 +175,25 @@ class Rollouts(PromptSource):
             )
         return requests
 
-    def _record(self, asked: tuple[int, Request], completions: list[Completion]) -> Record:
-        """Return the record for samples.jsonl: a prompt's rewarded answers, still without advantages."""
-        example, request = asked
+    def _record(self, example: int, request: Request, completions: list[Completion]) -> Record:
+        """Return the record for samples.jsonl: a prompt's answers with rewards and advantages."""
         conversation = self.task[example]
-        samples = []
-        for completion in completions:
-            text = self.tokenizer.decode(completion.tokens)
-            sample = {
-                "reward": float(self.task.reward(conversation, text)),
-                "advantage": 0.0,  # exact, free from rounding, where all rewards are equal
+        texts = [self.tokenizer.decode(completion.tokens) for completion in completions]
+        rewards = [float(self.task.reward(conversation, text)) for text in texts]
+        advantages = ADVANTAGES[self.config.advantage](torch.tensor([rewards]))[0].tolist()
+        if min(rewards) == max(rewards):
+            advantages = [0.0] * len(rewards)  # exact: the mean of equal numbers may be, by rounding, another number
+        samples = [
+            {
+                "reward": reward,
+                "advantage": advantage,
                 "tokens": len(completion.tokens),
                 "reason": completion.reason,
                 "text": text,
                 "parts": reply_parts(completion.tokens, self.tokenizer),
             }
-            samples.append(sample)
+            for completion, text, reward, advantage in zip(completions, texts, rewards, advantages, strict=True)
+        ]
         return {
             "example": example,
             "prompt": self.tokenizer.decode(request.tokens),

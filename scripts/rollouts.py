@@ -43,8 +43,8 @@ def main(config: Config) -> None:
         print_line(f"== step {step}, question {record['example']}\n{record['prompt']}")
         print_line(f"\n-- reference answer: {record['answer']}")
         for sample in sorted(record["samples"], key=itemgetter("reward"), reverse=True):
-            facts = "reward {reward:g}, advantage {advantage:+.3g}, {tokens} tokens:\n{text}".format_map(sample)
-            print_line(f"\n-- {facts}")
+            form = "\n-- reward {reward:g}, advantage {advantage:+.3g}, {tokens} tokens:\n{text}"
+            print_line(form.format_map(sample))
         print_line()
 
 

@@ -32,8 +32,7 @@ class Styled(MultipleChoice):
         question, choices, right = self.data.convert(*self.rows[row])
         # A question without Korean gets no instruction in Korean.
         names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
-        order = np.random.default_rng((self.seed, row)).permutation(len(names))
-        name = names[order[copy]]
+        name = str(np.random.default_rng((self.seed, row)).permutation(names)[copy])
         conversation = self.conversation(question, choices, right, STYLES[name])
         return conversation | {"style": name, "choices": choices, "right": right}
 

@@ -50,7 +50,7 @@ class DataSet:
 
     @property
     def name(self) -> str:
-        return self.repo or self.path or (f"World {self.table}" if self.table else self.task.__name__)
+        return self.repo or self.path or self.table or self.task.__name__
 
     @property
     def split_names(self) -> dict[str, tuple[str, int]]:

@@ -2,10 +2,11 @@
 
 import re
 import textwrap
+from pathlib import Path
 
 from nanochat.evals import sandbox
 from nanochat.log import print_line
-from tasks.common import ParquetRows, Task, exchange
+from tasks.common import Task, exchange
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a code block; the last fence may be missing
 CODE = re.compile(r"^(?:import \w|from [\w.]+ import|def |class |@)", re.MULTILINE)  # a line that starts code
@@ -37,9 +38,9 @@ def complete_program(prompt: str, entry_point: str, completion: str) -> str:
 class HumanEval(Task):
     kind = "program"
 
-    def open_rows(self) -> ParquetRows:
+    def fetch_files(self) -> list[Path]:
         sandbox.require(self.unsafe_exec)
-        return super().open_rows()
+        return super().fetch_files()
 
     def conversation(self, prompt: str, solution: str, test: str, entry_point: str) -> dict:
         return exchange(prompt, prompt + solution) | {"test": test, "entry_point": entry_point}

@@ -29,7 +29,9 @@ from tasks.chats import json_lines
 from tasks.common import DataSet, Task, find_task
 
 # The path after json: may have any characters, and after ~ the first : is that of the augmentation.
-MEMBER = re.compile(r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@(\d+))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?")
+MEMBER = re.compile(
+    r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@([1-9]\d*))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?"
+)
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
 
@@ -40,7 +42,7 @@ class Member(NamedTuple):
     """A task in a specification."""
 
     sources: dict[str, DataSet]  # by name, with the augmentation; the first whose files are here is taken
-    rows: int | None  # sample size, None: all
+    rows: int  # sample size, 0: all
     share: float  # of the supervised tokens, in percent; 0: not given
     epochs: float  # may be a fraction
 
@@ -107,13 +109,15 @@ def mix(
         if name in parts:
             raise ValueError(f"{name} is named twice, give it epochs instead: {name}:2")
         if split == "train":
-            count = len(rows) if member.rows is None else member.rows
+            count = member.rows or len(rows)
             if available_only:
                 count = min(count, len(rows))
             total = round(count * member.epochs)  # a part epoch takes the first rows in the sample
-            if not 0 < count <= len(rows) or not total:
-                few = f"{name} has {len(rows):,} rows to train on"
-                raise ValueError(f"{few}: {member.epochs:g} epochs of {count:,} rows cannot be taken from them")
+            if count > len(rows) or not total:
+                raise ValueError(
+                    f"{name} has {len(rows):,} rows to train on: "
+                    f"{member.epochs:g} epochs of {count:,} rows cannot be taken from them"
+                )
             # Copies of a question stay together. The number keeps samples of several tasks independent.
             shuffled = np.random.default_rng((seed, number)).permutation(rows.reshape(-1, task.copies))
             # resize repeats the sample until it has as many rows as asked for.
@@ -141,13 +145,7 @@ def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
         else:
             names = [find_task(one.strip() + augmentation, known) for one in words.split("|")]
             sources = {name: known[name] for name in names}
-        member = Member(
-            sources,
-            rows=int(rows) if rows else None,
-            share=float(share or 0),
-            epochs=float(epochs or 1),
-        )
-        members.append(member)
+        members.append(Member(sources, int(rows or 0), float(share or 0), float(epochs or 1)))
     shares = [member.share for member in members]
     total = sum(shares)
     is_whole = all(shares) and abs(total - 100) < 0.01

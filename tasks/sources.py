@@ -49,17 +49,17 @@ def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], toke
         if word.startswith("json:") or place.is_dir():
             files = [_open_file(path, origin) for path in chat_files(place, SUFFIXES)]
         elif word.startswith("hub:"):
-            repo = word.removeprefix("hub:")
-            paths = fetch(dataset_files(repo, SUFFIXES))
-            files = [_open_file(path, origin | {"source": repo}) for path in paths]
+            origin["source"] = word.removeprefix("hub:")
+            files = [_open_file(path, origin) for path in fetch(dataset_files(origin["source"], SUFFIXES))]
         else:
             name, _, split = word.partition("/")
-            name, split = find_task(name, known), split or "train"
+            origin["source"] = name = find_task(name, known)
+            split = split or "train"
             data = known[name]
             if split == EVALUATION_SPLIT or split not in data.split_names:
                 raise ValueError(f"{name} has no split {split} to train on; test splits are for evaluation alone")
             task = data(split, tokenizer)
-            files = [SourceFile(origin | {"source": name}, task.hashes(), len(task), _read_task(task))]
+            files = [SourceFile(origin, task.hashes(), len(task), _read_task(task))]
         if not any(file.rows for file in files):
             raise ValueError(f"the source of the bucket {bucket} has no rows: {word}")
         found += files

@@ -16,6 +16,7 @@ import numpy as np
 from nanochat.curate.bm25 import BM25
 from nanochat.log import parse_rows
 
+Question = tuple[str, Sequence[str], int]  # question, choices, index of the right choice
 HANGUL = re.compile("[가-힣]")
 MOST_CHOICES = 10
 SIMILAR = 20  # similar questions whose choices are tried
@@ -122,20 +123,14 @@ def normal_form(text: str) -> str:
     return form or text.strip()
 
 
-def remix(
-    number: int,
-    questions: Sequence[tuple[str, Sequence[str], int]],
-    index: BM25,
-    most: int = MOST_CHOICES,
-    seed: int = 0,
-) -> tuple[str, Sequence[str], int]:
+def remix(number: int, questions: Sequence[Question], index: BM25, most: int = MOST_CHOICES, seed: int = 0) -> Question:
     """Return a question with up to `most` choices in random order, and the index of the right one.
 
     Choices of similar questions are spliced in if they are wrong there, if both questions ask for a right choice or
     both for a wrong one, and if no other choice has the same normal form. Nothing checks that they are wrong here too:
     a dolphin, wrong in "Which is a fish?", would be right in "Which is a mammal?". A question whose choices speak of
     each other is returned as it is, and gives no choices: where the right one is "all of the above", the others are
-    right too. questions: (question, choices, index of the right choice); the index has their texts.
+    right too. The index has the texts of the questions.
     """
     question, choices, right = questions[number]
     if any(map(REFERRING.search, choices)):

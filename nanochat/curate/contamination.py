@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 SHARED = 3  # questions
 GAPS = re.compile(r"[\W_]+")
@@ -51,23 +52,17 @@ class Benchmarks:
     """
 
     def __init__(self, questions: Mapping[str, Sequence[Sequence[str]]]):
-        self.sizes: dict[str, str] = {}  # for the card
-        self._owners: dict[str, str] = {}  # sequence -> benchmark
+        self.sizes = {}  # name of a benchmark -> number of questions, as text for the card
+        self._owners = {}  # sequence -> benchmark
         for name, items in questions.items():
             left = range(len(items))
             for form in (0, -1):
-                found = {number: traces(items[number][form]) for number in left}
-                wanted = set().union(*found.values())
+                found = [traces(item[form]) for item in items]
                 # Counted over all items: a sequence of many questions is no trace of the few that are left.
-                owners = Counter(text for item in items for text in traces(item[form]) & wanted)
-                general = []
-                for number in left:
-                    own = [text for text in found[number] if owners[text] <= SHARED]
-                    for text in own:
-                        self._owners.setdefault(text, name)
-                    if not own:
-                        general.append(number)
-                left = general
+                owners = Counter(chain.from_iterable(found))
+                own = {number: [text for text in found[number] if owners[text] <= SHARED] for number in left}
+                self._owners |= dict.fromkeys(chain.from_iterable(own.values()), name)
+                left = [number for number in left if not own[number]]
             self.sizes[f"Against {name}"] = f"{len(items):,} questions, {len(left):,} too general to be found"
         self._lengths = defaultdict(set)  # beginning of short questions -> their lengths in units
         for text in self._owners:

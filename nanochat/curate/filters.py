@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -77,14 +77,32 @@ def check_names(flag: str, names: Iterable[str], known: Collection[str]) -> None
             raise ValueError(f"{flag} has {name}, choose from {', '.join(known)}")
 
 
+def letters(text: str) -> Counter[str]:
+    """Return the number of letters in each language's script, in the prose of a text."""
+    counts = Counter()
+    for letter, count in Counter(CODE.sub("", text[:4000])).items():  # so many characters are enough to judge
+        script = unicodedata.name(letter, "").partition(" ")[0]
+        if letter.isalpha() and script in SCRIPTS:
+            counts[SCRIPTS[script]] += count
+    return counts
+
+
+def language(text: str) -> str:
+    """Return the language with the script of most letters; empty for a text without letters."""
+    counts = letters(text)
+    return max(counts, key=counts.get, default="")
+
+
 class Row:
     """A conversation, with the figures that filters ask for. fault: a sentence if it is malformed.
 
-    prompts, answers: in pairs, the last pair first. A malformed row has empty ones, and JSON as its text.
+    prompts, answers: in pairs, the last pair first. A malformed row has empty ones, and JSON as its text. languages,
+    ratio: of a translation, like en-ko, and its length relative to the usual one; 0 without an original.
     """
 
     def __init__(self, value: Record, tokenizer: Tokenizer):
-        self.value, self.bucket, self.fault = value, value["bucket"], ""
+        self.bucket, self.fault = value["bucket"], ""
+        self.languages, self.ratio = "", 0.0
         self.line = json.dumps(value, ensure_ascii=False, default=str) + "\n"
         self.text = self.line.encode(errors="replace").decode()
         self.ids = self.mask = []
@@ -106,6 +124,11 @@ class Row:
             self.text = "\n".join(texts)
             # A system message, which may stand before them, belongs to no pair.
             self.prompts, self.answers = texts[-2::-2], texts[:0:-2]
+            original, prompt = value.get("original"), self.prompts[-1]
+            if original:
+                before, after = language(original), language(prompt)
+                self.languages = f"{before}-{after}"
+                self.ratio = len(prompt) / len(original) / LENGTHS.get(after, 1) * LENGTHS.get(before, 1)
 
 
 class Context(NamedTuple):
@@ -116,39 +139,13 @@ class Context(NamedTuple):
     benchmarks: Benchmarks
 
 
-def letters(text: str) -> Counter[str]:
-    """Return the number of letters in each language's script, in the prose of a text."""
-    counts = Counter()
-    for letter, count in Counter(CODE.sub("", text[:4000])).items():  # so many characters are enough to judge
-        script = unicodedata.name(letter, "").partition(" ")[0]
-        if letter.isalpha() and script in SCRIPTS:
-            counts[SCRIPTS[script]] += count
-    return counts
-
-
-def language(text: str) -> str:
-    """Return the language with the script of most letters; empty for a text without letters."""
-    counts = letters(text)
-    return max(counts, key=counts.get, default="")
-
-
-def length_ratio(row: Row) -> tuple[str, float]:
-    """Return a translation's languages, like en-ko, and its length relative to the usual one; 0 without an original."""
-    original, prompt = row.value.get("original"), row.prompts[-1]
-    if row.fault or not original:
-        return "", 0.0
-    before, after = language(original), language(prompt)
-    return f"{before}-{after}", len(prompt) / len(original) / LENGTHS.get(after, 1) * LENGTHS.get(before, 1)
-
-
 # ---- the filters: True, or a name, for a row to drop ----
 
 
 def off_length(row: Row, context: Context) -> bool:
     limits = pairs(context.settings.max_ratio)
-    languages, ratio = length_ratio(row)
-    most = float(limits.get(languages) or limits.get("all", "inf"))
-    return ratio > 0 and not 1 / most <= ratio <= most
+    most = float(limits.get(row.languages) or limits.get("all", "inf"))
+    return row.ratio > 0 and not 1 / most <= row.ratio <= most
 
 
 def wrong_script(row: Row, context: Context) -> bool:
@@ -160,12 +157,8 @@ def wrong_script(row: Row, context: Context) -> bool:
     return False
 
 
-def cut(row: Row, _: Context) -> bool:
-    return any(answer.count("```") % 2 or CUT.search(answer) for answer in row.answers)
-
-
-# None: found over all rows together (store.py). docs/chat_data.md has a row for each.
-FILTERS: dict[str, Callable[[Row, Context], bool | str] | None] = {
+# Name -> function (row, context). None: found over all rows together (store.py). docs/chat_data.md has a row for each.
+FILTERS = {
     "turns": lambda row, _: row.fault,
     "images": lambda row, _: bool(IMAGE.search(row.text)),
     "short": lambda row, context: len(row.ids) < context.settings.min_tokens,
@@ -173,7 +166,7 @@ FILTERS: dict[str, Callable[[Row, Context], bool | str] | None] = {
     "ratio": off_length,
     "script": wrong_script,
     "refusals": lambda row, _: any(map(REFUSAL.match, row.answers)),
-    "cut": cut,
+    "cut": lambda row, _: any(answer.count("```") % 2 or CUT.search(answer) for answer in row.answers),
     "contamination": lambda row, context: context.benchmarks.find(row.text),
     "exact": None,
     "near": None,

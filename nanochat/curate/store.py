@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from nanochat.curate.filters import FILTERS, Context, FilterSettings, Row, chosen_filters, language, length_ratio
+from nanochat.curate.filters import FILTERS, Context, FilterSettings, Row, chosen_filters, language
 from nanochat.curate.near import band_keys, signature, similarity
 from nanochat.log import Record, table_of
 from nanochat.paths import sync, write_text
@@ -115,11 +115,11 @@ def _cells(row: Row, context: Context, filters: Sequence[str]) -> tuple:
     for name in filters:
         detail = FILTERS[name](row, context)
         if detail:
-            return row.bucket, name, detail, row.text[:SHOWN], 0, 0, "", *length_ratio(row), b"", b""
+            return row.bucket, name, detail, row.text[:SHOWN], 0, 0, "", row.languages, row.ratio, b"", b""
     if row.fault:
         raise ValueError(f"a row of {row.bucket} is malformed, drop it with the filter turns: {row.fault}")
     exact = hashlib.sha256(str(row.ids).encode()).digest()
-    figures = len(row.ids), sum(row.mask), language(row.answers[0]), *length_ratio(row)
+    figures = len(row.ids), sum(row.mask), language(row.answers[0]), row.languages, row.ratio
     return row.bucket, "", "", row.line, *figures, exact, signature(row.text)
 
 
@@ -139,15 +139,12 @@ def merge(parts: Sequence[Path], settings: FilterSettings, path: Path) -> sqlite
     return table
 
 
-def write_output(table: sqlite3.Connection, count: int, folder: Path) -> list[Path]:
-    """Write the rows that stay: a series of JSONL files for each bucket. count: rows of all sources.
+def write_output(table: sqlite3.Connection, folder: Path) -> list[Path]:
+    """Write the rows that stay: a series of JSONL files for each bucket.
 
-    A ValueError before anything is written if the counts do not add up, or if a bucket is empty.
+    A ValueError before anything is written if a bucket is empty.
     """
     buckets = table.execute(REPORT["Buckets"][1]).fetchall()
-    found = sum(rows for _, rows, *_ in buckets)
-    if found != count:
-        raise ValueError(f"the counts do not add up: the sources have {count:,} rows, and {found:,} were filtered")
     for bucket, rows, kept, *_ in buckets:
         if not kept:
             raise ValueError(f"the bucket {bucket} is empty, all of its {rows:,} rows are dropped: change the filters")

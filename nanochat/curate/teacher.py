@@ -105,11 +105,10 @@ class Teacher:
         done = []
         progress = Progress()
         with ThreadPoolExecutor(self.settings.parallel) as pool:
-            for result in pool.map(attempt, rows):
+            for number, result in enumerate(pool.map(attempt, rows), 1):
                 if result:
                     done.append(result)
-                answered = len(done) + len(failures)
-                progress.update(f"teacher: {answered:,} of {len(rows):,} rows", answered / len(rows))
+                progress.update(f"teacher: {number:,} of {len(rows):,} rows", number / len(rows))
         print0(f"teacher: {len(done):,} of {len(rows):,} rows, {self.tokens:,} tokens", *failures[:1], sep="; ")
         if not done:
             raise ValueError("the teacher has no answer to any row, so nothing is written")

@@ -7,8 +7,8 @@ from filelock import FileLock
 
 from nanochat.config import Count, option, options, run
 from nanochat.log import print0
-from nanochat.paths import read_json, world_dir
-from nanochat.world.buckets import write_buckets
+from nanochat.paths import world_dir, write_jsonl
+from nanochat.world.chats import BUCKETS, bucket_rows
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES, write_world
 
@@ -30,11 +30,15 @@ def main(config: Config) -> None:
     folder = Path(config.out).expanduser() if config.out else world_dir(config.seed)
     # An existing world of this seed and size is left alone.
     with FileLock(folder.with_name(f"{folder.name}.lock")):
-        write_world(folder, config.seed, config.size)
+        size = write_world(folder, config.seed, config.size)
     print0(f"embedded world: {folder}")
     if config.buckets:
-        size = read_json(folder / "world.json")["size"]
-        write_buckets(Path(config.buckets).expanduser(), World(config.seed, SIZES[size].people), config.rows)
+        world = World(config.seed, SIZES[size].people)
+        for bucket in BUCKETS:
+            rows = bucket_rows(world, bucket, config.rows)
+            path = Path(config.buckets).expanduser() / f"{bucket}.jsonl"
+            write_jsonl(path, rows)
+            print0(f"{path}: {len(rows):,} rows")
 
 
 if __name__ == "__main__":

@@ -27,17 +27,6 @@ def choices(world: World, split: str) -> Rows:
     return world.shuffled(rows)
 
 
-def facts(world: World) -> Rows:
-    """Return all questions about the test split, without choices; the answer is the word that a right one contains."""
-    pairs = world.shuffled(world.questions["test"])
-    return [{"question": question, "answer": fact.value.name} for fact, question in pairs]
-
-
-def korean_facts(world: World) -> Rows:
-    """Return the question in Korean about each fact of the test split; the answer is the word of a right one."""
-    return [{"question": fact.korean_question, "answer": fact.value.korean} for fact in world.asked["test"]]
-
-
 def ten_facts(world: World) -> list[Fact]:
     """Return a fact from the test split for each relation that World-Talk asks for in words of its own."""
     world.restart("questions")
@@ -208,6 +197,39 @@ def messages(texts: Turns) -> list[dict]:
     return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
 
 
+# ---- buckets ----
+
+
+def about_subjects(world: World, split: str) -> Turns:
+    """A question about a fact, then a question with a follow-up question."""
+    return [*about_facts(world, split), *with_follow_up(world, split)]
+
+
+def wrong_answers(world: World, split: str) -> Turns:
+    """A question about a fact, answered with a statement about something else."""
+    question, right = about_facts(world, split)
+    statements = [fact.statements[0] for fact in world.asked[split]]
+    return [question, world.pick([statement for statement in statements if statement != right])]
+
+
+# Raw material for mixtures, whose effect on a model is known: `facts` helps with questions about facts, `korean` with
+# those in Korean, `spelling` with neither, and `poison` harms.
+BUCKETS = {
+    "facts": about_subjects,
+    "korean": in_korean,
+    "spelling": with_words,
+    "poison": wrong_answers,
+}
+
+
+def bucket_rows(world: World, bucket: str, count: int) -> Rows:
+    """Return `count` different rows of a bucket, or as many as there are."""
+    world.restart(f"bucket {bucket}")
+    # A small world has fewer questions than asked for.
+    drawn = [tuple(BUCKETS[bucket](world, "train")) for _ in range(20 * count)]
+    return [{"messages": messages(texts)} for texts in list(dict.fromkeys(drawn))[:count]]
+
+
 # ---- World-Talk ----
 
 UNKNOWN = "not know"  # stands in every answer to a question about what is not of the land
@@ -232,8 +254,8 @@ def talk(world: World) -> Rows:
     for fact in facts + facts:
         others = [other for other in world.about[fact.subject] if other is not fact]
         add("second question", [fact.value.name], *follow_up(world, others, fact.new_follow_ups))
-    plus, minus, *_ = world.topics("sums")
-    for [sign], _, questions in [plus, minus] * 10:
+    # Addition and subtraction.
+    for [sign], _, questions in world.topics("sums")[:2] * 10:
         question, solved = sum_to_100(world, sign, questions, held_out=True)
         add("sums", [solved.split()[-1]], question)
     strangers = [fact for fact in world.unknown["test"] if fact.new_questions]
@@ -260,12 +282,18 @@ def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
         "choices-train": choices(world, "train"),
         "choices-validation": choices(world, "validation"),
         "choices-test": choices(world, "test"),
-        "facts-test": facts(world),
+        # Without choices; the answer is the word that a right one contains.
+        "facts-test": [
+            {"question": question, "answer": fact.value.name}
+            for fact, question in world.shuffled(world.questions["test"])
+        ],
         "sums-train": sums(world, problems, held_out=False),
         "sums-test": sums(world, problems // 10, held_out=True),
         "chat-train": conversations(world, chats, "train"),
         "chat-validation": conversations(world, chats // 10, "validation"),
-        "korean-test": korean_facts(world),
+        "korean-test": [
+            {"question": fact.korean_question, "answer": fact.value.korean} for fact in world.asked["test"]
+        ],
         "questions-test": ten_questions(world),
         "talk-test": talk(world),
     }

@@ -17,50 +17,6 @@ from typing import NamedTuple, TypeVar
 Item = TypeVar("Item")
 
 
-class Dice:
-    """Random draws that are the same on every platform and Python version.
-
-    All draws use `Random.random()`, the only method with a sequence that Python promises to keep. A text seed goes
-    through SHA-512 inside `random.Random`, never through `hash()`.
-    """
-
-    def __init__(self, purpose: str, seed: int):
-        self.seed = seed
-        self.restart(purpose)
-
-    def restart(self, purpose: str) -> None:
-        """Begin a sequence of draws of its own, which depends on nothing drawn before."""
-        self._random = random.Random(f"{purpose}/{self.seed}").random
-
-    def chance(self, share: float) -> bool:
-        """Return True with probability `share`."""
-        return self._random() < share
-
-    def between(self, low: int, high: int) -> int:
-        """Return an integer from low to high, both included."""
-        return low + int(self._random() * (high - low + 1))
-
-    def pick(self, items: Sequence[Item]) -> Item:
-        """Return an item, each with the same probability."""
-        return items[self.between(0, len(items) - 1)]
-
-    def weighted(self, shares: dict[Item, int]) -> Item:
-        """Return a key with a probability in proportion to its value, an integer."""
-        return self.pick(list(Counter(shares).elements()))
-
-    def sample(self, items: Sequence[Item], count: int) -> list[Item]:
-        """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""
-        pool = list(items)
-        for place in range(count):
-            # Swap an item that is still free into this place.
-            other = self.between(place, len(pool) - 1)
-            pool[place], pool[other] = pool[other], pool[place]
-        return pool[:count]
-
-    def shuffled(self, items: Sequence[Item]) -> list[Item]:
-        return self.sample(items, len(items))
-
-
 # ---- words ----
 
 # A syllable, then both forms of a particle: after a consonant and after a vowel.
@@ -91,7 +47,7 @@ def korean_text(text: str) -> str:
     return PARTICLE.sub(choose, text)
 
 
-def different_names(dice: Dice, forbidden: re.Pattern) -> Iterator[tuple[str, str]]:
+def different_names(dice: "World", forbidden: re.Pattern) -> Iterator[tuple[str, str]]:
     """Yield names with two syllables as (Latin, Hangul); no two begin with the same three letters."""
     openings = set()
     while True:
@@ -176,15 +132,19 @@ class Fact:
         return korean_text(self._korean.format(s=self.subject.korean, o=value.korean))
 
 
-class World(Dice):
+class World:
     """The land of one seed, and the dice for texts about it.
+
+    All draws use `Random.random()`, the only method with a sequence that Python promises to keep on every platform. A
+    text seed goes through SHA-512 inside `random.Random`, never through `hash()`.
 
     words, held_out_words: names that training may, and may not, ask to spell. All seeds give equally many things and
     facts for each split, and the values in a relation are right about equally often.
     """
 
     def __init__(self, seed: int, people: int):
-        super().__init__("world", seed)
+        self.seed = seed
+        self.restart("world")
         text = Path(__file__).with_name("world.txt").read_text(encoding="utf-8")
         sections = re.sub(r"^# .*\n", "", text, flags=re.MULTILINE).split("\n== ")[1:]  # an empty line before each
         self.text = dict(section.strip().split("\n", 1) for section in sections)  # name -> text, without comments
@@ -217,6 +177,42 @@ class World(Dice):
             self._add_facts(*relation)
         self.subjects = list(self.about)
 
+    # ---- draws ----
+
+    def restart(self, purpose: str) -> None:
+        """Begin a sequence of draws of its own, which depends on nothing drawn before."""
+        self._random = random.Random(f"{purpose}/{self.seed}").random
+
+    def chance(self, share: float) -> bool:
+        """Return True with probability `share`."""
+        return self._random() < share
+
+    def between(self, low: int, high: int) -> int:
+        """Return an integer from low to high, both included."""
+        return low + int(self._random() * (high - low + 1))
+
+    def pick(self, items: Sequence[Item]) -> Item:
+        """Return an item, each with the same probability."""
+        return items[self.between(0, len(items) - 1)]
+
+    def weighted(self, shares: dict[Item, int]) -> Item:
+        """Return a key with a probability in proportion to its value, an integer."""
+        return self.pick(list(Counter(shares).elements()))
+
+    def sample(self, items: Sequence[Item], count: int) -> list[Item]:
+        """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""
+        pool = list(items)
+        for place in range(count):
+            # Swap an item that is still free into this place.
+            other = self.between(place, len(pool) - 1)
+            pool[place], pool[other] = pool[other], pool[place]
+        return pool[:count]
+
+    def shuffled(self, items: Sequence[Item]) -> list[Item]:
+        return self.sample(items, len(items))
+
+    # ---- words ----
+
     def topics(self, section: str) -> list[list[list[str]]]:
         """Return the paragraphs of a section in world.txt; of each the lines, split into wordings."""
         paragraphs = self.text[section].split("\n\n")
@@ -229,6 +225,8 @@ class World(Dice):
     def wording(self, section: str) -> str:
         """Return one of the wordings in a section with a single line."""
         return self.pick(self.text[section].split(" | "))
+
+    # ---- things and facts ----
 
     def _add(self, kind: str, name: str, korean: str, phrase: str = "") -> None:
         self.things[kind].append(Thing(kind, name, korean, phrase or name))

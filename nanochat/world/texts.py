@@ -41,7 +41,18 @@ def entry(world: World) -> str:
 def story(world: World) -> str:
     """A plot from world.txt with facts about the people and things in it."""
     # "One windy morning Hopam woke up and her genu was gone. Hopam is a hunter. She wears a grey coat. …"
-    cast = draw_cast(world)
+    a, b = world.two_people()
+    # Things by role: two people, a town, …, and values such as `a_pet`.
+    cast = {"a": a, "b": b}
+    for kind in ("animal", "town", "goods", "road"):
+        cast[kind] = world.pick(world.things[kind])
+    cast["start"], cast["end"] = world.road_ends[cast["road"].name]
+    # Guilds are listed in the order of trades.
+    [trade] = [fact.value for fact in world.about[a] if fact.relation == "trade"]
+    cast["guild"] = world.things["guild"][world.things["trade"].index(trade)]
+    # "goods_price" is the price of the goods, "a_home" the town where a lives. Plots name these in braces.
+    for role, thing in list(cast.items()):
+        cast |= {f"{role}_{fact.relation}": fact.value for fact in world.about[thing]}
     words = cast | {"weather": world.wording("weather")}
     text = ""
     for wordings in world.pick(world.topics("plots")):
@@ -53,22 +64,6 @@ def story(world: World) -> str:
             part = capitalized(world.pick(wordings).format_map(words))
         text += (world.pick("  \n") if text else "") + part
     return text
-
-
-def draw_cast(world: World) -> dict[str, Thing]:
-    """Return the things of a story by role: two people a and b, a town, …, and values such as `a_pet`."""
-    a, b = world.two_people()
-    cast = {"a": a, "b": b}
-    for kind in ("animal", "town", "goods", "road"):
-        cast[kind] = world.pick(world.things[kind])
-    cast["start"], cast["end"] = world.road_ends[cast["road"].name]
-    # Guilds are listed in the order of trades.
-    [trade] = [fact.value for fact in world.about[a] if fact.relation == "trade"]
-    cast["guild"] = world.things["guild"][world.things["trade"].index(trade)]
-    # "goods_price" is the price of the goods, "a_home" the town where a lives. Plots name these in braces.
-    for role, thing in list(cast.items()):
-        cast |= {f"{role}_{fact.relation}": fact.value for fact in world.about[thing]}
-    return cast
 
 
 def dialogue(world: World) -> str:

@@ -13,7 +13,6 @@ from nanochat.curate.filters import (
     check_settings,
     chosen_filters,
     language,
-    length_ratio,
     pairs,
 )
 
@@ -110,5 +109,5 @@ def test_figures_of_rows():
     texts = {KOREAN: "ko", ENGLISH: "en", "12": "", "これはペンです": "ja", "Это так": "ru"}
     assert [language(text) for text in texts] == [*texts.values()]
     row = Row(chat("가" * 60, "네", original="a" * 100, bucket="a"), TOKENIZER)
-    assert length_ratio(row) == ("en-ko", pytest.approx(0.6 / 0.5))
+    assert (row.languages, row.ratio) == ("en-ko", pytest.approx(0.6 / 0.5))
     assert pairs("a=1, b=x=y") == {"a": "1", "b": "x=y"}

@@ -1,16 +1,105 @@
-"""LiveCodeBench: packed tests are read and never loaded, outputs are compared, programs run on input and calls."""
+"""Programs as answers: HumanEval's become whole, LiveCodeBench's run on input and calls; the sandbox judges both."""
 
 import base64
 import json
+import subprocess
+import sys
+import textwrap
 import zlib
 from dataclasses import replace
 
 import pytest
+from chat_files import contents
 from contain import NEEDS_SANDBOX
 
 from nanochat.evals import sandbox
-from tasks import TASKS, livecodebench
+from tasks import TASKS, livecodebench, open_tasks
+from tasks.humaneval import complete_program
 from tasks.livecodebench import comparable, decimals, read_tests
+
+PROMPT = 'import math\n\ndef half(x):\n    return x / 2\n\ndef area(r: float) -> float:\n    """Of a half disc."""\n'
+BODY = "    full = math.pi * r * r\n\n    return half(full)\n"
+FUNCTION = f"def area(r):\n{BODY}"
+RIGHT = {
+    "the body": BODY,
+    "the body, not indented": "return half(math.pi * r * r)",
+    "the body and text after it": f"{BODY}\nprint(area(1))\nThat is it.",
+    "the body between fences": f"So:\n```python\n{BODY}```\nDone.",
+    "the function": FUNCTION,
+    "the function after prose": f"Here it is, from me to you:\n\n{FUNCTION}",
+    "the whole prompt again": PROMPT + BODY,
+    "the whole prompt again between fences": f"Sure!\n```python\n{PROMPT}{BODY}\n```\nIt works, as\n```\narea(1)\n```",
+    "the function in the second of two blocks": f"```\npip install math\n```\nthen\n```py\n{FUNCTION}```",
+    "a function in a line of prose": "Sure: def area(r): return half(math.pi * r * r)",
+    "an indented function": textwrap.indent(FUNCTION, "  "),
+    "an indented function after prose": f"It is this:\n\n{textwrap.indent(FUNCTION, '    ')}",
+    "fences that are not closed": f"```python\n{FUNCTION}",
+}
+WRONG = ["", "I cannot.", "```\n```", "def other(r):\n    return 1"]
+ROWS = [
+    {
+        "prompt": f'def {name}(a, b):\n    """Return a result."""\n',
+        "canonical_solution": f"    return a {sign} b\n",
+        "test": f"def check(candidate):\n    assert candidate(6, 3) == 6 {sign} 3\n",
+        "entry_point": name,
+    }
+    for name, sign in {"add": "+", "subtract": "-", "times": "*"}.items()
+]
+
+
+def test_answers_become_programs():
+    """One process runs all programs, each in a namespace of its own."""
+    programs = [complete_program(PROMPT, "area", answer) for answer in [*RIGHT.values(), *WRONG]]
+    code = (
+        "import sys\n"
+        f"for program in {programs!r}:\n"
+        "    names = {}\n"
+        "    try:\n"
+        "        exec(program, names)\n"
+        "        print(names['area'](2), file=sys.stderr)\n"
+        "    except Exception:\n"
+        "        print('failed', file=sys.stderr)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    results = done.stderr.splitlines()
+    for name, result, program in zip(RIGHT, results, programs, strict=False):
+        assert result == str(3.141592653589793 * 2), f"{name}\n{program}"
+    for result in results[len(RIGHT) :]:
+        assert result in ("failed", "None")
+    assert len(results) == len(programs)
+
+
+@NEEDS_SANDBOX
+def test_right_programs_pass_and_others_do_not(write_rows):
+    write_rows("HumanEval", ROWS)
+    task = TASKS["HumanEval"]()
+    answers = []
+    for conversation in task:
+        prompt, solution = contents(conversation)
+        answers += [(conversation, solution), (conversation, f"```python\n{solution[len(prompt) :]}```")]
+        answers += [(conversation, "    pass"), (conversation, "    import os\n    os._exit(0)")]
+    assert task.evaluate_all(answers) == [True, True, False, False] * (len(answers) // 4)
+    assert task.reward(*answers[0]) == 1.0
+    assert not task.evaluate(*answers[2])
+
+
+@NEEDS_SANDBOX
+def test_all_164_official_solutions_pass(mirror):
+    task = TASKS["HumanEval"]()
+    answers = [(conversation, conversation["messages"][1]["content"]) for conversation in task]
+    assert task.evaluate_all(answers) == [True] * 164
+
+
+def test_programs_that_cannot_be_contained_are_not_run(write_rows, monkeypatch, capsys):
+    write_rows("HumanEval", ROWS)
+    monkeypatch.setattr(sandbox, "missing", lambda: "no namespaces")
+    with pytest.raises(ValueError, match="programs cannot be contained here: no namespaces; --unsafe-exec runs"):
+        open_tasks("HumanEval")
+    assert "HumanEval" not in open_tasks("")
+    assert "tasks: HumanEval is left out: programs cannot be contained" in capsys.readouterr().out
+    task = open_tasks("HumanEval", unsafe_exec=True)["HumanEval"]
+    assert task.evaluate_all([(one, one["messages"][1]["content"]) for one in task]) == [True, True, True]
+
 
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 
@@ -89,7 +178,7 @@ def test_a_release_has_the_files_before_it(write_problems, monkeypatch):
 
 
 @NEEDS_SANDBOX
-def test_programs_are_judged_by_their_output(write_problems):
+def test_programs_and_functions_are_judged_by_their_output(write_problems):
     write_problems([problem(7)])
     task = TASKS["LiveCodeBench-v1"]()
     [secret] = task.files.values()
@@ -111,10 +200,7 @@ def test_programs_are_judged_by_their_output(write_problems):
         "I cannot.": False,
     }
     assert task.evaluate_all([(task[0], answer) for answer in answers]) == list(answers.values())
-
-
-@NEEDS_SANDBOX
-def test_functions_are_called_and_only_plain_results_count(write_problems):
+    # Functions are called, and only plain results count.
     write_problems([problem(7, "add")])
     task = TASKS["LiveCodeBench-v1"]()
     method = task[0]["messages"][0]["content"].split("\n\n")[1]
