@@ -339,16 +339,12 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
 
 
-def _twin(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    return _plain(q, k, v, mask.allowed, scale)
-
-
 PATHS = {  # all do windows, grouped queries and any lengths
     "chunks": _chunks,  # for CPUs
     "flash3": _flash,  # FlashAttention 3, for Hopper GPUs in half precision
     "flash4": _flex,  # FlashAttention 4 as the backend of flex, for Hopper and Blackwell GPUs in half precision
     "flex": _flex,  # for GPUs
     "sdpa": _sdpa,
-    "twin": _twin,
+    "twin": lambda q, k, v, mask, scale: _plain(q, k, v, mask.allowed, scale),
     "decode": _decode,  # for generation on CPUs (fused.py)
 }

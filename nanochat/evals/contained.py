@@ -139,16 +139,9 @@ MS_REMOUNT = 32
 MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
-MNT_DETACH = 2
 MOUNT_SETATTR = 442  # the call's number, as older C libraries do not know the call
-MOUNT_ATTR_RDONLY = 1
-MOUNT_ATTR_NOSUID = 2
 AT_RECURSIVE = 0x8000
 PR_SET_PDEATHSIG = 1
-PR_SET_SECCOMP = 22
-PR_SET_NO_NEW_PRIVS = 38
-PR_SET_THP_DISABLE = 41
-SECCOMP_MODE_FILTER = 2
 # A filter's instructions, and offsets in the data that it reads.
 LOAD = 0x20
 IF_EQUAL = 0x15
@@ -219,7 +212,8 @@ def _main() -> None:
     _set_limits(limits, limits.processes + 2 * (contained and not is_root))
     if contained:
         # A huge page stays whole while a byte of it is mapped: memory beyond the address space.
-        _call("no huge pages", "prctl", PR_SET_THP_DISABLE, 1, 0, 0, 0)
+        # PR_SET_THP_DISABLE is 41.
+        _call("no huge pages", "prctl", 41, 1, 0, 0, 0)
         _filter_calls()
     os.execve(
         sys.executable, [sys.executable, "-IB", "-c", task["launcher"]], {"HOME": "/tmp", "PATH": "/usr/bin:/bin"}
@@ -228,8 +222,7 @@ def _main() -> None:
 
 def _call(step: str, name: str, *arguments: Any) -> None:
     """Call a function of the C library; OSError with the step's name if it fails."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) < 0:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{step}: {os.strerror(number)}")
 
@@ -265,10 +258,8 @@ def _watch(first: int, cpu_seconds: float) -> None:
 
 def _enter_namespaces() -> None:
     user, group = os.geteuid(), os.getegid()
-    flags = CLONE_OTHERS
-    if user:
-        flags |= CLONE_NEWUSER  # without root only an own user namespace gives the right to mount
-    _call("namespaces", "unshare", flags)
+    # Without root only an own user namespace gives the right to mount.
+    _call("namespaces", "unshare", CLONE_OTHERS | (CLONE_NEWUSER if user else 0))
     if user:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
@@ -283,8 +274,7 @@ def _change_root(size: int, readable: list[str]) -> None:
     _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size=65536,nr_inodes={MAX_NAMES}")
     # First: a readable path may lie below it.
     Path(root, "tmp").mkdir()
-    own = f"mode=1777,size={size},nr_inodes={MAX_NAMES}"
-    _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, own)
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={size},nr_inodes={MAX_NAMES}")
     paths = [*READABLE, *readable]
     python = os.path.realpath(sys.base_prefix)
     if not python.startswith("/usr"):
@@ -294,7 +284,7 @@ def _change_root(size: int, readable: list[str]) -> None:
     # The old root is stacked on the new one, and then detached.
     os.chdir(root)
     _call("new root", "pivot_root", b".", b".")
-    _call("old root", "umount2", b".", MNT_DETACH)
+    _call("old root", "umount2", b".", 2)  # MNT_DETACH
     _mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY)
     os.chdir("/tmp")
 
@@ -316,8 +306,9 @@ def _bind(path: str, root: str) -> None:
     else:
         target.touch()
     _mount(path, str(target), None, MS_BIND | MS_REC)
-    # Attributes to set, to clear, propagation, user namespace. A remount would leave out what is mounted below.
-    mount_attr = struct.pack("QQQQ", MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID, 0, 0, 0)
+    # Attributes to set (MOUNT_ATTR_RDONLY is 1, MOUNT_ATTR_NOSUID is 2), to clear, propagation, user namespace.
+    # A remount would leave out what is mounted below.
+    mount_attr = struct.pack("QQQQ", 1 | 2, 0, 0, 0)
     where = (-1, str(target).encode(), AT_RECURSIVE)
     _call(f"attributes of {path}", "syscall", MOUNT_SETATTR, *where, mount_attr, ctypes.c_size_t(len(mount_attr)))
 
@@ -366,9 +357,10 @@ def _filter_calls() -> None:
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
     instructions = ctypes.create_string_buffer(packed)
     program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(instructions))
-    # Without new privileges no program, such as sudo, can leave the filter.
-    _call("no_new_privs", "prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _call("filter of system calls", "prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program)
+    # Without new privileges no program, such as sudo, can leave the filter. PR_SET_NO_NEW_PRIVS is 38.
+    _call("no_new_privs", "prctl", 38, 1, 0, 0, 0)
+    # PR_SET_SECCOMP is 22, SECCOMP_MODE_FILTER is 2.
+    _call("filter of system calls", "prctl", 22, 2, program)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 
@@ -96,8 +96,8 @@ class AccessMiddleware:
         if hmac.compare_digest(given, f"Bearer {self.key}".encode()):  # takes equally long for every wrong key
             return None
         sentence = "this server needs a key: send `Authorization: Bearer KEY`"
-        challenge = {"www-authenticate": "Bearer"}  # required with status 401
-        return ApiError(401, sentence, code="invalid_api_key", headers=challenge)
+        # The header is required with this status.
+        return ApiError(401, sentence, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 # ---- routes ----
@@ -124,7 +124,6 @@ class Service:
     served: ServedModel
     workers: Sequence[Worker]
     queue: int
-    created: int = field(default_factory=lambda: int(time.time()))
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -141,7 +140,7 @@ class Service:
         model = {
             "id": self.served.name,
             "object": "model",
-            "created": self.created,
+            "created": int(time.time()),
             "owned_by": "nanochat",
             "max_model_len": self.served.context,  # vLLM's name
             "temperature": self.served.temperature,  # for the page
@@ -186,15 +185,15 @@ def chat_page() -> Response:
 
 
 def error_response(error: ApiError) -> Response:
-    return JSONResponse(error.body, error.status, error.headers)
+    return JSONResponse(error.body, error.status_code, error.headers)
 
 
 async def _handle_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
+    if not isinstance(error, HTTPException):
+        error = ApiError(500, "internal error, see the server's log")
+    elif not isinstance(error, ApiError):
         sentence = f"{request.method} {request.url.path}: {error.detail.lower()}"
         error = ApiError(error.status_code, sentence, code="unknown_url", headers=error.headers)
-    elif not isinstance(error, ApiError):
-        error = ApiError(500, "internal error, see the server's log")
     return error_response(error)
 
 
@@ -226,7 +225,7 @@ def application(
     return Starlette(
         routes=routes,
         middleware=middleware,
-        exception_handlers=dict.fromkeys([ApiError, HTTPException, Exception], _handle_error),
+        exception_handlers=dict.fromkeys([HTTPException, Exception], _handle_error),
         lifespan=service.lifespan,
     )
 
@@ -252,9 +251,8 @@ class Protocol(H11Protocol):
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family)
+        bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         # Connections inherit it: without it, the second packet of an answer waits for the client to confirm the first.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return bound
