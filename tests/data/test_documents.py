@@ -69,12 +69,10 @@ def test_files_of_a_folder_in_one_order(tmp_path):
     assert found == ["a.md", "a/b/c.parquet", "a/z.jsonl", "b.TXT"]
 
 
-@pytest.mark.parametrize(
-    "line", [b'{"content": "no text"}', b'{"text": 5}', b'["a list"]', b'{"text": "half \\ud83d"}', b"3"]
-)
-def test_a_bad_line_is_named(tmp_path, line):
-    path = write(tmp_path / "a.jsonl", b'{"text": "good"}\n\n' + line + b"\n")
-    assert refusal(path) == f'{path}:3: not a JSON object like {{"text": "…"}}'
+def test_a_bad_line_is_named(tmp_path):
+    for line in (b'{"content": "no text"}', b'{"text": 5}', b'["a list"]', b'{"text": "half \\ud83d"}', b"3"):
+        path = write(tmp_path / "a.jsonl", b'{"text": "good"}\n\n' + line + b"\n")
+        assert refusal(path) == f'{path}:3: not a JSON object like {{"text": "…"}}'
     assert refusal(write(path, b"{not json")).startswith(f"{path}:1: Expecting property name")
 
 
