@@ -10,7 +10,7 @@ and a calculator call inside the answer is `<|python_start|> 12*34 <|python_end|
 """
 
 import codecs
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from itertools import chain, groupby
 from typing import NamedTuple
 
@@ -42,15 +42,13 @@ def check_conversation(conversation: dict) -> None:
         # Only the assistant calls tools.
         kinds = PARTS if role == "assistant" else ("text",)
         parts = _parts_of(message)
-        if not (isinstance(parts, list) and parts and all(_is_part(part, kinds) for part in parts)):
+        if not (isinstance(parts, list) and parts) or not all(
+            isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in parts
+        ):
             raise ValueError(
                 f"message {number}: its content is neither a string nor a list of parts with a `text`"
                 f" and a `type` in {', '.join(kinds)}"
             )
-
-
-def _is_part(part: Part, kinds: Container[str]) -> bool:
-    return isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)
 
 
 def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[Ids, Ids]:

@@ -28,12 +28,7 @@ PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 
 def _updating(layers: list[KeysValues], put: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., KeysValues]:
     """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
-
-    def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        keys, values = layers[layer]
-        return put(keys, k), put(values, v)
-
-    return update
+    return lambda layer, k, v: tuple(map(put, layers[layer], (k, v)))
 
 
 class Cache(NamedTuple):

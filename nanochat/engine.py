@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
 SLOTS = {"cuda": 256, "cpu": 64, "mps": 64}  # rows run at once, by device type
-LEAST_TEMPERATURE = LEAST_TOP_P = 1e-6  # below, fp32 would overflow or vanish; the likeliest token is meant
+LEAST = 1e-6  # below, as temperature or top-p, fp32 would overflow or vanish; the likeliest token is meant
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Request:
     logprobs: bool = False  # events have the model's log-probabilities
 
     def __post_init__(self):
-        if self.temperature < LEAST_TEMPERATURE or self.top_p < LEAST_TOP_P:
+        if min(self.temperature, self.top_p) < LEAST:
             object.__setattr__(self, "temperature", 0.0)  # the dataclass is frozen
 
 

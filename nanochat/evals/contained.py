@@ -21,7 +21,6 @@ from types import SimpleNamespace
 from typing import Any
 
 NOBODY = 65534  # the program's user and group where the caller is not root
-OWN_USERS = 2**30  # first user number, one per sandbox, where the caller is root
 MAX_OPEN_FILES = 64
 MAX_NAMES = 4096  # files and folders in one file system
 MAX_SIGNALS = 64  # waiting signals and timers
@@ -197,8 +196,8 @@ def _main() -> None:
                 if ended == second:
                     _exit_like(status)
         if is_root:
-            # Become a user that no other sandbox has: the kernel counts processes by user.
-            number = OWN_USERS + secrets.randbelow(2**24)
+            # Become a user that no other sandbox has, from 2^30 on: the kernel counts processes by user.
+            number = 2**30 + secrets.randbelow(2**24)
             os.setgroups([])
             os.setresgid(number, number, number)
             os.setresuid(number, number, number)

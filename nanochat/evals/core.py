@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain, count, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -120,7 +120,6 @@ def _evaluate_task(
 
 # An option with scored tokens: its tokens after the prefix, how many at the end are scored, its number in the task.
 Option = tuple[np.ndarray, int, int]
-Text = TypeVar("Text")
 
 
 class Target(NamedTuple):
@@ -184,7 +183,7 @@ def _row(prefix: np.ndarray, options: list[Option]) -> Row:
 # ---- pack and score: from rows to a score for each option ----
 
 
-def _batches(texts: Iterable[Text], length: Callable[[Text], int], tokens: int) -> Iterator[list[Text]]:
+def _batches(texts: Iterable, length: Callable[..., int], tokens: int) -> Iterator[list]:
     """Yield batches with about so many tokens, the longest texts first: fewer, or up to a text more."""
     # Texts of about the same length need little padding.
     texts = sorted(texts, key=length, reverse=True)

@@ -157,13 +157,13 @@ class Worker:
                 news.append((generation, list(generation.job.events)))
                 generation.job.events.clear()
         self._active = [generation for generation in self._active if generation.job.open]
+
+        def deliver() -> None:
+            for generation, events in news:
+                generation.deliver(events)
+
         if news:
             # In one call, since each call wakes the event loop.
-            self.loop.call_soon_threadsafe(_deliver, news)
+            self.loop.call_soon_threadsafe(deliver)
         if self._active:
             self.order(self._step)
-
-
-def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
-    for generation, events in news:
-        generation.deliver(events)
