@@ -152,16 +152,10 @@ def test_ends(case):
     assert set(completion.mask) == {1}
 
 
-def test_a_prompt_that_does_not_fit_is_refused():
-    for tokens in ([], [65] * 192):
-        with pytest.raises(ValueError, match=f"prompt 1 has {len(tokens)} tokens, the context holds 1 to 191"):
-            Engine(script_model(65, 66), TOKENIZER).generate([Request([65], 5), Request(tokens, 5)])
-
-
 CALL = "A[python_start]12*3[python_end]B[output_end]Z[assistant_end]"
 
 
-def test_the_calculator_answers_as_far_as_there_is_room():
+def test_the_calculator_answers_as_far_as_there_is_room_and_a_prompt_has_to_fit():
     """By the chain of the script a 3 would be followed by the end of the expression; 12*3 gives 36."""
     engine = speaker(CALL)
     heard, complete = say(engine)
@@ -173,6 +167,9 @@ def test_the_calculator_answers_as_far_as_there_is_room():
     for room in range(1, 12, 2):  # in the context
         _, completion = say(engine, prompt="B" * (191 - room) + "A")
         assert completion == Completion(complete.tokens[:room], complete.mask[:room], "length", [0.0] * room)
+    for tokens in ([], [65] * 192):
+        with pytest.raises(ValueError, match=f"prompt 1 has {len(tokens)} tokens, the context holds 1 to 191"):
+            engine.generate([Request([65], 5), Request(tokens, 5)])
 
 
 def test_only_the_row_that_asks_gets_an_answer():

@@ -35,7 +35,7 @@ def mirror(tmp_path, monkeypatch) -> Path:
     return tmp_path / "mirror/datasets"
 
 
-def test_a_shard_is_what_the_file_holds(tmp_path):
+def test_a_shard_is_what_the_file_holds_and_a_damaged_one_is_named(tmp_path):
     texts = [f"{number} 가나다" * 30 for number in range(2500)]
     path = write_shard(tmp_path / "a.parquet", texts, pa.large_string(), row_group_size=1000)
     [shard] = open_shards([path])
@@ -43,9 +43,7 @@ def test_a_shard_is_what_the_file_holds(tmp_path):
     assert shard.hash == hashlib.sha256(path.read_bytes()).hexdigest()
     assert sum(map(len, texts)) <= shard.size < 4 * sum(map(len, texts))
     assert [text for group in range(3) for text in shard.read(group).to_pylist()] == texts
-
-
-def test_a_damaged_shard_is_named(tmp_path):
+    # A damaged shard is named.
     path = write_shard(tmp_path / "a.parquet", ["text"] * 1000)
     whole = path.read_bytes()
     for content in (b"", b"PAR1", whole[:-100]):

@@ -136,9 +136,7 @@ def test_a_server_cannot_ask_to_wait_for_ever(asked, server, monkeypatch):
     server.retries = [asked] * 4
     assert hub.fetch([A])
     assert set(waits) == {601}  # the library adds a second
-
-
-def test_a_name_cannot_leave_the_folder():
+    # A name cannot leave the folder.
     for file in [("../secret", "some/set"), ("a/../../secret", ""), ("a", "../.."), ("/etc/hosts", "")]:
         with pytest.raises(HubError, match="outside of the data set's folder"):
             HubFile(*file)

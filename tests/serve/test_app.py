@@ -204,8 +204,6 @@ def test_an_error_ends_a_row_and_not_the_server(capsys):
 
 
 ITEMS, LETTERS = 24, "JKLMNOPQRST"  # with which no merge of the vocabulary begins or ends
-
-
 LITTLE = json.loads("""{
     "task": "little", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice",
     "doc_to_text": "{{query}}", "doc_to_choice": "{{choices}}", "doc_to_target": "gold",

@@ -13,8 +13,6 @@ from nanochat.serve.cli import AnswerPrinter, TerminalChat
 
 TOKENS, CONTEXT, SEED = 6, 96, 3
 BOS = ID["<|bos|>"]
-
-
 CALL = [*map(Piece, ["text", "python", "python"], ["It is ", "", "12+"]), Piece("python", "34"), Piece("text", "")]
 CALL += [Piece("python_output", ""), Piece("python_output", "46"), Piece("text", ""), Piece("text", " apples")]
 

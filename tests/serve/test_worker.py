@@ -107,17 +107,21 @@ async def test_admission():
         assert (first.load, second.load) == (1, 5)
 
 
-async def test_an_engine_that_fails_ends_the_process(monkeypatch, capsys):
+def test_an_engine_that_fails_ends_the_process(monkeypatch, capsys):
     statuses = []
     monkeypatch.setattr(os, "_exit", statuses.append)
-    async with working() as service:
-        [worker] = service.workers
-        with pytest.raises(RuntimeError, match="out of bounds"):  # only this client's
-            await submit(service, LONG).score([65, 1 << 20], 1)
-        assert len((await result(submit(service, LONG)))[0, 0][0]) == 150
-        assert statuses == []
-        monkeypatch.setattr(worker.engine, "step", lambda: 1 / 0)
-        submit(service, LONG)
-        await until(lambda: statuses)
+
+    async def ask():
+        async with working() as service:
+            [worker] = service.workers
+            with pytest.raises(RuntimeError, match="out of bounds"):  # only this client's
+                await submit(service, LONG).score([65, 1 << 20], 1)
+            assert len((await result(submit(service, LONG)))[0, 0][0]) == 150
+            assert statuses == []
+            monkeypatch.setattr(worker.engine, "step", lambda: 1 / 0)
+            submit(service, LONG)
+            await until(lambda: statuses)
+
+    asyncio.run(ask())
     assert statuses == [1]
     assert "ZeroDivisionError" in capsys.readouterr().out
