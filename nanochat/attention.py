@@ -192,14 +192,18 @@ def _block_mask(path: str, queries: int, keys: int, window: int, device: torch.d
     """Return the mask for flex; the queries are the last keys."""
     from torch.nn.attention.flex_attention import create_block_mask  # takes seconds: only for these paths
 
-    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return _sees(query + keys - queries, key, window)
-
     size = 128
     if path == "flash4" and torch.cuda.get_device_capability(device)[0] >= 10:
         size = (256, 128)  # FlashAttention 4 takes two blocks of queries at once on Blackwell
-    # None: all rows and heads alike.
-    return create_block_mask(sees, None, None, queries, keys, device=device, BLOCK_SIZE=size)
+    return create_block_mask(
+        lambda row, head, query, key: _sees(query + keys - queries, key, window),
+        B=None,  # all rows alike
+        H=None,  # all heads alike
+        Q_LEN=queries,
+        KV_LEN=keys,
+        device=device,
+        BLOCK_SIZE=size,
+    )
 
 
 def _mask(positions: Tensor, keys: int, window: int) -> Tensor:
@@ -339,16 +343,12 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
 
 
-def _twin(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    return _plain(q, k, v, mask.allowed, scale)
-
-
 PATHS = {  # all do windows, grouped queries and any lengths
     "chunks": _chunks,  # for CPUs
     "flash3": _flash,  # FlashAttention 3, for Hopper GPUs in half precision
     "flash4": _flex,  # FlashAttention 4 as the backend of flex, for Hopper and Blackwell GPUs in half precision
     "flex": _flex,  # for GPUs
     "sdpa": _sdpa,
-    "twin": _twin,
+    "twin": lambda q, k, v, mask, scale: _plain(q, k, v, mask.allowed, scale),
     "decode": _decode,  # for generation on CPUs (fused.py)
 }

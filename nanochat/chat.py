@@ -40,20 +40,15 @@ def check_conversation(conversation: dict) -> None:
         if message.get("role") != role:
             raise ValueError(f"message {number}: its role is {message.get('role')!r} where {role!r} is due")
         # Only the assistant calls tools.
-        kinds = tuple(PARTS) if role == "assistant" else ("text",)
-        if not _is_content(message.get("content"), kinds):
+        kinds = PARTS if role == "assistant" else ("text",)
+        parts = _parts_of(message)
+        if not (isinstance(parts, list) and parts) or not all(
+            isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in parts
+        ):
             raise ValueError(
                 f"message {number}: its content is neither a string nor a list of parts with a `text`"
                 f" and a `type` in {', '.join(kinds)}"
             )
-
-
-def _is_content(content: str | list[Part], kinds: tuple[str, ...]) -> bool:
-    if not isinstance(content, list):
-        return isinstance(content, str)
-    return content != [] and all(
-        isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in content
-    )
 
 
 def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
@@ -68,7 +63,14 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[Ids, 
         mask.extend([int(learned)] * len(tokens))
 
     add([tokenizer.bos], learned=False)
-    for message in _merge_system(conversation["messages"]):
+    messages = conversation["messages"]
+    if _has_system(messages):
+        # Its text stands in front of the first user text. Users have text only, so their first part is text.
+        system, user, *rest = messages
+        first, *others = _parts_of(user)
+        first = {"type": "text", "text": f"{text_of(system)}\n\n{first['text']}"}
+        messages = [{"role": "user", "content": [first, *others]}, *rest]
+    for message in messages:
         role = message["role"]
         is_assistant = role == "assistant"
         add([special[f"<|{role}_start|>"]], learned=False)
@@ -132,24 +134,13 @@ def _has_system(messages: list) -> bool:
 
 
 def _parts_of(message: dict) -> list[Part]:
-    content = message["content"]
+    content = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def text_of(message: dict) -> str:
     """Return the text of a message, that of its parts joined."""
     return "".join(part["text"] for part in _parts_of(message))
-
-
-def _merge_system(messages: list[dict]) -> list[dict]:
-    """Return the messages with the system text in front of the first user text."""
-    if not _has_system(messages):
-        return messages
-    system, user, *rest = messages
-    first, *others = _parts_of(user)
-    # Users have text only, so the first part is text.
-    first = {"type": "text", "text": f"{text_of(system)}\n\n{first['text']}"}
-    return [{"role": "user", "content": [first, *others]}, *rest]
 
 
 # ---- a reply back to text ----
@@ -226,5 +217,4 @@ def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[Part]:
 def chat_temperature(manifest: Record) -> float:
     """Return the sampling temperature for chats with a model."""
     # An imported model has no settings of ours, and one of an earlier version lacks these.
-    settings = manifest["config"] or {}
-    return settings.get("chat_temperature", CHAT_TEMPERATURE)
+    return (manifest["config"] or {}).get("chat_temperature", CHAT_TEMPERATURE)

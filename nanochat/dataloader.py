@@ -166,7 +166,9 @@ class TextLoader(Loader):
         lanes = {}
         for (number, source), chunk in self._chunks.items():
             lane = Lane(self._deals[source], number, self.seq_len + 1)
-            lanes[number, source] = lane.rows(chunk, self._rows_taken(number)[source])
+            # Of the lane's rows number, number + lanes, number + 2 * lanes, … those below self._row were taken.
+            taken = self._mix.rows_before(number, (self._row - number - 1) // self.lanes + 1)
+            lanes[number, source] = lane.rows(chunk, taken[source])
         # The first row for this rank: another number of ranks may have stopped anywhere.
         row = self._row + (self.rank - self._row) % self.world_size
         while True:
@@ -198,8 +200,3 @@ class TextLoader(Loader):
         self._row = state["rows"]
         for lane, source in self._chunks:
             self._chunks[lane, source] = Chunk(**state["lanes"][str(lane)][source])
-
-    def _rows_taken(self, lane: int) -> list[int]:
-        """Return row counts per source taken from a lane."""
-        # Rows lane, lane + lanes, lane + 2 * lanes, … below self._row.
-        return self._mix.rows_before(lane, (self._row - lane - 1) // self.lanes + 1)

@@ -28,12 +28,7 @@ PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 
 def _updating(layers: list[KeysValues], put: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., KeysValues]:
     """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
-
-    def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
-        keys, values = layers[layer]
-        return put(keys, k), put(values, v)
-
-    return update
+    return lambda layer, k, v: tuple(map(put, layers[layer], (k, v)))
 
 
 class Cache(NamedTuple):
@@ -214,21 +209,17 @@ class Decoder:
             free = free_memory(self.device)
             if slot_bytes > free:
                 needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
-                hint = ": take fewer --exits" if cached_layers(self.model) > self.config.depth else ""
-                raise ValueError(f"the cache for one row of {length} tokens needs {needed}{hint}")
+                raise ValueError(
+                    f"the cache for one row of {length} tokens needs {needed}: take fewer --exits, or a shorter context"
+                )
             self.wanted, self.length = wanted, length
             fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
             self.cache = KVCache(self.model, min(self.wanted, fit), self.length)
             sizes = {"halting": self.config.vocab_size, "uniform": self.length, "forced": self.length}
-            for name, dtype in STATE.items():
-                if dtype == torch.float64 and self.device.type == "mps":
-                    dtype = torch.float32  # MPS has no fp64
-                self.state[name] = torch.zeros(
-                    self.cache.slots,
-                    sizes.get(name, 1),
-                    dtype=dtype,
-                    device=self.device,
-                )
+            dtypes = STATE | ({"uniform": torch.float32} if self.device.type == "mps" else {})  # which has no fp64
+            for name, dtype in dtypes.items():
+                shape = self.cache.slots, sizes.get(name, 1)
+                self.state[name] = torch.zeros(shape, dtype=dtype, device=self.device)
             if self.on_cuda:
                 self.pool = torch.cuda.graph_pool_handle()
                 self.stream = torch.cuda.Stream()  # torch's own for capturing would belong to the first device
@@ -301,18 +292,12 @@ class Decoder:
         if not self.on_cuda:
             return self._compute(rows, keys, kind), None
         bucket = next((size for size in BUCKETS if size >= rows), rows)  # the next larger row count with a graph
-        columns = self._replay(min(bucket, self.cache.slots), keys, kind)
+        columns = self._replay((min(bucket, self.cache.slots), keys, kind))
         on_host = [column.to("cpu", non_blocking=True) for column in columns]
         return on_host, torch.cuda.current_stream().record_event()
 
-    def _replay(
-        self,
-        rows: int,
-        keys: int,
-        kind: StepKind,
-    ) -> list[Tensor]:
-        """Run a step as a CUDA graph, captured by the second step with the same shape."""
-        shape = (rows, keys, kind)
+    def _replay(self, shape: tuple[int, int, StepKind]) -> list[Tensor]:
+        """Run a step as a CUDA graph, captured by the second step with the same (rows, keys, kind)."""
         if shape not in self.graphs:
             # The first step runs without a graph and does all one-time work.
             self.graphs[shape] = None

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from nanochat.tokenizer import Tokenizer
 
 ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
-SLOTS = {"cuda": 256, "cpu": 64}  # rows run at once, by device type
-LEAST_TEMPERATURE = LEAST_TOP_P = 1e-6  # below, fp32 would overflow or vanish; the likeliest token is meant
+SLOTS = {"cuda": 256, "cpu": 64, "mps": 64}  # rows run at once, by device type
+LEAST = 1e-6  # below, as temperature or top-p, fp32 would overflow or vanish; the likeliest token is meant
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Request:
     logprobs: bool = False  # events have the model's log-probabilities
 
     def __post_init__(self):
-        if self.temperature < LEAST_TEMPERATURE or self.top_p < LEAST_TOP_P:
+        if min(self.temperature, self.top_p) < LEAST:
             object.__setattr__(self, "temperature", 0.0)  # the dataclass is frozen
 
 
@@ -120,7 +120,7 @@ class Engine:
         self.decoder = Decoder(packed)
         self.config = model.config
         self.refresh = partial(refresh, packed, model)
-        self.slots = slots or SLOTS.get(self.decoder.device.type, SLOTS["cpu"])
+        self.slots = slots or SLOTS[self.decoder.device.type]
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ENDS)
@@ -276,7 +276,7 @@ class Engine:
                     self._follow_token(sequence, token, logprob if sequence.request.logprobs else 0.0)
                 except Exception:  # whatever one row's text does must not end the others
                     print_line(f"engine: a sample ends with an error\n{traceback.format_exc()}")
-                    self._end(sequence, "error", 0.0)
+                    self._end(sequence, "error")
 
     def _follow_token(self, sequence: _Sequence, token: int, logprob: float) -> None:
         sampled = sequence.forced == 0
@@ -291,7 +291,7 @@ class Engine:
         answer = self._answer(sequence, token) if sampled else None
         room = sequence.most - sequence.length
         if room == 0:
-            self._end(sequence, "length", 0.0)
+            self._end(sequence, "length")
         elif answer is not None:
             sequence.forced = min(len(answer), room)
             self.decoder.resume(sequence.slot, sequence.length, answer[:room])
@@ -313,7 +313,7 @@ class Engine:
             return []  # no answer: the model continues
         return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
 
-    def _end(self, sequence: _Sequence, reason: str, logprob: float) -> None:
+    def _end(self, sequence: _Sequence, reason: str, logprob: float = 0.0) -> None:
         self._release(sequence)
         sequence.job.open -= 1
         sequence.add(None, reason=reason, logprob=logprob)

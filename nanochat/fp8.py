@@ -36,13 +36,14 @@ class _Float8Product(torch.autograd.Function):
     ) -> Tensor:
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
-        return _product(
+        # Sums in the forward keep fewer digits. The kernel takes its right matrix as a transposed view.
+        return torch._scaled_mm(
             x8,
-            by_rows,
+            by_rows.t(),
             x_scale,
             weight_scale,
-            x.dtype,
-            fast=True,
+            out_dtype=x.dtype,
+            use_fast_accum=True,
         )
 
     @staticmethod
@@ -50,31 +51,11 @@ class _Float8Product(torch.autograd.Function):
     def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
         x8, x_scale, by_columns, weight_scale = ctx.saved_tensors
         outer8, outer_scale = quantize(outer, BACKWARD)
-        x_gradient = _product(
-            outer8,
-            by_columns,
-            outer_scale,
-            weight_scale,
-            outer.dtype,
-        )
+        x_gradient = torch._scaled_mm(outer8, by_columns.t(), outer_scale, weight_scale, out_dtype=outer.dtype)
         # The kernel reads both matrices along the summed dimension: tokens here.
-        weight_gradient = _product(
-            outer8.t().contiguous(),
-            x8.t().contiguous(),
-            outer_scale,
-            x_scale,
-            torch.float32,
-        )
+        by_token = outer8.t().contiguous(), x8.t().contiguous().t()
+        weight_gradient = torch._scaled_mm(*by_token, outer_scale, x_scale, out_dtype=torch.float32)
         return x_gradient, weight_gradient, None, None, None
-
-
-def _product(
-    left: Tensor, right: Tensor, left_scale: Tensor, right_scale: Tensor, dtype: torch.dtype, fast: bool = False
-) -> Tensor:
-    """Return left (a, k) @ right (b, k)ᵀ of contiguous fp8 matrices. fast: sums keep fewer digits."""
-    return torch._scaled_mm(
-        left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=dtype, use_fast_accum=fast
-    )
 
 
 class Float8Linear(nn.Linear):

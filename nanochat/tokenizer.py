@@ -70,8 +70,7 @@ class Tokenizer:
     def content_hash(self) -> str:
         """SHA-256 over everything that decides the ids: tokenizers with the same hash agree on every text."""
         # One spelling for equal definitions.
-        canonical = json.dumps(self._definition(), sort_keys=True, separators=(",", ":"))
-        return text_sha256(canonical)
+        return text_sha256(json.dumps(self._definition(), sort_keys=True, separators=(",", ":")))
 
     def _definition(self) -> Record:
         return {

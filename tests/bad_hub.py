@@ -42,15 +42,10 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self, head: bool) -> None:
         self.server.requests += 1
-        if self.server.retries:
-            self.send_response(429)
-            self.send_header("Retry-After", self.server.retries.pop())
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        if self.server.gated:
-            self.send_response(401)
-            self.send_header("X-Error-Code", "GatedRepo")
+        if self.server.retries or self.server.gated:
+            self.send_response(429 if self.server.retries else 401)
+            self.send_header("Retry-After", self.server.retries.pop() if self.server.retries else "0")
+            self.send_header("X-Error-Code", "GatedRepo" if self.server.gated else "")
             self.send_header("Content-Length", "0")
             self.end_headers()
             return

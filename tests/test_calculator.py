@@ -9,8 +9,6 @@ import pytest
 from nanochat.calculator import MAX_LENGTH, REFUSALS, calculate
 
 GSM8K = Path(__file__).resolve().parents[2] / "shared/hub/datasets/openai/gsm8k/main/train-00000-of-00001.parquet"
-
-
 COMPUTED = """
 12/60 → 0.2
  0.1 + 0.2  → 0.3

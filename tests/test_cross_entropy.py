@@ -56,7 +56,7 @@ def test_loss_and_gradients_equal_the_plain_ones(dtype, softcap, seed):
         assert not ours[2][37:].any()
 
 
-def test_the_loss_of_each_token():
+def test_the_loss_of_each_token_and_a_sum_weighed_by_factors():
     hidden, weight, targets = problem(3, torch.float32)
     arguments = {"softcap": 15.0, "vocab_size": 37, "reduction": "none"}
     expected = plain(hidden, weight, targets, **arguments)
@@ -71,13 +71,10 @@ def test_the_loss_of_each_token():
         total = cross_entropy(hidden, weight, targets, softcap=15.0, vocab_size=37)
     assert not total.requires_grad
     assert_near([total], [expected.sum()], torch.float32)
-
-
-def test_a_sum_weighed_by_factors():
-    hidden, weight, targets = problem(4, torch.float32)
-    rows, goals, factors = hidden.view(5, 10, -1), targets.view(5, 10), torch.randn(5, 10)
-    arguments = {"softcap": 15.0, "vocab_size": 37}
-    expected = plain(hidden, weight, targets, **arguments, reduction="none").view(5, 10)
+    # A sum of losses times factors, of rows, and the losses beside it.
+    rows, goals, factors = hidden.view(5, 10, -1), targets.view(5, 10), advantages.view(5, 10)
+    expected = plain(hidden, weight, targets, **arguments).view(5, 10)
+    del arguments["reduction"]
     wanted = (expected * factors).sum()
     total, each = cross_entropy(rows, weight, goals, **arguments, factors=factors, chunk=7)
     assert total.requires_grad

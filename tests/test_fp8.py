@@ -55,8 +55,14 @@ def layer_and_input(dtype, device="cpu"):
     return Float8Linear(linear), x, outer
 
 
-def check_numerics(dtype, device="cpu"):
-    """Output and both gradients: equal to the emulation but for rounding of the result, near the plain ones."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_output_and_gradients(dtype, device):
+    """Equal to the emulation but for rounding of the result, near the plain ones."""
+    if device == "cuda":
+        if not torch.cuda.is_available() or torch.cuda.get_device_capability() < fp8.FIRST_CAPABILITY:
+            pytest.skip("needs a GPU with fp8")
+        assert convert(nn.Sequential(nn.Linear(128, 128, bias=False)).cuda()) == ["0"]
     layer, x, outer = layer_and_input(dtype, device=device)
     y = layer(x)
     got = y, *torch.autograd.grad(y, (x, layer.weight), outer)
@@ -71,20 +77,6 @@ def check_numerics(dtype, device="cpu"):
         assert distance(value, twin) < (4e-3 if value.dtype == torch.bfloat16 else rounding)
         low, high = ERROR_OF[kind]
         assert low < distance(value, exact) < high
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_output_and_gradients(dtype):
-    check_numerics(dtype)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_output_and_gradients_on_a_gpu(dtype):
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < fp8.FIRST_CAPABILITY:
-        pytest.skip("needs a GPU with fp8")
-    assert convert(nn.Sequential(nn.Linear(128, 128, bias=False)).cuda()) == ["0"]
-    check_numerics(dtype, "cuda")
 
 
 @pytest.mark.parametrize(("dtype", "digits", "smallest"), [(FORWARD, 3, 2**-9), (BACKWARD, 2, 2**-16)], ids=str)

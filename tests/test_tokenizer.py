@@ -37,7 +37,7 @@ def test_any_text_comes_back_and_nothing_special_comes_out(tokenizer: Tokenizer,
     assert not set(ids) & set(tokenizer.special_tokens.values())
 
 
-def test_a_saved_tokenizer_is_the_same_when_loaded_and_says_it_all(tokenizer: Tokenizer, artifact: Path):
+def test_a_saved_tokenizer_is_the_same_and_says_it_all(tokenizer: Tokenizer, artifact: Path, tmp_path: Path):
     loaded = Tokenizer.load(artifact)
     assert loaded.content_hash == tokenizer.content_hash
     assert loaded.special_tokens == tokenizer.special_tokens
@@ -47,9 +47,7 @@ def test_a_saved_tokenizer_is_the_same_when_loaded_and_says_it_all(tokenizer: To
     assert record["training"] == {"max_chars": 1000}
     assert record["token_bytes"] == tokenizer.token_lengths().tolist()
     assert len(record["merges"]) == 800 - 256 - 9
-
-
-def test_the_hash_changes_with_the_ids_and_what_is_no_artifact_says_what_to_do(tokenizer: Tokenizer, tmp_path: Path):
+    # The hash changes with the ids, and what is no artifact says what to do.
     same = Tokenizer.train(SAMPLES, 800, threads=1)
     assert same.save(tmp_path / "a.json", {"note": "other settings"}) == tokenizer.content_hash
     assert Tokenizer.train(SAMPLES, 799).content_hash != tokenizer.content_hash

@@ -72,8 +72,7 @@ def _download(home: Path) -> str:
             archive.unlink()  # after an error too: the next attempt needs another archive
     # From httpx, the system or the check: there is no common base class.
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        return f"{URL}: {reason}"
+        return f"{URL}: " + str(error).partition("\n")[0]
     return ""
 
 

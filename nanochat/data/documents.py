@@ -54,8 +54,8 @@ def by_size(texts: Iterable[str], least: int) -> Iterator[list[str]]:
 
 
 def _read_text(file: Path) -> Iterator[str]:
-    lines = read_lines(file, lambda line: line.decode("utf-8-sig"))  # some editors put a byte order mark at the start
-    return map("".join, by_size(lines, DOCUMENT_CHARS))
+    # Some editors put a byte order mark at the start.
+    return map("".join, by_size(read_lines(file, lambda line: line.decode("utf-8-sig")), DOCUMENT_CHARS))
 
 
 def _text_of(record: Any) -> str:

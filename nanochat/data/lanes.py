@@ -116,8 +116,7 @@ class Mix:
         self._counts = np.zeros(len(shares), np.int64)  # rows from each source in a cycle
         for place in range(MIX_CYCLE):
             # The source furthest behind its share is next.
-            behind = fractions * (place + 1) - self._counts
-            source = np.argmax(behind)
+            source = np.argmax(fractions * (place + 1) - self._counts)
             self._order[place] = source
             self._counts[source] += 1
         if not self._counts.all():
@@ -241,15 +240,19 @@ class Lane:
             left = [(unit, document, begin, begin + len(ids) - 1) for ids, unit, document, begin in leftover]
             chunk = Chunk(chunk.unit + units, row=row, left=left)
 
-    def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:
+    def _pack(
+        self,
+        chunk: Chunk,
+        pieces: list[Piece],
+        opening: int,
+    ) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""
         placed, left = pack([len(piece.ids) for piece in pieces], opening, self.size)
         # With the slot before the first token: the bos, or a token that becomes the bos.
         parts = [pieces[number].ids[begin : end + 1] for number, begin, end in placed]
         ids = np.concatenate(parts)
         sizes = np.array(list(map(len, parts)))
-        heads = np.cumsum(sizes) - sizes
-        ids[heads] = self.deal.bos
+        ids[np.cumsum(sizes) - sizes] = self.deal.bos
         # Packing goes from long documents to short ones, so shuffle the rows.
         rows = ids.reshape(-1, self.size)
         rows = rows[shuffled(len(rows), *self.deal.key, 2, self.number, chunk.unit)]

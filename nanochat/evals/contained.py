@@ -18,10 +18,9 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 NOBODY = 65534  # the program's user and group where the caller is not root
-OWN_USERS = 2**30  # first user number, one per sandbox, where the caller is root
 MAX_OPEN_FILES = 64
 MAX_NAMES = 4096  # files and folders in one file system
 MAX_SIGNALS = 64  # waiting signals and timers
@@ -29,27 +28,34 @@ POLL_SECONDS = 0.05  # between two looks at the processor time
 
 # ---- what a contained program may do ----
 
-READABLE = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/ld.so.cache")
-DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+# Devices can be written on a read-only mount.
+READABLE = """
+    /usr /bin /sbin /lib /lib64 /etc/ld.so.cache /dev/null /dev/zero /dev/urandom
+""".split()
 
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # the kernel's numbers for architectures
-# System calls by result, with their numbers on x86_64 and on aarch64 ("-": does not exist). Further numbers are the
-# values of the second argument that count. Of clone, only flags for new namespaces are refused.
+# A filter's results, from linux/seccomp.h.
+KILL_PROCESS = 0x80000000
+ALLOW = 0x7FFF0000
+FAIL_WITH = 0x00050000  # plus an error number
+# System calls by result, with their numbers on x86_64 and on aarch64. Further numbers are the values of the second
+# argument that count. Of clone, only flags for new namespaces are refused.
 CALLS = {
-    # The kernel would keep memory that no process's limit counts, or count for all users together.
-    "killed": """
+    # The kernel would keep memory that no process's limit counts, or count for all users together. (aarch64 has no
+    # inotify_init: the number is that of inotify_init1.)
+    KILL_PROCESS: """
         shmget              29  194
         semget              64  190
         msgget              68  186
         mq_open            240  180
-        inotify_init       253    -
+        inotify_init       253   26
         inotify_init1      294   26
         fanotify_init      300  262
         io_setup           206    0
         io_uring_setup     425  425
         landlock_create_ruleset 444 444
     """,
-    "refused": """
+    FAIL_WITH | errno.EPERM: """
         clone               56  220
         socket              41  198
         socketpair          53  199
@@ -103,12 +109,12 @@ CALLS = {
         fcntl               72   25   6 7 37 38 1024 1026 1031
     """,
     # The C library takes clone instead, with flags that a filter can read, and pwritev, which cannot write through.
-    "not implemented": """
+    FAIL_WITH | errno.ENOSYS: """
         clone3             435  435
         pwritev2           328  287
     """,
     # Success without effect: these would make the host's disks work.
-    "ignored": """
+    FAIL_WITH: """
         sync               162   81
         syncfs             306  267
         fsync               74   82
@@ -132,30 +138,15 @@ MS_REMOUNT = 32
 MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
-MNT_DETACH = 2
-MOUNT_ATTR_RDONLY = 1
-MOUNT_ATTR_NOSUID = 2
+MOUNT_SETATTR = 442  # the call's number, as older C libraries do not know the call
 AT_RECURSIVE = 0x8000
 PR_SET_PDEATHSIG = 1
-PR_SET_SECCOMP = 22
-PR_SET_NO_NEW_PRIVS = 38
-PR_SET_THP_DISABLE = 41
-SECCOMP_MODE_FILTER = 2
-# A filter's instructions, its results, and offsets in the data that it reads.
+# A filter's instructions, and offsets in the data that it reads.
 LOAD = 0x20
 IF_EQUAL = 0x15
 IF_AT_LEAST = 0x35
 IF_ANY_BIT = 0x45
 RETURN = 0x06
-KILL_PROCESS = 0x80000000
-ALLOW = 0x7FFF0000
-FAIL_WITH = 0x00050000  # plus an error number
-RESULTS = {
-    "killed": KILL_PROCESS,
-    "refused": FAIL_WITH | errno.EPERM,
-    "not implemented": FAIL_WITH | errno.ENOSYS,
-    "ignored": FAIL_WITH,  # error 0
-}
 CALL_NUMBER = 0
 ARCHITECTURE = 4
 FIRST_ARGUMENT = 16
@@ -163,23 +154,16 @@ SECOND_ARGUMENT = 24
 X32_CALLS = 0x40000000  # on x86_64 a second set of call numbers begins here
 
 
-class _Refusal(NamedTuple):
-    """A row in CALLS, for this machine."""
-
-    number: int
-    values: list[int]  # of the second argument; none: any value
-    result: int
-
-
-def _refusals() -> dict[str, _Refusal]:
+def refusals() -> list[tuple[str, int, int, list[int]]]:
+    """Return (name, result, number on this machine, values) of each row of CALLS."""
     column = list(AUDIT).index(platform.machine())
-    refusals = {}
-    for kind, table in CALLS.items():
+    rows = []
+    for result, table in CALLS.items():
         for line in table.strip().splitlines():
-            name, *numbers = line.split()
-            if numbers[column] != "-":
-                refusals[name] = _Refusal(int(numbers[column]), [int(value) for value in numbers[2:]], RESULTS[kind])
-    return refusals
+            name, *words = line.split()
+            numbers = list(map(int, words))
+            rows.append((name, result, numbers[column], numbers[2:]))
+    return rows
 
 
 # ---- steps ----
@@ -195,7 +179,7 @@ def _main() -> None:
     if contained:
         _enter_namespaces()
         # Now, because a new user forgets it.
-        _call("end with the caller", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _call("end with the caller", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != task["caller"]:
             sys.exit("the caller has ended")
         # Two processes stay outside of the program: one watches it, one is its namespace's first process. When the
@@ -203,7 +187,7 @@ def _main() -> None:
         if first := os.fork():
             _watch(first, limits.cpu_seconds)
         signal.alarm(int(limits.seconds) + 1)  # not inherited; the watching process may end first
-        _call("end with the parent", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _call("end with the parent", "prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
         _call("own mounts", "unshare", CLONE_NEWNS)
         _change_root(limits.file_bytes, task["readable"])
         if second := os.fork():
@@ -212,8 +196,8 @@ def _main() -> None:
                 if ended == second:
                     _exit_like(status)
         if is_root:
-            # Become a user that no other sandbox has: the kernel counts processes by user.
-            number = OWN_USERS + secrets.randbelow(2**24)
+            # Become a user that no other sandbox has, from 2^30 on: the kernel counts processes by user.
+            number = 2**30 + secrets.randbelow(2**24)
             os.setgroups([])
             os.setresgid(number, number, number)
             os.setresuid(number, number, number)
@@ -227,7 +211,8 @@ def _main() -> None:
     _set_limits(limits, limits.processes + 2 * (contained and not is_root))
     if contained:
         # A huge page stays whole while a byte of it is mapped: memory beyond the address space.
-        _call("no huge pages", "prctl", PR_SET_THP_DISABLE, 1, 0, 0, 0)
+        # PR_SET_THP_DISABLE is 41.
+        _call("no huge pages", "prctl", 41, 1, 0, 0, 0)
         _filter_calls()
     os.execve(
         sys.executable, [sys.executable, "-IB", "-c", task["launcher"]], {"HOME": "/tmp", "PATH": "/usr/bin:/bin"}
@@ -236,8 +221,7 @@ def _main() -> None:
 
 def _call(step: str, name: str, *arguments: Any) -> None:
     """Call a function of the C library; OSError with the step's name if it fails."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) < 0:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{step}: {os.strerror(number)}")
 
@@ -273,10 +257,8 @@ def _watch(first: int, cpu_seconds: float) -> None:
 
 def _enter_namespaces() -> None:
     user, group = os.geteuid(), os.getegid()
-    flags = CLONE_OTHERS
-    if user:
-        flags |= CLONE_NEWUSER  # without root only an own user namespace gives the right to mount
-    _call("namespaces", "unshare", flags)
+    # Without root only an own user namespace gives the right to mount.
+    _call("namespaces", "unshare", CLONE_OTHERS | (CLONE_NEWUSER if user else 0))
     if user:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
@@ -291,20 +273,17 @@ def _change_root(size: int, readable: list[str]) -> None:
     _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size=65536,nr_inodes={MAX_NAMES}")
     # First: a readable path may lie below it.
     Path(root, "tmp").mkdir()
-    own = f"mode=1777,size={size},nr_inodes={MAX_NAMES}"
-    _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, own)
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={size},nr_inodes={MAX_NAMES}")
     paths = [*READABLE, *readable]
     python = os.path.realpath(sys.base_prefix)
     if not python.startswith("/usr"):
         paths.append(python)
     for path in filter(os.path.lexists, paths):
-        _bind(path, root, MOUNT_ATTR_RDONLY | MOUNT_ATTR_NOSUID)
-    for path in DEVICES:
-        _bind(path, root, MOUNT_ATTR_NOSUID)
+        _bind(path, root)
     # The old root is stacked on the new one, and then detached.
     os.chdir(root)
-    _call("pivot_root", "syscall", _refusals()["pivot_root"].number, b".", b".")
-    _call("old root", "umount2", b".", MNT_DETACH)
+    _call("new root", "pivot_root", b".", b".")
+    _call("old root", "umount2", b".", 2)  # MNT_DETACH
     _mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY)
     os.chdir("/tmp")
 
@@ -314,8 +293,8 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "
     _call(f"mount of {target}", "mount", *words, ctypes.c_ulong(flags), data.encode())
 
 
-def _bind(path: str, root: str, attributes: int) -> None:
-    """Show a system path at the same place below the new root."""
+def _bind(path: str, root: str) -> None:
+    """Show a system path, read-only, at the same place below the new root."""
     target = Path(root + path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if os.path.islink(path):
@@ -326,10 +305,11 @@ def _bind(path: str, root: str, attributes: int) -> None:
     else:
         target.touch()
     _mount(path, str(target), None, MS_BIND | MS_REC)
-    mount_attr = struct.pack("QQQQ", attributes, 0, 0, 0)  # to set, to clear, propagation, user namespace
+    # Attributes to set (MOUNT_ATTR_RDONLY is 1, MOUNT_ATTR_NOSUID is 2), to clear, propagation, user namespace.
+    # A remount would leave out what is mounted below.
+    mount_attr = struct.pack("QQQQ", 1 | 2, 0, 0, 0)
     where = (-1, str(target).encode(), AT_RECURSIVE)
-    number = _refusals()["mount_setattr"].number
-    _call(f"attributes of {path}", "syscall", number, *where, mount_attr, ctypes.c_size_t(len(mount_attr)))
+    _call(f"attributes of {path}", "syscall", MOUNT_SETATTR, *where, mount_attr, ctypes.c_size_t(len(mount_attr)))
 
 
 def _set_limits(limits: SimpleNamespace, processes: int) -> None:
@@ -361,24 +341,25 @@ def _filter_calls() -> None:
         (IF_AT_LEAST, 0, 1, X32_CALLS),
         (RETURN, 0, 0, KILL_PROCESS),
     ]
-    for name, refusal in _refusals().items():
+    for name, result, number, values in refusals():
         argument = SECOND_ARGUMENT
-        tests = [(IF_EQUAL, value) for value in refusal.values] or [(IF_AT_LEAST, 0)]  # without values: any
+        tests = [(IF_EQUAL, value) for value in values] or [(IF_AT_LEAST, 0)]  # without values: any
         # Threads and processes need clone: it fails only with flags for namespaces.
         if name == "clone":
             argument = FIRST_ARGUMENT
             tests = [(IF_ANY_BIT, CLONE_NEWNS | CLONE_NEWUSER | CLONE_NEWTIME | CLONE_OTHERS)]
-        code += [(IF_EQUAL, 0, 2 * len(tests) + 2, refusal.number), (LOAD, 0, 0, argument)]
+        code += [(IF_EQUAL, 0, 2 * len(tests) + 2, number), (LOAD, 0, 0, argument)]
         for test, value in tests:
-            code += [(test, 0, 1, value), (RETURN, 0, 0, refusal.result)]
+            code += [(test, 0, 1, value), (RETURN, 0, 0, result)]
         code.append((LOAD, 0, 0, CALL_NUMBER))
     code.append((RETURN, 0, 0, ALLOW))
     packed = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
     instructions = ctypes.create_string_buffer(packed)
     program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(instructions))
-    # Without new privileges no program, such as sudo, can leave the filter.
-    _call("no_new_privs", "prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _call("filter of system calls", "prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
+    # Without new privileges no program, such as sudo, can leave the filter. PR_SET_NO_NEW_PRIVS is 38.
+    _call("no_new_privs", "prctl", 38, 1, 0, 0, 0)
+    # PR_SET_SECCOMP is 22, SECCOMP_MODE_FILTER is 2.
+    _call("filter of system calls", "prctl", 22, 2, program)
 
 
 if __name__ == "__main__":

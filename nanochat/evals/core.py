@@ -12,9 +12,9 @@ depends on the shapes of batches.
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, chain, groupby
+from itertools import accumulate, chain, count, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def _evaluate_task(
     texts = task.items(max_per_task)
     # The items are shuffled, so that ranks get similar lengths.
     items = tokenize_items(task, texts, range(runtime.rank, len(texts), runtime.world_size), tokenizer)
-    scored = np.array([count for item in items for count in item.scored])
+    scored = np.array([tokens for item in items for tokens in item.scored])
     # One score per token: 0 for the likeliest one, else 1; or its loss.
     score = partial(_misses, model) if task.kind == COMPLETION else partial(model.loss, reduction="none")
     sums = _option_sums(model, _plan(items, model.config.max_seq_len), score, len(scored))
@@ -118,9 +118,8 @@ def _evaluate_task(
 # ---- plan: from prompts to rows ----
 
 
-# An option with scored tokens: its number in the task, its tokens after the prefix, how many at the end are scored.
-Option = tuple[int, np.ndarray, int]
-Text = TypeVar("Text")
+# An option with scored tokens: its tokens after the prefix, how many at the end are scored, its number in the task.
+Option = tuple[np.ndarray, int, int]
 
 
 class Target(NamedTuple):
@@ -131,7 +130,8 @@ class Target(NamedTuple):
     ids: np.ndarray
 
 
-Scored = tuple[Tensor, list[Target]]  # one state or score per token, and the targets whose tokens these are
+Score = Callable[[Tensor, Tensor], Tensor]  # hidden states (tokens, channels), ids (tokens,) → (tokens,)
+Scored = tuple[Tensor, list[Target]]  # one score per token, and the targets whose tokens these are
 
 
 class Branch(NamedTuple):
@@ -151,11 +151,10 @@ class Row(NamedTuple):
 def _plan(items: Sequence[Item], context: int) -> list[Row]:
     """Return rows for all items that fit."""
     rows = []
-    first = 0  # the item's first option among all options
+    numbers = count()  # of options in the task
     for item in items:
-        numbers = range(first, first + len(item.options))
-        first += len(item.options)
-        options = [option for option in zip(numbers, item.options, item.scored, strict=True) if option[2]]
+        # The numbers stand last: they do not end.
+        options = [option for option in zip(item.options, item.scored, numbers, strict=False) if option[1]]
         # The scored tokens of an option must not fill the whole context.
         if not options or max(item.scored) >= context:
             continue
@@ -163,15 +162,15 @@ def _plan(items: Sequence[Item], context: int) -> list[Row]:
             rows.append(_row(item.prefix, options))
             continue
         # Prompts are cut from the left, so that options with different lengths have different prefixes.
-        for number, ids, scored in options:
+        for ids, scored, number in options:
             text = np.concatenate([item.prefix, ids])[-context:]
-            rows.append(_row(text[:-scored], [(number, text[-scored:], scored)]))
+            rows.append(_row(text[:-scored], [(text[-scored:], scored, number)]))
     return rows
 
 
 def _row(prefix: np.ndarray, options: list[Option]) -> Row:
     branches = {}  # by the bytes of their ids
-    for number, ids, scored in options:
+    for ids, scored, number in options:
         inputs = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used
         # Equal options share a branch, so that their losses are a tie.
         branch = branches.setdefault(inputs.tobytes(), Branch(inputs, []))
@@ -184,7 +183,7 @@ def _row(prefix: np.ndarray, options: list[Option]) -> Row:
 # ---- pack and score: from rows to a score for each option ----
 
 
-def _batches(texts: Iterable[Text], length: Callable[[Text], int], tokens: int) -> Iterator[list[Text]]:
+def _batches(texts: Iterable, length: Callable[..., int], tokens: int) -> Iterator[list]:
     """Yield batches with about so many tokens, the longest texts first: fewer, or up to a text more."""
     # Texts of about the same length need little padding.
     texts = sorted(texts, key=length, reverse=True)
@@ -196,26 +195,15 @@ def _batches(texts: Iterable[Text], length: Callable[[Text], int], tokens: int) 
 def _option_sums(
     model: GPT,
     rows: list[Row],
-    score: Callable[[Tensor, Tensor], Tensor],
+    score: Score,
     options: int,
 ) -> Tensor:
     """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row."""
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
-
-    def score_batch(batch: list[Row]) -> list[Scored]:
-        found = []
-        for hidden, targets in _forward(model, batch):
-            texts = np.concatenate([target.ids for target in targets], dtype=np.int64)
-            ids = _to_device(torch.from_numpy(texts), hidden.device)
-            found.append((score(hidden, ids), targets))
-        return found
-
-    def length(row: Row) -> int:
-        return len(row.prefix) + len(row.branches[0].ids)
-
-    for batch in _batches(rows, length, BATCH_TOKENS[model.device.type]):
-        for each, targets in chain(*in_halves(score_batch, batch)):
+    tokens = BATCH_TOKENS[model.device.type]
+    for batch in _batches(rows, lambda row: len(row.prefix) + len(row.branches[0].ids), tokens):
+        for each, targets in chain(*in_halves(lambda part: list(_score_rows(model, part, score)), batch)):
             scores.append(each)
             numbers += [np.full(len(target.ids), target.number) for target in targets]
     if not scores:  # a rank may have no rows
@@ -224,15 +212,15 @@ def _option_sums(
     return sums.index_add_(0, torch.from_numpy(np.concatenate(numbers)), on_host)
 
 
-def _forward(model: GPT, batch: list[Row]) -> Iterator[Scored]:
-    """Yield the hidden states that predict scored tokens, (tokens, channels), with their targets in the same order.
+def _score_rows(model: GPT, batch: list[Row], score: Score) -> Iterator[Scored]:
+    """Yield the scores of scored tokens, (tokens,), with their targets in the same order.
 
     The first branch of each row runs together with the prefix, the others continue the prefix.
     """
     texts = [np.concatenate([row.prefix, row.branches[0].ids]) for row in batch]
     lengths = [len(row.prefix) for row in batch]
     prefix = Prefix(model, _padded(texts, model.device), torch.tensor(lengths))
-    yield _scored(prefix.hidden, lengths, [row.branches[0] for row in batch])
+    yield _scored(score, prefix.hidden, lengths, [row.branches[0] for row in batch])
     others = [(number, branch) for number, row in enumerate(batch) for branch in row.branches[1:]]
     # Counted fourfold: each of these rows has a prefix beside its branch.
     for some in _batches(others, lambda other: 4 * len(other[1].ids), BATCH_TOKENS[model.device.type]):
@@ -240,11 +228,16 @@ def _forward(model: GPT, batch: list[Row]) -> Iterator[Scored]:
         texts = [branch.ids for branch in branches]
         cache = prefix.rows(torch.tensor(numbers), torch.tensor([len(text) for text in texts]))
         hidden = model.hidden(_padded(texts, model.device), cache=cache)
-        yield _scored(hidden, [0 for _ in branches], branches)
+        yield _scored(score, hidden, [0 for _ in branches], branches)
 
 
-def _scored(hidden: Tensor, offsets: list[int], branches: Sequence[Branch]) -> Scored:
-    """Return the hidden states for targets, from (rows, width, channels); a row's branch begins at its offset."""
+def _scored(
+    score: Score,
+    hidden: Tensor,
+    offsets: list[int],
+    branches: Sequence[Branch],
+) -> Scored:
+    """Score the targets by hidden states (rows, width, channels); a row's branch begins at its offset."""
     positions = []
     targets = []
     for states, offset, branch in zip(hidden, offsets, branches, strict=True):
@@ -252,8 +245,9 @@ def _scored(hidden: Tensor, offsets: list[int], branches: Sequence[Branch]) -> S
             start = offset + target.start
             positions.append(states[start : start + len(target.ids)])
         targets += branch.targets
+    texts = np.concatenate([target.ids for target in targets], dtype=np.int64)
     # The head sees scored positions alone.
-    return torch.cat(positions), targets
+    return score(torch.cat(positions), _to_device(torch.from_numpy(texts), hidden.device)), targets
 
 
 def _padded(texts: Sequence[np.ndarray], device: torch.device) -> Tensor:

@@ -147,7 +147,7 @@ def _start(
         "caller": os.getpid(),
         "readable": [os.path.realpath(path) for path in readable],
     }
-    python = os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)  # not the environment's
+    python = os.path.realpath(sys._base_executable)  # not the environment's
     with (
         contextlib.nullcontext("/") if is_contained else tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
         tempfile.TemporaryFile() as output,

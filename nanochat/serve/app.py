@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 
@@ -87,8 +87,7 @@ class AccessMiddleware:
             return ApiError(400, "a request has one length, not two", headers={"connection": "close"})
         # Programs send no origin. Our own page sends the server's host.
         origin = headers.get("origin")
-        is_own = origin is None or origin.partition("://")[2] == headers.get("host")
-        if not is_own and origin not in self.origins:
+        if origin not in (None, *self.origins) and origin.partition("://")[2] != headers.get("host"):
             return ApiError(403, f"pages of {origin!r} may not use this server")
         if not self.key or path in OPEN_PATHS:
             return None
@@ -96,8 +95,8 @@ class AccessMiddleware:
         if hmac.compare_digest(given, f"Bearer {self.key}".encode()):  # takes equally long for every wrong key
             return None
         sentence = "this server needs a key: send `Authorization: Bearer KEY`"
-        challenge = {"www-authenticate": "Bearer"}  # required with status 401
-        return ApiError(401, sentence, code="invalid_api_key", headers=challenge)
+        # The header is required with this status.
+        return ApiError(401, sentence, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 # ---- routes ----
@@ -124,7 +123,6 @@ class Service:
     served: ServedModel
     workers: Sequence[Worker]
     queue: int
-    created: int = field(default_factory=lambda: int(time.time()))
 
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -141,7 +139,7 @@ class Service:
         model = {
             "id": self.served.name,
             "object": "model",
-            "created": self.created,
+            "created": int(time.time()),
             "owned_by": "nanochat",
             "max_model_len": self.served.context,  # vLLM's name
             "temperature": self.served.temperature,  # for the page
@@ -173,28 +171,26 @@ class Service:
 def chat_page() -> Response:
     """Return the page with a policy in the headers: the browser runs only the page's script and style."""
     content = (files("nanochat.serve") / "ui.html").read_bytes()
-    sources = {}  # kind -> hash of the part in the page
+    policy = (
+        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"  # no markup from any text
+    )
     for kind in ("script", "style"):
         [text] = re.findall(rf"<{kind}>(.*?)</{kind}>".encode(), content, re.DOTALL)
-        sources[kind] = f"'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
-    policy = (
-        f"default-src 'none'; script-src {sources['script']}; style-src {sources['style']}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"  # not even the page makes markup from text
-    )
+        policy += f"; {kind}-src 'sha256-{base64.b64encode(hashlib.sha256(text).digest()).decode()}'"
     return HTMLResponse(content, headers={"content-security-policy": policy})
 
 
 def error_response(error: ApiError) -> Response:
-    return JSONResponse(error.body, error.status, error.headers)
+    return JSONResponse(error.body, error.status_code, error.headers)
 
 
 async def _handle_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, HTTPException):
+    if not isinstance(error, HTTPException):
+        error = ApiError(500, "internal error, see the server's log")
+    elif not isinstance(error, ApiError):
         sentence = f"{request.method} {request.url.path}: {error.detail.lower()}"
         error = ApiError(error.status_code, sentence, code="unknown_url", headers=error.headers)
-    elif not isinstance(error, ApiError):
-        error = ApiError(500, "internal error, see the server's log")
     return error_response(error)
 
 
@@ -226,7 +222,7 @@ def application(
     return Starlette(
         routes=routes,
         middleware=middleware,
-        exception_handlers=dict.fromkeys([ApiError, HTTPException, Exception], _handle_error),
+        exception_handlers=dict.fromkeys([HTTPException, Exception], _handle_error),
         lifespan=service.lifespan,
     )
 
@@ -252,9 +248,8 @@ class Protocol(H11Protocol):
 
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        bound = socket.create_server((host, port), family=family)
+        bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         # Connections inherit it: without it, the second packet of an answer waits for the client to confirm the first.
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return bound

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from starlette.exceptions import HTTPException
 
 from nanochat.chat import render_prompt, render_text
 from nanochat.engine import Request
@@ -17,7 +18,7 @@ MAX_MESSAGE = 1000  # characters in an error
 Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
 
 
-class ApiError(Exception):
+class ApiError(HTTPException):
     """An error response in OpenAI's form. param: the field at fault. code: the reason, for programs."""
 
     def __init__(
@@ -29,9 +30,7 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ):
         message = message[:MAX_MESSAGE]  # it may quote the client
-        super().__init__(message)
-        self.status = status
-        self.headers = headers  # such as retry-after
+        super().__init__(status, message, headers)  # such as retry-after
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -94,10 +93,6 @@ class Message(BaseModel):
     parts: list[Record] | None = None  # in answers of ours: `content` alone would lose the calculator's work
 
 
-class StreamOptions(BaseModel):
-    include_usage: bool | None = False
-
-
 class CommonFields(BaseModel):
     """Fields of chat and completion requests. Others are ignored, or refused if they are UNSUPPORTED."""
 
@@ -112,7 +107,7 @@ class CommonFields(BaseModel):
     n: int = Field(1, ge=1, le=128)
     stop: Annotated[list[StopText], BeforeValidator(in_list)] = Field([], max_length=4)
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream_options: Record = {}  # include_usage: a last chunk with the number of tokens
 
 
 class ChatFields(CommonFields):
@@ -150,8 +145,9 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields
         if found.get(name):
             raise ApiError(400, f"{name}: this server does not support the field, leave it out", name)
     if fields.model not in ("", served.name):
-        sentence = f"there is no model {fields.model!r} here, only {served.name!r}"
-        raise ApiError(404, sentence, "model", "model_not_found")
+        raise ApiError(
+            404, f"there is no model {fields.model!r} here, only {served.name!r}", "model", "model_not_found"
+        )
     return fields
 
 
@@ -165,9 +161,8 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         messages.append({"role": role, "content": message.parts or message.content})
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
-    render = render_text if served.is_base else render_prompt
     try:
-        tokens = render({"messages": messages}, served.tokenizer)
+        tokens = (render_text if served.is_base else render_prompt)({"messages": messages}, served.tokenizer)
     except ValueError as error:  # user and assistant must take turns
         raise ApiError(400, str(error), "messages") from None
     max_tokens = fields.max_completion_tokens or fields.max_tokens or served.context  # the newer name comes first

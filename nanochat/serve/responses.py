@@ -4,8 +4,8 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -50,14 +50,6 @@ class StopFinder:
         return text
 
 
-class ChoiceToken(NamedTuple):
-    """A token in a choice. start: number of characters before. sampled: False for the calculator's answer."""
-
-    token: int
-    start: int
-    sampled: bool
-
-
 class Choice:
     """A sample in OpenAI's form. index: number for the client. finish_reason: empty until the end."""
 
@@ -66,7 +58,8 @@ class Choice:
         self.request = request
         self.prompt = request.prompts[prompt].tokens
         self.finish_reason = ""
-        self.tokens: list[ChoiceToken] = []  # with the end token, if log-probabilities are shown
+        # (token, characters before, True if the model chose it); with the end token, if log-probabilities are shown
+        self.tokens: list[tuple[int, int, bool]] = []
         self.completion_tokens = 0
         self.score: Score | None = None  # log-probabilities of `row`, if the client asks for them
         self._bytes = tokenizer.core.token_bytes  # of special tokens: the name
@@ -85,7 +78,7 @@ class Choice:
         if self.finish_reason:
             return
         if event.token is not None:
-            self.tokens.append(ChoiceToken(event.token, self._received, event.sampled))
+            self.tokens.append((event.token, self._received, event.sampled))
             # An end token has a log-probability, but no text.
             if event.token not in self._ends:
                 self.completion_tokens += 1
@@ -116,7 +109,7 @@ class Choice:
 
     def row(self) -> list[int]:
         """Return all tokens, with the prompt before them."""
-        return [*self.prompt, *(token.token for token in self.tokens)]
+        return [*self.prompt, *(token for token, _, _ in self.tokens)]
 
     def whole(self) -> Json:
         """Return the choice of a whole response."""
@@ -158,9 +151,9 @@ class Choice:
         # The first token has no log-probability.
         scored = list(zip(self.row(), [None, *score], strict=True))
         shown = scored[self.request.added_tokens : len(self.prompt)] if self.request.echo else []
-        for token, one in zip(self.tokens, scored[len(self.prompt) :], strict=True):
-            is_cut = self._stops.found and token.start >= characters
-            if token.sampled and not is_cut:  # the calculator's tokens were not the model's choice
+        for (_, start, sampled), one in zip(self.tokens, scored[len(self.prompt) :], strict=True):
+            is_cut = self._stops.found and start >= characters
+            if sampled and not is_cut:  # the calculator's tokens were not the model's choice
                 shown.append(one)
         tops = []
         for _, alternatives in shown:
@@ -209,8 +202,7 @@ class ApiResponse(StreamingResponse):
             return
         # The status waits for the end: an error may still come.
         whole = Response(await self.whole(), media_type="application/json")
-        await send({"type": "http.response.start", "status": 200, "headers": whole.raw_headers})
-        await send({"type": "http.response.body", "body": whole.body})
+        await whole({"type": "http"}, None, send)
 
     async def whole(self) -> bytes:
         """Return the JSON of all choices, once they have ended."""
@@ -220,22 +212,24 @@ class ApiResponse(StreamingResponse):
         if self.request.alternatives is not None:
             for choice in choices:
                 choice.score = await self.generation.score(choice.row(), self.request.alternatives)
-        return await asyncio.to_thread(self._to_json)  # many log-probabilities take a while
+        # In a thread: many log-probabilities take a while.
+        whole = (choice.whole() for choice in choices)
+        return await asyncio.to_thread(self._to_json, whole, usage=self._usage())
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events as text arrives."""
         unfinished = list(self.choices.values())
         if self.request.is_chat:
             for choice in unfinished:
-                yield self._chunk(choice.delta({"role": "assistant", "content": ""}))
+                yield self._event([choice.delta({"role": "assistant", "content": ""})])
         while unfinished:
             self.add(await self.generation.next_events())
             for choice in unfinished:
                 for delta in choice.new_deltas():
-                    yield self._chunk(delta)
+                    yield self._event([delta])
             unfinished = [choice for choice in unfinished if not choice.finish_reason]
-        if self.request.fields.stream_options.include_usage:
-            yield sse({**self.head, "choices": [], "usage": self._usage()})
+        if self.request.fields.stream_options.get("include_usage"):
+            yield self._event([], usage=self._usage())
         yield b"data: [DONE]\n\n"
 
     def add(self, events: list[Event]) -> None:
@@ -246,19 +240,14 @@ class ApiResponse(StreamingResponse):
             if choice.finish_reason:
                 self.generation.cancel({sample})  # a stop ends a choice before the engine does
 
-    def _chunk(self, delta: Json) -> bytes:
-        return sse({**self.head, "choices": [delta]})
+    def _event(self, choices: list[Json], **more: Json) -> bytes:
+        """Return a server-sent event."""
+        return b"data: %s\n\n" % self._to_json(choices, **more)
 
-    def _to_json(self) -> bytes:
-        choices = [choice.whole() for choice in self.choices.values()]
-        return json.dumps({**self.head, "choices": choices, "usage": self._usage()}).encode()
+    def _to_json(self, choices: Iterable[Json], **more: Json) -> bytes:
+        return json.dumps({**self.head, "choices": list(choices), **more}).encode()  # ASCII: no line ends within
 
     def _usage(self) -> dict[str, int]:
         prompt = sum(len(request.tokens) for request in self.request.prompts)
         completion = sum(choice.completion_tokens for choice in self.choices.values())
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def sse(body: Json) -> bytes:
-    """Return a server-sent event."""
-    return f"data: {json.dumps(body)}\n\n".encode()  # ASCII: no character looks like a line's end

@@ -35,8 +35,7 @@ def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
         logprobs = model.logits(some).log_softmax(-1)
         # The likeliest tokens come first; the row's own may be one of them, or one more.
         tokens_shown = torch.cat([logprobs.topk(top).indices, targets[:, None]], dim=1)
-        values = logprobs.gather(1, tokens_shown)
-        for row in zip(tokens_shown.tolist(), values.tolist(), strict=True):
+        for row in zip(tokens_shown.tolist(), logprobs.gather(1, tokens_shown).tolist(), strict=True):
             found.append(dict(zip(*row, strict=True)))
     return found
 
@@ -115,21 +114,23 @@ class Worker:
         return generation
 
     def order(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Queue a call of the engine for the thread."""
-        self.thread.submit(self._run, function, *arguments)
+        """Queue a call of the engine for the thread, behind the calls that wait."""
+
+        def run() -> None:
+            try:
+                function(*arguments)
+            except Exception:  # the engine's state is unknown, and clients must not wait for ever
+                print_line(f"engine: {traceback.format_exc()}")
+                os._exit(1)
+
+        with suppress(RuntimeError):  # of a queue that `stop` has closed
+            self.thread.submit(run)
 
     def stop(self) -> None:
         """Wait for the end of the step, and of the thread."""
         self.thread.shutdown(cancel_futures=True)
 
     # ---- in the engine's thread ----
-
-    def _run(self, function: Callable[..., None], *arguments: Any) -> None:
-        try:
-            function(*arguments)
-        except Exception:  # the engine's state is unknown, and clients must not wait for ever
-            print_line(f"engine: {traceback.format_exc()}")
-            os._exit(1)
 
     def _make_room(self) -> None:
         """Give the cache the final size; with too little memory there are fewer slots."""
@@ -144,7 +145,7 @@ class Worker:
         generation.job = self.engine.submit(requests)
         self._active.append(generation)
         if len(self._active) == 1:
-            self._order_step()
+            self.order(self._step)
 
     def _step(self) -> None:
         """Make one step of the engine and send the events."""
@@ -156,18 +157,13 @@ class Worker:
                 news.append((generation, list(generation.job.events)))
                 generation.job.events.clear()
         self._active = [generation for generation in self._active if generation.job.open]
+
+        def deliver() -> None:
+            for generation, events in news:
+                generation.deliver(events)
+
         if news:
             # In one call, since each call wakes the event loop.
-            self.loop.call_soon_threadsafe(_deliver, news)
+            self.loop.call_soon_threadsafe(deliver)
         if self._active:
-            self._order_step()
-
-    def _order_step(self) -> None:
-        """Queue the next step, behind the calls that wait."""
-        with suppress(RuntimeError):  # of a queue that `stop` has closed
             self.order(self._step)
-
-
-def _deliver(news: list[tuple[Generation, list[Event]]]) -> None:
-    for generation, events in news:
-        generation.deliver(events)

@@ -46,20 +46,15 @@ def cases(answers: dict[str, str]) -> list[Case]:
     return [Case(answer, "double", DOUBLE_TESTS) for answer in answers.values()]
 
 
-def test_no_verdict_is_forged():
+def test_no_verdict_is_forged_and_right_answers_pass():
     verdicts = dict(zip(FORGERIES, judge_all(cases(FORGERIES), SOON), strict=True))
     assert not [name for name, verdict in verdicts.items() if verdict.passed or verdict.forgeable]
-
-
-def test_right_answers_pass():
     verdicts = dict(zip(RIGHT, judge_all(cases(RIGHT), QUICK), strict=True))
     assert not [(name, verdict) for name, verdict in verdicts.items() if not verdict.passed or verdict.forgeable]
     assert judge(Case("def f(n):\n    yield from range(n)", "f", "assert list(f(3)) == [0, 1, 2]"), QUICK).passed
     fails = "try: f(1)\nexcept ZeroDivisionError: pass\nelse: assert False"
     assert judge(Case("def f(n):\n    return n / 0", "f", fails), QUICK).passed
-
-
-def test_tests_with_other_values_say_that_they_are_forgeable():
+    # Tests with other values say that they are forgeable.
     case = Case("def f(g):\n    return g(2)", "f", "assert f(lambda x: x + 1) == 3")
     assert judge(case, QUICK) == Verdict(True, "", forgeable=True)
     assert not judge(case._replace(answer="def f(g):\n    return 2"), QUICK).passed

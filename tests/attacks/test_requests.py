@@ -31,7 +31,7 @@ def test_next_to_nothing_is_greedy(setting, server):
     assert server.http.post("/v1/completions", json=body | setting).json()["choices"] == greedy["choices"]
 
 
-def test_a_request_with_two_lengths_is_the_last_one(server):
+def test_a_request_with_two_lengths_is_the_last_one_and_an_error_quotes_little(server):
     """A proxy that goes by the other length would take the rest for another client's request."""
     with socket.create_connection(server.address, timeout=30) as connection:
         connection.sendall(
@@ -40,9 +40,7 @@ def test_a_request_with_two_lengths_is_the_last_one(server):
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.count(b"HTTP/1.1") == 1
-
-
-def test_an_error_quotes_little(server):
+    # An error quotes little.
     body = {"messages": [{"role": "x" * 900_000, "content": "hi"}]}
     answer = server.http.post(CHAT, json=body)
     assert (answer.status_code, len(answer.content) < 2000) == (400, True)

@@ -35,7 +35,7 @@ def mirror(tmp_path, monkeypatch) -> Path:
     return tmp_path / "mirror/datasets"
 
 
-def test_a_shard_is_what_the_file_holds(tmp_path):
+def test_a_shard_is_what_the_file_holds_and_a_damaged_one_is_named(tmp_path):
     texts = [f"{number} 가나다" * 30 for number in range(2500)]
     path = write_shard(tmp_path / "a.parquet", texts, pa.large_string(), row_group_size=1000)
     [shard] = open_shards([path])
@@ -43,9 +43,7 @@ def test_a_shard_is_what_the_file_holds(tmp_path):
     assert shard.hash == hashlib.sha256(path.read_bytes()).hexdigest()
     assert sum(map(len, texts)) <= shard.size < 4 * sum(map(len, texts))
     assert [text for group in range(3) for text in shard.read(group).to_pylist()] == texts
-
-
-def test_a_damaged_shard_is_named(tmp_path):
+    # A damaged shard is named.
     path = write_shard(tmp_path / "a.parquet", ["text"] * 1000)
     whole = path.read_bytes()
     for content in (b"", b"PAR1", whole[:-100]):
@@ -85,18 +83,14 @@ def test_folders_that_are_none(tmp_path):
     assert not (Path.home() / ".cache/nanochat").exists()  # nothing was made for it
 
 
-@pytest.mark.parametrize("name", CORPORA)
-def test_the_validation_shard_is_never_trained_on(name):
-    named = CORPORA[name]
-    for count in (0, 1, named.count):
-        *train, validation = named.files(count)
-        assert len(set(train)) == len(train) == (count or named.default)
-        assert validation not in train
-    with pytest.raises(ValueError, match=f"{named.count + 1} is out of range"):
-        named.files(named.count + 1)
-
-
-def test_the_files_of_the_hub():
+def test_the_files_of_the_hub_and_validation_is_never_trained_on():
+    for named in CORPORA.values():
+        for count in (0, 1, named.count):
+            *train, validation = named.files(count)
+            assert len(set(train)) == len(train) == (count or named.default)
+            assert validation not in train
+        with pytest.raises(ValueError, match=f"{named.count + 1} is out of range"):
+            named.files(named.count + 1)
     files = [str(file) for file in CORPORA["climbmix"].files(CORPORA["climbmix"].count)]
     assert len(files) == 6543
     assert files[0] == "datasets/karpathy/climbmix-400b-shuffle/shard_00000.parquet"
@@ -149,13 +143,10 @@ folder:/a:b → folder:/a:b 1.0
 """
 
 
-@pytest.mark.parametrize("mix", MIXES.strip().splitlines())
-def test_mixes_are_parsed(mix):
-    data, parts = mix.split(" → ")
-    assert " ".join(f"{name} {share}" for name, share in parse_data(data)) == parts
-
-
-def test_a_mix_keeps_its_shares_until_a_part_ends(tmp_path):
+def test_a_mix_is_parsed_and_keeps_its_shares_until_a_part_ends(tmp_path):
+    for line in MIXES.strip().splitlines():
+        data, parts = line.split(" → ")
+        assert " ".join(f"{name} {share}" for name, share in parse_data(data)) == parts
     paths = [folder(tmp_path / name, 3000, name) for name in ("first", "other")]
     mix = open_corpus(f"{paths[0]}:3,folder:{paths[1]}:1")
     assert [(source.name, source.share) for source in mix.sources] == [("first", 0.75), ("other", 0.25)]

@@ -169,8 +169,5 @@ def test_the_sources_of_a_mix_have_their_shares(shares):
     assert np.abs(given / given.sum() - fractions).max() < 0.01
     cycles = np.sum([mix.rows_before(lane, MIX_CYCLE) for lane in range(lanes)], axis=0)
     assert np.abs(cycles / cycles.sum() - fractions).max() <= 1 / MIX_CYCLE
-
-
-def test_a_share_that_is_too_small():
     with pytest.raises(ValueError, match="below 1/1000"):
         Mix([1, 0.0001], 64)

@@ -78,7 +78,7 @@ def test_rows_predict_every_token_once_from_the_longest_context(tokenizer, size,
         assert math.isnan(got.stderr) == (len(text.ids) <= seq_len + 1)  # one row
 
 
-def test_out_of_memory_a_batch_is_halved(tokenizer, monkeypatch, capsys):
+def test_out_of_memory_a_batch_is_halved_and_a_stride_beyond_the_context_is_refused(tokenizer, monkeypatch, capsys):
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
     whole = bits_by_exit(model, text, 24, 7, one_process(), 5)[-1]
     limit_memory(monkeypatch, model, 2)
@@ -87,10 +87,6 @@ def test_out_of_memory_a_batch_is_halved(tokenizer, monkeypatch, capsys):
     limit_memory(monkeypatch, model, 0)
     with pytest.raises(torch.OutOfMemoryError):
         bits_by_exit(model, text, 24, 7, one_process(), 5)
-
-
-def test_a_stride_beyond_the_context_is_refused(tokenizer):
-    model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
     for stride in (-1, 25):
         with pytest.raises(ValueError, match=rf"--stride={stride} .*, take 1 to 24, the context's length"):
             bits_by_exit(model, text, 24, 4, one_process(), stride)

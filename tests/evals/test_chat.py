@@ -58,16 +58,14 @@ class Scripted:
                 yield Event(*where, None, reason="stop")
 
 
-def test_pass_at_k_is_counted_over_all_draws():
+def test_pass_at_k_is_counted_over_all_draws_and_chat_core_by_hand():
     for samples in range(1, 7):
         for right in range(samples + 1):
             verdicts = [True] * right + [False] * (samples - right)
             for k in range(1, samples + 1):
                 draws = list(itertools.combinations(verdicts, k))
                 assert pass_probability(samples, right, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-
-
-def test_chat_core_by_hand():
+    # ChatCORE by hand.
     scores = {
         "ARC-Easy": ChatScore({1: Estimate(0.4, 0.03)}, 0.25, []),
         "GSM8K": ChatScore({1: Estimate(0.5, 0.04)}, 0.0, []),

@@ -13,8 +13,6 @@ from nanochat.serve.cli import AnswerPrinter, TerminalChat
 
 TOKENS, CONTEXT, SEED = 6, 96, 3
 BOS = ID["<|bos|>"]
-
-
 CALL = [*map(Piece, ["text", "python", "python"], ["It is ", "", "12+"]), Piece("python", "34"), Piece("text", "")]
 CALL += [Piece("python_output", ""), Piece("python_output", "46"), Piece("text", ""), Piece("text", " apples")]
 
@@ -91,9 +89,7 @@ def test_an_answer_is_the_engines_to_the_whole_conversation(new_chat, engine, ca
     assert "too long for 96 tokens, its beginning is left out" in capsys.readouterr().err
     assert len(chat.messages) == 8  # all the same
     check_conversation({"messages": chat.messages})
-
-
-def test_a_base_model_continues_a_text(new_chat, engine):
+    # A base model continues a text.
     stop = frozenset([BOS])
     chat = new_chat(is_base=True, stop=stop)
     for start in ("Once upon", "a time"):

@@ -87,84 +87,56 @@ def message(content="hi", role="user"):
     return {"messages": [{"role": role, "content": content}]}
 
 
-# fields | the one that is wrong | words of the sentence
-REFUSED_CHATS = """
-{"messages": []} | messages | at least 1 item
-{"messages": ["hi"]} | messages | messages.0: Input should be
-{"messages": [{"role": "user"}]} | messages | messages.0.content: Field required
-message(role="bot") | messages | its role is 'bot'
-{"messages": [*HI, {"role": "assistant", "content": "x"}]} | messages | has to be the user's
-message([{"type": "image_url", "image_url": {}}]) | messages | its content is neither
-message("x" * 90) | messages | must fit into 64
-{"model": {"a": 1}} | model | a valid string
-{"temperature": 2.1} | temperature | less than or equal to 2
-{"temperature": 10**400} | temperature | a valid number
-{"max_tokens": 0} | max_tokens | greater than or equal to 1
-{"stop": [""]} | stop | at least 1 character
-{"logprobs": True} | logprobs | Input should be False
-{"tools": [{"type": "function"}]} | tools | does not support the field, leave it out
-{"presence_penalty": 0.5} | presence_penalty | does not support
+# request | the field that is wrong | words of the sentence. The last body is deep, but valid JSON.
+REFUSED = r"""
+chat(messages=[]) | messages | at least 1 item
+chat(messages=["hi"]) | messages | messages.0: Input should be
+chat(messages=[{"role": "user"}]) | messages | messages.0.content: Field required
+chat(**message(role="bot")) | messages | its role is 'bot'
+chat(messages=[*HI, {"role": "assistant", "content": "x"}]) | messages | has to be the user's
+chat(**message([{"type": "image_url", "image_url": {}}])) | messages | its content is neither
+chat(**message("x" * 90)) | messages | must fit into 64
+chat(model={"a": 1}) | model | a valid string
+chat(temperature=2.1) | temperature | less than or equal to 2
+chat(temperature=10**400) | temperature | a valid number
+chat(max_tokens=0) | max_tokens | greater than or equal to 1
+chat(stop=[""]) | stop | at least 1 character
+chat(logprobs=True) | logprobs | Input should be False
+chat(tools=[{"type": "function"}]) | tools | does not support the field, leave it out
+chat(presence_penalty=0.5) | presence_penalty | does not support
+completion(prompt=[]) | prompt | at least 1 item
+completion(prompt=[[]]) | prompt |
+completion(prompt=["a", 3]) | prompt |
+completion(prompt={"a": 1}) | prompt |
+completion(prompt=[True]) | prompt |
+completion(prompt=3) | prompt |
+completion(prompt=[-1]) | prompt |
+completion(prompt=[1, 265]) | prompt | beyond the vocabulary
+completion(prompt=["x", "x" * 63]) | prompt | must fit into 64
+completion(logprobs=6) | logprobs | less than or equal to 5
+completion(stream=True, logprobs=0) | stream | not streamed
+parse_chat(b"", SERVED) | | Invalid JSON
+parse_chat(b"[]", SERVED) | | an object
+parse_chat(b'{"temperature": NaN}', SERVED) | temperature | a finite number
+parse_chat(b'{"a": "\xff"}', SERVED) | | Invalid JSON
+parse_chat(rb'{"prompt": "\ud800"}', SERVED) | | Invalid JSON
+parse_chat(b'{"a":' * 100_000, SERVED) | | recursion limit
+parse_chat(b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}", SERVED) | messages | messages.0
 """
 
 
-@pytest.mark.parametrize("case", REFUSED_CHATS.strip().splitlines())
-def test_refused_chats(case):
-    expression, param, words = case.split(" | ")
-    fields = eval(expression)
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_refused_requests(case):
+    request, param, words = (part.strip() for part in case.split(" |"))
     with pytest.raises(ApiError) as caught:
-        chat(**fields)
+        eval(request)
     error = caught.value.body["error"]
-    assert (caught.value.status, error["param"], error["type"]) == (400, param, "invalid_request_error")
+    assert (caught.value.status_code, error["param"] or "", error["type"]) == (400, param, "invalid_request_error")
     assert words in error["message"]
+    assert len(str(caught.value)) < 300
 
 
 def test_another_model_has_a_status_of_its_own():
     with pytest.raises(ApiError, match="there is no model 'gpt-4' here, only 'mine'") as caught:
         chat(model="gpt-4")
-    assert (caught.value.status, caught.value.body["error"]["code"]) == (404, "model_not_found")
-
-
-# The first field is wrong.
-REFUSED = """
-prompt=[]
-prompt=[[]]
-prompt=["a", 3]
-prompt={"a": 1}
-prompt=[True]
-prompt=3
-prompt=[-1]
-prompt=[1, 265]
-prompt=["x", "x" * 63]
-logprobs=6
-stream=True, logprobs=0
-"""
-
-
-@pytest.mark.parametrize("fields", REFUSED.strip().splitlines())
-def test_refused_completions(fields):
-    with pytest.raises(ApiError) as caught:
-        eval(f"completion({fields})")
-    assert (caught.value.status, caught.value.body["error"]["param"]) == (400, fields.partition("=")[0])
-
-
-# The last one is deep, but valid JSON.
-BODIES = r"""
-b"" | Invalid JSON
-b"[]" | an object
-b'{"temperature": NaN}' | a finite number
-b'{"a": "\xff"}' | Invalid JSON
-rb'{"prompt": "\ud800"}' | Invalid JSON
-b'{"a":' * 100_000 | recursion limit
-b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}" | messages.0
-"""
-
-
-@pytest.mark.parametrize("case", BODIES.strip().splitlines())
-def test_refused_bodies(case):
-    expression, words = case.split(" | ")
-    body = eval(expression)
-    with pytest.raises(ApiError) as caught:
-        parse_chat(body, SERVED)
-    assert caught.value.status == 400
-    assert words in str(caught.value)
-    assert len(str(caught.value)) < 300
+    assert (caught.value.status_code, caught.value.body["error"]["code"]) == (404, "model_not_found")

@@ -101,13 +101,10 @@ def test_slow_readers_and_halves_keep_nobody_waiting(server):
     assert server.becomes_idle()
 
 
-def test_health_was_answered_all_the_while(server):
+def test_health_was_answered_and_open_requests_are_finished_before_the_server_ends(server):
+    """The last test of this server."""
     server.over.set()
     assert server.watching.result(60) >= 20
-
-
-def test_open_requests_are_finished_before_the_server_ends(server):
-    """The last test of this server."""
     body = {"messages": HI, "stream": True, "n": 12, "temperature": 1.0, "seed": 5}
     with server.http.stream("POST", CHAT, json=body) as answer:
         lines = answer.iter_lines()

@@ -263,8 +263,8 @@ def test_with_the_real_server(visit, tmp_path):
         assert page.text(".hello h2") == "Talk to nanochat-mine-sft"
 
 
-def test_conversations_are_stored_renamed_and_deleted(serve, visit):
-    page = visit(serve().address)
+def test_conversations_are_stored_renamed_and_deleted_and_the_theme_is_stored(serve, visit):
+    page = visit(serve().address, 1200, 800, "dark")
     titles = "[...document.querySelectorAll('#list .open')].map(row => row.innerText)"
     send(page, "First")
     page.click("#side .new")
@@ -287,6 +287,12 @@ def test_conversations_are_stored_renamed_and_deleted(serve, visit):
     press(page, "Delete conversation", "#list .now")
     page.goto(page.js("location.href"))
     assert page.js(titles) == ["First"]
+    shade = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
+    assert page.js(shade) < 50
+    page.click("#theme")
+    assert page.js(shade) > 200
+    page.goto(page.js("location.href"))
+    assert page.js(shade) > 200
 
 
 FORBID = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError'); } });"
@@ -324,16 +330,6 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, width, scheme
     page.press("Escape")
     page.click("#bar .new")
     assert texts(page) == []
-
-
-def test_light_and_dark(serve, visit):
-    page = visit(serve().address, 1200, 800, "dark")
-    shade = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)[0]"
-    assert page.js(shade) < 50
-    page.click("#theme")
-    assert page.js(shade) > 200
-    page.goto(page.js("location.href"))
-    assert page.js(shade) > 200
 
 
 def test_the_keyboard_is_enough(serve, visit):

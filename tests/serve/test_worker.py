@@ -14,8 +14,14 @@ from nanochat.serve.app import Service
 from nanochat.serve.requests import ApiError, ApiRequest, CommonFields
 from nanochat.serve.worker import Worker
 
+pytestmark = pytest.mark.anyio
 MODEL = model_of()
 LONG = Request([65], 150, stop=NEVER)
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
 
 
 @asynccontextmanager
@@ -50,64 +56,55 @@ async def until(holds):
         await asyncio.sleep(0.002)
 
 
-def test_a_client_that_leaves_frees_its_slots_at_once():
-    async def ask():
-        async with working(slots=2) as service:
-            [worker] = service.workers
-            first = submit(service, LONG)
-            await until(lambda: not first.news.empty())
-            second, third, fourth = (submit(service, LONG) for _ in range(3))
-            await until(lambda: not second.news.empty())
-            assert len(first.open) == 1  # the second joins while the first runs
-            assert worker.load == 4
-            first.close()  # runs
-            fourth.close()  # waits
-            fourth.close()
-            assert worker.load == 2
-            await until(lambda: not third.news.empty())  # has the slot of the first
-            both = await asyncio.gather(result(second), result(third))
-            assert [len(found[0, 0][0]) for found in both] == [150, 150]
-            assert worker.load == 0
-            submit(service, LONG).close()  # before the thread has seen it
-            assert len((await result(submit(service, LONG)))[0, 0][0]) == 150
-
-    asyncio.run(ask())
+async def test_a_client_that_leaves_frees_its_slots_at_once():
+    async with working(slots=2) as service:
+        [worker] = service.workers
+        first = submit(service, LONG)
+        await until(lambda: not first.news.empty())
+        second, third, fourth = (submit(service, LONG) for _ in range(3))
+        await until(lambda: not second.news.empty())
+        assert len(first.open) == 1  # the second joins while the first runs
+        assert worker.load == 4
+        first.close()  # runs
+        fourth.close()  # waits
+        fourth.close()
+        assert worker.load == 2
+        await until(lambda: not third.news.empty())  # has the slot of the first
+        both = await asyncio.gather(result(second), result(third))
+        assert [len(found[0, 0][0]) for found in both] == [150, 150]
+        assert worker.load == 0
+        submit(service, LONG).close()  # before the thread has seen it
+        assert len((await result(submit(service, LONG)))[0, 0][0]) == 150
 
 
-def test_one_sample_may_end_while_others_run_on():
-    async def ask():
-        async with working() as service:
-            [worker] = service.workers
-            generation = submit(service, replace(LONG, n=3, temperature=1.0))
-            await until(lambda: not generation.news.empty())
-            generation.cancel({(0, 1)})
-            assert worker.load == 2
-            found = await result(generation)
-            assert [len(found[0, sample][0]) for sample in (0, 2)] == [150, 150]
-            assert len(found.get((0, 1), ([],))[0]) < 150
-            assert worker.load == 0
-
-    asyncio.run(ask())
+async def test_one_sample_may_end_while_others_run_on():
+    async with working() as service:
+        [worker] = service.workers
+        generation = submit(service, replace(LONG, n=3, temperature=1.0))
+        await until(lambda: not generation.news.empty())
+        generation.cancel({(0, 1)})
+        assert worker.load == 2
+        found = await result(generation)
+        assert [len(found[0, sample][0]) for sample in (0, 2)] == [150, 150]
+        assert len(found.get((0, 1), ([],))[0]) < 150
+        assert worker.load == 0
 
 
-def test_admission():
-    async def ask():
-        async with working(count=2, slots=2, queue=3) as service:
-            first, second = service.workers
-            with pytest.raises(ApiError, match="asks for 8 samples, there is room for 7") as caught:
-                submit(service, replace(LONG, n=8))
-            assert caught.value.status == 400
-            generation = submit(service, LONG, LONG)
-            submit(service, replace(LONG, n=5))
-            assert (first.load, second.load) == (2, 5)
-            with pytest.raises(ApiError, match="busy") as caught:
-                submit(service, LONG)
-            assert (caught.value.status, caught.value.headers) == (429, {"retry-after": "1"})
-            generation.close()
+async def test_admission():
+    async with working(count=2, slots=2, queue=3) as service:
+        first, second = service.workers
+        with pytest.raises(ApiError, match="asks for 8 samples, there is room for 7") as caught:
+            submit(service, replace(LONG, n=8))
+        assert caught.value.status_code == 400
+        generation = submit(service, LONG, LONG)
+        submit(service, replace(LONG, n=5))
+        assert (first.load, second.load) == (2, 5)
+        with pytest.raises(ApiError, match="busy") as caught:
             submit(service, LONG)
-            assert (first.load, second.load) == (1, 5)
-
-    asyncio.run(ask())
+        assert (caught.value.status_code, caught.value.headers) == (429, {"retry-after": "1"})
+        generation.close()
+        submit(service, LONG)
+        assert (first.load, second.load) == (1, 5)
 
 
 def test_an_engine_that_fails_ends_the_process(monkeypatch, capsys):
