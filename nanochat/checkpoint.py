@@ -393,7 +393,10 @@ def build_model(
     checkpointing: bool = False,
 ) -> GPT:
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
-    path = find_path(runtime.attention, runtime.device, runtime.dtype, any(config.windows))
+    windows = any(config.windows)
+    path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
+    if set(runtime.all_gather(path)) != {path}:
+        path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
     print0(f"attention: {path}")
     model = new_model(config, path, checkpointing)
     model.to_empty(device=runtime.device)

@@ -429,18 +429,15 @@ class Trainer:
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
         self.log.resume(self.resumed.step)
         if _is_longer(self.resumed, self.config):
-            self._log_longer_horizon()
+            # The learning rate of the finished run has fallen already, and rises again.
+            step, steps = self.resumed.step, self.config.num_iterations
+            rate = self.start.schedules["lr"]
+            # A step has the rate of its start; the end of a schedule does not depend on its length.
+            old, new = rate(1 - 1 / step, step - 1), rate(step / steps, step)
+            print0(f"horizon: {step:,} -> {steps:,} steps; learning rate x {old:.4g} -> x {new:.4g}, then as planned")
+            self.log.write("horizon", step, steps_before=step, steps_after=steps, lrm_before=old, lrm_after=new)
+            (self.folder / "outcome.json").unlink(missing_ok=True)  # of the shorter run
         return State(**manifest["loop"])
-
-    def _log_longer_horizon(self) -> None:
-        """Log how the schedule of a finished run changes: its learning rate has fallen already, and rises again."""
-        step, steps = self.resumed.step, self.config.num_iterations
-        schedule = self.start.schedules["lr"]
-        # A step's rate is that of its start; the end of a schedule does not depend on its length.
-        before, after = schedule(1 - 1 / step, step - 1), schedule(step / steps, step)
-        print0(f"horizon: {step:,} -> {steps:,} steps; learning rate x {before:.4g} -> x {after:.4g}, then as planned")
-        self.log.write("horizon", step, steps_before=step, steps_after=steps, lrm_before=before, lrm_after=after)
-        (self.folder / "outcome.json").unlink(missing_ok=True)  # of the shorter run
 
     @contextmanager
     def _saving(self, source: BatchSource, data: Data) -> Iterator[Action]:

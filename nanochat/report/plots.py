@@ -130,7 +130,8 @@ def _lines(plot: Plot) -> list[str]:
     place = float(WIDTH)  # right end for the next name
     if len(series) > 1:
         for number, name in reversed(list(enumerate(plot["series"]))):
-            elements.append(_text(place, 31, name, f"end s{number % COLORS}"))
+            style = f"end s{number % COLORS}"
+            elements.append(_text(place, 31, name, style))
             place -= CHARACTER * len(name) + 14
     return elements
 

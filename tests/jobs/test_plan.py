@@ -34,7 +34,7 @@ def planned(base, monkeypatch, capsys, tiny_world):
     return make
 
 
-def test_a_job_keeps_the_scale_that_it_started_with(planned, base):
+def test_a_job_keeps_the_scale_that_it_started_with_and_a_fresh_start_archives_results(planned, base):
     assert planned()[0].settings["scale"] == "embedded"
     saved = base / "speedrun/default/plan.json"
     saved.write_text(json.dumps({"settings": {"scale": "cpu", "depth": 4}}))
@@ -42,7 +42,11 @@ def test_a_job_keeps_the_scale_that_it_started_with(planned, base):
     assert job.settings == {"scale": "cpu", "depth": 4}
     assert "as this run started" in text
     assert planned(data="world")[0].settings["scale"] == "cpu"
-    assert planned(fresh=True)[0].settings["scale"] == "embedded"
+    (base / "base_train/default").mkdir(parents=True)
+    job, text = planned(fresh=True)
+    assert job.settings["scale"] == "embedded"
+    assert f"earlier results of base_train are in {job.folder}/archive/base_train-" in text
+    assert not (base / "base_train/default").exists()
     assert planned(scale="embedded")[0].settings["scale"] == "embedded"
 
 
@@ -120,13 +124,6 @@ def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text
     assert reasons["chat_eval_sft"].startswith("no files of ARC-Easy or ARC-Challenge or MMLU or AQUA or GSM8K or ")
     job, _ = planned(data=f"{text_folder}:0.5,world:0.5", scale=scale)
     assert "--mixture=passages" not in job.step("mid_train").command
-
-
-def test_a_fresh_start_archives_earlier_results(planned, base):
-    (base / "base_train/default").mkdir(parents=True)
-    job, text = planned(fresh=True)
-    assert f"earlier results of base_train are in {job.folder}/archive/base_train-" in text
-    assert not (base / "base_train/default").exists()
 
 
 def test_the_closing_lines_name_the_last_model(tmp_path, monkeypatch):
