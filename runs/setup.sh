@@ -42,7 +42,7 @@ find_uv() {
 find_cargo() {
   if cargo --version >/dev/null 2>&1; then return; fi
   say "no cargo: installing Rust with rustup"
-  # Downloaded completely before it runs: a broken connection must not run half a script.
+  # Whole before it runs: a broken connection must not run half a script.
   local installer
   if installer=$(curl -fsS --proto '=https' --connect-timeout 20 https://sh.rustup.rs 2>/dev/null) &&
     sh -s -- -y --quiet --profile minimal --default-toolchain stable --no-modify-path <<<"$installer" >&2 &&
