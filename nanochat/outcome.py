@@ -106,11 +106,15 @@ class Outcome:
         self.seconds = passed.total_seconds()
         write_json(stage_dir(self.stage, self.tag) / "outcome.json", asdict(self))
 
-    def finish(self) -> None:
-        """Print the tables and the metrics, and write the record."""
+    def show(self) -> None:
+        """Print the tables and the metrics."""
         print0(*map(terminal_table, self.tables), sep="\n\n")
         for name, value in self.metrics.items():
             print0(f"{name}: {format_value(value)}")
+
+    def finish(self) -> None:
+        """Print the tables and the metrics, and write the record."""
+        self.show()
         self.write()
 
     def write_evaluation(self, kind: str, step: int) -> None:
