@@ -51,8 +51,7 @@ trap 'end 143' TERM
 trap 'end 129' HUP
 trap 'end 131' QUIT
 
-# Text: write the embedded world, or download from the hub while the tokenizer learns from the first shards.
-stage world
+# Text: download from the hub while the tokenizer learns from the first shards. Its first reader writes an embedded world.
 "$python" -m nanochat.jobs.runner --job="$job" --step=download --lock=9 & download=$!
 
 # Tokenizer: the vocabulary that the model reads and writes.

@@ -41,34 +41,18 @@ Count = Annotated[int, _COUNT]
 Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 
 
-def option(
-    default: Any,
-    text: str,
-    *,
-    group: str | None = None,
-    in_card: bool = True,
-    may_change: bool = False,
-    least: float = 0,
-    below: float = math.inf,
-    short: str | None = None,
-) -> Any:
+# in_card: in the report card. may_change: a run may resume with another value. least: the smallest number, besides the
+# default. below: a limit. short: a second name, like -i.
+USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None}
+
+
+def option(default: Any, text: str, **metadata: Any) -> Any:
     """Return a config field: default, help, and how both are shown.
 
-    group: title of its box in `--help`, if not that of its class. in_card: in the report card. may_change: a run may
-    resume with another value. least: the smallest number, besides the default. below: a limit. short: a second name,
-    like -i.
+    metadata: entries of USUAL that differ, and `group`: the title of its box in `--help`, if not that of its class.
     """
-    metadata = {
-        "text": text,
-        "in_card": in_card,
-        "may_change": may_change,
-        "least": least,
-        "below": below,
-        "short": short,
-    }
-    if group:
-        metadata["group"] = group
-    return field(default=default, metadata=metadata)
+    assert metadata.keys() <= {"group", *USUAL}
+    return field(default=default, metadata=USUAL | {"text": text} | metadata)
 
 
 def changed(default: Any, **metadata: Any) -> Any:

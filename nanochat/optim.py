@@ -186,7 +186,7 @@ class _Stack(ABC):
     def _zeros(self, *sizes: int) -> Tensor:
         return torch.zeros(self.chunks, *sizes, device=self.device)
 
-    def _names(self, chunk: int) -> list[str]:
+    def names(self, chunk: int) -> list[str]:
         first = chunk * self.per_chunk
         return [name for name, _ in self.members[first : first + self.per_chunk]]
 
@@ -201,7 +201,7 @@ class _Stack(ABC):
                     dist.all_gather_into_tensor(gathered[key], share)
             if (self.number + chunk) % self.ranks != self.rank:
                 continue
-            for place, name in enumerate(self._names(chunk)):
+            for place, name in enumerate(self.names(chunk)):
                 saved = {key: self.layouts[key].view(whole, place) for key, whole in gathered.items()}
                 if self.counts_steps:
                     saved["step"] = self.steps[chunk]
@@ -211,7 +211,7 @@ class _Stack(ABC):
         """Take this rank's share from each whole state."""
         for chunk in range(self.chunks):
             wholes = {key: state.new_zeros(self.ranks, state.shape[1]) for key, state in self.states.items()}
-            for place, name in enumerate(self._names(chunk)):
+            for place, name in enumerate(self.names(chunk)):
                 saved = read(name)  # whole, whatever number of ranks saved it
                 for key, whole in wholes.items():
                     if key != AVERAGE or key in saved:  # a parent may have had no average
@@ -258,7 +258,6 @@ class MuonStack(_Stack):
 class AdamWStack(_Stack):
     """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
-    states_of = ("exp_avg", "exp_avg_sq")
     counts_steps = True
     state_bytes = 8
     scheduled = ("lr",)
@@ -268,7 +267,7 @@ class AdamWStack(_Stack):
         self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
         self.share = 4 * math.ceil(self.per_chunk * slot / (4 * self.ranks))
         self.layout = _Layout(self.shape, slot)
-        self.layouts = dict.fromkeys(self.states_of, self.layout)
+        self.layouts = dict.fromkeys(("exp_avg", "exp_avg_sq"), self.layout)
 
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         group = self.group
@@ -338,8 +337,14 @@ class Optimizer:
             for members in by_shape.values():
                 stack = KINDS[group.kind](group, members, len(self._stacks), rank, world_size, limit, ema > 0)
                 self._stacks.append(stack)
-                if world_size > 1:
-                    self._count_gradients(stack)
+                if world_size == 1:
+                    continue
+                for index, (_, parameter) in enumerate(members):
+                    chunk = len(self._chunks) + index // stack.per_chunk
+                    parameter.register_post_accumulate_grad_hook(partial(self._arrived, chunk))
+                for chunk, pair in enumerate(zip(stack.reduced, stack.grads.flatten(1), strict=True)):
+                    self._chunks.append(pair)
+                    self._members.append(len(stack.names(chunk)))
 
     @torch.no_grad
     def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0) -> Tensor:
@@ -428,15 +433,6 @@ class Optimizer:
         """Discard gradients, to accumulate this rank's step again; gradients that were sent (complete) stay."""
         self._wait()  # sending reads the gradients
         self.zero_grad()
-
-    def _count_gradients(self, stack: _Stack) -> None:
-        first = len(self._chunks)
-        self._chunks += zip(stack.reduced, stack.grads.flatten(1), strict=True)
-        self._members += [0] * stack.chunks
-        for index, (_, parameter) in enumerate(stack.members):
-            chunk = first + index // stack.per_chunk
-            self._members[chunk] += 1
-            parameter.register_post_accumulate_grad_hook(partial(self._arrived, chunk))
 
     def _arrived(self, chunk: int, _: Tensor) -> None:
         """Count a gradient that autograd has accumulated, and send the chunks whose turn has come."""

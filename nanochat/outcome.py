@@ -98,21 +98,19 @@ class Outcome:
     def add_artifact(self, path: Path) -> None:
         self.artifacts[path.name] = read_sha256(path)
 
-    def show(self) -> None:
-        """Print the tables and the metrics."""
-        print0(*map(terminal_table, self.tables), sep="\n\n")
-        for name, value in self.metrics.items():
-            print0(f"{name}: {format_value(value)}")
-
-    def write(self) -> Path:
+    def write(self) -> None:
         """Stop the clock and write the record to the stage's folder: the last act of a stage."""
         self.timestamp = _now()
         # Wall clock, pauses included.
         passed = datetime.fromisoformat(self.timestamp) - datetime.fromisoformat(self.started)
         self.seconds = passed.total_seconds()
-        path = stage_dir(self.stage, self.tag) / "outcome.json"
-        write_json(path, asdict(self))
-        return path
+        write_json(stage_dir(self.stage, self.tag) / "outcome.json", asdict(self))
+
+    def show(self) -> None:
+        """Print the tables and the metrics."""
+        print0(*map(terminal_table, self.tables), sep="\n\n")
+        for name, value in self.metrics.items():
+            print0(f"{name}: {format_value(value)}")
 
     def finish(self) -> None:
         """Print the tables and the metrics, and write the record."""
@@ -157,21 +155,21 @@ def output_of(*command: str) -> str:
         return ""
 
 
-def git(root: Path, *words: str) -> str:
-    return output_of("git", "-C", str(root), *words)
+def git(*words: str) -> str:
+    return output_of("git", "-C", str(ROOT), *words)
 
 
-def environment(root: Path = ROOT) -> dict[str, Texts]:
+def environment() -> dict[str, Texts]:
     """Return checkout, hardware and software, as the report card's header shows them."""
     software = {"Python": platform.python_version(), "PyTorch": torch_build()["__version__"]}
-    commit = git(root, "rev-parse", "--short", "HEAD")
+    commit = git("rev-parse", "--short", "HEAD")
     # Every run rewrites the report card: a new card alone does not make the tree dirty.
     card = [":!report.md", ":!report"]
-    changes = git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *card)
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ".", *card)
     checkout = {
-        "Branch": git(root, "rev-parse", "--abbrev-ref", "HEAD"),
+        "Branch": git("rev-parse", "--abbrev-ref", "HEAD"),
         "Commit": f"{commit} ({'dirty' if changes else 'clean'})" if commit else "unknown (not a git checkout)",
-        "Message": git(root, "log", "-1", "--format=%s"),
+        "Message": git("log", "-1", "--format=%s"),
     }
     return {"Git Information": checkout, "Hardware": hardware(), "Software": software}
 
@@ -182,14 +180,14 @@ def torch_build() -> Record:
     return runpy.run_path(str(Path(importlib.util.find_spec("torch").origin).with_name("version.py")))
 
 
-def bloat(root: Path = ROOT) -> dict[str, dict]:
+def bloat() -> dict[str, int]:
     """Return the size of the source files that git tracks."""
     # -z: file names with spaces stay whole.
-    names = git(root, "ls-files", "-z", *SOURCES).split("\0")
-    files = {name: (root / name).read_text(encoding="utf-8") for name in names if (root / name).is_file()}
+    names = git("ls-files", "-z", *SOURCES).split("\0")
+    files = {name: (ROOT / name).read_text(encoding="utf-8") for name in names if (ROOT / name).is_file()}
     text = "".join(files.values())
-    lock = root / LOCK  # an installed wheel has none
-    counts = {
+    lock = ROOT / LOCK  # an installed wheel has none
+    return {
         "Characters": len(text),
         "Lines": text.count("\n"),
         "Lines, of which tests": sum(files[name].count("\n") for name in files if name.startswith("tests/")),
@@ -197,7 +195,6 @@ def bloat(root: Path = ROOT) -> dict[str, dict]:
         "Tokens (approx)": len(text) // 4,  # four characters a token, roughly
         f"Dependencies ({LOCK} lines)": lock.read_text(encoding="utf-8").count("\n") if lock.exists() else 0,
     }
-    return {label: {"value": count, "format": ",d"} for label, count in counts.items()}
 
 
 def hardware() -> Texts:
@@ -309,7 +306,7 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
         if runtime.peak_flops:
             mfu = 100 * flops_per_second / (runtime.peak_flops * runtime.world_size)
     # Share in training time; evaluations are left out.
-    waited = 100 * state.waited / max(state.seconds, 1e-9)  # percent
+    waited = 100 * state.waited / state.seconds  # percent
     return {
         "Device batch size": state.device_batch,
         "DDP world size": runtime.world_size,

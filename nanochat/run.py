@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
@@ -32,7 +31,7 @@ from nanochat.config import fixed_settings, flag_of
 from nanochat.data.corpus import open_corpus, shards_for
 from nanochat.dataloader import BatchSource, TextLoader, require_multiple
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import MetricLog, Record, format_value, print0, read_metrics
+from nanochat.log import MetricLog, Record, format_value, print0
 from nanochat.models import config_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
@@ -46,7 +45,6 @@ from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_device_batch
 
-Tuned = TypeVar("Tuned", bound=FineTuneSettings)
 Data = list[Record] | Record  # describes a run's data in its manifest
 
 # Bytes in a checkpoint for each parameter: the fp32 weight, at most two fp32 optimizer states, and the average.
@@ -126,10 +124,10 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
     longer = _is_longer(checkpoint, config)
     differences = []
     for name, value in fixed_settings(config).items():
-        if longer and config.__dataclass_fields__[name].metadata["group"] == "horizon":
+        field = config.__dataclass_fields__[name]
+        if longer and field.metadata["group"] == "horizon":
             continue
-        # A flag that did not exist then acted like the default.
-        before = saved.get(name, config.__dataclass_fields__[name].default)
+        before = saved.get(name, field.default)  # a flag that did not exist then acted like the default
         if value is not None and value != before:
             differences.append(f"{flag_of(name)} was {before} and is {value}")
     if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
@@ -179,7 +177,6 @@ class _Start:
     weight_decay: float
     schedules: schedules.Table
     in_fp8: bool = False
-    flops_per_token: int = 0  # 0: those of the model
 
 
 def _start_new(
@@ -201,7 +198,6 @@ def _start_new(
         weight_decay=config.weight_decay * plan.decay_scale,  # for this batch and horizon
         schedules=schedules.pretraining(config, plan.steps),
         in_fp8=config.fp8,
-        flops_per_token=plan.flops_per_token,
     )
 
 
@@ -235,7 +231,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     )
 
 
-def inherit(config: Tuned, manifest: Record) -> Tuned:
+def inherit(config: FineTuneSettings, manifest: Record) -> FineTuneSettings:
     """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
     # A base model, or one of an earlier version, has no temperature for chats.
     parent, loop = {"chat_temperature": CHAT_TEMPERATURE} | manifest["config"], manifest["loop"]
@@ -325,7 +321,7 @@ class Trainer:
     def text_loader(self) -> TextLoader:
         """Return the source of a new model's batches: rows of a corpus with enough text for the run."""
         # A resumed run keeps its shards, also with a longer horizon.
-        kept = self.resumed.manifest.get("num_shards", 0) if self.resumed else 0
+        kept = self.resumed.manifest["num_shards"] if self.resumed else 0
         # A clock gives no number of tokens: 0 leaves the choice to the corpus.
         tokens = (self.start.steps or 0) * self.start.batch
         shards = self.config.num_shards or kept or shards_for(self.config.data, tokens)
@@ -372,7 +368,7 @@ class Trainer:
                 state=self._restore(source, data),
                 schedules=self.start.schedules,
                 device_batch=self.device_rows,
-                flops_per_token=self.start.flops_per_token or self.model.flops_per_token(),
+                flops_per_token=self.model.flops_per_token(),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
                 after_step=[self._follow_weights, *after_step],
@@ -433,17 +429,15 @@ class Trainer:
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
         self.log.resume(self.resumed.step)
         if _is_longer(self.resumed, self.config):
-            self._log_longer_horizon()
+            # The learning rate of the finished run has fallen already, and rises again.
+            step, steps = self.resumed.step, self.config.num_iterations
+            rate = self.start.schedules["lr"]
+            # A step has the rate of its start; the end of a schedule does not depend on its length.
+            old, new = rate(1 - 1 / step, step - 1), rate(step / steps, step)
+            print0(f"horizon: {step:,} -> {steps:,} steps; learning rate x {old:.4g} -> x {new:.4g}, then as planned")
+            self.log.write("horizon", step, steps_before=step, steps_after=steps, lrm_before=old, lrm_after=new)
+            (self.folder / "outcome.json").unlink(missing_ok=True)  # of the shorter run
         return State(**manifest["loop"])
-
-    def _log_longer_horizon(self) -> None:
-        """Log how the schedule of a finished run changes: its learning rate has fallen already, and rises again."""
-        step, steps = self.resumed.step, self.config.num_iterations
-        rates = [one["train/lrm"] for one in read_metrics(self.log.path) if "train/lrm" in one]
-        before, after = rates[-1], self.start.schedules["lr"](step / steps, step)
-        print0(f"horizon: {step:,} -> {steps:,} steps; learning rate x {before:.4g} -> x {after:.4g}, then as planned")
-        self.log.write("horizon", step, steps_before=step, steps_after=steps, lrm_before=before, lrm_after=after)
-        (self.folder / "outcome.json").unlink(missing_ok=True)  # of the shorter run
 
     @contextmanager
     def _saving(self, source: BatchSource, data: Data) -> Iterator[Action]:

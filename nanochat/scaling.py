@@ -221,8 +221,8 @@ def estimate(
 ) -> tuple[Record, list[str]]:
     """Return a plan's cost on some accelerators, and the same as text for people; None where a figure is unknown.
 
-    device_batch_size: rows. memory: a rank's bytes, by part. memory_limit: an accelerator's GB. rate: a rank's FLOP/s.
-    source: of the rate, such as "measured: run TAG".
+    device_batch_size: rows. memory: a rank's bytes, by part. rate: a rank's FLOP/s. source: of the rate, such as
+    "measured: run TAG".
     """
     dtype = asked_precision(config.dtype)
     if dtype == "auto":
@@ -256,14 +256,9 @@ def estimate(
     lines.append(f"time {time} on {ranks}x{accelerator.name}, {dtype}, {speed}; dollars {price}")
     record = {
         "ranks": ranks,
-        "hardware": accelerator.name,
-        "dtype": dtype,
         "device_batch_size": rows,
         "memory": needed[rows],
-        "memory_limit": accelerator.memory,
-        "fits": bool(fitting),
         "seconds": seconds,
-        "dollars": dollars,
         "rate": rate,
         "source": source,
     }

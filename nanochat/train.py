@@ -28,7 +28,7 @@ STEADY_AFTER = 10  # steps in this process before speed is measured
 COLLECT_EVERY = 5_000  # steps between garbage collections
 MAX_LOSS_SCALE = 2.0**10  # powers of two: scaling rounds nothing
 MIN_LOSS_SCALE = 2.0**-30
-GROW_LOSS_SCALE_EVERY = 1_000  # steps without overflow
+GROW_LOSS_SCALE_EVERY = 1_000  # steps; an overflow halves the scale at once
 LEAST_KEPT = 15  # values that a layer keeps for the backward, at least, per token and width (rehearsed: 15.8 in fp8)
 MEMORY_MARGIN = 0.03  # share of the free memory that the search for a micro-batch leaves alone
 
@@ -52,7 +52,6 @@ class State:
     smooth_loss: float = 0.0  # a moving average, to be divided by 1 - SMOOTHING ** step
     device_batch: int = 0  # rows in this rank's micro-batch; smaller than asked once memory ran out
     loss_scale: float = 1.0
-    loss_scale_step: int = 0  # the step when it last changed
     steady_seconds: float = 0.0  # without the first steps, which compile and warm up
     steady_flops: float = 0.0
     evaluated: int = -1  # the last step whose evaluations are complete
@@ -174,7 +173,7 @@ class TrainingLoop:
     def _progress(self) -> float:
         """Return the finished share, at the last launched step; above 1 beyond the horizon."""
         if self.steps is not None:
-            return self.state.step / max(self.steps, 1)
+            return self.state.step / self.steps
         if self.seconds is not None:
             return self.state.seconds / self.seconds
         return self.source.progress
@@ -240,29 +239,25 @@ class TrainingLoop:
         Out of memory, the step starts again in smaller parts; an fp16 overflow, with half the scale.
         """
         state = self.state
-        # fp16's factor for the loss keeps small gradients from vanishing: it doubles if it has not changed for long.
-        if self._is_fp16 and state.step - state.loss_scale_step >= GROW_LOSS_SCALE_EVERY:
+        # fp16's factor for the loss keeps small gradients from vanishing: it doubles now and then.
+        if self._is_fp16 and is_multiple(state.step, GROW_LOSS_SCALE_EVERY):
             state.loss_scale = min(2 * state.loss_scale, MAX_LOSS_SCALE)
-            state.loss_scale_step = state.step
         while True:
             try:
                 sums = self._accumulate(batch)
             except torch.OutOfMemoryError:
-                self._halve_device_batch(len(batch[0]))
+                where = f"step {state.step + 1}, rank {self.runtime.rank}: out of memory"
+                state.device_batch = min(state.device_batch, len(batch[0])) // 2
+                if not state.device_batch:
+                    raise ValueError(
+                        f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len"
+                    ) from None
+                print_line(f"{where}, the step starts again with --device-batch-size={state.device_batch}")
             else:
                 if not (self._is_fp16 and self._halve_loss_scale()):
                     return sums
             self.optimizer.restart()  # gradients already sent are complete, and stay
             torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
-
-    def _halve_device_batch(self, rows: int) -> None:
-        """Go on with half as many of this rank's `rows` at once; ValueError if it was one row."""
-        where = f"step {self.state.step + 1}, rank {self.runtime.rank}: out of memory"
-        smaller = min(self.state.device_batch, rows) // 2
-        if not smaller:
-            raise ValueError(f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len") from None
-        print_line(f"{where}, the step starts again with --device-batch-size={smaller}")
-        self.state.device_batch = smaller
 
     def _halve_loss_scale(self) -> bool:
         """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
@@ -272,7 +267,6 @@ class TrainingLoop:
         if self.runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
             return False
         state.loss_scale /= 2  # exact
-        state.loss_scale_step = state.step
         return True
 
     def _accumulate(self, batch: Batch) -> dict[str, Tensor]:

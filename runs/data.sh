@@ -8,13 +8,7 @@
 set -euo pipefail
 
 tag=data out=data.md seed=1 rows=4000
-own() {
-  case $1 in
-    --seed=?*) seed=${1#*=} ;;
-    --rows=?*) rows=${1#*=} ;;
-    *) return 1 ;;
-  esac
-}
+own() { set_flag "$1" "seed rows"; }
 ready() {
   if [ "$data" = auto ]; then data=world; if [ "$seed" != 1 ]; then data=world-$seed; fi; fi
   vocabulary=${vocabulary:-4096}

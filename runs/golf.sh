@@ -14,16 +14,10 @@ set -euo pipefail
 entry=golf scale='' seeds=3 ablate='' unsafe='' tag='' out=golf.md
 own() {
   case $1 in
-    --scale=?*) scale=${1#*=} ;;
-    --entry=?*) entry=${1#*=} ;;
-    --seeds=?*) seeds=${1#*=} ;;
     --ablate) ablate=1 ;;
     --unsafe-exec) unsafe=$1 ;;
     --without=*) stop "--without is a flag of nanochat.lab.golf: --ablate leaves out each trick" ;;
-    *) return 1 ;;
-  esac
-  case $seeds in
-    *[!0-9]* | 0) stop "--seeds=$seeds has to be a number from 1" ;;
+    *) set_flag "$1" "scale entry seeds" ;;
   esac
 }
 set -f # a word of a table is no pattern of files,
@@ -66,9 +60,7 @@ run_entry() { # name in the tag, seed, entry, trick to leave out
   "$python" -m scripts.golf_eval --tag="$run" --stride="$stride" $unsafe
   printf '%s\n' "$settings" >"$base/golf_eval/$run/settings"
 }
-metric() { # run, name of a metric of its score
-  "$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["metrics"][sys.argv[2]])' "$base/golf_eval/$1/outcome.json" "$2"
-}
+metric() { found "$base/golf_eval/$1/outcome.json" metrics "$2"; } # run, name of a metric of its score
 # The entry's first run chooses the stride by its speed. All others take the same one, or the scores could not be compared.
 run_entry "$entry" 1 "$entry"
 stride=$(metric "$tag-$entry-1" Stride)

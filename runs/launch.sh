@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a script from scripts/ with one process for each GPU, or one on the CPU, in the environment made by runs/setup.sh:
+# Run a script from scripts/ with one process for each GPU, or one on the CPU:
 #   bash runs/launch.sh base_train --depth=8
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)

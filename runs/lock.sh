@@ -5,7 +5,7 @@ set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 PATH="$PATH:$PWD/.venv/bin"
 
-# Neither the index nor a link directory is written: the file must not depend on the machine.
+# The file must not depend on the machine: neither index nor link directory is written.
 exec uv pip compile pyproject.toml --universal --python-version 3.10 --all-extras --generate-hashes \
   --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "bash runs/lock.sh" \
   --quiet --output-file requirements.lock "$@"

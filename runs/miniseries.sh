@@ -8,7 +8,7 @@
 set -euo pipefail
 
 depths=8,10,12,14,16,18,20 tag=miniseries out=miniseries.md
-own() { case $1 in --depths=?*) depths=${1#*=} ;; *) return 1 ;; esac; }
+own() { set_flag "$1" depths; }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
 for depth in ${depths//,/ }; do

@@ -8,18 +8,9 @@
 set -euo pipefail
 
 seeds=3 steps=800 depth=1 width=64 tag=puzzles
-own() {
-  case $1 in
-    --seeds=?*) seeds=${1#*=} ;;
-    --steps=?*) steps=${1#*=} ;;
-    --depth=?*) depth=${1#*=} ;;
-    --width=?*) width=${1#*=} ;;
-    *) return 1 ;;
-  esac
-}
+own() { set_flag "$1" "seeds steps depth width"; }
 set -- --data=world --vocab-size=300 "$@"
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
-base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
 
 arm() { # name, seed, horizon, flags of the model
   local run="$tag-$1-$2"
@@ -34,8 +25,7 @@ arm() { # name, seed, horizon, flags of the model
 for seed in $(seq "$seeds"); do
   arm R "$seed" "--num-iterations=$steps" --recursion=aggressive
   arm P "$seed" "--num-iterations=$steps"
-  seconds=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[-1]))["loop"]["seconds"])' \
-    "$base/chat_sft/$tag-R-$seed"/step_*/manifest.json)
+  seconds=$(found "$(ls "$base/chat_sft/$tag-R-$seed"/step_*/manifest.json | tail -n 1)" loop seconds)
   arm W "$seed" "--target-seconds=$seconds"
 done
 

@@ -11,20 +11,12 @@ set -euo pipefail
 seeds=1 preset=aggressive steps=300 depth=2 width=128 tag=recursion out=recursion.md recursion=()
 own() {
   case $1 in
-    --seeds=?*) seeds=${1#*=} ;;
-    --preset=?*) preset=${1#*=} ;;
-    --steps=?*) steps=${1#*=} ;;
-    --depth=?*) depth=${1#*=} ;;
-    --width=?*) width=${1#*=} ;;
+    --preset=off) stop "--preset=off is no recursion: take moderate, aggressive or extreme" ;;
     --supervision=?* | --loops=?* | --passes=?* | --detached=?* | --supervision-base=?* | --improvement-reward=?*)
       recursion+=("$1") ;;
     --seed=* | --recursion=* | --model=* | --num-iterations=* | --target-seconds=*)
       stop "${1%%=*} differs between arms: give --seeds, --preset or --steps" ;;
-    *) return 1 ;;
-  esac
-  case $seeds:$preset in
-    *[!0-9]*:* | 0:* | :*) stop "--seeds=$seeds has to be a number from 1" ;;
-    *:off) stop "--preset=off is no recursion: take moderate, aggressive or extreme" ;;
+    *) set_flag "$1" "seeds preset steps depth width" ;;
   esac
 }
 set -- --data=world --vocab-size=1024 "$@"
@@ -59,8 +51,7 @@ for seed in $(seq "$seeds"); do
   arm P "$seed" --depth="$depth" --num-iterations="$steps"
   arm F "$seed" --depth="$deep" --num-iterations="$steps"
   arm L "$seed" --depth="$depth" --num-iterations="$steps" --model=reference,sweeps="$sweeps"
-  saved=("${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}/base_train/$tag-R-$seed"/step_*/manifest.json)
-  seconds=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[-1]))["loop"]["seconds"])' "${saved[@]}")
+  seconds=$(found "$(ls "$base/base_train/$tag-R-$seed"/step_*/manifest.json | tail -n 1)" loop seconds)
   arm W "$seed" --depth="$depth" --target-seconds="$seconds"
 done
 

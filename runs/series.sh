@@ -6,6 +6,16 @@ stop() {
   echo "error: $1" >&2
   exit 2
 }
+# Sets the variable of a flag if its name is among `$2`.
+set_flag() {
+  local name=${1%%=*}
+  [[ $1 = --*=?* && " $2 " = *" ${name#--} "* ]] && printf -v "${name#--}" %s "${1#*=}"
+}
+# The number or text under some keys of a JSON file.
+found() {
+  "$python" -c 'import functools, json, sys
+print(functools.reduce(lambda value, key: value[key], sys.argv[2:], json.load(open(sys.argv[1]))))' "$@"
+}
 
 data=auto vocabulary='' flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
 for argument in "$@"; do
@@ -21,6 +31,7 @@ for argument in "$@"; do
     *) own "$argument" || flags+=("$argument") ;;
   esac
 done
+case ${seeds=1} in *[!0-9]* | 0 | '') stop "--seeds=$seeds has to be a number from 1" ;; esac
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 python=$root/.venv/bin/python
 bash "$root/runs/setup.sh"
@@ -39,7 +50,7 @@ made=$base/tok_train/$tag/outcome.json
 if [ ! -f "$made" ]; then
   "$python" -m scripts.tok_train --vocab-size="$vocabulary" --max-chars=2e9 --data="$data" --tag="$tag"
 else
-  before=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["config"]["vocab_size"])' "$made")
+  before=$(found "$made" config vocab_size)
   if [ "$before" != "$vocabulary" ]; then
     stop "the vocabulary of --tag=$tag has --vocab-size=$before, not $vocabulary: take another --tag"
   fi

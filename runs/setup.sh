@@ -5,8 +5,8 @@ set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 PATH="$PATH:${CARGO_HOME:-${HOME:-}/.cargo}/bin"
 python=.venv/bin/python
-# Line 1, written after the packages are installed: path and Python version. Without this line .venv is made again (half
-# made, or moved). The other lines, written last: checksums for all sources. If they differ, .venv is updated.
+# Line 1, written after the packages are installed: path and Python version; without it .venv is made again. The other
+# lines, written last: checksums for all sources. If they differ, .venv is updated.
 ready=.venv/ready
 
 pip_install() { "$uv" pip install --quiet --python "$python" "$@"; }
@@ -42,7 +42,7 @@ find_uv() {
 find_cargo() {
   if cargo --version >/dev/null 2>&1; then return; fi
   say "no cargo: installing Rust with rustup"
-  # Downloaded completely before it runs: a broken connection must not run half a script.
+  # Whole before it runs: a broken connection must not run half a script.
   local installer
   if installer=$(curl -fsS --proto '=https' --connect-timeout 20 https://sh.rustup.rs 2>/dev/null) &&
     sh -s -- -y --quiet --profile minimal --default-toolchain stable --no-modify-path <<<"$installer" >&2 &&
@@ -58,7 +58,7 @@ make_environment() {
 }
 
 install_locked() {
-  # uv links files from its cache; on another file system links fail, so copy mode is set to avoid uv's warning.
+  # On another file system than its cache uv cannot link files: copy mode avoids the warning.
   local cache probe
   cache=$("$uv" cache dir)
   mkdir -p "$cache"
@@ -70,8 +70,7 @@ install_locked() {
     stop "the packages of requirements.lock could not be installed (uv's message is above): is the network there? Then run this again."
 }
 
-# Compile bytecode once, for the stages' imports: if Python may not write bytecode, as in many containers, each process
-# would compile torch's sources again, 3 to 7 seconds on two cores.
+# Where Python may not write bytecode, as in many containers, each process would compile torch's sources for seconds.
 compile_bytecode() {
   env -u PYTHONDONTWRITEBYTECODE "$python" -c '
 import httpx, huggingface_hub, numpy, pyarrow.parquet, safetensors.torch, scipy.stats, tyro, uvicorn

@@ -1,9 +1,6 @@
 #!/usr/bin/env bash
-# hardware: 8 H100. A recursive model, second phase: the preset extreme, 5,000 steps of 256 rows. Worth its
-# cost if the first phase (runs/train_h100_fast.sh) ended without an alarm.
-#   bash runs/train_h100_extreme.sh
-#   bash runs/train_h100_extreme.sh --depth=24 --width=1024                 a larger model
-# Other flags go to scripts.base_train.
+# hardware: 8 H100. A recursive model, second phase: the preset extreme, 5,000 steps of 256 rows. Worth its cost if the
+# first phase (runs/train_h100_fast.sh) ended without an alarm. Flags go to scripts.base_train.
 set -euo pipefail
 
 tag=h100

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # hardware: 8 H100. A recursive model, first phase: does refinement work? Depth 12, the preset aggressive, 1,000 steps of 512
 # rows. Run the same command again to resume; then runs/train_h100_extreme.sh. Nothing here was measured on a GPU yet.
-#   bash runs/train_h100_fast.sh
-#   bash runs/train_h100_fast.sh --depth=24 --width=1024                    a larger model
-#   bash runs/train_h100_fast.sh --matrix-lr=0.001 --embedding-lr=0.01      the lower rates that others recommend
+#   bash runs/train_h100_fast.sh --depth=24 --width=1024                 a larger model
+#   bash runs/train_h100_fast.sh --matrix-lr=0.001 --embedding-lr=0.01   the lower rates that others recommend
 # Other flags go to scripts.base_train.
 set -euo pipefail
 

@@ -3,10 +3,8 @@
 python -m scripts.base_loss --tag=d8
 """
 
-from typing import TYPE_CHECKING
-
 from nanochat.config import Count, changed, option, options, run
-from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.settings import (
     CheckpointChoice,
@@ -14,11 +12,6 @@ from nanochat.settings import (
     DeviceSettings,
     LogSettings,
 )
-
-if TYPE_CHECKING:
-    from nanochat.evals.bpb import EvalText
-    from nanochat.gpt import GPT
-    from nanochat.runtime import Runtime
 
 
 @options("data")
@@ -29,23 +22,6 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
     eval_bytes: Count = option(4_000_000, "bytes of each kind of text", least=1)
     stride: Count = option(0, "also evaluate rows that overlap: tokens from one row to the next (0: do not)")
     device_batch_size: Count = option(8, "rows of a batch on one device", least=1, in_card=False)
-
-
-def exit_table(model: "GPT", text: "EvalText", batch_size: int, runtime: "Runtime") -> list[Record]:
-    """Return the table with the bits per byte at each exit, up to twice as many as trained; none for a plain model."""
-    from nanochat.evals.bpb import bits_by_exit
-
-    trained = model.config.supervision
-    if not trained:
-        return []
-    chosen = model.steps
-    model.steps = 2 * trained
-    found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
-    model.steps = chosen
-    rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
-    table = table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)
-    print0(terminal_table(table))
-    return [table]
 
 
 def main(config: Config) -> None:
@@ -76,7 +52,14 @@ def main(config: Config) -> None:
                 name = f"{split} bpb (stride {stride})" if stride else f"{split} bpb"
                 outcome.metrics[name] = found.metric()
                 print0(f"base_loss: {name} {found}")
-        outcome.tables += exit_table(model, texts["val"], config.device_batch_size, runtime)
+        trained = model.config.supervision
+        if trained:  # a recursive model: up to twice as many exits as were trained
+            model.steps = 2 * trained
+            found = bits_by_exit(model, texts["val"], length, config.device_batch_size, runtime)
+            rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
+            table = table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)
+            print0(terminal_table(table))
+            outcome.tables.append(table)
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
         outcome.tables.append(table_of("Samples", "Prompt | Continuation", samples))
         if runtime.rank == 0:

@@ -8,18 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from nanochat import log as under_test
-from nanochat.log import (
-    MetricLog,
-    Progress,
-    duration,
-    metric_curve,
-    parse_rows,
-    parse_table,
-    print0,
-    read_metrics,
-    step_line,
-    terminal_table,
-)
+from nanochat.log import MetricLog, Progress, duration, metric_curve, parse_table, print0, read_metrics, step_line
 
 
 class Pause(NamedTuple):
@@ -39,9 +28,7 @@ def test_only_rank_0_prints(monkeypatch, capsys, tmp_path):
         progress.close()
     assert capsys.readouterr().out == "rank 0\ncount on 0 | eta: ?\n"
     assert [path.name for path in tmp_path.iterdir()] == ["0"]
-
-
-def test_control_characters_are_shown_and_not_obeyed(capsys):
+    # Control characters are shown and not obeyed.
     print0("a\x1b[31mb\tc\x07\x9b\x7f\nd")
     assert capsys.readouterr().out == "a�[31mb\tc���\nd\n"
 
@@ -61,7 +48,7 @@ def test_durations_and_tables_are_aligned():
     assert list(map(duration, seconds)) == ["0.0s", "4.2s", "59.4s", "1m00s", "12m05s", "1h00m", "3h25m"]
     rows = [["first", 1.5, None], ["longer name", 20.25, 3]]
     table = {"title": "Title", "columns": [["name", ""], ["score", ".2f"], ["count", "d"]], "rows": rows}
-    assert terminal_table(table).splitlines() == [
+    assert under_test.terminal_table(table).splitlines() == [
         "Title",
         "| name        | score | count |",
         "| ----------- | ----- | ----- |",
@@ -200,7 +187,7 @@ def test_time_left_follows_progress_and_the_wall_clock(total, monkeypatch, capsy
 
 
 def test_constants_are_read_from_text_tables():
-    assert parse_rows("a b  => c\n  d =>\n", " *=> *") == [["a b", "c"], ["d", ""]]
+    assert under_test.parse_rows("a b  => c\n  d =>\n", " *=> *") == [["a b", "c"], ["d", ""]]
     table = """
         label     after  before
         two words   -     1e-6

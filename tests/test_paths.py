@@ -16,12 +16,9 @@ def test_base_dir_is_read_when_asked(monkeypatch, tmp_path):
     monkeypatch.delenv("NANOCHAT_BASE_DIR")
     assert paths.base_dir() == Path.home() / ".cache/nanochat"
     assert paths.stage_dir("tok_train", "d8-v1.0") == paths.base_dir() / "tok_train" / "d8-v1.0"
-
-
-@pytest.mark.parametrize("tag", ["", "..", "a/b", "/tmp", ".hidden", "a\nb", "a b"])
-def test_a_tag_is_one_plain_folder(tag):
-    with pytest.raises(ValueError, match="cannot name a folder"):
-        paths.stage_dir("tok_train", tag)
+    for tag in ("", "..", "a/b", "/tmp", ".hidden", "a\nb", "a b"):
+        with pytest.raises(ValueError, match="cannot name a folder"):
+            paths.stage_dir("tok_train", tag)
 
 
 def test_text_and_json_are_written_whole_and_reach_the_disk_before_their_name(tmp_path, monkeypatch):

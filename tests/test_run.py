@@ -215,12 +215,16 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     assert load(base.of("other"), STEPS).manifest["loop"]["device_batch"] == 8
 
 
-def test_checkpoints_that_are_all_damaged(base):
+def test_checkpoints_that_are_all_damaged_and_two_runs_of_one_tag(base):
     """test_checkpoint.py shows that an intact one before a damaged one is taken."""
     folder = base.copy("straight", "damaged")
     for manifest in folder.glob("step_*/manifest.json"):
         manifest.write_text(manifest.read_text().replace("base_train", "base_brain"))
     assert base.refused("damaged") == f"{folder} has checkpoints, but none is intact: --resume=never starts again"
+    with hold(base.of("shared")):
+        sentence = f"another process runs in {base.of('shared')}: wait until it ends, or take another --tag"
+        assert base.refused("shared") == sentence
+        assert base.refused("shared", ranks=2) == sentence
 
 
 def test_a_run_that_has_ended_is_left_as_it_is(base):
@@ -233,13 +237,6 @@ def test_a_run_that_has_ended_is_left_as_it_is(base):
     (folder / "outcome.json").unlink()  # killed before it was written
     base.run("ended")
     assert (folder / "outcome.json").exists()
-
-
-def test_two_runs_of_one_tag(base):
-    with hold(base.of("shared")):
-        sentence = f"another process runs in {base.of('shared')}: wait until it ends, or take another --tag"
-        assert base.refused("shared") == sentence
-        assert base.refused("shared", ranks=2) == sentence
 
 
 def test_room_is_looked_for_before_the_first_step(base):

@@ -67,32 +67,12 @@ def test_scaling_laws_end_with_the_ratio_that_they_suggest(runs, tmp_path):
     assert "1e+10 FLOPs</text>" in (tmp_path / "laws/scaling-scaling-1.svg").read_text(encoding="utf-8")
 
 
-def test_an_evening_on_a_laptop_is_a_scale_of_the_main_job(runs):
+def test_an_evening_on_a_laptop_is_a_scale_of_the_main_job_and_phases_are_presets(runs):
     assert runs("cpu.sh", "--data=my text", "--tag=mine").stdout == "--scale=cpu --data=my text --tag=mine\n"
-
-
-def test_the_phases_of_a_recursive_model(runs):
-    """Their plans; the tests of the training script have recursive runs."""
+    # The plans of a recursive model's phases; the tests of the training script have recursive runs.
     for phase, preset in (("fast", "aggressive"), ("extreme", "extreme")):
         done = runs(f"train_h100_{phase}.sh", "--data=letters", *SMALL, "--dry-run")
-        assert (
-            f"recursion {preset}: each block runs 4 exits x 1 passes x (2 loops + 1) times for a token" in done.stdout
-        )
-
-
-CHOICES = "('off', 'moderate', 'aggressive', 'extreme')"
-BREAKING = """
---seeds=abc | --seeds=abc has to be a number from 1
---seed=7 | --seed differs between arms: give --seeds, --preset or --steps
---preset=off | --preset=off is no recursion: take moderate, aggressive or extreme
-"""
-PLANNED = f"--preset=agressive | invalid choice 'agressive' for argument '--recursion'. Expected one of {CHOICES}."
-
-
-@pytest.mark.parametrize("case", [*BREAKING.strip().splitlines(), pytest.param(PLANNED, marks=pytest.mark.slow)])
-def test_flags_that_would_break_the_comparison_are_refused(runs, case):
-    flag, sentence = case.split(" | ")
-    assert runs("recursion.sh", "--data=letters", *SMALL, flag, code=2).stderr == f"error: {sentence}\n"
+        assert f"recursion {preset}: each block runs 4 exits x 1 passes x (2 loops + 1) times" in done.stdout
 
 
 @pytest.mark.slow
@@ -177,17 +157,25 @@ def test_golf_repeats_the_best_baseline_and_resumes(runs, base):
     assert "== " not in again.stdout  # all entries are scored
 
 
-# flag | beginning of the sentence. Where there is a GPU, --scale=1gpu would train.
+GOLF_WORDS, RECURSION_WORDS = ["--scale=embedded", "--tag=mistaken"], ["--data=letters", *SMALL]
+# script flag | beginning of the sentence. Where there is a GPU, --scale=1gpu would train.
 MISTAKES = """
---seeds=none | --seeds=none has to be a number from 1
---without=smear | --without is a flag of nanochat.lab.golf: --ablate leaves out each trick
---width=33 | --width=33 is not a multiple of --head-dim=32
+golf --seeds=none | --seeds=none has to be a number from 1
+golf --without=smear | --without is a flag of nanochat.lab.golf: --ablate leaves out each trick
+golf --width=33 | --width=33 is not a multiple of --head-dim=32
+recursion --seeds=abc | --seeds=abc has to be a number from 1
+recursion --seed=7 | --seed differs between arms: give --seeds, --preset or --steps
+recursion --preset=off | --preset=off is no recursion: take moderate, aggressive or extreme
 """
-MISTAKES += "" if torch.cuda.is_available() else "--scale=1gpu | --scale=1gpu needs a GPU: take --scale=embedded or cpu"
+MISTAKES += "" if torch.cuda.is_available() else "golf --scale=1gpu | --scale=1gpu needs a GPU: take --scale=embedded"
+PLANNED = (
+    "recursion --preset=agressive | invalid choice 'agressive' for argument '--recursion'. Expected one of ('off',"
+)
 
 
-@pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
-def test_a_mistake_in_a_flag_of_golf_is_found_first(runs, case):
-    flag, sentence = case.split(" | ")
-    refused = runs("golf.sh", "--scale=embedded", "--tag=mistaken", flag, code=2)
-    assert refused.stderr.startswith(f"error: {sentence}")
+@pytest.mark.parametrize("case", [*MISTAKES.strip().splitlines(), pytest.param(PLANNED, marks=pytest.mark.slow)])
+def test_a_mistake_in_a_flag_is_found_first(runs, case):
+    words, sentence = case.split(" | ")
+    script, flag = words.split()
+    usual = GOLF_WORDS if script == "golf" else RECURSION_WORDS
+    assert runs(f"{script}.sh", *usual, flag, code=2).stderr.startswith(f"error: {sentence}")

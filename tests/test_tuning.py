@@ -45,14 +45,12 @@ def test_steps_follow_from_the_length_of_the_conversations(stages, plan):
     assert "Learning rates: x 0.8 at the start, x 0 of that at the end" in lines
 
 
-def test_a_horizon_or_a_missing_parent(plan):
+def test_a_horizon_a_missing_parent_and_prompts(plan):
     assert "Steps: about 7\n" in plan("chat_sft", "--source=base", "--num-iterations=7", *LONG)
     assert "Steps: as many as 90 seconds allow\n" in plan("chat_sft", "--source=base", "--target-seconds=90", *LONG)
     with pytest.raises(ValueError, match=r"there is no model in .*: python -m scripts\.mid_train makes one"):
         plan("chat_sft")
-
-
-def test_a_plan_of_reinforcement_learning_counts_prompts(plan):
+    # A plan of reinforcement learning counts prompts.
     flags = ["--source=base", "--examples-per-step=8", "--num-samples=2", "--max-seq-len=300"]
     said = plan("chat_rl", *flags)
     assert "A step: 8 prompts, with 2 answers each\n" in said

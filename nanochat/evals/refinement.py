@@ -22,16 +22,12 @@ def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
     latest = exits[-INVERTED_EVALUATIONS:]
     if len(latest) == INVERTED_EVALUATIONS and not any(map(in_order, latest)):
         found["order"] = (
-            f"an exit is worse than the one before it in {INVERTED_EVALUATIONS} evaluations in a row: halve the "
-            "learning rates (--matrix-lr, --embedding-lr), keep --grad-clip at 1, and raise --warmup-steps"
+            "an exit is worse than the one before it, in several evaluations in a row: halve the learning rates "
+            "(--matrix-lr, --embedding-lr), keep --grad-clip at 1, and raise --warmup-steps"
         )
-    norms = [(record["train/grad_norm"], record["step"]) for record in records if "train/grad_norm" in record]
-    norm, step = max(norms, default=(0.0, 0))
+    norm = max((record.get("train/grad_norm", 0.0) for record in records), default=0.0)
     if norm > MAX_GRADIENT_NORM:
-        found["gradient"] = (
-            f"the gradient's norm was {norm:.1f} in step {step}, above {MAX_GRADIENT_NORM:g}: lower --matrix-lr, or "
-            "--grad-clip if it is above 1"
-        )
+        found["gradient"] = f"the gradient's norm was {norm:.1f}: lower --matrix-lr, or --grad-clip if it is above 1"
     if finished and exits and (fall := refinement(exits[-1])) < LEAST_REFINEMENT:
         found["refinement"] = (
             f"the last exit is only {100 * fall:.1f}% better than the first: train longer, lower "
@@ -68,8 +64,7 @@ def refinement_alarms(trainer: "Trainer") -> list[Evaluation]:
 
     def check(state: State) -> None:
         printed = state.notes.setdefault("alarms", [])  # saved with the checkpoint: once in a run
-        found = find_alarms(read_metrics(trainer.log.path), state.progress >= 1) if trainer.runtime.rank == 0 else {}
-        for name, sentence in found.items():
+        for name, sentence in find_alarms(read_metrics(trainer.log.path), state.progress >= 1).items():
             if name not in printed:
                 print0(f"step {state.step:05d} | alarm: {sentence}")
                 printed.append(name)

@@ -15,7 +15,7 @@ from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
 from nanochat.data.hub import HubFile
 from nanochat.evals.core_tasks import BUNDLE
-from nanochat.hardware import Accelerator, parse_hardware
+from nanochat.hardware import Accelerator
 from nanochat.jobs.runner import TORCHRUN, Job, Step, saved_record
 from nanochat.jobs.scales import (
     CPU_SCALES,
@@ -36,7 +36,7 @@ TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
 
 # Stages by name. Base models are not evaluated on chats, and preferences need pairs.
 PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base" and "dpo" not in stage.name}
-STEPS = ("world", "download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
+STEPS = ("download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
 TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
@@ -56,7 +56,7 @@ class Setting(NamedTuple):
 
     @property
     def world(self) -> Path | None:
-        """The folder of the embedded world if it is the text: the job writes it, and reads its tasks too."""
+        """The folder of the embedded world if it is the text: its first reader writes it, and it has the tasks too."""
         seed = world_seed(self.data)
         return None if seed is None else world_dir(seed)
 
@@ -82,15 +82,12 @@ class Setting(NamedTuple):
 
 def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     """Return count and kind for the GPUs named by --on, or for the local ones; without local GPUs torch stays out."""
-    if named:
-        found = parse_hardware(named)
     # Importing torch takes seconds: without a driver there is nothing to find.
-    elif any(Path(path).exists() for path in GPU_DEVICES):
-        from nanochat.runtime import planned_hardware
-
-        found = planned_hardware("")
-    else:
+    if not (named or any(Path(path).exists() for path in GPU_DEVICES)):
         return 0, None
+    from nanochat.runtime import planned_hardware
+
+    found = planned_hardware(named)
     return (0, None) if found[1].name == "CPU" else found
 
 
@@ -183,20 +180,35 @@ def make_job(
     skips = skip_reasons(setting, tasks, needs)
     # Several tasks share a file: each counts once, in a fixed order.
     task_files = list(dict.fromkeys(file for files in tasks.values() for file in files))
-    # Steps that are no stage: no model, no outcome.
-    commands = {
-        "world": ["nanochat.world", f"--out={setting.world}", f"--seed={world_seed(setting.data)}", "--size=small"],
-        "download": ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"],
-        "report": ["nanochat.report", "--out=report.md", f"--tag={request.tag}"],
-    }
-    steps = []
-    for name in STEPS:
-        skip = skips.get(name, "")
-        if name in commands:
-            # The download runs beside the tokenizer, so its lines go to its log alone.
-            steps.append(Step(name, commands[name], skip=skip, quiet=name == "download"))
-        else:
-            steps.append(_stage_step(name, setting, flags[name], task_files, skip))
+    if setting.world:
+        # Its version and seed decide the content of all tasks.
+        task_files = [HubFile(f"{setting.world.name}/world.json")]
+    launch = [*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if setting.gpus > 1 else []
+    options = [f"--run={request.wandb}"] if request.wandb else []
+    # The first and the last step are no stage: no model, no outcome. The download runs beside the tokenizer, so its
+    # lines go to its log alone.
+    download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
+    steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
+    for name, stage in PLANNED_STAGES.items():
+        # For some stages the text is an input, by --data.
+        reads_text = name in TEXT_STAGES
+        files = BUNDLE if name == "base_eval" and not setting.world else task_files
+        # Tokenizers are trained and evaluated on the CPU.
+        is_tokenizer = name.startswith("tok")
+        step = Step(
+            name,
+            [f"scripts.{stage.script}", *flag_words(flags[name])],
+            output=f"{name}/{request.tag}",
+            parent=f"{stage.parent}/{request.tag}" if stage.parent else "",
+            data=setting.data if reads_text else "",
+            files=[] if reads_text else [list(astuple(file)) for file in files],
+            launch=[] if is_tokenizer else launch,
+            options=[] if is_tokenizer else options,
+            skip=skips.get(name, ""),
+        )
+        steps.append(step)
+    report = ["nanochat.report", "--out=report.md", f"--tag={request.tag}"]
+    steps.append(Step("report", report, skip=skips.get("report", "")))
     words = [word for word in sys.argv[1:] if not word.startswith(("--fresh", "--cwd=", "--save="))]
     return Job(
         "speedrun",
@@ -209,38 +221,6 @@ def make_job(
     )
 
 
-def _stage_step(
-    name: str,
-    setting: Setting,
-    flags: Flags,
-    task_files: Sequence[HubFile],
-    skip: str,
-) -> Step:
-    """Return the step for a stage: the command, and all files that decide the result."""
-    # For these stages the text is an input, by --data.
-    reads_text = name in TEXT_STAGES
-    files = BUNDLE if name == "base_eval" else task_files
-    if setting.world:
-        # Its version and seed decide the content of all tasks.
-        files = [HubFile(f"{setting.world.name}/world.json")]
-    stage = PLANNED_STAGES[name]
-    request = setting.request
-    # Tokenizers are trained and evaluated on the CPU.
-    is_tokenizer = name.startswith("tok")
-    several_gpus = setting.gpus > 1 and not is_tokenizer
-    return Step(
-        name,
-        [f"scripts.{stage.script}", *flag_words(flags)],
-        output=f"{name}/{request.tag}",
-        parent=f"{stage.parent}/{request.tag}" if stage.parent else "",
-        data=setting.data if reads_text else "",
-        files=[] if reads_text else [list(astuple(file)) for file in files],
-        launch=[*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if several_gpus else [],
-        options=[f"--run={request.wandb}"] if request.wandb and not is_tokenizer else [],
-        skip=skip,
-    )
-
-
 def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return step -> reason to leave the step out; other steps run."""
     until = setting.request.until
@@ -248,7 +228,6 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequenc
     if not any(source in CORPORA for source, _ in parse_data(setting.data)):
         reasons["download"] = "nothing has to be downloaded"
     if not setting.world:
-        reasons["world"] = f"the text is {setting.data}"
         if not setting.has_bundle:
             reasons["base_eval"] = "no eval_bundle is here or can be downloaded: NANOCHAT_HUB may name a mirror"
         for name, choices in needs.items():

@@ -62,7 +62,7 @@ def main(config: Config) -> None:
         runs = [read_record(Path(name).expanduser()) for name in config.compare]
         print0(compare(runs, config.compare))
         return  # a comparison writes no file
-    base = Path(config.base_dir).expanduser() if config.base_dir else base_dir()
+    base = Path(config.base_dir or base_dir()).expanduser()
     out = Path(config.out).expanduser()
     print0(summary(write_card(base, out, config.tag)), f"report card: {out.resolve()}", sep="\n\n")
 

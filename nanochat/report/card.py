@@ -166,7 +166,6 @@ def plots(stages: Sequence[Record]) -> dict[str, Plot]:
         f"{stage['stage']}-{stage['tag']}-{number}.svg": curve
         for stage in stages
         for number, curve in enumerate(stage["curves"], 1)
-        if "series" in curve  # records of earlier versions may hold bars
     }
 
 

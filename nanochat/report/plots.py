@@ -119,7 +119,7 @@ def _lines(plot: Plot) -> list[str]:
             elements.append(_text(x, BOTTOM + 16, label(column), "middle"))
     elements.append(_text(WIDTH, HEIGHT - 6, plot["x"], "end"))
     for number, some in enumerate(series):
-        color = _color(number)
+        color = f"s{number % COLORS}"
         pixels = [(across(x), down(y)) for x, y in some]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
         elements.append(f'<polyline class="line {color}" points="{path}"/>')
@@ -130,16 +130,13 @@ def _lines(plot: Plot) -> list[str]:
     place = float(WIDTH)  # right end for the next name
     if len(series) > 1:
         for number, name in reversed(list(enumerate(plot["series"]))):
-            elements.append(_text(place, 31, name, f"end {_color(number)}"))
+            style = f"end s{number % COLORS}"
+            elements.append(_text(place, 31, name, style))
             place -= CHARACTER * len(name) + 14
     return elements
 
 
 # ---- elements ----
-
-
-def _color(number: int) -> str:
-    return f"s{number % COLORS}"
 
 
 def _text(x: float, y: float, words: str, style: str = "") -> str:

@@ -55,9 +55,7 @@ def test_estimates_follow_from_tokens_and_cost_and_name_their_basis(estimator, b
     assert whole.basis == "measured on 2 cores"
     half = estimator(scale="embedded", on="H100", depth=4)[0]["chat_rl"]
     assert half.seconds == whole.seconds / 2
-
-
-def test_the_work_of_every_scale_and_step_is_known():
+    # The work of every scale and step is known.
     for kind in (*CPU_SCALES, "gpu"):
         steps = {work.step for work in WORK if work.scale == kind}
         # Base training is planned; a download follows from the tokens; on a CPU tuning has a clock.

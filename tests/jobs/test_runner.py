@@ -47,12 +47,7 @@ def job(base, monkeypatch):
 
     def make(**stages: tuple[str, str]) -> Job:
         steps = [
-            Step(
-                name,
-                ["tiny_stage", name, "t", *flags.split()],
-                output=f"{name}/t",
-                parent=f"{parent}/t" if parent else "",
-            )
+            Step(name, ["tiny_stage", name, "t", *flags.split()], f"{name}/t", f"{parent}/t" if parent else "")
             for name, (parent, flags) in stages.items()
         ]
         return Job("lab", "t", steps, resume="bash lab.sh")
@@ -104,16 +99,12 @@ def test_a_failed_step_names_its_log_and_the_command_that_resumes(job, capsys, b
     assert log.read_text().splitlines()[1:] == ["no terminal", "error: it was asked to fail"]
 
 
-def test_a_job_in_another_folder_runs_beside_it_and_the_same_is_refused(job):
+def test_a_job_in_another_folder_runs_beside_it_and_children_hold_the_lock_of_the_same(job):
     own = job(tok=("", ""))
     with hold_folder(own.folder):
         with pytest.raises(ValueError, match="lab/t: wait until it ends, or take another --tag"):
             run_all(own)
         run_all(Job("lab", "second", own.steps))
-
-
-def test_processes_that_inherit_the_lock_hold_it(job):
-    own = job()
     with hold_folder(own.folder) as lock:
         take_lock(lock, own.folder)  # as each step of a job does
         child = subprocess.Popen(["sleep", "60"], pass_fds=[lock])

@@ -5,15 +5,13 @@ from nanochat.jobs.scales import SCALES, choose_scale, scale_flags
 from nanochat.stages import STAGES
 
 
-def test_the_scale_follows_the_hardware():
+def test_the_scale_follows_the_hardware_and_horizons_the_time():
     for case in "8xH100 8xh100 | 8xA100-40GB 1gpu | 4xH100 1gpu | RTX-4090 1gpu".split(" | "):
         named, name = case.split()
         assert choose_scale(*parse_hardware(named), True)[0] == name
     assert choose_scale(*parse_hardware("8xH100"), False)[0] == "embedded"
     assert choose_scale(0, None, True) == choose_scale(0, None, False) == ("embedded", "no GPU is here")
-
-
-def test_the_table_names_scripts_that_exist_and_horizons_follow_the_time_of_base_training():
+    # The table names scripts that exist, and horizons follow the time of base training.
     for scale in SCALES.values():
         assert scale.flags.keys() <= {stage.script for stage in STAGES}
     scale = SCALES["cpu"]

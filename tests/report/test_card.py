@@ -95,6 +95,9 @@ def test_shares_of_time_and_money(tmp_path):
     assert read_card(tmp_path)["summary"]["dollars"] is None
     assert "| ant | 1h00m | 50.0% | - |".split() in [line.split() for line in render(tmp_path).splitlines()]
     assert "Total cost" not in render(tmp_path)
+    for case in RATES.strip("\n").splitlines():
+        gpus, dollars = case.split(" → ")
+        assert str(hourly_rate(gpus)) == dollars, case
 
 
 def test_the_command_of_the_main_job_without_folders(tmp_path):
@@ -118,9 +121,3 @@ RATES = """
 none → None
  → None
 """
-
-
-@pytest.mark.parametrize("case", RATES.strip("\n").splitlines())
-def test_what_an_hour_of_a_machine_costs(case):
-    gpus, dollars = case.split(" → ")
-    assert str(hourly_rate(gpus)) == dollars

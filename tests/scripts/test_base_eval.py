@@ -49,8 +49,5 @@ def test_an_evaluation_leaves_its_record(base, capsys):
     assert all(one["questions"] and one["samples"] == 1 for one in judged.values())
     [logged] = read_metrics(home / "metrics.jsonl")
     assert logged["CORE metric"] == metrics["CORE metric"]["value"]
-
-
-def test_a_step_without_a_checkpoint_is_named(base):
     with pytest.raises(ValueError, match=r"base_train/.* has no checkpoint of step 99, only \["):
         evaluate("--step=99")

@@ -77,15 +77,12 @@ def test_ranks_and_micro_batches_find_the_same(runs, whole):
                 assert one[name] == pytest.approx(other[name], abs=1e-4), name
 
 
-def test_another_reference_is_refused(runs, whole):
+def test_another_reference_is_refused_and_a_plan_needs_none(runs, whole, monkeypatch, capsys):
     [path] = (runs.folder / "reference_logprobs").iterdir()
     right = load_file(path)["logprobs"]
     save_file({"logprobs": right * (1 + 0.2 * (right < -5))}, path)
     assert re.match(r"the loss begins at 0\.\d+, not at ln 2: .*remove it", runs.refused("never"))
     path.unlink()
-
-
-def test_a_plan(runs, monkeypatch, capsys):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
     chat_dpo.main(parse(chat_dpo.Config, [*runs.own_flags, "--dry-run"]))
     assert "A step: 4 prompts, with 2 answers each\n" in capsys.readouterr().out

@@ -123,15 +123,14 @@ def test_the_mathematics_do_not_depend_on_how_it_is_cut(runs, whole):
     for tag, flags, ranks in (("rows-16", ["--device-batch-size=16"], 1), ("ranks-2", [], 2)):
         runs.run(tag, *flags, ranks=ranks)
         assert runs.losses(tag) == pytest.approx(runs.losses("whole"), abs=1e-5)
-        norms = [
+        one, other = (
             [record["train/grad_norm"] for record in runs.metrics(t) if "train/loss" in record] for t in (tag, "whole")
-        ]
-        assert norms[0] == pytest.approx(norms[1], rel=1e-3)
-        said = [
-            {record["example"]: [sample["text"] for sample in record["samples"]] for record in runs.samples(t)}
-            for t in (tag, "whole")
-        ]
-        assert said[0] == said[1]
+        )
+        assert one == pytest.approx(other, rel=1e-3)
+        one, other = (
+            {r["example"]: [s["text"] for s in r["samples"]] for r in runs.samples(t)} for t in (tag, "whole")
+        )
+        assert one == other
 
 
 def test_the_entries_of_the_tables(runs, whole):

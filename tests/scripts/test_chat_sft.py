@@ -28,7 +28,7 @@ def write_chats(path: Path, answer: str) -> str:
     return f"--mixture={write_lines(path, *[chat] * 60)}"
 
 
-def test_the_sections_have_the_fields_of_the_reference(base):
+def test_the_sections_have_the_fields_of_the_reference_and_mid_training_learns_all_tokens(base):
     mid, sft = (base.record(stage) for stage in ("mid_train", "chat_sft"))
     shown = {"run", "device_type", "dtype", "device_batch_size", "num_iterations", "matrix_lr", "unembedding_lr"}
     shown |= {"embedding_lr", "weight_decay", "init_lr_frac", "eval_every"}
@@ -45,9 +45,6 @@ def test_the_sections_have_the_fields_of_the_reference(base):
     for stage in STAGES:
         assert (f"\n## {stage.section}\n" in card) == (stage.name in ("base_train", "mid_train", "chat_sft"))
     assert "| Validation loss " in card.partition("## Summary")[2]
-
-
-def test_mid_training_learns_all_tokens(base):
     manifest = read_json(base.folder / "mid_train/parent/step_000004/manifest.json")
     assert manifest["data"]["supervise"] == "all"
     # For the chat with this model.

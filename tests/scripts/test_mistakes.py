@@ -43,7 +43,7 @@ tok_train --vocab-size=100 | --vocab-size has to be 265 or more, not 100
 tok_train --data=/no/such/folder | --data=/no/such/folder is no folder
 tok_eval --tag=never | tok_train/never/tokenizer.json; train one
 plan --width=3 | unknown argument --width
-plan --until bed_time | invalid choice 'bed_time' for argument '--until'. Expected one of ('', 'world', 'download',
+plan --until bed_time | invalid choice 'bed_time' for argument '--until'. Expected one of ('', 'download',
 plan --scale=huge | invalid choice 'huge' for argument '--scale'. Expected one of ('auto', 'embedded',
 plan --data=/no/such/folder | --data=/no/such/folder is no folder
 plan --scale cpu | --scale=cpu needs real text, and none is here: name a folder with --data=FOLDER

@@ -5,13 +5,11 @@ import re
 from bundles import HARD, write_bundle
 
 
-def test_the_list_of_core_tasks_names_further_files(here, tmp_path):
+def test_the_list_of_core_tasks_names_further_files_and_the_world_is_always_there(python, here, base, tmp_path):
     write_bundle(tmp_path, HARD)
     done = here("scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(tmp_path))
     assert "tasks: 3 files" in done.stdout
-
-
-def test_the_embedded_world_is_what_a_bare_machine_trains_on(python, here, base):
+    # The embedded world is what a bare machine trains on.
     done = python("-m", "scripts.prepare", "--data=auto")
     assert "data: world is what --data=auto finds" in done.stdout
     again = here("scripts.prepare", "--data=world", NANOCHAT_HUB=str(base))  # a mirror without a world

@@ -2,7 +2,6 @@
 
 import re
 import threading
-from pathlib import Path
 
 import pytest
 import tiktoken
@@ -23,18 +22,9 @@ def trained(here, text_folder):
     return here("scripts.tok_train", "--vocab-size=320", f"--data={text_folder}", "--threads=1")
 
 
-def outcome(base: Path, stage: str) -> dict:
-    return read_json(base / stage / "default/outcome.json")
-
-
-def offline(tmp_path: Path) -> dict[str, str]:
-    """No vocabulary in the cache, and no network to fetch one."""
-    return {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no cache"), "https_proxy": UNREACHABLE, "HTTPS_PROXY": UNREACHABLE}
-
-
 def test_tokenizer_training(trained, base, text_folder, here):
     assert sorted(path.name for path in (base / "tok_train/default").iterdir()) == ["outcome.json", "tokenizer.json"]
-    record = outcome(base, "tok_train")
+    record = read_json(base / "tok_train/default/outcome.json")
     sizes = [f"token_bytes_{figure}" for figure in ("min", "max", "mean", "std")]
     assert list(record["metrics"])[:6] == ["train_time", "num_special_tokens", *sizes]
     assert record["card"] == ["max_chars", "doc_cap", "vocab_size"]  # then the metrics: fields of the reference
@@ -52,7 +42,9 @@ def test_tokenizer_training(trained, base, text_folder, here):
 
 
 def test_the_card_has_the_fields_of_the_reference(trained, base, here, tmp_path):
-    done = here("scripts.tok_eval", f"--data={tmp_path / 'letters'}", **offline(tmp_path))
+    # No vocabulary in the cache, and no network to fetch one.
+    offline = {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no"), "https_proxy": UNREACHABLE, "HTTPS_PROXY": UNREACHABLE}
+    done = here("scripts.tok_eval", f"--data={tmp_path / 'letters'}", **offline)
     card_path = tmp_path / "report.md"
     here("nanochat.report", f"--out={card_path}")
     card = card_path.read_text(encoding="utf-8")
