@@ -6,7 +6,6 @@ spend the same compute in another way. The refitted head reads more text than th
 refitted too, for a comparison on equal terms.
 """
 
-import json
 import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -20,13 +19,13 @@ from nanochat.evals.bpb import bits_by_exit, read_text
 from nanochat.evals.refinement import LEAST_REFINEMENT, in_order, refinement, validated_exits
 from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
-from nanochat.log import MetricLog, Record, duration, print0, read_metrics, table_of
+from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import config_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.param_groups import build_groups
-from nanochat.paths import stage_dir, text_sha256
+from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import rate_scale
 from nanochat.settings import Preset, TrainingSettings
@@ -289,11 +288,7 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     own, refitted, both = zip(*(result.refinements for result in results), strict=True)
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
     recursions = [result.arms["R"] for result in results]
-    runs = [run for result in results for run in result.arms.values()]
     settings = recursions[0].outcome.config
-    # The loader's state after the last batch identifies the batches.
-    batches = [text_sha256(json.dumps(one.manifest["source"], sort_keys=True)) for one in recursions]
-    norms = [record["train/grad_norm"] for one in recursions for record in one.records if record["kind"] == "train"]
     validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
     return {
         "Verdict": verdict(own, refitted, gains),
@@ -304,9 +299,5 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
         "Refinement, first and last exit refitted": measured(*interval(both)),
         "Steps of a refit": ", ".join(f"{REFIT_STEPS * sum(result.first.rounds)}" for result in results),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
-        "Gradient norm, median": measured(statistics.median(norms), spec=".2f"),
-        "Gradient norm, largest": measured(max(norms), spec=".2f"),
-        "Batches, SHA-256": ", ".join(sha256[:12] for sha256 in batches),
-        "Training of all arms": duration(sum(run.outcome.figure(SECONDS) for run in runs)),
-        "Precision": ", ".join(sorted({run.manifest["dtype"] for run in runs})),
+        "Precision": ", ".join(sorted({run.manifest["dtype"] for arms in results for run in arms.arms.values()})),
     }

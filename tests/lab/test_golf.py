@@ -40,8 +40,8 @@ def test_flags_win_over_the_row_and_bytes_over_the_budget_are_refused():
 @pytest.mark.parametrize("trick", ["", *TRICKS])
 @pytest.mark.parametrize(("entry", "scale"), [(entry, scale) for entry, rows in ENTRIES.items() for scale in rows])
 def test_each_row_has_a_clock_and_plans_that_fit_the_model_without_any_trick_too(entry, scale, trick):
-    flags, limits = flags_of(f"--scale={scale}", f"--entry={entry}", f"--without={trick}"), SCALES[scale]
-    assert float(flags["--target-seconds"]) == limits.seconds - limits.packing
+    flags = flags_of(f"--scale={scale}", f"--entry={entry}", f"--without={trick}")
+    assert 0.8 < float(flags["--target-seconds"]) / SCALES[scale].seconds < 0.95  # the rest is for packing
     assert all(scale in ENTRIES[baseline] for baseline in BASELINES)
     model = lively({**SMALL, **config_fields(flags["--model"]), "rope_dims": 0})
     for plan in (flags["--plan"], flags.get("--qat", "int8-row")):

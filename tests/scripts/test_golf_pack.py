@@ -67,8 +67,9 @@ def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
 
     monkeypatch.setattr("time.monotonic", lambda: real() + clock[0])
     monkeypatch.setattr(golf_pack, "calibration_batches", planted)
+    monkeypatch.setattr(golf_pack, "CALIBRATION", 512)
     config, seconds = golf_pack.Config(tag="entry", plan="embed=int8-row,blocks=int6-row", eval_bytes=3000), []
-    with_gptq = replace(config, plan=f"{config.plan}+gptq", calibration=512)
+    with_gptq = replace(config, plan=f"{config.plan}+gptq")
     for one in (config, with_gptq):
         golf_pack.main(one)
         seconds.append(packed(base)["metrics"]["Packing seconds"]["value"])
