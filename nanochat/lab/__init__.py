@@ -2,8 +2,7 @@
 
 - `scaling_fit` (read_runs, by_budget, optimum, power_law, ScalingRun, Optimum, LEAST_POINTS).
 - `intervals`: interval, Interval: means over seeds.
-- `recursion`: SeedResult, arms_table, exits_table, figures, read_seeds, refit_exits: recursion compared with its
-  compute.
+- `recursion`: SeedResult, figures, read_seeds, refit_exits, tables: recursion compared with its compute.
 - `series`: Arm, comparison_table, read_arm, require_equal: arms with several seeds each, compared.
 - `golf`: BASELINES, SCALES, Scale, check_size, code_bytes: budgets and entries of the golf track.
 - `merge`: merge, read_models, read_parent, origin, write_merge, METHODS, Tensors: one model of several.

@@ -113,17 +113,13 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
         raise ValueError(f"{recursion.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
         run.require_settings_of(recursion, FREE_IN_ARM)
-        model = run.manifest["model"]
-        if (model["supervision"] > 0) != (arm == "R") or (model["sweeps"] > 1) != (arm == "L"):
-            raise ValueError(f"{run.tag} is not the model of arm {arm}: train it again")
+        run.require_batches_of(recursion, to_the_end=arm != "W")  # W reads more rows, or fewer
     tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
     for name, (some, tolerance) in tolerated.items():
         for arm in some:
             own, other = arms[arm].outcome.figure(name), recursion.outcome.figure(name)
             if abs(own / other - 1) > tolerance:
                 raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
-    for arm, run in arms.items():
-        run.require_batches_of(recursion, to_the_end=arm != "W")  # W reads more rows, or fewer
     return arms
 
 
@@ -260,15 +256,11 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
 # ---- the report ----
 
 
-def exits_table(results: Sequence[SeedResult]) -> Record:
-    """Return the table with the bits per byte at each exit."""
+def tables(results: Sequence[SeedResult]) -> list[Record]:
+    """Return two tables: bits per byte at each exit; cost and loss of each arm, and its difference to R."""
     exits = zip(*(result.arms["R"].exits for result in results), strict=True)
     rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
-    return table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)
-
-
-def arms_table(results: Sequence[SeedResult]) -> Record:
-    """Return the table with the cost and the loss of each arm, and its difference to R."""
+    found = [table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)]
     columns = (
         "Arm | Bits per byte:.4f | Minus R:+.4f | ±:.4f | Seconds:,.0f | Layers | Parameters:,.0f"
         " | FLOPs per token:,.0f | Tokens:,.0f | Tokens/s:,.0f | FLOPs:.2e | Model"
@@ -280,7 +272,7 @@ def arms_table(results: Sequence[SeedResult]) -> Record:
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
         bits, seconds, *means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
         rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
-    return table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)
+    return [*found, table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)]
 
 
 def figures(results: Sequence[SeedResult]) -> Metrics:

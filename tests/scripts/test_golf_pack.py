@@ -62,7 +62,7 @@ def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
     clock, real, read = [0.0], time.monotonic, golf_pack.calibration_batches
 
     def planted(*arguments):
-        clock[0] += 3.0
+        clock[0] += 20.0
         return read(*arguments)
 
     monkeypatch.setattr("time.monotonic", lambda: real() + clock[0])
@@ -73,7 +73,7 @@ def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
     for one in (config, with_gptq):
         golf_pack.main(one)
         seconds.append(packed(base)["metrics"]["Packing seconds"]["value"])
-    assert seconds[1] - seconds[0] > 2.5
+    assert seconds[1] - seconds[0] > 10
     files = (base.folder / "golf_pack/entry").iterdir
     earlier = {path: path.read_bytes() for path in files()}
     monkeypatch.setitem(SCALES, "embedded", SCALES["embedded"]._replace(seconds=3))
