@@ -1,5 +1,6 @@
 """Shared by all benchmarks: contenders in turn, a process for each run, medians, a table, records as JSON."""
 
+import argparse
 import importlib
 import itertools
 import json
@@ -22,7 +23,8 @@ def in_child(work: Callable, *job: Any, python: Any = sys.executable, checkout: 
     """Call a function of bench/ in a fresh process, with the packages of `checkout` first, and return its result.
 
     A function may return a pair `(run, facts)`. Then the result is the dict `facts(run())`, with the `seconds` that
-    run() took and the peak `memory` of the process in MB. Without an answer in `limit` seconds: {"failure": reason}.
+    run() took, the `rate` for a `count`, and the peak `memory` of the process in MB. Without an answer in `limit`
+    seconds: {"failure": reason}.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
@@ -46,6 +48,22 @@ def in_child(work: Callable, *job: Any, python: Any = sys.executable, checkout: 
         return json.loads(answer.read_text())
 
 
+def required(work: Callable, *job: Any, **options: Any) -> dict:
+    """Call a function as `in_child` does, or stop with its error."""
+    found = in_child(work, *job, **options)
+    if found and "failure" in found:
+        raise SystemExit(found["failure"])
+    return found
+
+
+def contenders(reference: str, works: tuple[Callable, Callable], *job: Any, **options: Any) -> dict[str, Callable]:
+    """Return the runs for `compare` of our function, and of that for the reference, a checkout, if there is one."""
+    runs = {"ours": lambda _: in_child(works[0], *job, **options)}
+    if reference:
+        runs["reference"] = lambda _: in_child(works[1], *job, checkout=Path(reference).resolve(), **options)
+    return runs
+
+
 def child(checkout: str, module: str, function: str, job: list, answer: str) -> None:
     """Run a job in this process and write the result to a JSON file."""
     sys.path[:1] = [checkout, str(ROOT)]
@@ -54,7 +72,10 @@ def child(checkout: str, module: str, function: str, job: list, answer: str) -> 
         Path(answer).touch()  # a time-out from now on is one of the work itself
         start = time.perf_counter()
         result = found[0]()
-        found = {"seconds": time.perf_counter() - start, "memory": peak_memory()} | found[1](result)
+        seconds = time.perf_counter() - start
+        found = {"seconds": seconds, "memory": peak_memory()} | found[1](result)
+        if "count" in found:
+            found["rate"] = found["count"] / seconds
     Path(answer).write_text(json.dumps(found))
     os._exit(0)  # does not wait for threads in the background
 
@@ -62,6 +83,49 @@ def child(checkout: str, module: str, function: str, job: list, answer: str) -> 
 def peak_memory() -> float:
     """Return the peak memory in MB; Linux only. `getrusage` inherits its figure from the parent process."""
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024 / 1e6
+
+
+# ---- models with random weights, each made in a process of its own ----
+
+
+def our_model(*sizes: int, **fields: int) -> tuple[Any, Any]:
+    """Return a model of ours in the dtype of the device, and its runtime."""
+    import torch
+
+    from nanochat.checkpoint import build_model
+    from nanochat.gpt import GPTConfig
+    from nanochat.runtime import Runtime
+
+    gpu = torch.cuda.is_available()
+    runtime = Runtime(torch.device("cuda" if gpu else "cpu"), torch.bfloat16 if gpu else torch.float32, "sdpa")
+    return build_model(GPTConfig(*sizes, **fields), runtime, 1).eval(), runtime
+
+
+def reference_model(*sizes: Any) -> Any:
+    """Return a model of the reference, which is the package `nanochat` in this process."""
+    import torch
+
+    from nanochat.gpt import GPT, GPTConfig
+
+    with torch.device("meta"):
+        model = GPT(GPTConfig(*sizes))
+    model.to_empty(device="cuda" if torch.cuda.is_available() else "cpu")
+    model.init_weights()
+    return model
+
+
+# ---- the parent ----
+
+
+def parser_of(name: str, text: str, has_reference: bool = False, **sizes: int) -> argparse.ArgumentParser:
+    """Return a parser with the options that most benchmarks have. text: the benchmark's docstring."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=text.splitlines()[0])
+    parser.add_argument("--json", help="file to write all figures to")
+    if has_reference:
+        parser.add_argument("--reference", default="", help="checkout of the public nanochat")
+    for size, default in sizes.items():
+        parser.add_argument(f"--{size}", type=int, default=default)
+    return parser
 
 
 class Figure(NamedTuple):

@@ -8,8 +8,6 @@ of its own (importing and the tokenizer are not timed, the wait for the first ba
 """
 
 import argparse
-import base64
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, Figure, compare, finish, in_child, peak_memory
+from bench.common import ROOT, Figure, compare, finish, in_child, parser_of, peak_memory
 from bench.tokenizer import first_documents
-from bench.tokenizer_peers import tiktoken_encoding
+from bench.tokenizer_peers import read_vocabulary, write_vocabulary
 
 SHARDS = 8  # and one more for validation, which the reference wants
 ROW_GROUP = 1024  # documents
@@ -40,11 +38,6 @@ Loader = tuple[Iterator[int], Callable[[], dict]]
 
 def train_files(job: argparse.Namespace) -> list[Path]:
     return sorted(Path(job.base, "base_data_climbmix").glob("*.parquet"))[:-1]
-
-
-def encoding_of(job: argparse.Namespace) -> Any:
-    made = json.loads(Path(job.base, "tiktoken.json").read_text())
-    return tiktoken_encoding(map(base64.b64decode, made["tokens"]), made["pattern"], made["special"])
 
 
 def ours(job: argparse.Namespace) -> Loader:
@@ -86,7 +79,7 @@ def reference(job: argparse.Namespace) -> Loader:
             made += sum(map(len, found))
             return found
 
-    loader = make(Counting(encoding_of(job), "<|bos|>"), job.rows, job.length, "train", device="cpu")
+    loader = make(Counting(read_vocabulary(job.base), "<|bos|>"), job.rows, job.length, "train", device="cpu")
 
     def batches() -> Iterator[int]:
         nonlocal delivered
@@ -107,7 +100,7 @@ def plain(job: argparse.Namespace) -> Loader:
     import torch
     from pyarrow import parquet
 
-    encoding, lost, placed = encoding_of(job), 0, 0
+    encoding, lost, placed = read_vocabulary(job.base), 0, 0
     bos = encoding.encode_single_token("<|bos|>")
 
     def documents() -> Iterator[list[int]]:
@@ -186,25 +179,16 @@ def write_data(options: argparse.Namespace) -> None:
     for number in range(SHARDS + 1):
         part = table.slice(number * each, each) if number < SHARDS else table.slice(0, 1)
         parquet.write_table(part, folder / f"shard_{number:05d}.parquet", row_group_size=ROW_GROUP, compression="zstd")
-    tokenizer = Tokenizer.train(table["text"].chunks, options.vocab)
-    tokenizer.save(Path(options.base, "tokenizer.json"))
-    count = options.vocab - len(tokenizer.special_tokens)
-    tokens = [base64.b64encode(tokenizer.core.token_bytes(i)).decode() for i in range(count)]
-    definition = {"pattern": tokenizer.core.pattern, "tokens": tokens, "special": tokenizer.special_tokens}
-    Path(options.base, "tiktoken.json").write_text(json.dumps(definition))
+    write_vocabulary(Tokenizer.train(table["text"].chunks, options.vocab), Path(options.base))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.dataloader", description=__doc__.splitlines()[0])
+    # rows of a batch; length of a row in tokens
+    sizes = {"vocab": 32768, "rows": 32, "length": 2048, "repeats": 3}
+    parser = parser_of("dataloader", __doc__, has_reference=True, **sizes)
     parser.add_argument("--data", required=True, help="folder of parquet files with a column `text`")
-    parser.add_argument("--reference", help="checkout of the public nanochat")
     parser.add_argument("--megabytes", type=float, default=100, help="text of one pass")
-    parser.add_argument("--vocab", type=int, default=32768)
-    parser.add_argument("--rows", type=int, default=32, help="of a batch")
-    parser.add_argument("--length", type=int, default=2048, help="of a row, in tokens")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each; medians are shown")
     parser.add_argument("--long", type=float, default=200e6, help="tokens after which our memory is looked at again")
-    parser.add_argument("--json", help="file to write all figures to")
     options = parser.parse_args()
 
     def run(name: str, _: int) -> dict:

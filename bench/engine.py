@@ -6,13 +6,10 @@ Random weights of the same sizes and dtype, 128 new tokens in each row at temper
 a checkout of the public nanochat; its engine takes one prompt at a time. An unmeasured run warms each up.
 """
 
-import argparse
 import random
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 
-from bench.common import ROOT, Figure, compare, finish, in_child
+from bench.common import Figure, compare, contenders, finish, our_model, parser_of, reference_model
 
 CASES = {"one row": (1, 1), "32 prompts": (32, 1), "32 samples of one prompt": (1, 32)}  # prompts, samples of each
 VOCABULARY, LENGTH, NEW = 4096, 1024, 128
@@ -30,24 +27,17 @@ def prompts(count: int) -> list[list[int]]:
 def ours(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
     from types import SimpleNamespace
 
-    import torch
-
-    from nanochat.checkpoint import build_model
     from nanochat.engine import Engine, Request
-    from nanochat.gpt import GPTConfig
-    from nanochat.runtime import Runtime
 
-    gpu = torch.cuda.is_available()
-    runtime = Runtime(torch.device("cuda" if gpu else "cpu"), torch.bfloat16 if gpu else torch.float32, "sdpa")
-    model = build_model(GPTConfig(VOCABULARY, depth, 64 * depth, depth, max_seq_len=LENGTH, bos_id=0), runtime, 1)
+    model, _ = our_model(VOCABULARY, depth, 64 * depth, depth, max_seq_len=LENGTH, bos_id=0)
     special = {f"<|{name}|>": VOCABULARY - 1 - i for i, name in enumerate(SPECIAL)}
     tokenizer = SimpleNamespace(special_tokens=special, encode=lambda text: [1], decode=lambda ids: "")
-    engine, options = Engine(model.eval(), tokenizer), {"temperature": 1.0, "stop": frozenset()}
+    engine, options = Engine(model, tokenizer), {"temperature": 1.0, "stop": frozenset()}
     requests = [Request(prompt, NEW, n=samples, **options) for prompt in prompts(count)]
     engine.generate(requests)  # warm-up
 
     def facts(answers: list) -> dict:
-        return {"tokens": sum(len(one.tokens) for completions in answers for one in completions)}
+        return {"count": sum(len(one.tokens) for completions in answers for one in completions)}
 
     return lambda: engine.generate(requests), facts
 
@@ -55,16 +45,9 @@ def ours(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
 def reference(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
     from types import SimpleNamespace
 
-    import torch
-
     from nanochat.engine import Engine
-    from nanochat.gpt import GPT, GPTConfig
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with torch.device("meta"):
-        model = GPT(GPTConfig(LENGTH, VOCABULARY, depth, depth, depth, 64 * depth))
-    model.to_empty(device=device)
-    model.init_weights()
+    model = reference_model(LENGTH, VOCABULARY, depth, depth, depth, 64 * depth)
     tokenizer = SimpleNamespace(encode_special=lambda name: -1, get_bos_token_id=lambda: -1)
     engine = Engine(model.eval(), tokenizer)
 
@@ -73,27 +56,13 @@ def reference(depth: int, count: int, samples: int) -> tuple[Callable, Callable]
         return sum(len(column) for column, _ in rows)
 
     generate()
-    return generate, lambda tokens: {"tokens": tokens}
-
-
-def run(work: Callable, checkout: Path, depth: int, case: tuple[int, int], repeat: int) -> dict:
-    """Measure one contender in a process of its own."""
-    found = in_child(work, depth, *case, checkout=checkout)
-    return found | ({"rate": found["tokens"] / found["seconds"]} if "seconds" in found else {})
+    return generate, lambda tokens: {"count": tokens}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.engine", description=__doc__.splitlines()[0])
-    parser.add_argument("--reference", help="checkout of the public nanochat")
-    parser.add_argument("--depth", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", help="file to write all figures to")
-    options, records = parser.parse_args(), []
-    works = {"ours": (ours, ROOT)}
-    if options.reference:
-        works["reference"] = (reference, Path(options.reference).resolve())
+    options, records = parser_of("engine", __doc__, has_reference=True, depth=6, repeats=3).parse_args(), []
     for name, case in CASES.items():
-        runs = {who: partial(run, *work, options.depth, case) for who, work in works.items()}
+        runs = contenders(options.reference, (ours, reference), options.depth, *case)
         records += compare(name, runs, FIGURES, options.repeats)
     finish(options.json, records)
 

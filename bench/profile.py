@@ -7,7 +7,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from bench.common import finish, in_child
+from bench.common import finish, required
 
 STEPS = 6
 
@@ -54,12 +54,10 @@ def main() -> None:
     options, flags = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         job = vars(options) | {"folder": folder, "flags": flags}
-        found = in_child(profile, job, env={"NANOCHAT_BASE_DIR": folder})
+        found = required(profile, job, env={"NANOCHAT_BASE_DIR": folder})
         print(f"{STEPS} steps, {options.rows} rows of {options.length} tokens, depth {options.depth}\n")
-        print(found.get("table") or found["failure"])
+        print(found["table"])
     finish(None, [])
-    if "failure" in found:
-        raise SystemExit(1)
 
 
 if __name__ == "__main__":

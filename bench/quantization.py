@@ -32,7 +32,7 @@ class Subject:
         corpus = open_corpus(checkpoint.manifest["config"]["data"])
         self.text = read_text(corpus.batches("val"), self.tokenizer, size)
         self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.hessians = quant.collect_hessians(self.model, calibration_batches(checkpoint, self.model, 65536))
+        self.hessians = quant.collect_hessians(self.model, calibration_batches(checkpoint, self.model))
         self.score = self.measure(self.model)
 
     def measure(self, model: GPT) -> float:

@@ -13,17 +13,16 @@ is 1 if one is off by more than 10 %. Every case is a process of its own.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from bench.common import in_child
+from bench.common import parser_of, required
 from bench.rehearsal import rehearse, resident
 from nanochat import fp8, schedules
 from nanochat.dataloader import Batch, BatchSource
@@ -153,21 +152,13 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 # ---- the parent ----
 
 
-def figures(work: Callable, *job: Any) -> dict:
-    """Return a job's figures from a fresh process, or stop with its error."""
-    found = in_child(work, *job)
-    if "failure" in found:
-        raise SystemExit(found["failure"])
-    return found
-
-
 def check() -> bool:
     """Print real and rehearsed peaks; return True if they agree."""
     agree = True
     print("| a step on the CPU | rehearsed | measured | difference |\n|---|---|---|---|")
     for name, (dtype, compiled) in CHECKED.items():
-        expected = figures(rehearsed_small, dtype, compiled)["peak"]
-        real = figures(measured, SMALL, SMALL_ROWS, dtype, compiled)["peak"]
+        expected = required(rehearsed_small, dtype, compiled)["peak"]
+        real = required(measured, SMALL, SMALL_ROWS, dtype, compiled)["peak"]
         agree = agree and abs(expected - real) <= TOLERANCE * real
         print(f"| {name} | {expected / 1e6:,.1f} MB | {real / 1e6:,.1f} MB | {expected / real - 1:+.1%} |", flush=True)
     return agree
@@ -191,7 +182,7 @@ def table(options: argparse.Namespace) -> list[dict]:
     cases = product(numbers(options.depths), numbers(options.vocab), options.dtypes.split(","), numbers(options.rows))
     records = []
     for depth, vocab, precision, rows in cases:
-        found = figures(rehearsed_run, depth, vocab, precision, rows, options.ranks, options.checkpointing)
+        found = required(rehearsed_run, depth, vocab, precision, rows, options.ranks, options.checkpointing)
         memory, peak = found["memory"], found["peak"]
         copies = sum(memory.get(kind, 0) for kind in COPIES)
         sizes = [*(memory.get(kind, 0) for kind in KINDS), copies]
@@ -210,15 +201,13 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.rehearse", description=__doc__.splitlines()[0])
+    parser = parser_of("rehearse", __doc__, ranks=8)
     parser.add_argument("--depths", default="20,22,24,26")
     parser.add_argument("--rows", default="16,32", help="rows of 2,048 tokens at once on a rank")
     parser.add_argument("--vocab", default="32768,49152")
     parser.add_argument("--dtypes", default="bf16,fp8")
-    parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--check", action="store_true", help="compare with real steps on this CPU")
-    parser.add_argument("--json", help="file to write all figures to")
     options = parser.parse_args()
     avoid_broken_amx()  # also in the child processes
     if options.check:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import Figure, compare, finish, in_child
+from bench.common import Figure, compare, finish, in_child, parser_of, reference_model, required
 
 OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"]}
 SIZES = {"depth": 4, "vocab": 4096, "examples": 16, "samples": 4, "tokens": 64, "steps": 4, "repeats": 3}
@@ -71,15 +71,11 @@ def reference(job: dict) -> Any:
     from torch.nn.utils.rnn import pad_sequence
 
     from nanochat.engine import Engine
-    from nanochat.gpt import GPT, GPTConfig
 
     prompts, special = json.loads(Path(job["folder"], "prompts.json").read_text())
     words = argparse.Namespace(encode_special=special.get, get_bos_token_id=lambda: special["<|bos|>"])
     words.encode = words.decode = lambda given: ""
-    with torch.device("meta"):
-        model = GPT(GPTConfig(512, job["vocab"], job["depth"], job["depth"], job["depth"], 64 * job["depth"], "L"))
-    model.to_empty(device="cuda" if torch.cuda.is_available() else "cpu")
-    model.init_weights()
+    model = reference_model(512, job["vocab"], job["depth"], job["depth"], job["depth"], 64 * job["depth"], "L")
     engine, optimizer = Engine(model, words), model.setup_optimizer()
 
     def group(number: int) -> None:
@@ -107,17 +103,10 @@ def reference(job: dict) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.rl_step", description=__doc__.splitlines()[0])
-    parser.add_argument("--reference", default="", help="a checkout of the public nanochat")
-    parser.add_argument("--json", help="file to write all figures to")
-    for name, size in SIZES.items():
-        parser.add_argument(f"--{name}", type=int, default=size)
-    options = parser.parse_args()
+    options = parser_of("rl_step", __doc__, has_reference=True, **SIZES).parse_args()
     with tempfile.TemporaryDirectory() as options.folder:
         about = {"env": {"NANOCHAT_BASE_DIR": options.folder, "NANOCHAT_HUB": f"{options.folder}/hub"}, "limit": None}
-        failed = in_child(prepare, vars(options), **about)
-        if failed:
-            raise SystemExit(failed["failure"])
+        required(prepare, vars(options), **about)
         runs = {case: lambda _, case=case: in_child(ours, vars(options), case, **about) for case in OURS}
         theirs = {**about, "checkout": Path(options.reference).resolve()}
         if options.reference:

@@ -8,70 +8,52 @@ the same server with one client. Then a new server with a key is abused: 1,000 c
 nonsense, half of a request, or read nothing. The exit status is 1 if a goal is missed.
 """
 
-import argparse
 import json
 import os
 import random
 import re
 import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
 
-from bench.common import ROOT, finish
+from bench.common import ROOT, finish, parser_of
+
+sys.path.insert(0, str(ROOT / "tests"))
+from models import leave_model
+
+from bench.hostile_requests import CHAT, post
+from bench.served import RunningServer, serving
+from nanochat.tokenizer import Tokenizer
 
 VOCABULARY, CONTEXT, LEAVES = 4096, 1024, 20
 FASTER, FLAT, PROMPT = 4.0, 0.03, 100.0  # goals: times the peer's rate, growth of memory, ms for /health
 LEAVE, REPEAT, STAY = 1000, 20, 64  # abuse: clients that leave, repeats of each bad request, open connections
 KEY = "a key"
+LOGIN = f"Authorization: Bearer {KEY}"
 SETTLED = 0.25  # share of the time before memory is measured: threads, pools and caches have their size by then
 
 
 def write_model(base: Path, depth: int) -> None:
     """Write a checkpoint with random weights, and its tokenizer."""
-    import dataclasses
-
-    from nanochat.checkpoint import RECORD, Saver
-    from nanochat.gpt import GPT, GPTConfig
-    from nanochat.tokenizer import Tokenizer
-
     dice = random.Random(1)
     words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 8))) for _ in range(20_000)]
     tokenizer = Tokenizer.train([" ".join(words)], VOCABULARY)
-    tokenizer.save(base / "tok_train/bench/tokenizer.json")
-    bos = tokenizer.special_tokens["<|bos|>"]
-    model = GPT(GPTConfig(tokenizer.vocab_size, depth, 64 * depth, depth, max_seq_len=CONTEXT, bos_id=bos))
-    model.init_weights(1)  # all tokens are about as likely: answers seldom end before their limit
-    about = {"tokenizer": {"tag": "bench", "hash": tokenizer.content_hash}, "dtype": "fp32"}
-    with Saver(base / "chat_sft/bench") as saver:
-        saver.save(
-            1, model.state_dict(), [], dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)}
-        )
+    sizes = {"depth": depth, "width": 64 * depth, "heads": depth, "kv_heads": depth, "max_seq_len": CONTEXT}
+    leave_model(base, "chat_sft", "mine", tokenizer, preset="reference", endless=True, **sizes)
 
 
-@contextmanager
-def serving(base: Path, slots: int, **variables: str):
-    """Run a server; yields (address, process id)."""
-    words = ["--source=sft", "--tag=bench", "--port=0", f"--slots={slots}", "--dtype=fp32", "--device-type=cpu"]
-    env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "PYTHONPATH": str(ROOT)} | variables
-    command = [sys.executable, "-m", "scripts.chat_web", *words]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
-    try:
-        url = next(found[1] for line in process.stdout if (found := re.match(r"server: (http://\S+)/ ", line)))
-        threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield url, process.pid
-    finally:
-        process.terminate()
-        process.wait()
+def served(base: Path, slots: int, **variables: str) -> AbstractContextManager[RunningServer]:
+    """Run a server on all processors."""
+    return serving(base, f"--slots={slots}", OMP_NUM_THREADS=str(os.cpu_count()), **variables)
 
 
 def memory(pid: int) -> float:
@@ -110,7 +92,7 @@ class Clients:
 
     def ask(self, client: httpx.Client, number: int, leaves: bool) -> tuple:
         start = time.perf_counter()
-        with client.stream("POST", "/v1/chat/completions", json=chat_request(number)) as response:
+        with client.stream("POST", CHAT, json=chat_request(number)) as response:
             if leaves:
                 return "left", 0
             content, first = "", 0.0
@@ -151,29 +133,24 @@ def watched(url: str):
     waits.sort()
 
 
-def at_work(url: str) -> int:
-    """Return the number of samples in slots and in the queue."""
-    return httpx.get(f"{url}/health", timeout=60).json()["samples"]
-
-
 def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
     """Measure a new server with a number of clients."""
-    with serving(base, slots) as (url, pid):
-        httpx.post(f"{url}/v1/chat/completions", json=chat_request(0), timeout=300)
-        ready = [httpx.Client(base_url=url, timeout=300, verify=False) for _ in range(clients)]
+    with served(base, slots) as server:
+        httpx.post(f"{server.url}{CHAT}", json=chat_request(0), timeout=300)
+        ready = [httpx.Client(base_url=server.url, timeout=300, verify=False) for _ in range(clients)]
         load, memories = Clients(seconds), []
         start = time.monotonic()
-        with watched(url) as waits, ThreadPoolExecutor(clients) as threads:
+        with watched(server.url) as waits, ThreadPoolExecutor(clients) as threads:
             working = [threads.submit(load.run, client, clients > 1) for client in ready]
             while any(not one.done() for one in working):
                 time.sleep(0.1)
                 if time.monotonic() - start > SETTLED * seconds:
-                    memories.append(memory(pid))
+                    memories.append(memory(server.process.pid))
             took = time.monotonic() - start
             for one in working:
                 one.result()
         time.sleep(1)
-        kept = at_work(url)
+        kept = server.running()
     errors = sum(count for status, count in load.statuses.items() if status not in (200, 429, "left"))
     size = max(1, len(memories) // 10)  # means of the first and the last tenth: single values vary
     growth = statistics.mean(memories[-size:]) - statistics.mean(memories[:size]) if memories else 0.0
@@ -192,19 +169,13 @@ def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
     }
 
 
-def post(body: bytes, key: str = KEY, length: int = 0) -> bytes:
-    """Return the bytes of a request. length: of the body, as the header claims."""
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
-    return head.encode() + f"Content-Length: {length or len(body)}\r\n\r\n".encode() + body
-
-
 def bad_requests() -> dict[bytes, bytes]:
     """Return requests, with the start of the response that each must get."""
     return {
-        post(b'{"messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}'): b"HTTP/1.1 413",
-        post(b"[" * 900_000): b"HTTP/1.1 400",
-        post(b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}'): b"HTTP/1.1 400",
-        post(json.dumps(chat_request(0)).encode(), key="wrong"): b"HTTP/1.1 401",
+        post(CHAT, b" " * 10_000_000, LOGIN): b"HTTP/1.1 413",
+        post(CHAT, b"[" * 900_000, LOGIN): b"HTTP/1.1 400",
+        post(CHAT, b'{"messages": [{"role": "user", "content": "\xff\xfe"}]}', LOGIN): b"HTTP/1.1 400",
+        post(CHAT, json.dumps(chat_request(0)).encode(), "Authorization: Bearer wrong"): b"HTTP/1.1 401",
         b"\x16\x03\x01\x02\x00\x01\x00" + b"A" * 100_000: b"HTTP/1.1 4",
     }
 
@@ -215,21 +186,20 @@ def abuse(base: Path, slots: int) -> dict:
     # Megabytes for a client that reads nothing.
     endless = chat_request(0) | {"n": 4, "max_tokens": 900, "stream": True}
     endless = json.dumps(endless | {"stream_options": {}}).encode()
-    with serving(base, slots, NANOCHAT_API_KEY=KEY) as (url, _), ExitStack() as kept:
-        address = httpx.URL(url).host, httpx.URL(url).port
-        good = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=300)
-        assert good.post("/v1/chat/completions", json=chat_request(0)).status_code == 200
+    with served(base, slots, NANOCHAT_API_KEY=KEY) as server, ExitStack() as kept:
+        good = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=300)
+        assert good.post(CHAT, json=chat_request(0)).status_code == 200
 
         def leaves(number: int) -> bool:
             dice = random.Random(number)
-            sent = post(json.dumps(chat_request(number)).encode())
-            with suppress(ConnectionError), socket.create_connection(address) as line:
+            sent = post(CHAT, json.dumps(chat_request(number)).encode(), LOGIN)
+            with suppress(ConnectionError), socket.create_connection(server.address) as line:
                 line.sendall(sent[: dice.randrange(len(sent))] if number % 4 == 0 else sent)
                 time.sleep(dice.choice((0, 0, 0.01, 0.1)))
             return True
 
         def is_refused(sent: bytes) -> bool:
-            with socket.create_connection(address, timeout=60) as line:
+            with socket.create_connection(server.address, timeout=60) as line:
                 with suppress(ConnectionError):  # the server may stop reading before it answers
                     line.sendall(sent)
                 try:
@@ -242,21 +212,20 @@ def abuse(base: Path, slots: int) -> dict:
         def stays(number: int) -> bool:
             line = kept.enter_context(socket.socket())
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # nobody reads the response
-            line.connect(address)
-            sent = post(question, length=2 * len(question)), post(question)[:60], post(endless)
+            line.connect(server.address)
+            whole = post(CHAT, question, LOGIN)
+            sent = whole[:-9], whole[:60], post(CHAT, endless, LOGIN)
             line.sendall(sent[number % 3])
             return True
 
         work = [(leaves, number) for number in range(LEAVE)] + [(stays, number) for number in range(STAY)]
         work += [(is_refused, sent) for sent in bad] * REPEAT
         random.Random(1).shuffle(work)
-        with watched(url) as waits, ThreadPoolExecutor(16) as threads:
+        with watched(server.url) as waits, ThreadPoolExecutor(16) as threads:
             fine = list(threads.map(lambda one: one[0](one[1]), work))
         kept.close()
-        end = time.monotonic() + 60
-        while (leaked := at_work(url)) and time.monotonic() < end:
-            time.sleep(0.1)
-        again = good.post("/v1/chat/completions", json=chat_request(0)).status_code
+        leaked = 0 if server.becomes_idle() else server.running()
+        again = good.post(CHAT, json=chat_request(0)).status_code
     return {
         "bad requests": len(work),
         "errors": fine.count(False) + (again != 200),
@@ -289,12 +258,8 @@ def goals(found: dict, abused: dict, ratio: float) -> dict[str, bool]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.serve", description=__doc__.splitlines()[0])
+    parser = parser_of("serve", __doc__, clients=64, slots=64, depth=4)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--depth", type=int, default=4)
-    parser.add_argument("--json", help="file to write all figures to")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), options.depth)
@@ -311,12 +276,10 @@ def main() -> None:
     missed = [goal for goal, kept in goals(many, abused, ratio).items() if not kept]
     print(f"goals missed: {', '.join(missed)}" if missed else "all goals are reached")
     about = {"peer": None, "peer_name": None, "ratio": None}
-    records = [
-        {"case": f"serve: {name}", "unit": UNITS.get(name, "count"), "ours": many[name], **about} for name in many
-    ]
-    records += [
-        {"case": f"abuse: {name}", "unit": UNITS.get(name, "count"), "ours": abused[name], **about} for name in abused
-    ]
+    records = []
+    for part, found in {"serve": many, "abuse": abused}.items():
+        for name, value in found.items():
+            records.append({"case": f"{part}: {name}", "unit": UNITS.get(name, "count"), "ours": value, **about})
     records[0] |= {"peer": alone["rate"], "peer_name": names[1], "ratio": ratio}
     finish(options.json, records)
     sys.exit(1 if missed else 0)

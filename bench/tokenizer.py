@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.common import Figure, compare, finish, in_child
+from bench.common import Figure, compare, finish, in_child, parser_of
 from bench.tokenizer_peers import VOCABULARIES, WORKS, Job, measure, versions
 
 GROUPS = ("train", "encode", "extreme")
@@ -141,15 +141,13 @@ def parse_options() -> argparse.Namespace:
     def numbers(text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
 
-    parser = argparse.ArgumentParser(prog="python -m bench.tokenizer", description=__doc__.splitlines()[0])
+    parser = parser_of("tokenizer", __doc__, repeats=3)
     parser.add_argument("--data", type=Path, required=True, help="folder of parquet files with a column `text`")
     parser.add_argument("--peers", default="", help="environments of the peers, separated by commas")
     parser.add_argument("--what", default=",".join(GROUPS), help="groups to measure (default: %(default)s)")
     parser.add_argument("--vocab", type=numbers, default=[32768, 65536], help="sizes to train to, special tokens apart")
     parser.add_argument("--threads", type=numbers, default=[1, 2], help="to encode with; training takes the most")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each measurement; medians are shown")
     parser.add_argument("--megabytes", type=float, default=100, help="text to train on and to encode")
-    parser.add_argument("--json", type=Path, help="file to write all figures to")
     options = parser.parse_args()
     options.what = options.what.split(",")
     if unknown := {*options.what} - {*GROUPS}:

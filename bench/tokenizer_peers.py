@@ -8,6 +8,7 @@ import base64
 import hashlib
 import io
 import itertools
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -73,6 +74,19 @@ def read_ranks(path: str) -> list[bytes]:
 def write_ranks(path: str, tokens: Iterable[bytes]) -> None:
     lines = [f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)]
     Path(path).write_text("".join(lines))
+
+
+def write_vocabulary(tokenizer: Any, folder: Path) -> None:
+    """A tokenizer of ours in two files: as it is, and with its tokens for `read_vocabulary`."""
+    tokenizer.save(folder / "tokenizer.json")
+    count = tokenizer.vocab_size - len(tokenizer.special_tokens)
+    write_ranks(folder / "ranks", map(tokenizer.core.token_bytes, range(count)))
+    (folder / "rest.json").write_text(json.dumps([tokenizer.core.pattern, tokenizer.special_tokens]))
+
+
+def read_vocabulary(folder: str) -> Any:
+    """The encoding that tiktoken makes of it."""
+    return tiktoken_encoding(read_ranks(f"{folder}/ranks"), *json.loads(Path(folder, "rest.json").read_text()))
 
 
 def fingerprint(rows: Iterable) -> dict:

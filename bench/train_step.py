@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import Figure, compare, finish, in_child
+from bench.common import Figure, compare, finish, in_child, parser_of, required
 
 SKIPPED = 5  # steps, before the rate is taken
 EVAL_BYTES = 500_000
@@ -225,23 +225,16 @@ def measure(options: argparse.Namespace, depth: int) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.train_step", description=__doc__.splitlines()[0])
+    sizes = {"steps": 40, "rows": 8, "device-batch": 8, "length": 512, "head-dim": 64, "vocab": 4096}
+    parser = parser_of("train_step", __doc__, has_reference=True, **sizes)
     parser.add_argument("--data", required=True, help="corpus or folder, as scripts.base_train takes it")
-    parser.add_argument("--reference", default="", help="a checkout of the public nanochat")
     parser.add_argument("--depths", default="4,6")
-    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--own-steps", type=int, default=0, help="fewer steps of ours, for a race to the same quality")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each case, after one with a cold cache")
     parser.add_argument("--learn", action="store_true", help="evaluate on held-out text, with a seed for each repeat")
     parser.add_argument("--variants", action="store_true", help="ours with each attention kernel, fp8, other sizes")
     parser.add_argument("--only", nargs="*", default=[], help="only cases with one of these words in the name")
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--device-batch", type=int, default=8)
-    parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--window", default="L")
-    parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--json", help="file to write all figures to")
     options = parser.parse_args()
     if min(options.steps, options.own_steps or options.steps) <= SKIPPED:
         parser.error(f"--steps and --own-steps must be above {SKIPPED}: the first steps are not timed")
@@ -249,9 +242,7 @@ def main() -> None:
 
     avoid_broken_amx()  # in the child processes too
     with tempfile.TemporaryDirectory() as options.folder:
-        failed = in_child(prepare, vars(options), env={"NANOCHAT_BASE_DIR": options.folder})
-        if failed:
-            raise SystemExit(failed["failure"])
+        required(prepare, vars(options), env={"NANOCHAT_BASE_DIR": options.folder})
         records = [record for depth in options.depths.split(",") for record in measure(options, int(depth))]
     finish(options.json, records)
     if records and all(record["ours"] is None for record in records):

@@ -5,7 +5,7 @@ recipes: "attn|mlp=int6-row+clip-12,embed=int8-row"; each matrix matches exactly
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -56,7 +56,7 @@ def scale_clip(text: str, factor: float) -> str:
     return re.sub(r"clip-([\d.]+)", lambda match: f"clip-{float(match[1]) * factor:.4g}", text)
 
 
-def assign(plan: str, names: Iterable[str]) -> Recipes:
+def assign(plan: str, names: Collection[str]) -> Recipes:
     """Return the recipe of each matrix, as text; ValueError if a pattern matches none, or a matrix not one pattern."""
     entries = [entry.rpartition("=") for entry in plan.split(",")]
     for pattern, found, recipe in entries:
@@ -67,6 +67,8 @@ def assign(plan: str, names: Iterable[str]) -> Recipes:
             raise ValueError(f"{pattern} in the plan is no pattern: {error}") from None
         if not found and len(entries) > 1:
             raise ValueError(f"{recipe} in the plan lacks a pattern, write PATTERN=RECIPE")
+        if not any(re.search(pattern, name) for name in names):
+            raise ValueError(f"{pattern}{found}{recipe} in the plan matches no tensor")
     recipes = {}
     for name in names:
         matches = [recipe for pattern, _, recipe in entries if re.search(pattern, name)]
@@ -74,9 +76,6 @@ def assign(plan: str, names: Iterable[str]) -> Recipes:
             found = f"two recipes, {' and '.join(matches)}" if matches else "no recipe"
             raise ValueError(f"{name} has {found} in the plan")
         [recipes[name]] = matches
-    for entry in entries:
-        if not any(re.search(entry[0], name) for name in recipes):
-            raise ValueError(f"{''.join(entry)} in the plan matches no tensor")
     return recipes
 
 

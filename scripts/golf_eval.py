@@ -12,9 +12,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from nanochat.config import Count, option, options, run
-from nanochat.lab.golf import BASELINES, SCALES, Scale, check_size, scale_of
+from nanochat.lab.golf import BASELINES, SCALES, Scale, check_size
 from nanochat.lab.series import comparison_table, read_arm, require_equal
 from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
 from nanochat.outcome import ROOT, Outcome, measured
@@ -35,14 +36,15 @@ class Config(TagSettings):
     stride: str = option(
         "auto", "tokens from row to row (0: rows do not overlap; auto: the scale's, or more if it does not fit)"
     )
-    rows: Count = option(8, "rows at once", least=1)
     count_tokenizer: bool = option(False, "count the vocabulary's bytes too")
     unsafe_exec: bool = option(False, "score without a sandbox where there can be none")
     entries: str = option(
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
     )
     seeds: Count = option(3, "seeds of the series", group="series", least=1)
-    check: str = option("", "only check that artifacts of this scale can be scored here", group="series", in_card=False)
+    check: Literal[("", *SCALES)] = option(
+        "", "only check that artifacts of this scale can be scored here", group="series", in_card=False
+    )
 
 
 # Runs in the sandbox, or on a GPU: paths, then the words of the command line.
@@ -65,14 +67,14 @@ def find_sandbox(device: str, unsafe: bool) -> str:
     return "no" if sandbox.missing() else "yes"
 
 
-def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
+def score(folder: str, scale: Scale, unsafe: bool, stride: int = 0) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
     It scores in fp32. On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
     """
     from nanochat.evals import sandbox
 
-    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}", f"--rows={rows}"]
+    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}"]
     words += [f"--seconds={scale.scoring}", f"--device={scale.device}"]
     root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
     program = PROGRAM.format(paths=[root, *packages], words=words)
@@ -139,7 +141,7 @@ def evaluate(config: Config) -> None:
         os.chmod(folder, 0o755)
         shutil.copy(path, f"{folder}/artifact")
         write_json(Path(folder, "text"), first_documents(corpus.batches("val"), size))
-        subject = folder, scale, config.unsafe_exec, config.rows
+        subject = folder, scale, config.unsafe_exec
         plain = score(*subject)
         groups = plain["groups"] | {"code": sum(plain["sources"].values())}
         apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
@@ -156,7 +158,7 @@ def evaluate(config: Config) -> None:
         "Scoring seconds": measured(sliding["seconds"], spec=".1f"),
         "Scoring device": scale.device,
         "Sandbox": contained,
-        "Artifact": sliding["artifact"][:12],
+        "Artifact": packed.artifacts[path.name][:12],
         "Text": sliding["text"][:12],
         **packed.metrics,
     }
@@ -206,7 +208,7 @@ def compare(config: Config) -> None:
 
 def main(config: Config) -> None:
     if config.check:
-        find_sandbox(scale_of(config.check).device, config.unsafe_exec)
+        find_sandbox(SCALES[config.check].device, config.unsafe_exec)
     elif config.entries:
         compare(config)
     else:

@@ -6,10 +6,10 @@ python -m scripts.golf_pack --tag=golf-1
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
-from nanochat.lab.golf import SCALES, code_bytes, scale_of
+from nanochat.lab.golf import SCALES, code_bytes
 from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import stage_dir, write_bytes
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from nanochat.tokenizer import Tokenizer
 
 STAGE, FILE = "golf_pack", "artifact.golf"
+CALIBRATION, ROWS = 65536, 8  # tokens of training text for gptq, rows of a batch
 ROUNDS = 5  # of the search for the finest steps that fit
 ROOM_LEFT = 0.002  # share of the room that may stay empty
 FINEST, COARSEST = 0.25, 4.0  # factors for the clips
@@ -38,9 +39,8 @@ class Config(TagSettings):
     """Quantize and pack a trained entry."""
 
     tag = "golf"
-    scale: str = option("embedded", f"budget: {', '.join(SCALES)}")
+    scale: Literal[tuple(SCALES)] = option("embedded", "budget")
     plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
-    calibration: Count = option(65536, "tokens of training text for gptq", least=1)
     # The finest steps of the codes that fit; recipes without a clip have no steps to choose.
     model_bytes: Count = option(
         -1, "bytes to fill by scaling clips (-1: the budget without the code; 0: leave the clips as they are)"
@@ -48,16 +48,16 @@ class Config(TagSettings):
     eval_bytes: Count = option(0, "bytes of validation text, for scoring too (0: the scale's)")
 
 
-def calibration_batches(checkpoint: "Checkpoint", model: "GPT", tokens: int) -> "list[Tensor]":
+def calibration_batches(checkpoint: "Checkpoint", model: "GPT") -> "list[Tensor]":
     """Return rows of training text, from its beginning."""
     from nanochat.checkpoint import tokenizer_of
     from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import TextLoader
 
     config, length = checkpoint.manifest["config"], model.config.max_seq_len
-    corpus, rows = open_corpus(config["data"], config["num_shards"]), min(8, max(1, tokens // length))
-    with TextLoader(corpus, tokenizer_of(checkpoint), rows, length, seed=config["seed"]) as source:
-        return [next(source)[0] for _ in range(max(1, tokens // (rows * length)))]
+    corpus = open_corpus(config["data"], config["num_shards"])
+    with TextLoader(corpus, tokenizer_of(checkpoint), ROWS, length, seed=config["seed"]) as source:
+        return [next(source)[0] for _ in range(max(1, CALIBRATION // (ROWS * length)))]
 
 
 def choose_weights(model: "GPT", checkpoint: "Checkpoint") -> None:
@@ -120,8 +120,8 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
     matrices = quant.matrices(model)
     recipes, hessians = quant.assign(config.plan, matrices), {}
     if "gptq" in config.plan:
-        print0(f"golf_pack: reading {config.calibration:,} tokens for calibration")
-        hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model, config.calibration))
+        print0(f"golf_pack: reading {CALIBRATION:,} tokens for calibration")
+        hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model))
 
     # A function of the factor for the clips.
     pack = partial(pack_scaled, model, tokenizer, recipes, hessians)
@@ -158,7 +158,7 @@ def main(config: Config) -> None:
     from nanochat.quant import matrices
     from nanochat.runtime import setup
 
-    scale = scale_of(config.scale)
+    scale = SCALES[config.scale]
     outcome = Outcome.begin(STAGE, config.tag, config)
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, -1, runtime)
@@ -181,7 +181,7 @@ def main(config: Config) -> None:
         path = new.replace(new.with_suffix(""))
         corpus = open_corpus(trained["data"], trained["num_shards"])
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
-        before = bits_by_exit(model, text, model.config.max_seq_len, 8, runtime)[-1].value
+        before = bits_by_exit(model, text, model.config.max_seq_len, ROWS, runtime)[-1].value
 
     parameters = sum(value.numel() for value in model.parameters())
     outcome.metrics = {
@@ -194,7 +194,6 @@ def main(config: Config) -> None:
         "Model bytes": size,
         "Parameters": parameters,
         "Bits per parameter": measured(8 * size / parameters, spec=".2f"),
-        "Compression ratio": measured(4 * parameters / size, spec=".2f"),
         "Training seconds": measured(loop["seconds"], spec=".1f"),
         "Packing seconds": measured(packing, spec=".1f"),
         "bpb before quantization": measured(before),

@@ -3,9 +3,11 @@
 python -m scripts.golf_train --model=golf --depth=2 --width=96 --head-dim=32 --target-seconds=50 --data=world
 """
 
-from nanochat.config import Count, changed, option, options, run
+from nanochat.config import changed, option, options, run
 from nanochat.outcome import pretraining_metrics
 from nanochat.settings import PretrainSettings
+
+WARM_UP = 3  # steps on dummy tokens before the clock starts, to compile
 
 
 @options("golf")
@@ -17,7 +19,6 @@ class Config(PretrainSettings):
     # nanochat/quant.py has the grammar.
     qat: str = option("", "plan of quantization-aware training, like blocks=int6-row,embed=int8-row (default: none)")
     qat_share: float = option(0.15, "share of the run, at its end, that trains quantization-aware", below=1)
-    warm_up: Count = option(3, "steps on dummy tokens before the clock starts, to compile", may_change=True)
 
 
 def main(config: Config) -> None:
@@ -45,7 +46,7 @@ def main(config: Config) -> None:
 
     with training("base_train", config, plan, tokenizer) as trainer:
         model, objective = trainer.model, pretraining(config)
-        if config.compile and config.warm_up and not model.compiled:
+        if config.compile and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
         source = trainer.text_loader()
         corpus = source.data
@@ -59,7 +60,7 @@ def main(config: Config) -> None:
         if model.compiled and progress < 1:
             for rounds in (True, False) if config.qat else (False,):  # both ways are compiled
                 rounding.switch(rounds)
-                warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, config.warm_up)
+                warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, WARM_UP)
         rounding(progress)
         state = trainer.fit(
             source,

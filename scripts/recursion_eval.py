@@ -20,7 +20,7 @@ class Config(DeviceSettings, TagSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.lab.recursion import SeedResult, arms_table, exits_table, figures, read_seeds, refit_exits
+    from nanochat.lab.recursion import SeedResult, figures, read_seeds, refit_exits, tables
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("recursion_eval", config.tag, config)
@@ -31,7 +31,7 @@ def main(config: Config) -> None:
             with MetricLog(stage_dir("recursion_eval", config.tag), name=f"refit-{seed}") as log:
                 results.append(SeedResult(arms, *refit_exits(arms["R"], runtime, log)))
     outcome.metrics = figures(results)
-    outcome.tables = [exits_table(results), arms_table(results)]
+    outcome.tables = tables(results)
     outcome.finish()
 
 

@@ -59,23 +59,18 @@ def test_everything_comes_back_in_fewer_bytes_where_few_values_are_frequent():
     assert len(packed) < 0.6 * 64 * 64 * 6 / 8
 
 
-@pytest.mark.parametrize("compressor", artifact.COMPRESSORS)
-def test_every_compressor_gives_back_its_bytes(compressor):
-    press, expand = artifact.COMPRESSORS[compressor]
-    raw = bytes(range(256)) * 3
-    assert expand(press(raw)) == raw
-    assert expand(press(b"")) == b""
+def test_every_compressor_gives_back_its_bytes():
+    for press, expand in artifact.COMPRESSORS.values():
+        for raw in (bytes(range(256)) * 3, b""):
+            assert expand(press(raw)) == raw
 
 
-@pytest.mark.parametrize("place", [len(MAGIC) + 3, len(MAGIC) + 40, -1])
-def test_a_flipped_bit_is_found(place):
-    data = bytearray(written())
-    data[place] ^= 1
-    with pytest.raises(ValueError, match="the artifact is damaged: its content does not have the SHA-256"):
-        read_artifact(bytes(data))
-
-
-@pytest.mark.parametrize("data", [b"", b"nanogolf2\n" + bytes(100), written()[1:]])
-def test_another_file_is_refused(data):
-    with pytest.raises(ValueError, match="this is no golf artifact of this version"):
-        read_artifact(data)
+def test_a_flipped_bit_is_found_and_another_file_refused():
+    for place in (len(MAGIC) + 3, len(MAGIC) + 40, -1):
+        data = bytearray(written())
+        data[place] ^= 1
+        with pytest.raises(ValueError, match="the artifact is damaged: its content does not have the SHA-256"):
+            read_artifact(bytes(data))
+    for data in (b"", b"nanogolf2\n" + bytes(100), written()[1:]):
+        with pytest.raises(ValueError, match="this is no golf artifact of this version"):
+            read_artifact(data)

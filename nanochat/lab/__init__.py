@@ -2,10 +2,9 @@
 
 - `scaling_fit` (read_runs, by_budget, optimum, power_law, ScalingRun, Optimum, LEAST_POINTS).
 - `intervals`: interval, Interval: means over seeds.
-- `recursion`: SeedResult, arms_table, exits_table, figures, read_seeds, refit_exits: recursion compared with its
-  compute.
+- `recursion`: SeedResult, figures, read_seeds, refit_exits, tables: recursion compared with its compute.
 - `series`: Arm, comparison_table, read_arm, require_equal: arms with several seeds each, compared.
-- `golf`: BASELINES, SCALES, Packed, Scale, check_size, code_bytes, scale_of: budgets and entries of the golf track.
+- `golf`: BASELINES, SCALES, Scale, check_size, code_bytes: budgets and entries of the golf track.
 - `merge`: merge, read_models, read_parent, origin, write_merge, METHODS, Tensors: one model of several.
 - `sweep`: the spec of a lab, its runs as steps, its plan, the ledger; imported as a module.
 - `findings`: read_results, RunResult, recommended, final_loss, write_recommendation, write_report, write_noise,

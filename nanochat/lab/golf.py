@@ -22,8 +22,7 @@ class Scale(NamedTuple):
     """A budget, and the flags that all of its entries share."""
 
     bytes: int  # of the model and of the code that scores it
-    seconds: float  # for training, calibration, quantization and packing
-    packing: float  # seconds of these that training leaves
+    seconds: float  # for training (its part stands in the flags), calibration, quantization and packing
     scoring: float  # seconds
     stride: int  # tokens; the shortest that --stride=auto takes
     eval_bytes: int  # of validation text
@@ -39,32 +38,29 @@ SCALES = {
     "embedded": Scale(  # one minute on two cores, the embedded world
         bytes=200_000,
         seconds=60,
-        packing=10,
         scoring=60,
         stride=32,
         eval_bytes=300_000,
         vocabulary=1024,
-        flags=f"{SMALL} --total-batch-size=1024 --data=world",
+        flags=f"{SMALL} --total-batch-size=1024 --target-seconds=50 --data=world",
     ),
     "cpu": Scale(  # ten minutes on two cores, text from a hub or a folder
         bytes=1_000_000,
         seconds=600,
-        packing=40,
         scoring=300,
         stride=64,
         eval_bytes=1_000_000,
         vocabulary=1024,
-        flags=f"{SMALL} --total-batch-size=2048 --data=mixed-text",
+        flags=f"{SMALL} --total-batch-size=2048 --target-seconds=560 --data=mixed-text",
     ),
     "1gpu": Scale(  # ten minutes on one GPU
         bytes=16_000_000,
         seconds=600,
-        packing=60,
         scoring=600,
         stride=64,
         eval_bytes=20_000_000,
         vocabulary=4096,
-        flags=f"{QUIET} --head-dim=64 --max-seq-len=2048 --total-batch-size=131072",
+        flags=f"{QUIET} --head-dim=64 --max-seq-len=2048 --total-batch-size=131072 --target-seconds=540",
         device="cuda",
     ),
 }
@@ -130,30 +126,25 @@ TRICKS = {
 }
 
 
-def scale_of(name: str) -> Scale:
-    """Return a row of SCALES; ValueError for an unknown name."""
-    if name not in SCALES:
-        raise ValueError(f"--scale={name} is not known, take one of {', '.join(SCALES)}")
-    return SCALES[name]
-
-
 def expand(given: Flags) -> Flags:
     """Return the flags of an entry for --scale, --entry and --without; other given flags win over its own."""
     given = DEFAULTS | given
     name, entry, without = (given.pop(flag) for flag in DEFAULTS)
-    scale = scale_of(name)
+    if name not in SCALES:
+        raise ValueError(f"--scale={name} is not known, take one of {', '.join(SCALES)}")
     if name not in ENTRIES.get(entry, ()):
         known = [other for other, rows in ENTRIES.items() if name in rows]
         raise ValueError(f"--entry={entry} is not known at --scale={name}, take one of {', '.join(known)}")
     if without not in ("", *TRICKS):
         raise ValueError(f"--without={without} is not known, take one of {', '.join(TRICKS)}")
-    flags = read_flags(f"{scale.flags} {ENTRIES[entry][name]}".split()) | given
+    flags = read_flags(f"{SCALES[name].flags} {ENTRIES[entry][name]}".split())
+    if given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
+        del flags["--target-seconds"]
+    flags |= given
     model = flags["--model"]
     flags |= TRICKS.get(without, {})
     if flags["--model"] != model:  # the changed field alone
         flags["--model"] = f"{model},{flags['--model']}"
-    if not given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
-        flags["--target-seconds"] = f"{scale.seconds - scale.packing:g}"
     return {flag: value for flag, value in flags.items() if value is not None}
 
 

@@ -6,7 +6,6 @@ spend the same compute in another way. The refitted head reads more text than th
 refitted too, for a comparison on equal terms.
 """
 
-import json
 import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
@@ -20,13 +19,13 @@ from nanochat.evals.bpb import bits_by_exit, read_text
 from nanochat.evals.refinement import LEAST_REFINEMENT, in_order, refinement, validated_exits
 from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
-from nanochat.log import MetricLog, Record, duration, print0, read_metrics, table_of
+from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import config_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.param_groups import build_groups
-from nanochat.paths import stage_dir, text_sha256
+from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import rate_scale
 from nanochat.settings import Preset, TrainingSettings
@@ -114,17 +113,13 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
         raise ValueError(f"{recursion.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
         run.require_settings_of(recursion, FREE_IN_ARM)
-        model = run.manifest["model"]
-        if (model["supervision"] > 0) != (arm == "R") or (model["sweeps"] > 1) != (arm == "L"):
-            raise ValueError(f"{run.tag} is not the model of arm {arm}: train it again")
+        run.require_batches_of(recursion, to_the_end=arm != "W")  # W reads more rows, or fewer
     tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
     for name, (some, tolerance) in tolerated.items():
         for arm in some:
             own, other = arms[arm].outcome.figure(name), recursion.outcome.figure(name)
             if abs(own / other - 1) > tolerance:
                 raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
-    for arm, run in arms.items():
-        run.require_batches_of(recursion, to_the_end=arm != "W")  # W reads more rows, or fewer
     return arms
 
 
@@ -261,15 +256,11 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
 # ---- the report ----
 
 
-def exits_table(results: Sequence[SeedResult]) -> Record:
-    """Return the table with the bits per byte at each exit."""
+def tables(results: Sequence[SeedResult]) -> list[Record]:
+    """Return two tables: bits per byte at each exit; cost and loss of each arm, and its difference to R."""
     exits = zip(*(result.arms["R"].exits for result in results), strict=True)
     rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
-    return table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)
-
-
-def arms_table(results: Sequence[SeedResult]) -> Record:
-    """Return the table with the cost and the loss of each arm, and its difference to R."""
+    found = [table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)]
     columns = (
         "Arm | Bits per byte:.4f | Minus R:+.4f | ±:.4f | Seconds:,.0f | Layers | Parameters:,.0f"
         " | FLOPs per token:,.0f | Tokens:,.0f | Tokens/s:,.0f | FLOPs:.2e | Model"
@@ -281,7 +272,7 @@ def arms_table(results: Sequence[SeedResult]) -> Record:
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
         bits, seconds, *means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
         rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
-    return table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)
+    return [*found, table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)]
 
 
 def figures(results: Sequence[SeedResult]) -> Metrics:
@@ -289,11 +280,7 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     own, refitted, both = zip(*(result.refinements for result in results), strict=True)
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
     recursions = [result.arms["R"] for result in results]
-    runs = [run for result in results for run in result.arms.values()]
     settings = recursions[0].outcome.config
-    # The loader's state after the last batch identifies the batches.
-    batches = [text_sha256(json.dumps(one.manifest["source"], sort_keys=True)) for one in recursions]
-    norms = [record["train/grad_norm"] for one in recursions for record in one.records if record["kind"] == "train"]
     validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
     return {
         "Verdict": verdict(own, refitted, gains),
@@ -304,9 +291,5 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
         "Refinement, first and last exit refitted": measured(*interval(both)),
         "Steps of a refit": ", ".join(f"{REFIT_STEPS * sum(result.first.rounds)}" for result in results),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
-        "Gradient norm, median": measured(statistics.median(norms), spec=".2f"),
-        "Gradient norm, largest": measured(max(norms), spec=".2f"),
-        "Batches, SHA-256": ", ".join(sha256[:12] for sha256 in batches),
-        "Training of all arms": duration(sum(run.outcome.figure(SECONDS) for run in runs)),
-        "Precision": ", ".join(sorted({run.manifest["dtype"] for run in runs})),
+        "Precision": ", ".join(sorted({run.manifest["dtype"] for arms in results for run in arms.arms.values()})),
     }

@@ -7,6 +7,7 @@ matrices and head, as in nanochat/scaling.py. FLOPs are counted during training.
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -72,8 +73,8 @@ def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
 def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
     """Return budget -> runs, in order."""
     # Runs with another horizon have no budget.
-    budgets = sorted({run.budget for run in runs if run.budget > 0})
-    return {budget: [run for run in runs if run.budget == budget] for budget in budgets}
+    groups = groupby(sorted(runs, key=attrgetter("budget")), attrgetter("budget"))
+    return {budget: list(group) for budget, group in groups if budget > 0}
 
 
 # ---- fits ----
