@@ -25,7 +25,6 @@ from nanochat.cross_entropy import overlapping_rows
 from nanochat.gpt import GPT, GPTConfig
 
 ROOT = Path(__file__).parent.parent
-ROWS = 8  # at once
 
 
 def load(artifact: Artifact, device: str) -> GPT:
@@ -46,16 +45,18 @@ def encode(documents: Sequence[str], tokenizer: rustbpe.Tokenizer) -> Tensor:
     return torch.tensor([token for text in documents for token in (bos, *tokenizer.encode(text).tolist())])
 
 
-def score(model: GPT, ids: Tensor, lengths: Tensor, stride: int, deadline: float = math.inf) -> tuple[float, int, int]:
+def score(
+    model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, deadline: float = math.inf
+) -> tuple[float, int, int]:
     """Return the summed loss in nats of tokens that stand for bytes, their bytes, and their number.
 
-    The first row that has a token as target gives it the longest context. TimeoutError after the
+    The first row that has a token as target gives it the longest context. rows: at once. TimeoutError after the
     deadline, by the monotonic clock.
     """
     length = model.config.max_seq_len
     inputs, targets = overlapping_rows(ids, length, stride)
     nats, size, scored = 0.0, 0, 0
-    for numbers in torch.arange(len(inputs)).split(ROWS):
+    for numbers in torch.arange(len(inputs)).split(rows):
         goals = targets[numbers]  # a copy
         goals[numbers > 0, : length - stride] = -1  # in the row before too
         goals[lengths[goals.clamp(min=0)] == 0] = -1  # special tokens stand for no bytes
@@ -83,7 +84,7 @@ def main(words: Sequence[str]) -> None:
     parser = ArgumentParser()
     parser.add_argument("artifact", type=Path)
     parser.add_argument("text", type=Path)
-    defaults = {"stride": 0, "seconds": math.inf, "device": "cpu"}
+    defaults = {"stride": 0, "rows": 8, "seconds": math.inf, "device": "cpu"}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
     options = parser.parse_args(words)
@@ -99,7 +100,7 @@ def main(words: Sequence[str]) -> None:
     stride = options.stride or model.config.max_seq_len
     ready = time.monotonic()
     with torch.inference_mode():
-        nats, size, scored = score(model, ids, lengths, stride, started + options.seconds)
+        nats, size, scored = score(model, ids, lengths, stride, options.rows, started + options.seconds)
     assert size == sum(len(document.encode()) for document in documents)
     result = {
         "bytes": size,

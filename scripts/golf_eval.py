@@ -36,6 +36,7 @@ class Config(TagSettings):
     stride: str = option(
         "auto", "tokens from row to row (0: rows do not overlap; auto: the scale's, or more if it does not fit)"
     )
+    rows: Count = option(8, "rows at once", least=1)
     count_tokenizer: bool = option(False, "count the vocabulary's bytes too")
     unsafe_exec: bool = option(False, "score without a sandbox where there can be none")
     entries: str = option(
@@ -67,14 +68,14 @@ def find_sandbox(device: str, unsafe: bool) -> str:
     return "no" if sandbox.missing() else "yes"
 
 
-def score(folder: str, scale: Scale, unsafe: bool, stride: int = 0) -> Record:
+def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
     It scores in fp32. On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
     """
     from nanochat.evals import sandbox
 
-    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}"]
+    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}", f"--rows={rows}"]
     words += [f"--seconds={scale.scoring}", f"--device={scale.device}"]
     root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
     program = PROGRAM.format(paths=[root, *packages], words=words)
@@ -141,7 +142,7 @@ def evaluate(config: Config) -> None:
         os.chmod(folder, 0o755)
         shutil.copy(path, f"{folder}/artifact")
         write_json(Path(folder, "text"), first_documents(corpus.batches("val"), size))
-        subject = folder, scale, config.unsafe_exec
+        subject = folder, scale, config.unsafe_exec, config.rows
         plain = score(*subject)
         groups = plain["groups"] | {"code": sum(plain["sources"].values())}
         apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}

@@ -62,8 +62,7 @@ def score(files, *flags):
 
 
 @pytest.mark.parametrize(("stride", "rows"), [(32, 8), (16, 3), (7, 8), (1, 50)])
-def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows, monkeypatch):
-    monkeypatch.setattr(golf, "ROWS", rows)
+def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
     model, data = packed
     text = read_text([pa.array(TEXTS)], tokenizer, 10**9)
     with setup("cpu", "fp32") as runtime:
@@ -73,7 +72,7 @@ def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows, monkeypat
     assert torch.equal(ids, text.ids)
     loaded = golf.load(artifact, "cpu")
     with torch.inference_mode():
-        nats, size, _ = golf.score(loaded, ids, text.lengths, stride)
+        nats, size, _ = golf.score(loaded, ids, text.lengths, stride, rows)
     assert size == text.bytes
     assert nats / math.log(2) / size == pytest.approx(expected, rel=1e-6)
 
