@@ -16,5 +16,5 @@ for depth in ${depths//,/ }; do
   train --depth="$depth" --tag="$tag-d$depth"
 done
 
-"$python" -m scripts.scaling --kind=miniseries --tag="$tag" --prefix="$tag-d"
+"$python" -m bench.scaling --kind=miniseries --tag="$tag" --prefix="$tag-d"
 "$python" -m nanochat.report --tag="$tag" --out="$out"

@@ -22,5 +22,5 @@ for sweep in "${sweeps[@]}"; do
   done
 done
 
-"$python" -m scripts.scaling --kind=laws --tag="$tag" --prefix="$tag-"
+"$python" -m bench.scaling --kind=laws --tag="$tag" --prefix="$tag-"
 "$python" -m nanochat.report --tag="$tag" --out="$out"

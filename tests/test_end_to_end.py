@@ -70,7 +70,7 @@ def test_the_main_job(speedrun, base, here, tmp_path):
         [choice] = server.http.post("/v1/chat/completions", json=body).json()["choices"]
         assert choice["finish_reason"] in ("stop", "length")
     assert "reward 0" in here("scripts.rollouts", "--tag=default", "--show=1").stdout
-    here("scripts.scaling")
+    here("bench.scaling")
     refused = here("scripts.import_nanochat", "--tag=a", "--checkpoint=b", code=2)
     assert refused.stderr.startswith("error: --tokenizer is needed")
 

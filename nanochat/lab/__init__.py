@@ -1,6 +1,5 @@
 """Studies of many runs.
 
-- `scaling_fit` (read_runs, by_budget, optimum, power_law, ScalingRun, Optimum, LEAST_POINTS).
 - `intervals`: interval, Interval: means over seeds.
 - `recursion`: SeedResult, figures, read_seeds, refit_exits, tables: recursion compared with its compute.
 - `series`: Arm, comparison_table, read_arm, require_equal: arms with several seeds each, compared.

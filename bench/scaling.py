@@ -1,4 +1,7 @@
-"""Scaling fits: the best model size for each compute budget, and power laws over budgets.
+"""Compare base models at several sizes: tables, a plot, power laws; for sweeps at fixed FLOPs the best size.
+
+python -m bench.scaling --kind=miniseries --tag=miniseries --prefix=miniseries-d
+python -m bench.scaling --kind=laws --tag=scaling --prefix=scaling-
 
 At a fixed budget C the final loss is a parabola in log N, with the best size at the lowest point (Chinchilla's second
 approach, arXiv 2203.15556). Over budgets, the best N and the best token count grow as powers of C. N: parameters in
@@ -6,17 +9,36 @@ matrices and head, as in nanochat/scaling.py. FLOPs are counted during training.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from nanochat.outcome import read_outcomes
+from nanochat.config import changed, option, options, run
+from nanochat.log import Record, table_of
+from nanochat.outcome import Outcome, read_outcomes
+from nanochat.paths import base_dir
+from nanochat.settings import TagSettings
 
 LEAST_POINTS = 3  # for a parabola, and for the error of a power law
+# Columns of the table of runs, which has a row for each.
+COLUMNS = "Run | Depth | N:,d | Tokens:,d | Tokens : N:.2f | FLOPs:.3e | --target-flops:g | Bits per byte:.4f | ±:.4f"
+BEST_TITLE = "The best size of each budget (-: not among these sizes, train more depths)"
+BEST_COLUMNS = "FLOPs:.3g | N:,.0f | Tokens:,.0f | Tokens : N:.2f | Bits per byte:.4f"
+
+
+@options("runs")
+class Config(TagSettings):
+    """Compare finished base models, as runs/miniseries.sh and runs/scaling_laws.sh train them."""
+
+    tag = changed("scaling", text="name of the comparison, and of its folder")
+    kind: Literal["miniseries", "laws"] = option(
+        "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs"
+    )
+    prefix: str = option("", "prefix of the runs' tags (default: all of base_train)")
 
 
 class ScalingRun(NamedTuple):
@@ -109,3 +131,50 @@ def power_law(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, f
     stderr = line.stderr if len(xs) >= LEAST_POINTS else math.nan
     # Read from the line: the noise in a single budget averages out.
     return line.slope, stderr, math.exp(line.intercept + line.slope * math.log(max(xs)))
+
+
+# ---- the report ----
+
+
+def laws_table(points: Sequence[ScalingRun | Optimum], quantities: Mapping[str, str]) -> Record:
+    """Return the table of power laws over FLOPs, empty for a single number of FLOPs. quantities: title -> field."""
+    columns = "Quantity | Exponent:.4f | ±:.4f | FLOPs:.3g | Value there:.4g"
+    rows = []
+    flops = [point.flops for point in points]
+    if len(set(flops)) > 1:
+        for title, name in quantities.items():
+            exponent, stderr, there = power_law(flops, [getattr(point, name) for point in points])
+            rows.append([title, exponent, stderr, max(flops), there])
+    return table_of("Power laws of the FLOPs", columns, rows)
+
+
+def plot(title: str, x: str, groups: Mapping[str, Sequence[ScalingRun]]) -> Record:
+    """Return the plot of bits per byte, with a line for each group. x: a field that spans several powers of ten."""
+    series = {}
+    for name, runs in groups.items():
+        series[name] = [[math.log10(getattr(one, x)) for one in runs], [one.bpb for one in runs]]
+    return {"title": title, "x": f"log10 {x}", "y": "bits per byte", "series": series}
+
+
+def main(config: Config) -> None:
+    outcome = Outcome.begin("scaling", config.tag, config)
+    runs = read_runs(base_dir(), config.prefix)
+    if not runs:
+        raise ValueError(f"--prefix={config.prefix}: no such run has finished with a validation loss in {base_dir()}")
+    outcome.tables = [table_of("Runs", COLUMNS, runs)]
+    if config.kind == "miniseries":
+        outcome.tables.append(laws_table(runs, {"Bits per byte": "bpb"}))
+        outcome.curves = [plot("Bits per byte against compute", "flops", {"runs": runs})]
+    else:
+        sweeps = by_budget(runs)
+        found = [optimum(group) for group in sweeps.values()]
+        outcome.tables.append(table_of(BEST_TITLE, BEST_COLUMNS, found))
+        growth = {"N": "n", "Tokens": "tokens", "Tokens : N, for --target-param-data-ratio": "ratio"}
+        outcome.tables.append(laws_table([best for best in found if best.n], growth))
+        lines = {f"{budget:.3g} FLOPs": group for budget, group in sweeps.items()}
+        outcome.curves = [plot("Bits per byte at fixed compute", "n", lines)]
+    outcome.finish()
+
+
+if __name__ == "__main__":
+    run(main, Config)

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from outcomes import leave
 
-from nanochat.lab.scaling_fit import ScalingRun, by_budget, optimum, power_law, read_runs
-from scripts.scaling import laws_table
+from bench.scaling import ScalingRun, by_budget, laws_table, optimum, power_law, read_runs
 
 ALPHA, BETA = 0.34, 0.28  # of L = 1.69 + 406 / N^ALPHA + 411 / D^BETA, with which N grows as C^(BETA / (ALPHA + BETA))
 SHARE = BETA / (ALPHA + BETA)
