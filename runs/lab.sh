@@ -38,7 +38,7 @@ question = "Which buckets of conversations help which benchmark?"
 stage = "chat_sft"
 source = "base"
 bases = ["$run", "$run-october"]
-seeds = [1, 2]
+seeds = [1, 2, 3]
 budget = { num_iterations = 80 }
 flags = { init-lr-frac = 1, eval-every = 0, eval-metrics-every = -1, eval-tokens = 10000, save-every = -1 }
 common = "World-Choices%30:9,json:$chats/facts-00000.jsonl@300%10:20"
