@@ -45,6 +45,16 @@ def part_of(text: str) -> slice:
     return slice(number - 1, None, count)
 
 
+def check(config: Config) -> None:
+    """Raise a ValueError for a mistake in a setting. No file is read. runs/data.sh calls it."""
+    part_of(config.part)
+    buckets = pairs(config.sources)
+    if not buckets:
+        raise ValueError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
+    check_names("--licenses", pairs(config.licenses), buckets)
+    check_settings(config, buckets)
+
+
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.curate.contamination import Benchmarks
@@ -54,13 +64,7 @@ def main(config: Config) -> None:
     from tasks import JUDGED, TASKS, pick
     from tasks.sources import benchmark_questions, open_sources
 
-    # Mistakes in settings are found before any file is read.
-    part = part_of(config.part)
-    buckets = pairs(config.sources)
-    if not buckets:
-        raise ValueError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
-    check_names("--licenses", pairs(config.licenses), buckets)
-    check_settings(config, buckets)
+    check(config)
     outcome = Outcome.begin("chats", config.tag, config)
     tests = {name: TASKS[name]("test", config.tokenizer_tag, unsafe_exec=True) for name in pick(config.against, JUDGED)}
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
@@ -89,7 +93,7 @@ def main(config: Config) -> None:
     tables = [work / f"{number:05d}.db" for number in range(len(sources))]
     # Parts that run at the same time have a lock each.
     with hold_folder(out / "work" / config.part.replace("/", "-of-")):
-        for source, table in list(zip(sources, tables, strict=True))[part]:
+        for source, table in list(zip(sources, tables, strict=True))[part_of(config.part)]:
             if not table.exists():
                 filter_file(source.stream(), source.rows, context, table)
                 print0(f"{source.origin['bucket']}: {', '.join(source.hashes)}: {source.rows:,} rows are filtered")
