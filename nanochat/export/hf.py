@@ -1,9 +1,10 @@
 """A trained model as a folder for `transformers`, vLLM and others; loaded again and compared before it counts.
 
-ARCHITECTURES maps our config to architectures of `transformers`. A setting without equivalent there is never dropped:
-the export is refused, and the message names the setting.
+ARCHITECTURES maps our config to architectures of `transformers`, and to our own, which the folder brings along in
+modeling_nanochat.py. A setting without equivalent there is never dropped: the next architecture is taken.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,14 +12,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from nanochat.checkpoint import manifest_hash
 from nanochat.export import tokenizers as tokenizer_files
 from nanochat.export.tokenizers import BOS, END, PAD
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
 from nanochat.log import Record, print0
-from nanochat.models import CONFIGURATIONS
-from nanochat.paths import new_folder, write_text
+from nanochat.models import CONFIGURATIONS, PLAIN
+from nanochat.paths import new_folder, write_json, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -91,7 +94,18 @@ QWEN3 = Architecture(
     supported={"qk_scale"},  # goes into weights
     has_norm_weights=True,
 )
-ARCHITECTURES = (NANOCHAT, QWEN3)
+# Our weights under our names, and the code that reads them: all tricks but two of golf.
+OWN = Architecture(
+    "NanochatForCausalLM",
+    model_type="nanochat_gpt",
+    preset="reference",
+    linears={},
+    supported={*GPTConfig.__dataclass_fields__} - {"query_gain", "exclusive_last"},
+)
+ARCHITECTURES = (NANOCHAT, QWEN3, OWN)
+CODE = "modeling_nanochat.py"
+VERSION = 1  # of that file and its config.json
+DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".split()  # written out for the code
 
 
 def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
@@ -99,7 +113,7 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     supported = {*_SIZES, *_DETAILS, *architecture.supported}
     if not any(config.windows):  # all are as long as the context
         supported.add("window_pattern")
-    needed, found = CONFIGURATIONS[architecture.preset], []
+    needed, found = PLAIN | CONFIGURATIONS[architecture.preset], []
     for name, value in asdict(config).items():
         # A field in no table, such as a new one, is refused with any value.
         if name not in supported and needed.get(name, ...) != value:
@@ -192,17 +206,22 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
     architecture = architecture_of(model.config)
     print0(f"export: as {architecture.name}")
     special = exported.tokenizer.special_tokens
-    built = build_hf(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
+    if architecture is OWN:
+        write_own(exported, folder)
+    else:
+        settings, weights = hf_settings(model, architecture, special), dict(hf_weights(model, architecture))
+        build_hf(architecture, settings, weights).save_pretrained(folder)
     # Generation stops at the end of an answer, and at the start of another document.
-    built.generation_config = transformers().GenerationConfig(
+    generation = transformers().GenerationConfig(
         bos_token_id=special[BOS],
         eos_token_id=[special[END], special[BOS]],
         pad_token_id=special[PAD],
     )
-    built.save_pretrained(folder)
+    generation.save_pretrained(folder)
     checks = write_tokenizer(exported, folder)
     # The files are compared, not the objects that wrote them.
-    loaded = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    automatic = transformers().AutoModelForCausalLM
+    loaded = automatic.from_pretrained(folder, dtype=torch.float32, trust_remote_code=architecture is OWN)
     checks.append(compare_models(exported, loaded))
     # The model card that the hub shows.
     card = CARD.format(
@@ -218,11 +237,31 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
     return checks
 
 
+def write_own(exported: Exported, folder: Path) -> None:
+    """Write the checkpoint's weights, a config with the checkpoint's manifest, and the code that reads both."""
+    model, manifest, code = exported.model, exported.manifest, Path(CODE).stem
+    origin = {key: value for key, value in manifest.items() if key not in ("files", "optimizer")}
+    settings = asdict(model.config) | {name: getattr(model.config, name) for name in DERIVED}
+    settings |= {
+        "mlp_units": model.blocks[0].mlp.up.out_features,
+        "supervision": model.steps if model.config.supervision else 0,  # --exits may ask for more than were trained
+        "version": VERSION,
+        "manifest": origin | {"sha256": manifest_hash(manifest)},
+        "model_type": OWN.model_type,
+        "architectures": [OWN.name],
+        "auto_map": {"AutoConfig": f"{code}.NanochatConfig", "AutoModelForCausalLM": f"{code}.{OWN.name}"},
+        "dtype": "float32",
+    }
+    write_json(folder / "config.json", settings)
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    shutil.copyfile(Path(__file__).with_name(CODE), folder / CODE)
+
+
 def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     """Write the tokenizer alone, which fits any model; lm-evaluation-harness reads it beside our server."""
     tokenizer_files.write_hf(exported.tokenizer, folder, exported.model.config.max_seq_len)
     # backend_tokenizer: the fast one in Rust, which encodes a batch in threads.
-    loaded = transformers().AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    loaded = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=True).backend_tokenizer
     loaded.encode_special_tokens = True  # the library's name for "as plain text"
     encodings = loaded.encode_batch(exported.texts, add_special_tokens=False)
     for text, encoding in zip(exported.texts, encodings, strict=True):
