@@ -17,11 +17,6 @@ class Config(TagSettings):
     folder: str = option("", "a folder of scripts.export --format=hf that has modeling_nanochat.py")
     tag = changed("", text="tag of the new run")
 
-    def __post_init__(self):
-        for name in ("folder", "tag"):
-            if not getattr(self, name):
-                raise ValueError(f"--{name} is needed, see --help")
-
 
 def main(config: Config) -> None:
     # Imported here because --help must be fast.

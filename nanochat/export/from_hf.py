@@ -32,18 +32,14 @@ def read_folder(folder: Path) -> tuple[Record, Weights, Tokenizer]:
             weights |= {name: tensor.float() for name, tensor in load_file(path).items()}
         except SafetensorError as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
-    expected = new_model(config_of(record)).state_dict()
-    wrong = shapes(expected) ^ shapes(weights)
-    if wrong:
-        raise ValueError(f"{folder} has other weights than its config.json says: {min(wrong)[0]}")
+    try:
+        new_model(config_of(record)).load_state_dict(weights, assign=True)  # compares names and shapes
+    except RuntimeError as error:
+        raise ValueError(f"{folder} has other weights than config.json says: {str(error).splitlines()[1]}") from None
     tokenizer = read_hf(folder / "tokenizer.json")
     if tokenizer.content_hash != record["tokenizer"]["hash"]:
         raise ValueError(f"{folder} has another tokenizer than the model was trained with")
     return record, weights, tokenizer
-
-
-def shapes(weights: Weights) -> set[tuple[str, tuple[int, ...]]]:
-    return {(name, tensor.shape) for name, tensor in weights.items()}
 
 
 def save_imported(record: Record, weights: Weights, tokenizer: Tokenizer, tag: str, step: int) -> Path:

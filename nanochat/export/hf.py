@@ -122,17 +122,13 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
 
 
 def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES) -> Architecture:
-    """Return the first architecture that can represent the model; ValueError lists the obstacles."""
-    reasons = []
+    """Return the first architecture that can represent the model; ValueError lists the obstacles for the last one."""
     for architecture in architectures:
         settings = unsupported(config, architecture)
         if not settings:
             return architecture
-        reasons.append(f"{architecture.name} does not support {', '.join(settings)}")
-    presets = [f"--model={architecture.preset}" for architecture in architectures]
-    raise ValueError(
-        f"this model cannot be exported: {'; '.join(reasons)}. Train with scripts.base_train {' or '.join(presets)}"
-    )
+    obstacles = f"{architecture.name} does not support {', '.join(settings)}"
+    raise ValueError(f"this model cannot be exported: {obstacles}. Train with --model={architecture.preset}")
 
 
 def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]) -> Fields:

@@ -52,7 +52,7 @@ class Rows(NamedTuple):
     rotation: list[Tensor]  # cosines and sines, (B, T, 1, pairs) each
     seen: Tensor  # (B, T, 1, 1): 0 for padding
     masks: dict[int, Tensor]  # window → (B, 1, T, K), True where a token sees a key
-    cache: DynamicCache | None
+    cache: DynamicCache
     places: Iterator[int]  # in the cache: the next application of a block takes the next one
 
 
@@ -83,8 +83,7 @@ class Attention(nn.Module):
         # Padding has keys of zeros: the key before a row's first token.
         parts = q.to(v.dtype), k.to(v.dtype) * rows.seen, v
         q, k, v = (part.transpose(1, 2) for part in parts)  # (B, heads, T, head_dim)
-        if rows.cache is not None:
-            k, v = rows.cache.update(k, v, next(rows.places))
+        k, v = rows.cache.update(k, v, next(rows.places))
         if self.shifted:
             # These heads compare with the token before the one whose value they read.
             k = torch.cat([F.pad(k[:, : self.shifted], (0, 0, 1, -1)), k[:, self.shifted :]], dim=1)
@@ -161,24 +160,21 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         input_ids (B, T) continue the rows in the cache, attention_mask is for the whole rows. labels (B, T): the ids
         themselves, or -100. logits_to_keep: of the last tokens, 0 for all.
         """
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache()
         config = self.config
-        hidden = self.hidden(self.rows(input_ids, attention_mask, past_key_values))[:, -logits_to_keep:]
+        cache = DynamicCache() if past_key_values is None else past_key_values
+        hidden = self.hidden(self.rows(input_ids, attention_mask, cache))[:, -logits_to_keep:]
         head = self.embed if config.tie_embeddings else self.head
         logits = F.linear(hidden, head.weight)[..., : config.vocab_size].float()
         if config.softcap:
             logits = config.softcap * (logits / config.softcap).tanh()
         loss = None if labels is None else self.loss_function(logits, labels, config.vocab_size, **options)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
 
-    def rows(self, given: Tensor, attention_mask: Tensor | None, cache: DynamicCache | None) -> Rows:
-        config, ids, past = self.config, given, 0
-        if cache is not None:
-            past = cache.get_seq_length()
-            cache.layer_class_to_replicate = DynamicLayer  # the library counts a layer for each block: we need more
-            column = given[:, None, :, None]
-            ids = cache.update(column, column, 0)[0][:, 0, :, 0]  # (B, K)
+    def rows(self, given: Tensor, attention_mask: Tensor | None, cache: DynamicCache) -> Rows:
+        config, past = self.config, cache.get_seq_length()
+        cache.layer_class_to_replicate = DynamicLayer  # the library counts a layer for each block: we need more
+        column = given[:, None, :, None]
+        ids = cache.update(column, column, 0)[0][:, 0, :, 0]  # (B, K)
         length = ids.shape[1]
         if length > config.max_seq_len:
             raise ValueError(f"a row has {length} tokens, and the model's context is {config.max_seq_len}")
@@ -194,20 +190,13 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         for window in set(config.windows):
             near = (age >= 0) & (age < (window or length)) & seen[:, None, None].bool()
             masks[window] = near | (age == 0)  # padding sees itself: attention to nothing is no number
-        x0 = self.embedded(ids, seen, past)
-        seen = seen[:, past:, None, None].to(x0.dtype)
-        return Rows(given, x0, rotation, seen, masks, cache, count(1))
-
-    def embedded(self, ids: Tensor, seen: Tensor, past: int) -> Tensor:
-        """Return the blocks' input for the tokens behind the first `past` ones of the rows; smear reads one more."""
-        first = max(past - 1, 0)
-        ids = ids[:, first:]
-        x = norm(self.embed(ids))
-        if self.config.smear:
+        x = norm(self.embed(ids))  # of the whole rows, for smear: less work than the cache's own
+        seen = seen[..., None].to(x.dtype)
+        if config.smear:
             gate = self.smear_lambda * torch.sigmoid(self.smear_gate(x[..., :SMEAR_INPUTS]))
-            gate = gate.masked_fill((ids == self.config.bos_id)[..., None], 0)  # nothing of another document
-            x = x + gate * F.pad(x * seen[:, first:, None].to(x.dtype), (0, 0, 1, -1))  # nothing of padding
-        return x[:, past - first :]
+            gate = gate.masked_fill((ids == config.bos_id)[..., None], 0)  # nothing of another document
+            x = x + gate * F.pad(x * seen, (0, 0, 1, -1))  # nothing of padding
+        return Rows(given, x[:, past:], rotation, seen[:, past:, None], masks, cache, count(1))
 
     def hidden(self, rows: Rows) -> Tensor:
         """Return the head's input (B, T, width) after all sweeps; a recursive model has a latent state z too."""
