@@ -1,0 +1,97 @@
+"""The code that exports bring along computes what gpt.py does: at once, through a cache, padded, and in training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from models import BOS, CONFIGS, lively, tokens
+
+from nanochat.export import hf
+from nanochat.gpt import GPT
+
+NAMES = ("reference", "induction", "golf", "recursive", "recursive passes", "looped", "odd shapes")
+NEW = 8  # tokens to generate
+Pair = tuple[GPT, transformers.PreTrainedModel]
+
+
+def pair_in(folder: Path, name: str, **options) -> Pair:
+    """A lively model, and the same one loaded from its folder."""
+    model = lively(CONFIGS[name])
+    hf.write_own(hf.Exported(name, model, None, {"stage": "base_train"}, []), folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
+    return model, theirs.eval()
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def pair(request, tmp_path_factory) -> Pair:
+    return pair_in(tmp_path_factory.mktemp("own"), request.param)
+
+
+def padded(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and mask of rows padded on the left, with an ordinary token."""
+    sides = {"batch_first": True, "padding_side": "left"}
+    mask = [torch.ones_like(row) for row in rows]
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(rows, padding_value=7, **sides), pad(mask, **sides)
+
+
+@torch.inference_mode()
+def test_logits_at_once_in_pieces_and_padded(pair):
+    ours, theirs = pair
+    ids = tokens()
+    expected = ours(ids)
+    torch.testing.assert_close(theirs(ids).logits, expected, atol=1e-5, rtol=0)
+    batch, mask = padded([ids[0], ids[1, :137]])
+    cache, parts = None, []
+    for begin, end in ((0, 30), (30, 64), (64, 65), (65, 160), (160, 200)):  # row 1 begins at 63
+        found = theirs(batch[:, begin:end], mask[:, :end], past_key_values=cache, use_cache=True)
+        cache = found.past_key_values
+        parts.append(found.logits)
+    logits = torch.cat(parts, 1)
+    torch.testing.assert_close(logits[0], expected[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(logits[1, 63:], expected[1, :137], atol=1e-5, rtol=0)
+
+
+@torch.inference_mode()
+def test_generation_alone_in_padded_batches_and_with_beams(pair):
+    ours, theirs = pair
+    rows = tokens(rows=3)
+    prompts = [rows[0, :150], rows[1, :97], rows[2, :131]]  # the window is 129
+    settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 7}
+    expected = []
+    for prompt in prompts:
+        ids = prompt[None]
+        for _ in range(NEW):  # the plain twin: the whole row again
+            ids = torch.cat([ids, ours(ids)[:, -1:].argmax(-1)], 1)
+        expected.append(ids[0, -NEW:].tolist())
+        alone = theirs.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), **settings)
+        assert torch.equal(alone, ids)
+    ids, mask = padded(prompts)
+    assert theirs.generate(ids, attention_mask=mask, **settings)[:, -NEW:].tolist() == expected
+    beams = [theirs.generate(ids, attention_mask=mask, num_beams=3, use_cache=on, **settings) for on in (True, False)]
+    assert torch.equal(*beams)
+
+
+def test_a_training_step_has_the_same_loss_and_gradients(pair):
+    ours, theirs = pair
+    labels = tokens().masked_fill(torch.arange(200) < 40, -100)
+    targets = labels[:, 1:].clamp(min=-1)
+    expected = ours(tokens()[:, :-1], targets) / (targets >= 0).sum()
+    loss = theirs(tokens(), labels=labels).loss
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=0)
+    if ours.config.passes == 1:  # earlier passes have a gradient there, and none here
+        expected.backward()
+        loss.backward()
+        for name, weight in theirs.named_parameters():
+            torch.testing.assert_close(weight.grad, ours.get_parameter(name).grad, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@torch.inference_mode()
+def test_half_precision_keeps_the_lambdas(tmp_path):
+    ours, theirs = pair_in(tmp_path, "reference", dtype=torch.bfloat16)
+    assert (theirs.head.weight.dtype, theirs.x0_lambdas.dtype) == (torch.bfloat16, torch.float32)
+    ours.compute_dtype = torch.bfloat16
+    torch.testing.assert_close(theirs(tokens()).logits, ours(tokens()), atol=0.05, rtol=0)
+    with pytest.raises(ValueError, match=r"a row has 513 tokens, and the model's context is 512"):
+        theirs(torch.full((1, 513), BOS))
