@@ -24,7 +24,7 @@ def main(config: Config) -> None:
 
     record, weights, tokenizer = read_folder(Path(config.folder).expanduser())
     folder = save_imported(record, weights, tokenizer, config.tag, record["step"])
-    print0(f"import: {config.folder} is {folder}, step {record['step']:,}, exported from {record['exported'][:12]}")
+    print0(f"import: {folder}, exported from the manifest {record['exported']}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """A folder that `scripts.export` wrote with modeling_nanochat.py, read back; others may have fine-tuned it."""
 
-from dataclasses import fields
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -9,7 +8,6 @@ from torch import Tensor
 
 from nanochat.export.hf import VERSION
 from nanochat.export.tokenizers import read_hf
-from nanochat.gpt import GPTConfig
 from nanochat.log import Record
 from nanochat.models import config_of, new_model
 from nanochat.paths import read_json, stage_dir
@@ -25,7 +23,6 @@ def read_folder(folder: Path) -> tuple[Record, Weights, Tokenizer]:
         raise ValueError(f"{folder} is no export with version {VERSION} of modeling_nanochat.py")
     record = settings["manifest"]
     record["exported"] = record.pop("sha256")  # of the manifest that was exported
-    record["model"] = {field.name: settings[field.name] for field in fields(GPTConfig)}
     weights = {}
     for path in folder.glob("*.safetensors"):
         try:

@@ -94,13 +94,13 @@ QWEN3 = Architecture(
     supported={"qk_scale"},  # goes into weights
     has_norm_weights=True,
 )
-# Our weights under our names, and the code that reads them: all tricks but two of golf.
+# Our weights under our names, and the code that reads them: all tricks but those of experiments.
 OWN = Architecture(
     "NanochatForCausalLM",
     model_type="nanochat_gpt",
     preset="reference",
     linears={},
-    supported={*GPTConfig.__dataclass_fields__} - {"query_gain", "exclusive_last"},
+    supported={*GPTConfig.__dataclass_fields__} - {"rope_dims", "query_gain", "qk_eps", "exclusive_last", "sweeps"},
 )
 ARCHITECTURES = (NANOCHAT, QWEN3, OWN)
 CODE = "modeling_nanochat.py"
@@ -236,13 +236,13 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
 def write_own(exported: Exported, folder: Path) -> None:
     """Write the checkpoint's weights, a config with the checkpoint's manifest, and the code that reads both."""
     model, manifest, code = exported.model, exported.manifest, Path(CODE).stem
-    origin = {key: value for key, value in manifest.items() if key not in ("files", "optimizer")}
-    settings = asdict(model.config) | {name: getattr(model.config, name) for name in DERIVED}
+    settings = asdict(model.config)
+    settings |= {name: getattr(model.config, name) for name in DERIVED}
     settings |= {
         "mlp_units": model.blocks[0].mlp.up.out_features,
         "supervision": model.steps if model.config.supervision else 0,  # --exits may ask for more than were trained
         "version": VERSION,
-        "manifest": origin | {"sha256": manifest_hash(manifest)},
+        "manifest": manifest | {"files": {}, "optimizer": {}, "sha256": manifest_hash(manifest)},
         "model_type": OWN.model_type,
         "architectures": [OWN.name],
         "auto_map": {"AutoConfig": f"{code}.NanochatConfig", "AutoModelForCausalLM": f"{code}.{OWN.name}"},

@@ -4,10 +4,9 @@ A plain twin of nanochat's gpt.py, attention.py and recursive.py, where each tri
 and of config fields are the same. The cache holds the rows' token ids too, because smear needs the previous token.
 Padding is where attention_mask is 0; it may stand on the left of a row, and is seen by no token.
 
-Fields of config.json: vocab_size depth width heads kv_heads max_seq_len mlp rope_base rope_dims qk_eps softcap
-tie_embeddings residual_lambdas x0_lambdas smear induction backout supervision loops passes sweeps bos_id; numbers that
-follow from others: mlp_units head_dim kv_width padded_vocab windows value_layers attention_scale; and `manifest`, the
-origin of the weights.
+Fields of config.json: vocab_size depth width heads kv_heads max_seq_len mlp rope_base softcap tie_embeddings
+residual_lambdas x0_lambdas smear induction backout supervision loops passes bos_id; numbers that follow from others:
+mlp_units head_dim kv_width padded_vocab windows value_layers attention_scale; and `manifest`, the weights' origin.
 """
 
 from collections.abc import Iterator
@@ -33,8 +32,6 @@ class NanochatConfig(PreTrainedConfig):
     attribute_map = {  # noqa: RUF012
         "hidden_size": "width",
         "num_hidden_layers": "depth",
-        "num_attention_heads": "heads",
-        "num_key_value_heads": "kv_heads",
         "max_position_embeddings": "max_seq_len",
     }
 
@@ -49,15 +46,15 @@ class Rows(NamedTuple):
 
     ids: Tensor  # (B, T)
     x0: Tensor  # (B, T, width): embedded tokens
-    rotation: list[Tensor]  # cosines and sines, (B, T, 1, pairs) each
-    seen: Tensor  # (B, T, 1, 1): 0 for padding
+    rotation: list[Tensor]  # cosines and sines, (B, 1, T, pairs) each
+    seen: Tensor  # (B, 1, T, 1): 0 for padding
     masks: dict[int, Tensor]  # window → (B, 1, T, K), True where a token sees a key
     cache: DynamicCache
     places: Iterator[int]  # in the cache: the next application of a block takes the next one
 
 
-def norm(x: Tensor, eps: float = 2**-23) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=eps)
+def norm(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=2**-23)
 
 
 class Attention(nn.Module):
@@ -74,29 +71,32 @@ class Attention(nn.Module):
             self.ve_gate = nn.Linear(VALUE_INPUTS, config.kv_heads, bias=False)
 
     def forward(self, x: Tensor, values: Tensor | None, rows: Rows) -> Tensor:
-        config = self.config
-        q, k, v = (layer(x).unflatten(-1, (-1, config.head_dim)) for layer in (self.q, self.k, self.v))
+        q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
         if values is not None:
-            gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_INPUTS]))  # (B, T, kv_heads)
-            v = v + gate[..., None] * values.view_as(v)
-        q, k = (norm(self.rotate(part, *rows.rotation), config.qk_eps) for part in (q, k))
+            gate = torch.sigmoid(self.ve_gate(x[..., :VALUE_INPUTS]))  # (B, T, kv_heads)
+            v = v + 3 * gate.mT[..., None] * self.heads(values)
+        q, k = (norm(self.rotate(part, *rows.rotation)).to(v.dtype) for part in (q, k))
         # Padding has keys of zeros: the key before a row's first token.
-        parts = q.to(v.dtype), k.to(v.dtype) * rows.seen, v
-        q, k, v = (part.transpose(1, 2) for part in parts)  # (B, heads, T, head_dim)
-        k, v = rows.cache.update(k, v, next(rows.places))
+        k, v = rows.cache.update(k * rows.seen, v, next(rows.places))
         if self.shifted:
             # These heads compare with the token before the one whose value they read.
-            k = torch.cat([F.pad(k[:, : self.shifted], (0, 0, 1, -1)), k[:, self.shifted :]], dim=1)
-        mask, scale = rows.masks[self.window], config.attention_scale
+            before = F.pad(k[:, : self.shifted], (0, 0, 1, -1))
+            k = torch.cat([before, k[:, self.shifted :]], dim=1)
+        mask, scale = rows.masks[self.window], self.config.attention_scale
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
         return self.o(y.transpose(1, 2).flatten(2))
 
+    def heads(self, x: Tensor) -> Tensor:
+        """From (B, T, channels) to (B, heads, T, head_dim)."""
+        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Return x (B, T, heads, head_dim) in fp32, rotated by position except for the heads that search."""
-        unrotated = x.shape[2] * self.shifted // self.config.kv_heads
-        a, b, *rest = x[:, :, unrotated:].split(cos.shape[-1], dim=-1)
-        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin, *rest], dim=-1)
-        return torch.cat([x[:, :, :unrotated].float(), rotated], dim=2)
+        """Return x (B, heads, T, head_dim) in fp32, rotated by position except for the heads that search."""
+        unrotated = x.shape[1] * self.shifted // self.config.kv_heads
+        a, b = x[:, unrotated:].chunk(2, dim=-1)
+        parts = [a * cos - b * sin, b * cos + a * sin]
+        rotated = torch.cat(parts, dim=-1)
+        return torch.cat([x[:, :unrotated].float(), rotated], dim=1)
 
 
 class MLP(nn.Module):
@@ -162,7 +162,8 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         """
         config = self.config
         cache = DynamicCache() if past_key_values is None else past_key_values
-        hidden = self.hidden(self.rows(input_ids, attention_mask, cache))[:, -logits_to_keep:]
+        rows = self.rows(input_ids, attention_mask, cache)
+        hidden = self.hidden(rows)[:, -logits_to_keep:]
         head = self.embed if config.tie_embeddings else self.head
         logits = F.linear(hidden, head.weight)[..., : config.vocab_size].float()
         if config.softcap:
@@ -180,41 +181,43 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"a row has {length} tokens, and the model's context is {config.max_seq_len}")
         seen = torch.ones_like(ids) if attention_mask is None else attention_mask  # (B, K)
         # In fp64, which not every device has: exact at late positions too.
-        positions = (seen.cumsum(1) - 1)[:, past:, None, None].cpu()
-        pairs = (config.rope_dims or config.head_dim) // 2
-        angles = positions * config.rope_base ** -(torch.arange(pairs, dtype=torch.float64) / pairs)
+        positions = (seen.cumsum(1) - 1)[:, None, past:, None].cpu()
+        pairs = config.head_dim // 2
+        exponents = torch.arange(pairs, dtype=torch.float64) / pairs
+        angles = positions * config.rope_base**-exponents
         rotation = [part.float().to(ids.device) for part in (angles.cos(), angles.sin())]
         place = torch.arange(length, device=ids.device)
         age = place[past:, None] - place  # (T, K)
         masks = {}
         for window in set(config.windows):
-            near = (age >= 0) & (age < (window or length)) & seen[:, None, None].bool()
-            masks[window] = near | (age == 0)  # padding sees itself: attention to nothing is no number
+            near = (age >= 0) & (age < (window or length))
+            allowed = near & seen[:, None, None].bool()
+            masks[window] = allowed | (age == 0)  # padding sees itself: attention to nothing is no number
         x = norm(self.embed(ids))  # of the whole rows, for smear: less work than the cache's own
         seen = seen[..., None].to(x.dtype)
         if config.smear:
-            gate = self.smear_lambda * torch.sigmoid(self.smear_gate(x[..., :SMEAR_INPUTS]))
+            gate = torch.sigmoid(self.smear_gate(x[..., :SMEAR_INPUTS]))
             gate = gate.masked_fill((ids == config.bos_id)[..., None], 0)  # nothing of another document
-            x = x + gate * F.pad(x * seen, (0, 0, 1, -1))  # nothing of padding
-        return Rows(given, x[:, past:], rotation, seen[:, past:, None], masks, cache, count(1))
+            before = F.pad(x * seen, (0, 0, 1, -1))  # nothing of padding
+            x = x + self.smear_lambda * gate * before
+        return Rows(given, x[:, past:], rotation, seen[:, None, past:], masks, cache, count(1))
 
     def hidden(self, rows: Rows) -> Tensor:
-        """Return the head's input (B, T, width) after all sweeps; a recursive model has a latent state z too."""
+        """Return the head's input (B, T, width); a recursive model has a latent state z too."""
         config, x = self.config, rows.x0
         z = torch.zeros_like(x)
-        for _ in range(config.supervision * config.passes or config.sweeps):
+        for _ in range(config.supervision * config.passes or 1):
             for i in range(config.depth):
                 if config.supervision:
                     for _ in range(config.loops):
-                        z = z + self.apply_block(i, norm(rows.x0 + x + z), rows)
+                        change = self.apply_block(i, norm(rows.x0 + x + z), rows)
+                        z = z + change
                     x = x + self.apply_block(i, norm(x + z), rows)
                 else:
                     x = self.apply_block(i, x, rows)
                 if i == config.depth // 2:
                     middle = x
-            last = norm(x - self.backout_lambda * middle if config.backout else x)
-            x = x if config.supervision else last
-        return last
+        return norm(x - self.backout_lambda * middle if config.backout else x)
 
     def apply_block(self, number: int, x: Tensor, rows: Rows) -> Tensor:
         if self.residual_lambdas is not None:

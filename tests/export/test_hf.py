@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from exports import tokenizer_of, trained
+from exports import through_folder, tokenizer_of, trained
 from models import CONFIGS, lively
 
 from nanochat import chat
@@ -19,7 +19,7 @@ from nanochat.export.tokenizers import sample_texts
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-NANOCHAT, QWEN3 = ARCHITECTURES
+NANOCHAT, QWEN3, OWN = ARCHITECTURES
 MODELS = {"nanochat": "october-2025", "qwen3": "portable"}
 MANIFEST = {"stage": "base_train", "parent": None, "config": None, "step": 4, "versions": {"torch": "2.11"}}
 
@@ -61,9 +61,9 @@ def changed(preset: str, name: str) -> GPTConfig | None:
     return None
 
 
-@pytest.mark.parametrize("preset", ["october-2025", "portable"])
+@pytest.mark.parametrize("preset", ["october-2025", "portable", "reference"])
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GPTConfig)])
-def test_every_setting_is_exported_or_refused_by_name(preset, name):
+def test_every_setting_is_exported_or_refused_by_name(preset, name, tmp_path):
     """A new field of GPTConfig is tried without a change here: it must not be dropped."""
     config = changed(preset, name)
     if config is None:
@@ -75,7 +75,12 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name):
         return
     model = lively(dataclasses.asdict(config)).requires_grad_(False)
     special = dict.fromkeys(("<|bos|>", "<|assistant_end|>"), 3)
-    theirs = build_hf(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
+    if architecture is OWN:
+        theirs = through_folder(model, tmp_path)
+    else:
+        theirs = build_hf(
+            architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture))
+        )
     ids = torch.randint(config.vocab_size, (1, 200), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(theirs(ids).logits, model(ids), atol=2e-5, rtol=1e-5)
 
@@ -85,9 +90,12 @@ def test_settings_that_cannot_be_exported_are_refused():
     assert unsupported(made(**CONFIGS["portable"]), QWEN3) == ["novelty=3"]
     fields = {"window_pattern": "S", "max_seq_len": 128}  # no short window is left
     assert unsupported(GPTConfig(**CONFIGS["october-2025"] | fields), NANOCHAT) == []
-    refused = r"NanoChat\w+ does not support window_pattern=SSSL, .*; Qwen3\w+ does not support mlp=relu2, .*"
-    with pytest.raises(ValueError, match=refused + r"--model=october-2025 or --model=portable$"):
-        architecture_of(GPTConfig(**CONFIGS["reference"]))
+    assert architecture_of(GPTConfig(**CONFIGS["reference"])) == OWN
+    refused = (
+        r"NanochatForCausalLM does not support rope_dims=8, query_gain=1.75, qk_eps=1e-06, exclusive_last=2. Train"
+    )
+    with pytest.raises(ValueError, match=refused + r" with --model=reference$"):
+        architecture_of(GPTConfig(**CONFIGS["golf-seed"]))
 
 
 def test_transformers_computes_the_same(folder):

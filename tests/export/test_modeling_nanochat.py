@@ -1,31 +1,23 @@
 """The code that exports bring along computes what gpt.py does: at once, through a cache, padded, and in training."""
 
-from pathlib import Path
-
 import pytest
 import torch
-import transformers
+from exports import through_folder
 from models import BOS, CONFIGS, lively, tokens
+from transformers import PreTrainedModel
 
-from nanochat.export import hf
 from nanochat.gpt import GPT
 
-NAMES = ("reference", "induction", "golf", "recursive", "recursive passes", "looped", "odd shapes")
+NAMES = ("reference", "induction", "golf", "recursive", "recursive passes", "odd shapes")
 NEW = 8  # tokens to generate
-Pair = tuple[GPT, transformers.PreTrainedModel]
-
-
-def pair_in(folder: Path, name: str, **options) -> Pair:
-    """A lively model, and the same one loaded from its folder."""
-    model = lively(CONFIGS[name])
-    hf.write_own(hf.Exported(name, model, None, {"stage": "base_train"}, []), folder)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options)
-    return model, theirs.eval()
+Pair = tuple[GPT, PreTrainedModel]
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def pair(request, tmp_path_factory) -> Pair:
-    return pair_in(tmp_path_factory.mktemp("own"), request.param)
+    """A lively model, and the same one loaded from its folder."""
+    model = lively(CONFIGS[request.param])
+    return model, through_folder(model, tmp_path_factory.mktemp("own"))
 
 
 def padded(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +81,8 @@ def test_a_training_step_has_the_same_loss_and_gradients(pair):
 
 @torch.inference_mode()
 def test_half_precision_keeps_the_lambdas(tmp_path):
-    ours, theirs = pair_in(tmp_path, "reference", dtype=torch.bfloat16)
+    ours = lively(CONFIGS["reference"])
+    theirs = through_folder(ours, tmp_path, dtype=torch.bfloat16)
     assert (theirs.head.weight.dtype, theirs.x0_lambdas.dtype) == (torch.bfloat16, torch.float32)
     ours.compute_dtype = torch.bfloat16
     torch.testing.assert_close(theirs(tokens()).logits, ours(tokens()), atol=0.05, rtol=0)
