@@ -103,7 +103,7 @@ OWN = Architecture(
     supported={*GPTConfig.__dataclass_fields__} - {"rope_dims", "query_gain", "qk_eps", "exclusive_last", "sweeps"},
 )
 ARCHITECTURES = (NANOCHAT, QWEN3, OWN)
-CODE = "modeling_nanochat.py"
+CODE = "modeling_nanochat"
 VERSION = 1  # of that file and its config.json
 DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".split()  # written out for the code
 
@@ -235,7 +235,7 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
 
 def write_own(exported: Exported, folder: Path) -> None:
     """Write the checkpoint's weights, a config with the checkpoint's manifest, and the code that reads both."""
-    model, manifest, code = exported.model, exported.manifest, Path(CODE).stem
+    model, manifest = exported.model, exported.manifest
     settings = asdict(model.config)
     settings |= {name: getattr(model.config, name) for name in DERIVED}
     settings |= {
@@ -245,12 +245,11 @@ def write_own(exported: Exported, folder: Path) -> None:
         "manifest": manifest | {"files": {}, "optimizer": {}, "sha256": manifest_hash(manifest)},
         "model_type": OWN.model_type,
         "architectures": [OWN.name],
-        "auto_map": {"AutoConfig": f"{code}.NanochatConfig", "AutoModelForCausalLM": f"{code}.{OWN.name}"},
-        "dtype": "float32",
+        "auto_map": {"AutoConfig": f"{CODE}.NanochatConfig", "AutoModelForCausalLM": f"{CODE}.{OWN.name}"},
     }
     write_json(folder / "config.json", settings)
     save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
-    shutil.copyfile(Path(__file__).with_name(CODE), folder / CODE)
+    shutil.copy(Path(__file__).with_name(f"{CODE}.py"), folder)
 
 
 def write_tokenizer(exported: Exported, folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ mlp_units head_dim kv_width padded_vocab windows value_layers attention_scale; a
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ class NanochatConfig(PreTrainedConfig):
         "hidden_size": "width",
         "num_hidden_layers": "depth",
         "max_position_embeddings": "max_seq_len",
+        "tie_word_embeddings": "tie_embeddings",
+        "final_logit_softcapping": "softcap",
     }
 
     def __post_init__(self, **fields):
@@ -114,9 +117,15 @@ class MLP(nn.Module):
         return self.down(F.leaky_relu(up, self.slope).square())
 
 
+@dataclass
+class Output(CausalLMOutputWithPast):
+    last_hidden_state: Tensor | None = None  # the head's input: trl has a head of its own
+
+
 class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = NanochatConfig
     _input_embed_layer = "embed"
+    _tied_weights_keys = {"head.weight": "embed.weight"}  # noqa: RUF012 (if the config ties them)
     # A step of bf16 near 1 is as large as what these learn.
     _keep_in_fp32_modules_strict = ("residual_lambdas", "x0_lambdas")
 
@@ -127,8 +136,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         self.value_embeds = nn.ModuleDict(tables)
         layers = [{"attn": Attention(config, i), "mlp": MLP(config)} for i in range(config.depth)]
         self.blocks = nn.ModuleList(map(nn.ModuleDict, layers))
-        if not config.tie_embeddings:
-            self.head = nn.Linear(config.width, config.padded_vocab, bias=False)
+        self.head = nn.Linear(config.width, config.padded_vocab, bias=False)
         if config.smear:
             self.smear_gate = nn.Linear(SMEAR_INPUTS, 1, bias=False)
         sizes = {
@@ -154,7 +162,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool = False,
         logits_to_keep: int = 0,
         **options: object,  # position_ids too: positions follow from attention_mask
-    ) -> CausalLMOutputWithPast:
+    ) -> Output:
         """Return logits (B, T, vocab_size) in fp32, and the mean loss if there are labels.
 
         input_ids (B, T) continue the rows in the cache, attention_mask is for the whole rows. labels (B, T): the ids
@@ -164,12 +172,15 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         cache = DynamicCache() if past_key_values is None else past_key_values
         rows = self.rows(input_ids, attention_mask, cache)
         hidden = self.hidden(rows)[:, -logits_to_keep:]
-        head = self.embed if config.tie_embeddings else self.head
-        logits = F.linear(hidden, head.weight)[..., : config.vocab_size].float()
+        logits = self.head(hidden)[..., : config.vocab_size].float()
         if config.softcap:
             logits = config.softcap * (logits / config.softcap).tanh()
         loss = None if labels is None else self.loss_function(logits, labels, config.vocab_size, **options)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)
+        kept = cache if use_cache else None
+        return Output(loss=loss, logits=logits, past_key_values=kept, last_hidden_state=hidden)
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.head
 
     def rows(self, given: Tensor, attention_mask: Tensor | None, cache: DynamicCache) -> Rows:
         config, past = self.config, cache.get_seq_length()
