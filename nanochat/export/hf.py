@@ -63,6 +63,8 @@ def export(write: Writer, exported: Exported, out: Path) -> None:
 _SIZES = "vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings".split()
 # Details of new weights, of smear and of supervision: without these tricks they have no effect.
 _DETAILS = "orthogonal bos_id loops passes detached".split()
+# All that modeling_nanochat.py knows.
+_TRICKS = "mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout".split()
 _ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
 
 
@@ -100,7 +102,7 @@ OWN = Architecture(
     model_type="nanochat_gpt",
     preset="reference",
     linears={},
-    supported={*GPTConfig.__dataclass_fields__} - {"rope_dims", "query_gain", "qk_eps", "exclusive_last", "sweeps"},
+    supported={*_TRICKS, "supervision"},
 )
 ARCHITECTURES = (NANOCHAT, QWEN3, OWN)
 CODE = "modeling_nanochat"
@@ -326,8 +328,9 @@ A language model trained with nanochat: {architecture.name} with {parameters:,} 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "."  # this folder, or the name of its repository
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
+trusted = {{"trust_remote_code": True}}  # modeling_nanochat.py, if the folder has it: one file to read first
+tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
+model = AutoModelForCausalLM.from_pretrained(folder, **trusted)
 {prompt}
 print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
 ```
@@ -342,6 +345,14 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
 ## Origin
 
 Stage {manifest[stage]}, step {manifest[step]}, tokenizer {manifest[tokenizer][hash]}, versions {manifest[versions]}.
+The stage began with the weights of: {manifest[parent]}.
+
+## License
+
+The code is nanochat's, under the MIT license. The weights' license is for their owner to choose, and depends on the
+data. `manifest` in config.json, if there, has under `data` all that this stage learned from. Known licenses: the
+embedded world (`world`, `World-…`) MIT, as nanochat; `climbmix` CC BY-NC 4.0; `fineweb-edu` and `fineweb2-ko` ODC-By
+1.0, with the terms of Common Crawl. For other data, and for that of the stages before, look at its own page.
 
 ## Compared with the original
 

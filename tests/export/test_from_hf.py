@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from nanochat.checkpoint import load_model, manifest_hash
 from nanochat.export import hf
 from nanochat.runtime import setup
-from scripts.export import Config as ExportConfig
-from scripts.export import main as export
+from scripts import export
 from scripts.import_hf import Config, main
 
 
@@ -23,7 +22,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     fields = {"preset": "induction", "max_seq_len": 128, "more": {"stage": "chat_sft"}}
     leave_model(tmp_path / "base", "chat_sft", "d1", tokenizer_of(), **fields)
     monkeypatch.setattr("nanochat.export.tokenizers.sample_texts", lambda special: ["one"] * 200)
-    export(ExportConfig(source="sft", tag="d1", out=str(tmp_path / "out")))
+    export.main(export.Config(source="sft", tag="d1", out=str(tmp_path / "out")))
     return tmp_path / "out"
 
 
@@ -32,10 +31,9 @@ def opened(tag: str):
         return load_model("chat_sft", tag, -1, runtime)
 
 
-def test_weights_tokenizer_and_origin_come_back(folder, tmp_path, capsys):
+def test_weights_tokenizer_and_origin_come_back(folder):
     main(Config(folder=str(folder), tag="home"))
     (before, tokenizer, origin), (after, words, home) = opened("d1"), opened("home")
-    assert f"exported from the manifest {manifest_hash(origin.manifest)}\n" in capsys.readouterr().out
     assert home.manifest["exported"] == manifest_hash(origin.manifest)
     assert (after.config, words.content_hash) == (before.config, tokenizer.content_hash)
     torch.testing.assert_close(after.state_dict(), before.state_dict(), atol=0, rtol=0)
@@ -47,20 +45,20 @@ def test_a_model_that_others_trained_and_saved_comes_back(folder, tmp_path):
     """In bf16: the code, the manifest and the tokenizer travel along."""
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16)
     model.embed.weight.data += 1
-    model.save_pretrained(tmp_path / "tuned")
     AutoTokenizer.from_pretrained(folder, trust_remote_code=True).save_pretrained(tmp_path / "tuned")
+    model.save_pretrained(tmp_path / "tuned")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", trust_remote_code=True).float()
     main(Config(folder=str(tmp_path / "tuned"), tag="home"))
-    torch.testing.assert_close(opened("home")[0].state_dict(), again.state_dict(), atol=0, rtol=0)
-    assert torch.equal(again.embed.weight, model.embed.weight.float())
+    for name, weight in opened("home")[0].state_dict().items():
+        assert torch.equal(weight, again.get_parameter(name)), name
+        assert torch.equal(weight, model.get_parameter(name).float()), name
 
 
 def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path):
     def refused(message: str) -> None:
         with pytest.raises((ValueError, OSError), match=message):
             main(Config(folder=str(folder), tag="home"))
-        assert not (tmp_path / "base/chat_sft/home").exists()
-        assert not (tmp_path / "base/tok_train/home").exists()
+        assert not list(tmp_path.glob("base/*/home"))
 
     hf.tokenizer_files.write_hf(tokenizer_of(700), folder, 128)
     refused("has another tokenizer than the model was trained with$")
@@ -79,5 +77,3 @@ def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path):
     refused("out is no export with version 1 of modeling_nanochat.py$")
     with pytest.raises(ValueError, match=r"config.json has version 2, modeling_nanochat.py 1: export it again"):
         AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    (folder / "config.json").unlink()
-    refused("No such file")

@@ -4,28 +4,23 @@ import pytest
 import torch
 from exports import through_folder
 from models import BOS, CONFIGS, lively, tokens
-from transformers import PreTrainedModel
-
-from nanochat.gpt import GPT
+from torch.nn.utils.rnn import pad_sequence
 
 NAMES = ("reference", "induction", "golf", "recursive", "recursive passes", "odd shapes")
 NEW = 8  # tokens to generate
-Pair = tuple[GPT, PreTrainedModel]
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def pair(request, tmp_path_factory) -> Pair:
+def pair(request, tmp_path_factory):
     """A lively model, and the same one loaded from its folder."""
     model = lively(CONFIGS[request.param])
     return model, through_folder(model, tmp_path_factory.mktemp("own"))
 
 
-def padded(rows: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def padded(rows: list[torch.Tensor]) -> list[torch.Tensor]:
     """Ids and mask of rows padded on the left, with an ordinary token."""
-    sides = {"batch_first": True, "padding_side": "left"}
-    mask = [torch.ones_like(row) for row in rows]
-    pad = torch.nn.utils.rnn.pad_sequence
-    return pad(rows, padding_value=7, **sides), pad(mask, **sides)
+    both = (rows, 7), ([torch.ones_like(row) for row in rows], 0)
+    return [pad_sequence(some, batch_first=True, padding_value=pad, padding_side="left") for some, pad in both]
 
 
 @torch.inference_mode()
@@ -40,16 +35,15 @@ def test_logits_at_once_in_pieces_and_padded(pair):
         found = theirs(batch[:, begin:end], mask[:, :end], past_key_values=cache, use_cache=True)
         cache = found.past_key_values
         parts.append(found.logits)
-    logits = torch.cat(parts, 1)
-    torch.testing.assert_close(logits[0], expected[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(logits[1, 63:], expected[1, :137], atol=1e-5, rtol=0)
+    first, second = torch.cat(parts, 1)
+    torch.testing.assert_close(first, expected[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(second[63:], expected[1, :137], atol=1e-5, rtol=0)
 
 
 @torch.inference_mode()
 def test_generation_alone_in_padded_batches_and_with_beams(pair):
     ours, theirs = pair
-    rows = tokens(rows=3)
-    prompts = [rows[0, :150], rows[1, :97], rows[2, :131]]  # the window is 129
+    prompts = [row[:length] for row, length in zip(tokens(rows=3), (150, 97, 131), strict=True)]  # the window is 129
     settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 7}
     expected = []
     for prompt in prompts:
@@ -57,8 +51,7 @@ def test_generation_alone_in_padded_batches_and_with_beams(pair):
         for _ in range(NEW):  # the plain twin: the whole row again
             ids = torch.cat([ids, ours(ids)[:, -1:].argmax(-1)], 1)
         expected.append(ids[0, -NEW:].tolist())
-        alone = theirs.generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), **settings)
-        assert torch.equal(alone, ids)
+        assert torch.equal(theirs.generate(prompt[None], attention_mask=torch.ones(1, len(prompt)), **settings), ids)
     ids, mask = padded(prompts)
     assert theirs.generate(ids, attention_mask=mask, **settings)[:, -NEW:].tolist() == expected
     beams = [theirs.generate(ids, attention_mask=mask, num_beams=3, use_cache=on, **settings) for on in (True, False)]
