@@ -20,7 +20,7 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 NANOCHAT, QWEN3, OWN = ARCHITECTURES
-MODELS = {"nanochat": "october-2025", "qwen3": "portable"}
+MODELS = {"nanochat": "october-2025", "qwen3": "portable", "own": "reference"}
 MANIFEST = {"stage": "base_train", "parent": None, "config": None, "step": 4, "versions": {"torch": "2.11"}}
 
 
@@ -101,11 +101,11 @@ def test_settings_that_cannot_be_exported_are_refused():
 def test_transformers_computes_the_same(folder):
     model, out, output = folder
     assert "over 384 tokens\n" in output
-    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    options = {"output_loading_info": True, "trust_remote_code": model.config.smear}
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, **options)
     assert not any(info.values()), info
-    expected = "NanoChatForCausalLM" if model.config.mlp == "relu2" else "Qwen3ForCausalLM"
-    assert type(theirs).__name__ == expected
-    assert theirs.config.rms_norm_eps == 2**-23
+    assert type(theirs).__name__ == architecture_of(model.config).name
+    assert getattr(theirs.config, "rms_norm_eps", 2**-23) == 2**-23
     assert theirs.dtype == torch.float32
     ids = torch.randint(701, (3, 192), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -133,10 +133,13 @@ TURNS = json.loads("""[
 CHATS = [[QUESTION], TURNS, [QUESTION, {"role": "assistant", "content": PARTS}]]
 
 
-def test_tokens_and_chat_template_are_the_same(folder, tokenizer):
-    words = transformers.AutoTokenizer.from_pretrained(folder[1])
+def test_tokens_and_chat_template_are_the_same(folder, tokenizer, texts):
+    words = transformers.AutoTokenizer.from_pretrained(folder[1], trust_remote_code=True)
     assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
-    for messages in CHATS:
+    plain = [text for text in texts if "<|" not in text]  # there a name is the token
+    roles = ("system", "user", "assistant", "user", "assistant")
+    many = [[{"role": role, "content": plain[i - 7 * j]} for j, role in enumerate(roles[i % 2 :])] for i in range(250)]
+    for messages in CHATS + many:
         ours, _ = chat.render_conversation({"messages": messages}, tokenizer)
         assert words.apply_chat_template(messages)["input_ids"] == ours
     for messages in CHATS[:2]:
