@@ -49,7 +49,7 @@ class Rows(NamedTuple):
 
     ids: Tensor  # (B, T)
     x0: Tensor  # (B, T, width): embedded tokens
-    rotation: list[Tensor]  # cosines and sines, (B, 1, T, pairs) each
+    rotation: list[Tensor]  # cosines and sines, (T, pairs) each
     seen: Tensor  # (B, 1, T, 1): 0 for padding
     masks: dict[int, Tensor]  # window → (B, 1, T, K), True where a token sees a key
     cache: DynamicCache
@@ -161,7 +161,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
-        **options: object,  # position_ids too: positions follow from attention_mask
+        **options: object,  # position_ids too, which are not needed
     ) -> Output:
         """Return logits (B, T, vocab_size) in fp32, and the mean loss if there are labels.
 
@@ -192,7 +192,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"a row has {length} tokens, and the model's context is {config.max_seq_len}")
         seen = torch.ones_like(ids) if attention_mask is None else attention_mask  # (B, K)
         # In fp64, which not every device has: exact at late positions too.
-        positions = (seen.cumsum(1) - 1)[:, None, past:, None].cpu()
+        positions = torch.arange(past, length, dtype=torch.float64)[:, None]  # padding too: only distances count
         pairs = config.head_dim // 2
         exponents = torch.arange(pairs, dtype=torch.float64) / pairs
         angles = positions * config.rope_base**-exponents
