@@ -76,7 +76,7 @@ def load(folder: Path, step: int) -> Checkpoint:
     path = _home(folder, step)
     try:
         manifest = read_json(path / MANIFEST)
-        damaged = [] if manifest.pop("sha256") == _manifest_hash(manifest) else [MANIFEST]
+        damaged = [] if manifest.pop("sha256") == manifest_hash(manifest) else [MANIFEST]
         if not damaged:
             with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
                 found = {name: pool.submit(read_sha256, path / name) for name in manifest["files"]}
@@ -108,7 +108,7 @@ def _home(folder: Path, step: int) -> Path:
     return folder / f"step_{step:06d}"
 
 
-def _manifest_hash(manifest: Record) -> str:
+def manifest_hash(manifest: Record) -> str:
     return text_sha256(json.dumps(manifest, sort_keys=True))  # key order must not matter
 
 
@@ -213,7 +213,7 @@ class Saver(AbstractContextManager):
                 files, owned = self._result(f"rank {rank}")
                 manifest["files"] |= files
                 manifest["optimizer"] |= dict.fromkeys(owned, _optimizer_file(rank))
-            write_json(part / MANIFEST, manifest | {"sha256": _manifest_hash(manifest)})
+            write_json(part / MANIFEST, manifest | {"sha256": manifest_hash(manifest)})
             home = _home(self.folder, step)
             if home.exists():
                 home.rename(home.with_suffix(".tmp-replaced"))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from nanochat.config import changed, option, options, run
 from nanochat.log import print0
-from nanochat.paths import stage_dir
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source
 
@@ -30,16 +29,12 @@ class Config(TagSettings):
 
 def main(config: Config) -> None:
     # Imported here because --help must be fast.
-    from nanochat.checkpoint import Saver, hold, steps
+    from nanochat.export.from_hf import save_imported
     from nanochat.export.from_nanochat import read_checkpoint
     from nanochat.export.tokenizers import read_tokenizer
-    from nanochat.tokenizer import Tokenizer
     from nanochat.train import State
 
     # Read and check everything before anything is written.
-    stage = MODELS[config.source]
-    folder = stage_dir(stage, config.tag)
-    tokenizer_path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     path = Path(config.checkpoint).expanduser()
     step = path.stem.removeprefix("model_")
     if not step.isdecimal():
@@ -50,27 +45,18 @@ def main(config: Config) -> None:
     if tokenizer.vocab_size != model_config.vocab_size:
         sizes = f"{tokenizer.vocab_size:,} ids and the model {model_config.vocab_size:,}"
         raise ValueError(f"--tokenizer={config.tokenizer} has {sizes}: take the tokenizer of this model")
-    # Other stages of the tag may use this file.
-    if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
-        raise ValueError(f"{tokenizer_path} is another tokenizer, take another --tag")
-    with hold(folder):
-        if steps(folder):
-            raise ValueError(f"{folder} holds a run, take another --tag")
-        tokenizer.save(tokenizer_path)  # where all stages of the tag find it
-        # The manifest of a checkpoint without optimizer state.
-        record = {
-            "stage": stage,
-            "parent": None,
-            "config": settings,
-            "data": None,
-            "source": None,
-            "tokenizer": {"tag": config.tag, "hash": tokenizer.content_hash},
-            "loop": asdict(State(step=step)),
-            "dtype": "fp32",
-            "model": asdict(model_config),
-        }
-        with Saver(folder) as saver:
-            saver.save(step, weights, [], record)
+    # The manifest of a checkpoint without optimizer state.
+    record = {
+        "stage": MODELS[config.source],
+        "parent": None,
+        "config": settings,
+        "data": None,
+        "source": None,
+        "loop": asdict(State(step=step)),
+        "dtype": "fp32",
+        "model": asdict(model_config),
+    }
+    folder = save_imported(record, weights, tokenizer, config.tag, step)
     print0(f"import: {path.name} is {folder}, step {step:,}")
 
 

@@ -1,8 +1,12 @@
 """Small trained models and tokenizers to export."""
 
+from pathlib import Path
+
 from bundles import memorized
 from corpora import SAMPLES
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from nanochat.export import hf
 from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
 
@@ -16,3 +20,9 @@ def tokenizer_of(size: int = SMALL["vocab_size"]) -> Tokenizer:
 def trained(name: str, tokenizer: Tokenizer) -> GPT:
     """Return a model after a few steps on the samples, so that no weight has its initial value."""
     return memorized(tokenizer, "".join(SAMPLES), name, steps=4, lr=0.001, **SMALL)
+
+
+def through_folder(model: GPT, folder: Path, **options) -> PreTrainedModel:
+    """Return a model as `transformers` loads it with the code in its folder."""
+    hf.write_own(hf.Exported("", model, None, {"stage": "base_train"}, []), folder)
+    return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options).eval()

@@ -57,8 +57,9 @@ def test_the_main_job(speedrun, base, here, tmp_path):
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
 
     check_the_card(base, speedrun.home)
-    # No other program knows this model's blocks, but its tokenizer can be exported.
-    here("scripts.export", "--source=rl", "--tag=default", "--format=tokenizer")
+    # The model as others load it, and home again.
+    here("scripts.export", "--source=rl", "--tag=default", f"--out={tmp_path / 'out'}")
+    here("scripts.import_hf", f"--folder={tmp_path / 'out'}", "--tag=home")
     assert list(base.glob("wandb/*/*.wandb"))
     check_the_names(base, speedrun.home, done.stdout + done.stderr)
     # RL has its parent's temperature.

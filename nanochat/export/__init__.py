@@ -6,4 +6,5 @@ The door for scripts:
 - hf.write_folder, hf.write_tokenizer, gguf.write_gguf: the writers
 - tokenizers.sample_texts and tokenizers.read_tokenizer
 - from_nanochat.read_checkpoint
+- from_hf.read_folder and from_hf.save_imported
 """

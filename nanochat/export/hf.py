@@ -1,9 +1,10 @@
 """A trained model as a folder for `transformers`, vLLM and others; loaded again and compared before it counts.
 
-ARCHITECTURES maps our config to architectures of `transformers`. A setting without equivalent there is never dropped:
-the export is refused, and the message names the setting.
+ARCHITECTURES maps our config to architectures of `transformers`, and to our own, which the folder brings along in
+modeling_nanochat.py. A setting without equivalent there is never dropped: the next architecture is taken.
 """
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,14 +12,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
+from nanochat.checkpoint import manifest_hash
 from nanochat.export import tokenizers as tokenizer_files
 from nanochat.export.tokenizers import BOS, END, PAD
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
 from nanochat.log import Record, print0
-from nanochat.models import CONFIGURATIONS
-from nanochat.paths import new_folder, write_text
+from nanochat.models import CONFIGURATIONS, PLAIN
+from nanochat.paths import new_folder, write_json, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -60,6 +63,8 @@ def export(write: Writer, exported: Exported, out: Path) -> None:
 _SIZES = "vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings".split()
 # Details of new weights, of smear and of supervision: without these tricks they have no effect.
 _DETAILS = "orthogonal bos_id loops passes detached".split()
+# All that modeling_nanochat.py knows.
+_TRICKS = "mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout".split()
 _ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
 
 
@@ -91,7 +96,18 @@ QWEN3 = Architecture(
     supported={"qk_scale"},  # goes into weights
     has_norm_weights=True,
 )
-ARCHITECTURES = (NANOCHAT, QWEN3)
+# Our weights under our names, and the code that reads them: all tricks but those of experiments.
+OWN = Architecture(
+    "NanochatForCausalLM",
+    model_type="nanochat_gpt",
+    preset="reference",
+    linears={},
+    supported={*_TRICKS, "supervision"},
+)
+ARCHITECTURES = (NANOCHAT, QWEN3, OWN)
+CODE = "modeling_nanochat"
+VERSION = 1  # of that file and its config.json
+DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".split()  # written out for the code
 
 
 def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
@@ -99,7 +115,7 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     supported = {*_SIZES, *_DETAILS, *architecture.supported}
     if not any(config.windows):  # all are as long as the context
         supported.add("window_pattern")
-    needed, found = CONFIGURATIONS[architecture.preset], []
+    needed, found = PLAIN | CONFIGURATIONS[architecture.preset], []
     for name, value in asdict(config).items():
         # A field in no table, such as a new one, is refused with any value.
         if name not in supported and needed.get(name, ...) != value:
@@ -108,17 +124,13 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
 
 
 def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES) -> Architecture:
-    """Return the first architecture that can represent the model; ValueError lists the obstacles."""
-    reasons = []
+    """Return the first architecture that can represent the model; ValueError lists the obstacles for the last one."""
     for architecture in architectures:
         settings = unsupported(config, architecture)
         if not settings:
             return architecture
-        reasons.append(f"{architecture.name} does not support {', '.join(settings)}")
-    presets = [f"--model={architecture.preset}" for architecture in architectures]
-    raise ValueError(
-        f"this model cannot be exported: {'; '.join(reasons)}. Train with scripts.base_train {' or '.join(presets)}"
-    )
+    obstacles = f"{architecture.name} does not support {', '.join(settings)}"
+    raise ValueError(f"this model cannot be exported: {obstacles}. Train with --model={architecture.preset}")
 
 
 def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]) -> Fields:
@@ -192,17 +204,22 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
     architecture = architecture_of(model.config)
     print0(f"export: as {architecture.name}")
     special = exported.tokenizer.special_tokens
-    built = build_hf(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
+    if architecture is OWN:
+        write_own(exported, folder)
+    else:
+        settings, weights = hf_settings(model, architecture, special), dict(hf_weights(model, architecture))
+        build_hf(architecture, settings, weights).save_pretrained(folder)
     # Generation stops at the end of an answer, and at the start of another document.
-    built.generation_config = transformers().GenerationConfig(
+    generation = transformers().GenerationConfig(
         bos_token_id=special[BOS],
         eos_token_id=[special[END], special[BOS]],
         pad_token_id=special[PAD],
     )
-    built.save_pretrained(folder)
+    generation.save_pretrained(folder)
     checks = write_tokenizer(exported, folder)
     # The files are compared, not the objects that wrote them.
-    loaded = transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    automatic = transformers().AutoModelForCausalLM
+    loaded = automatic.from_pretrained(folder, dtype=torch.float32, trust_remote_code=architecture is OWN)
     checks.append(compare_models(exported, loaded))
     # The model card that the hub shows.
     card = CARD.format(
@@ -218,11 +235,30 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
     return checks
 
 
+def write_own(exported: Exported, folder: Path) -> None:
+    """Write the checkpoint's weights, a config with the checkpoint's manifest, and the code that reads both."""
+    model, manifest = exported.model, exported.manifest
+    settings = asdict(model.config)
+    settings |= {name: getattr(model.config, name) for name in DERIVED}
+    settings |= {
+        "mlp_units": model.blocks[0].mlp.up.out_features,
+        "supervision": model.steps if model.config.supervision else 0,  # --exits may ask for more than were trained
+        "version": VERSION,
+        "manifest": manifest | {"files": {}, "optimizer": {}, "sha256": manifest_hash(manifest)},
+        "model_type": OWN.model_type,
+        "architectures": [OWN.name],
+        "auto_map": {"AutoConfig": f"{CODE}.NanochatConfig", "AutoModelForCausalLM": f"{CODE}.{OWN.name}"},
+    }
+    write_json(folder / "config.json", settings)
+    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    shutil.copy(Path(__file__).with_name(f"{CODE}.py"), folder)
+
+
 def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     """Write the tokenizer alone, which fits any model; lm-evaluation-harness reads it beside our server."""
     tokenizer_files.write_hf(exported.tokenizer, folder, exported.model.config.max_seq_len)
     # backend_tokenizer: the fast one in Rust, which encodes a batch in threads.
-    loaded = transformers().AutoTokenizer.from_pretrained(folder).backend_tokenizer
+    loaded = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=True).backend_tokenizer
     loaded.encode_special_tokens = True  # the library's name for "as plain text"
     encodings = loaded.encode_batch(exported.texts, add_special_tokens=False)
     for text, encoding in zip(exported.texts, encodings, strict=True):
@@ -292,8 +328,9 @@ A language model trained with nanochat: {architecture.name} with {parameters:,} 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 folder = "."  # this folder, or the name of its repository
-tokenizer = AutoTokenizer.from_pretrained(folder)
-model = AutoModelForCausalLM.from_pretrained(folder)
+trusted = {{"trust_remote_code": True}}  # modeling_nanochat.py, if the folder has it: one file to read first
+tokenizer = AutoTokenizer.from_pretrained(folder, **trusted)
+model = AutoModelForCausalLM.from_pretrained(folder, **trusted)
 {prompt}
 print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
 ```
@@ -308,6 +345,14 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
 ## Origin
 
 Stage {manifest[stage]}, step {manifest[step]}, tokenizer {manifest[tokenizer][hash]}, versions {manifest[versions]}.
+The stage began with the weights of: {manifest[parent]}.
+
+## License
+
+The code is nanochat's, under the MIT license. The weights' license is for their owner to choose, and depends on the
+data. `manifest` in config.json, if there, has under `data` all that this stage learned from. Known licenses: the
+embedded world (`world`, `World-…`) MIT, as nanochat; `climbmix` CC BY-NC 4.0; `fineweb-edu` and `fineweb2-ko` ODC-By
+1.0, with the terms of Common Crawl. For other data, and for that of the stages before, look at its own page.
 
 ## Compared with the original
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import rustbpe
-from nanochat.paths import write_json
+from nanochat.paths import read_json, write_json
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 BOS = "<|bos|>"
@@ -166,6 +166,19 @@ def read_tokenizer(path: Path) -> Tokenizer:
         return Tokenizer(rustbpe.Tokenizer(merges, SPECIAL_TOKENS, rustbpe.DEFAULT_PATTERN))
     except (ValueError, LookupError):
         raise ValueError(f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks") from None
+
+
+def read_hf(path: Path) -> Tokenizer:
+    """Read a tokenizer.json that `write_hf` or `transformers` wrote; ValueError for one of another kind."""
+    try:
+        written = read_json(path)
+        ids = written["model"]["vocab"]
+        merges = [(ids[left], ids[right]) for left, right in written["model"]["merges"]]
+        special = {token["content"]: token["id"] for token in written["added_tokens"]}
+        pattern = written["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+        return Tokenizer(rustbpe.Tokenizer(merges, sorted(special, key=special.get), pattern))
+    except (ValueError, LookupError, TypeError):
+        raise ValueError(f"{path} is no tokenizer that scripts.export wrote") from None
 
 
 def merged_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from exports import tokenizer_of, trained
+from exports import through_folder, tokenizer_of, trained
 from models import CONFIGS, lively
 
 from nanochat import chat
@@ -19,8 +19,8 @@ from nanochat.export.tokenizers import sample_texts
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-NANOCHAT, QWEN3 = ARCHITECTURES
-MODELS = {"nanochat": "october-2025", "qwen3": "portable"}
+NANOCHAT, QWEN3, OWN = ARCHITECTURES
+MODELS = {"nanochat": "october-2025", "qwen3": "portable", "own": "reference"}
 MANIFEST = {"stage": "base_train", "parent": None, "config": None, "step": 4, "versions": {"torch": "2.11"}}
 
 
@@ -61,9 +61,9 @@ def changed(preset: str, name: str) -> GPTConfig | None:
     return None
 
 
-@pytest.mark.parametrize("preset", ["october-2025", "portable"])
+@pytest.mark.parametrize("preset", ["october-2025", "portable", "reference"])
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GPTConfig)])
-def test_every_setting_is_exported_or_refused_by_name(preset, name):
+def test_every_setting_is_exported_or_refused_by_name(preset, name, tmp_path):
     """A new field of GPTConfig is tried without a change here: it must not be dropped."""
     config = changed(preset, name)
     if config is None:
@@ -75,7 +75,12 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name):
         return
     model = lively(dataclasses.asdict(config)).requires_grad_(False)
     special = dict.fromkeys(("<|bos|>", "<|assistant_end|>"), 3)
-    theirs = build_hf(architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture)))
+    if architecture is OWN:
+        theirs = through_folder(model, tmp_path)
+    else:
+        theirs = build_hf(
+            architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture))
+        )
     ids = torch.randint(config.vocab_size, (1, 200), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(theirs(ids).logits, model(ids), atol=2e-5, rtol=1e-5)
 
@@ -85,19 +90,22 @@ def test_settings_that_cannot_be_exported_are_refused():
     assert unsupported(made(**CONFIGS["portable"]), QWEN3) == ["novelty=3"]
     fields = {"window_pattern": "S", "max_seq_len": 128}  # no short window is left
     assert unsupported(GPTConfig(**CONFIGS["october-2025"] | fields), NANOCHAT) == []
-    refused = r"NanoChat\w+ does not support window_pattern=SSSL, .*; Qwen3\w+ does not support mlp=relu2, .*"
-    with pytest.raises(ValueError, match=refused + r"--model=october-2025 or --model=portable$"):
-        architecture_of(GPTConfig(**CONFIGS["reference"]))
+    assert architecture_of(GPTConfig(**CONFIGS["reference"])) == OWN
+    refused = (
+        r"NanochatForCausalLM does not support rope_dims=8, query_gain=1.75, qk_eps=1e-06, exclusive_last=2. Train"
+    )
+    with pytest.raises(ValueError, match=refused + r" with --model=reference$"):
+        architecture_of(GPTConfig(**CONFIGS["golf-seed"]))
 
 
 def test_transformers_computes_the_same(folder):
     model, out, output = folder
     assert "over 384 tokens\n" in output
-    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    options = {"output_loading_info": True, "trust_remote_code": model.config.smear}
+    theirs, info = transformers.AutoModelForCausalLM.from_pretrained(out, **options)
     assert not any(info.values()), info
-    expected = "NanoChatForCausalLM" if model.config.mlp == "relu2" else "Qwen3ForCausalLM"
-    assert type(theirs).__name__ == expected
-    assert theirs.config.rms_norm_eps == 2**-23
+    assert type(theirs).__name__ == architecture_of(model.config).name
+    assert getattr(theirs.config, "rms_norm_eps", 2**-23) == 2**-23
     assert theirs.dtype == torch.float32
     ids = torch.randint(701, (3, 192), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -125,10 +133,13 @@ TURNS = json.loads("""[
 CHATS = [[QUESTION], TURNS, [QUESTION, {"role": "assistant", "content": PARTS}]]
 
 
-def test_tokens_and_chat_template_are_the_same(folder, tokenizer):
-    words = transformers.AutoTokenizer.from_pretrained(folder[1])
+def test_tokens_and_chat_template_are_the_same(folder, tokenizer, texts):
+    words = transformers.AutoTokenizer.from_pretrained(folder[1], trust_remote_code=True)
     assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
-    for messages in CHATS:
+    plain = [text for text in texts if "<|" not in text]  # there a name is the token
+    roles = ("system", "user", "assistant", "user", "assistant")
+    many = [[{"role": role, "content": plain[i - 7 * j]} for j, role in enumerate(roles[i % 2 :])] for i in range(250)]
+    for messages in CHATS + many:
         ours, _ = chat.render_conversation({"messages": messages}, tokenizer)
         assert words.apply_chat_template(messages)["input_ids"] == ours
     for messages in CHATS[:2]:
