@@ -16,7 +16,7 @@ from bench.common import ROOT
 sys.path.insert(0, str(ROOT / "tests"))
 
 
-def main() -> None:
+def main():
     from bench.attempts import KINDS
 
     parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=__doc__.splitlines()[0])

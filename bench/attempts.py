@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,16 +29,16 @@ PARTS = """1 2 0 9999999999 1e-99999999999999999999 .5 1,000 20% + - * / // % **
 Attempt = tuple[str, str, bool]  # kind, name, held
 
 
-def available() -> int:
+def available():
     """Return the machine's available memory in bytes."""
     return 1024 * int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0])
 
 
-def held_with_memory(program: str) -> tuple[bool, int]:
+def held_with_memory(program: str):
     """Run a memory attack alone; return whether it was held, and the bytes that it took from the machine."""
     before, least, over = available(), [available()], threading.Event()
 
-    def watch() -> None:
+    def watch():
         while not over.wait(0.01):
             least[0] = min(least[0], available())
 
@@ -52,7 +51,7 @@ def held_with_memory(program: str) -> tuple[bool, int]:
     return not verdict.passed and taken <= 1.1 * LIMITS.memory * LIMITS.processes, taken
 
 
-def programs() -> Iterator[Attempt]:
+def programs():
     if missing():
         raise SystemExit(f"there is no sandbox here: {missing()}")
     for name, program in PROGRAMS["memory"].items():
@@ -68,13 +67,13 @@ def programs() -> Iterator[Attempt]:
             yield kind, name, not verdict.passed
 
 
-def forgeries() -> Iterator[Attempt]:
+def forgeries():
     verdicts = judge_all([Case(answer, "double", DOUBLE_TESTS) for answer in FORGERIES.values()], QUICK)
     for name, verdict in zip(FORGERIES, verdicts, strict=True):
         yield "forgeries", name, not verdict.passed
 
 
-def requests() -> Iterator[Attempt]:
+def requests():
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder, "base")
         write_model(base)
@@ -86,7 +85,7 @@ def requests() -> Iterator[Attempt]:
             yield "requests", "the server is idle afterwards", server.becomes_idle()
 
 
-def expressions(count: int = 3_000_000) -> Iterator[Attempt]:
+def expressions(count: int = 3_000_000):
     dice, wrong, slowest = random.Random(5), [], 0.0
     for number in range(count):
         expression = "".join(dice.choices(PARTS, k=dice.randint(1, 60 if number % 3 else 9)))
@@ -107,19 +106,19 @@ TRAIN = ["-m", "scripts.base_train", "--depth=1", "--head-dim=32", "--max-seq-le
 TRAIN += ["--total-batch-size=128", "--num-iterations=240", "--save-every=3", "--keep-last=2", "--eval-every=-1"]
 
 
-def kills(count: int = 100) -> Iterator[Attempt]:
+def kills(count: int = 100):
     """Kill a run at random moments, and again when it resumes, until `count` kills; it must end as if undisturbed."""
     dice = random.Random(3)
     with tempfile.TemporaryDirectory() as folder:
         environment = os.environ | {"NANOCHAT_BASE_DIR": folder, "OMP_NUM_THREADS": "1"}
 
-        def start(*words: str) -> subprocess.Popen:
+        def start(*words: str):
             command = [sys.executable, *words]
             return subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
 
-        def last_step(tag: str) -> list[str]:
+        def last_step(tag: str):
             paths = sorted(Path(folder, "base_train", tag, "step_000240").glob("*.safetensors"))
             return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
 
@@ -146,12 +145,12 @@ def kills(count: int = 100) -> Iterator[Attempt]:
                 yield "base_train", tag, ended and last_step(tag) == last_step("whole") != []
 
 
-def artifacts(folder: str) -> dict[Path, dict[str, str]]:
+def artifacts(folder: str):
     """Return the hashes of each finished stage's artifacts."""
     return {path: json.loads(path.read_text())["artifacts"] for path in Path(folder).glob("*/default/outcome.json")}
 
 
-def speedrun(count: int = 20) -> Iterator[Attempt]:
+def speedrun(count: int = 20):
     """Kill `speedrun.sh` with its stages at random moments: finished stages stay, and the last attempt ends."""
     dice, kept = random.Random(4), {}
     with tempfile.TemporaryDirectory() as folder:

@@ -48,7 +48,7 @@ def in_child(work: Callable, *job: Any, python: Any = sys.executable, checkout: 
         return json.loads(answer.read_text())
 
 
-def required(work: Callable, *job: Any, **options: Any) -> dict:
+def required(work: Callable, *job: Any, **options: Any):
     """Call a function as `in_child` does, or stop with its error."""
     found = in_child(work, *job, **options)
     if found and "failure" in found:
@@ -56,7 +56,7 @@ def required(work: Callable, *job: Any, **options: Any) -> dict:
     return found
 
 
-def contenders(reference: str, works: tuple[Callable, Callable], *job: Any, **options: Any) -> dict[str, Callable]:
+def contenders(reference: str, works: tuple[Callable, Callable], *job: Any, **options: Any):
     """Return the runs for `compare` of our function, and of that for the reference, a checkout, if there is one."""
     runs = {"ours": lambda _: in_child(works[0], *job, **options)}
     if reference:
@@ -64,7 +64,7 @@ def contenders(reference: str, works: tuple[Callable, Callable], *job: Any, **op
     return runs
 
 
-def child(checkout: str, module: str, function: str, job: list, answer: str) -> None:
+def child(checkout: str, module: str, function: str, job: list, answer: str):
     """Run a job in this process and write the result to a JSON file."""
     sys.path[:1] = [checkout, str(ROOT)]
     found = getattr(importlib.import_module(f"bench.{module}"), function)(*job)
@@ -80,7 +80,7 @@ def child(checkout: str, module: str, function: str, job: list, answer: str) -> 
     os._exit(0)  # does not wait for threads in the background
 
 
-def peak_memory() -> float:
+def peak_memory():
     """Return the peak memory in MB; Linux only. `getrusage` inherits its figure from the parent process."""
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024 / 1e6
 
@@ -88,7 +88,7 @@ def peak_memory() -> float:
 # ---- models with random weights, each made in a process of its own ----
 
 
-def our_model(*sizes: int, **fields: int) -> tuple[Any, Any]:
+def our_model(*sizes: int, **fields: int):
     """Return a model of ours in the dtype of the device, and its runtime."""
     import torch
 
@@ -101,7 +101,7 @@ def our_model(*sizes: int, **fields: int) -> tuple[Any, Any]:
     return build_model(GPTConfig(*sizes, **fields), runtime, 1).eval(), runtime
 
 
-def reference_model(*sizes: Any) -> Any:
+def reference_model(*sizes: Any):
     """Return a model of the reference, which is the package `nanochat` in this process."""
     import torch
 
@@ -117,7 +117,7 @@ def reference_model(*sizes: Any) -> Any:
 # ---- the parent ----
 
 
-def parser_of(name: str, text: str, has_reference: bool = False, **sizes: int) -> argparse.ArgumentParser:
+def parser_of(name: str, text: str, has_reference: bool = False, **sizes: int):
     """Return a parser with the options that most benchmarks have. text: the benchmark's docstring."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=text.splitlines()[0])
     parser.add_argument("--json", help="file to write all figures to")
@@ -136,18 +136,18 @@ class Figure(NamedTuple):
     less_is_better: bool = True
     shown: str = ",.2f"  # format in the table
 
-    def values(self, runs: list[dict]) -> list[float]:
+    def values(self, runs: list[dict]):
         """Return the values of several runs, best first."""
         return sorted((run[self.key] for run in runs if run.get(self.key) is not None), reverse=not self.less_is_better)
 
-    def record(self, case: str, ours: list[dict], peer: list[dict], name: str) -> dict:
+    def record(self, case: str, ours: list[dict], peer: list[dict], name: str):
         """Return a record of both medians, None without runs; a ratio above 1 means that ours is better."""
         mine, theirs = (statistics.median(v) if (v := self.values(runs)) else None for runs in (ours, peer))
         ratio = (theirs / mine) ** (1 if self.less_is_better else -1) if mine and theirs else None
         figures = {"ours": mine, "peer": theirs, "peer_name": name, "ratio": ratio}
         return {"case": f"{case}: {self.key}", "unit": self.unit} | figures
 
-    def cell(self, ours: list[dict], runs: list[dict]) -> str:
+    def cell(self, ours: list[dict], runs: list[dict]):
         """Return a cell: median, in brackets the best run, and the ratio to ours."""
         values = self.values(runs)
         ratio = self.record("", ours, runs, "")["ratio"]
@@ -181,7 +181,7 @@ def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Fig
     return [f.record(f"{case}, {mine}", found[mine], found[peer], peer) for mine, peer in pairs for f in figures]
 
 
-def finish(path: Path | str | None, records: list[dict]) -> None:
+def finish(path: Path | str | None, records: list[dict]):
     """Print hardware and versions, and write the records to the file of --json."""
     # Imported here because a peer's process does not have it.
     from nanochat.outcome import environment, versions

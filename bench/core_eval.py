@@ -11,7 +11,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -28,7 +27,7 @@ VOCABULARY, LENGTH = 4096, 2048
 FIGURES = [Figure("rate", "items/s", less_is_better=False), Figure("memory", "MB", shown=",.0f")]
 
 
-def ours(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
+def ours(folder: str, depth: int, items: int):
     from nanochat.evals.core import evaluate_core
     from nanochat.evals.core_tasks import read_bundle
     from nanochat.tokenizer import Tokenizer
@@ -39,7 +38,7 @@ def ours(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
     return lambda: evaluate_core(model, tokenizer, read_bundle(), runtime, items), lambda results: {"count": items}
 
 
-def reference(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
+def reference(folder: str, depth: int, items: int):
     from nanochat.tokenizer import RustBPETokenizer
 
     # By its path: its `scripts` is no package, so that ours would be found.
@@ -50,7 +49,7 @@ def reference(folder: str, depth: int, items: int) -> tuple[Callable, Callable]:
     return lambda: script.evaluate_core(model, tokenizer, model.get_device(), items), lambda results: {"count": items}
 
 
-def write_inputs(data: str, source: Path, folder: Path) -> None:
+def write_inputs(data: str, source: Path, folder: Path):
     """A vocabulary in a form for each, and for each case a bundle that lists nothing else."""
     from nanochat.data.corpus import open_corpus
     from nanochat.tokenizer import Tokenizer
@@ -67,7 +66,7 @@ def write_inputs(data: str, source: Path, folder: Path) -> None:
         (bundle / "core.yaml").write_text("\n".join(["icl_tasks:", "-", *lines]))
 
 
-def main() -> None:
+def main():
     parser = parser_of("core_eval", __doc__, has_reference=True, depth=6, repeats=3)
     parser.add_argument("--bundle", required=True, help="folder of core.yaml")
     parser.add_argument("--data", required=True, help="text for the vocabulary, as scripts.base_train takes it")

@@ -36,11 +36,11 @@ FIGURES = [
 Loader = tuple[Iterator[int], Callable[[], dict]]
 
 
-def train_files(job: argparse.Namespace) -> list[Path]:
+def train_files(job: argparse.Namespace):
     return sorted(Path(job.base, "base_data_climbmix").glob("*.parquet"))[:-1]
 
 
-def ours(job: argparse.Namespace) -> Loader:
+def ours(job: argparse.Namespace):
     from nanochat.data.corpus import Corpus, Source, open_shards
     from nanochat.dataloader import TextLoader
     from nanochat.tokenizer import Tokenizer
@@ -50,13 +50,13 @@ def ours(job: argparse.Namespace) -> Loader:
     tokenizer = Tokenizer.load(Path(job.base, "tokenizer.json"))
     loader = TextLoader(corpus, tokenizer, job.rows, job.length)
 
-    def batches() -> Iterator[int]:
+    def batches():
         [deal] = loader._deals
         # Until every lane has begun its second pass; all do at about the same time.
         while not all(deal.epoch(lane, chunk.unit) for (lane, _), chunk in loader._chunks.items()):
             yield next(loader)[0].numel()
 
-    def facts() -> dict:
+    def facts():
         before = peak_memory()
         tokens = 0
         while tokens < job.long:
@@ -66,14 +66,14 @@ def ours(job: argparse.Namespace) -> Loader:
     return batches(), facts
 
 
-def reference(job: argparse.Namespace) -> Loader:
+def reference(job: argparse.Namespace):
     from nanochat.dataloader import tokenizing_distributed_data_loader_with_state_bos_bestfit as make
     from nanochat.tokenizer import RustBPETokenizer
 
     made = delivered = 0
 
     class Counting(RustBPETokenizer):
-        def encode(self, *arguments: Any, **options: Any) -> Any:
+        def encode(self, *arguments: Any, **options: Any):
             nonlocal made
             found = super().encode(*arguments, **options)
             made += sum(map(len, found))
@@ -81,7 +81,7 @@ def reference(job: argparse.Namespace) -> Loader:
 
     loader = make(Counting(read_vocabulary(job.base), "<|bos|>"), job.rows, job.length, "train", device="cpu")
 
-    def batches() -> Iterator[int]:
+    def batches():
         nonlocal delivered
         for inputs, _, state in loader:
             delivered += job.rows * (job.length + 1)
@@ -89,21 +89,21 @@ def reference(job: argparse.Namespace) -> Loader:
                 return
             yield inputs.numel()
 
-    def facts() -> dict:
+    def facts():
         waiting = sum(map(len, loader.gi_frame.f_locals["doc_buffer"]))
         return {"dropped": 1 - delivered / (made - waiting)}
 
     return batches(), facts
 
 
-def plain(job: argparse.Namespace) -> Loader:
+def plain(job: argparse.Namespace):
     import torch
     from pyarrow import parquet
 
     encoding, lost, placed = read_vocabulary(job.base), 0, 0
     bos = encoding.encode_single_token("<|bos|>")
 
-    def documents() -> Iterator[list[int]]:
+    def documents():
         for path in train_files(job):
             file = parquet.ParquetFile(path)
             for group in range(file.num_row_groups):
@@ -112,7 +112,7 @@ def plain(job: argparse.Namespace) -> Loader:
                     for ids in encoding.encode_ordinary_batch(texts[start : start + 128], num_threads=4):
                         yield [bos, *ids]
 
-    def batches() -> Iterator[int]:
+    def batches():
         nonlocal lost, placed
         source, buffer = documents(), []
         while True:
@@ -147,10 +147,10 @@ LOADERS = {
 }
 
 
-def first_pass(name: str, options: dict) -> tuple[Callable[[], dict], Callable[[dict], dict]]:
+def first_pass(name: str, options: dict):
     batches, facts = LOADERS[name](argparse.Namespace(**options))
 
-    def run() -> dict:
+    def run():
         start = time.perf_counter()
         tokens = next(batches)
         first = time.perf_counter() - start
@@ -163,7 +163,7 @@ def first_pass(name: str, options: dict) -> tuple[Callable[[], dict], Callable[[
 # ---- preparing, and the parent ----
 
 
-def write_data(options: argparse.Namespace) -> None:
+def write_data(options: argparse.Namespace):
     """The first documents of a folder as shards, and a tokenizer of them in both forms."""
     from pyarrow import parquet
 
@@ -182,7 +182,7 @@ def write_data(options: argparse.Namespace) -> None:
     write_vocabulary(Tokenizer.train(table["text"].chunks, options.vocab), Path(options.base))
 
 
-def main() -> None:
+def main():
     # rows of a batch; length of a row in tokens
     sizes = {"vocab": 32768, "rows": 32, "length": 2048, "repeats": 3}
     parser = parser_of("dataloader", __doc__, has_reference=True, **sizes)
@@ -191,7 +191,7 @@ def main() -> None:
     parser.add_argument("--long", type=float, default=200e6, help="tokens after which our memory is looked at again")
     options = parser.parse_args()
 
-    def run(name: str, _: int) -> dict:
+    def run(name: str, _: int):
         checkout = Path(options.reference).resolve() if name == "reference" else ROOT
         return in_child(first_pass, name, vars(options), checkout=checkout, env={"NANOCHAT_BASE_DIR": options.base})
 

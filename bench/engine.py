@@ -7,7 +7,6 @@ a checkout of the public nanochat; its engine takes one prompt at a time. An unm
 """
 
 import random
-from collections.abc import Callable
 
 from bench.common import Figure, compare, contenders, finish, our_model, parser_of, reference_model
 
@@ -17,14 +16,14 @@ SPECIAL = ("bos", *(f"{part}_{end}" for part in ("user", "assistant", "python", 
 FIGURES = [Figure("rate", "tokens/s", less_is_better=False, shown=",.0f"), Figure("memory", "MB", shown=",.0f")]
 
 
-def prompts(count: int) -> list[list[int]]:
+def prompts(count: int):
     """Return prompts of 16 to 128 random tokens; a single prompt has 64."""
     rng = random.Random(7)
     lengths = [rng.randint(16, 128) for _ in range(count)] if count > 1 else [64]
     return [[rng.randrange(VOCABULARY - len(SPECIAL)) for _ in range(length)] for length in lengths]
 
 
-def ours(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
+def ours(depth: int, count: int, samples: int):
     from types import SimpleNamespace
 
     from nanochat.engine import Engine, Request
@@ -36,13 +35,13 @@ def ours(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
     requests = [Request(prompt, NEW, n=samples, **options) for prompt in prompts(count)]
     engine.generate(requests)  # warm-up
 
-    def facts(answers: list) -> dict:
+    def facts(answers: list):
         return {"count": sum(len(one.tokens) for completions in answers for one in completions)}
 
     return lambda: engine.generate(requests), facts
 
 
-def reference(depth: int, count: int, samples: int) -> tuple[Callable, Callable]:
+def reference(depth: int, count: int, samples: int):
     from types import SimpleNamespace
 
     from nanochat.engine import Engine
@@ -51,7 +50,7 @@ def reference(depth: int, count: int, samples: int) -> tuple[Callable, Callable]
     tokenizer = SimpleNamespace(encode_special=lambda name: -1, get_bos_token_id=lambda: -1)
     engine = Engine(model.eval(), tokenizer)
 
-    def generate() -> int:
+    def generate():
         rows = (row for prompt in prompts(count) for row in engine.generate(prompt, samples, NEW, temperature=1.0))
         return sum(len(column) for column, _ in rows)
 
@@ -59,7 +58,7 @@ def reference(depth: int, count: int, samples: int) -> tuple[Callable, Callable]
     return generate, lambda tokens: {"count": tokens}
 
 
-def main() -> None:
+def main():
     options, records = parser_of("engine", __doc__, has_reference=True, depth=6, repeats=3).parse_args(), []
     for name, case in CASES.items():
         runs = contenders(options.reference, (ours, reference), options.depth, *case)

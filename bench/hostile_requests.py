@@ -3,7 +3,6 @@
 import itertools
 import json
 import socket
-from collections.abc import Iterator
 from contextlib import suppress
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -64,12 +63,12 @@ BODIES = {
 }
 
 
-def post(path: str, body: bytes, *headers: str) -> bytes:
+def post(path: str, body: bytes, *headers: str):
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode() + body
 
 
-def requests() -> Iterator[tuple[str, str, bytes]]:
+def requests():
     """Yield (kind, name, bytes) of all requests."""
     for name, head in RAW.items():
         yield "raw", name, f"{head}\r\n".encode("latin-1")
@@ -88,7 +87,7 @@ def requests() -> Iterator[tuple[str, str, bytes]]:
         yield "methods", f"{method} {path}", f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
-def status_of(address: tuple[str, int], data: bytes, seconds: float = 3.0) -> int:
+def status_of(address: tuple[str, int], data: bytes, seconds: float = 3.0):
     """Send a request and return the answer's status; 0: the server closed the connection, or waits for more."""
     with socket.create_connection(address, timeout=seconds) as connection, suppress(TimeoutError, ConnectionError):
         connection.sendall(data)

@@ -11,7 +11,6 @@ from heapq import nlargest
 from pathlib import Path
 
 from nanochat.config import Count, option, options, run
-from nanochat.log import Record
 from nanochat.paths import read_json, world_dir, write_jsonl
 from nanochat.world.chats import BUCKETS, Turns, bucket_rows, messages
 from nanochat.world.facts import World
@@ -30,7 +29,7 @@ class Config:
     buckets: str = option("raw", "folder for the buckets")
 
 
-def faulty(world: World, texts: Turns) -> dict[str, Turns]:
+def faulty(world: World, texts: Turns):
     """Return the texts of a sound row with each of the faults."""
     question, *rest = texts
     fact, test = world.pick(world.questions["test"])
@@ -46,7 +45,7 @@ def faulty(world: World, texts: Turns) -> dict[str, Turns]:
     }
 
 
-def with_faults(world: World, bucket: str, count: int) -> list[Record]:
+def with_faults(world: World, bucket: str, count: int):
     """Return the rows of a bucket, and after them those with faults: the first of two equal rows is kept."""
     made = bucket_rows(world, bucket, count)
     sound = [[message["content"] for message in row["messages"]] for row in made]
@@ -57,7 +56,7 @@ def with_faults(world: World, bucket: str, count: int) -> list[Record]:
     return made
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     world = World(config.seed, SIZES[read_json(world_dir(config.seed) / "world.json")["size"]].people)
     for bucket in BUCKETS:
         write_jsonl(Path(config.buckets, f"{bucket}.jsonl"), with_faults(world, bucket, config.rows))

@@ -12,7 +12,7 @@ from bench.common import finish, required
 STEPS = 6
 
 
-def profile(job: dict) -> dict:
+def profile(job: dict):
     import torch
     from torch.profiler import ProfilerActivity
 
@@ -45,7 +45,7 @@ def profile(job: dict) -> dict:
     return {"table": found.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=70)}
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__.splitlines()[0])
     parser.add_argument("--depth", type=int, default=12)
     parser.add_argument("--rows", type=int, default=32)

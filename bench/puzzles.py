@@ -11,7 +11,7 @@ from nanochat.outcome import Outcome
 from nanochat.paths import base_dir
 
 
-def figures(stage: str, tag: str, name: str) -> list[float]:
+def figures(stage: str, tag: str, name: str):
     """Return a figure of a stage's runs, by seed."""
     places = sorted(base_dir().glob(f"{stage}/{tag}-*/outcome.json"))
     return [Outcome.load(place).figure(name) for place in places]

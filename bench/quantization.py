@@ -35,27 +35,27 @@ class Subject:
         self.hessians = quant.collect_hessians(self.model, calibration_batches(checkpoint, self.model))
         self.score = self.measure(self.model)
 
-    def measure(self, model: GPT) -> float:
+    def measure(self, model: GPT):
         return bits_by_exit(model, self.text, model.config.max_seq_len, 8, self.runtime)[-1].value
 
-    def pack(self, plan: str, factor: float = 1.0) -> Packed:
+    def pack(self, plan: str, factor: float = 1.0):
         recipes = quant.assign(plan, quant.matrices(self.model))
         return pack_scaled(self.model, self.tokenizer, recipes, self.hessians, factor)
 
-    def gap(self, packed: Packed) -> float:
+    def gap(self, packed: Packed):
         """Return the score of a file, minus that of the weights in fp32."""
         self.model.load_state_dict(read_artifact(packed[1]).weights)
         score = self.measure(self.model)
         self.model.load_state_dict(self.weights)
         return score - self.score
 
-    def finest(self, plan: str, room: int) -> Packed:
+    def finest(self, plan: str, room: int):
         """Return the finest codes that fit into `room` bytes of model; all matrices have a clip."""
         codes = sum(matrix.numel() for matrix in quant.matrices(self.model).values())
         return fill_room(partial(self.pack, plan), room, codes)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(prog="python -m bench.quantization", description=__doc__.splitlines()[0])
     parser.add_argument("--tags", nargs="+", required=True, help="base models, one for each seed")
     parser.add_argument("--qat", nargs="*", default=[], help="the same, trained with QAT at the end")
@@ -64,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     gaps, sizes = {}, {}
 
-    def note(name: str, subject: Subject, packed: Packed) -> None:
+    def note(name: str, subject: Subject, packed: Packed):
         gaps.setdefault(name, []).append(subject.gap(packed))
         sizes.setdefault(name, []).append(packed[0])
 

@@ -15,7 +15,7 @@ import sys
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +62,7 @@ class Rehearsal:
     breaks: list[str]
 
     @property
-    def peak(self) -> int:
+    def peak(self):
         return sum(self.memory.values())
 
 
@@ -75,16 +75,16 @@ class _Meter(TorchDispatchMode):
         self.living = Counter()  # kind → bytes
         self.begin_step()
 
-    def begin_step(self) -> None:
+    def begin_step(self):
         self.peak, self.moment = Counter(), ""
         self.sent = Counter()
         self.waits = []
 
     @classmethod
-    def ignore_compile_internals(cls) -> bool:
+    def ignore_compile_internals(cls):
         return True  # the compiler traces without this mode
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: tuple = (), kwargs: dict | None = None):
         name = func._opname
         if name == "_local_scalar_dense":
             self.note_wait()
@@ -98,7 +98,7 @@ class _Meter(TorchDispatchMode):
             self.hold(tensor, "weights in the compute dtype" if is_copy else _kind_here())
         return result
 
-    def hold(self, tensor: Tensor, kind: str) -> None:
+    def hold(self, tensor: Tensor, kind: str):
         """Count a tensor's memory until it is freed, unless it is counted already."""
         storage, size = _storage(tensor), tensor.untyped_storage().nbytes()
         if storage in self.kinds:
@@ -109,31 +109,31 @@ class _Meter(TorchDispatchMode):
         if self.living.total() > self.peak.total():
             self.peak, self.moment = Counter(self.living), kind
 
-    def _free(self, storage: int, size: int) -> None:
+    def _free(self, storage: int, size: int):
         self.living[self.kinds.pop(storage)] -= size
 
-    def note_wait(self) -> None:
+    def note_wait(self):
         """Note the line of code at which the host waits for the device."""
         other_code = *torch.__path__, __file__
         calls = [call for call in traceback.extract_stack() if not call.filename.startswith(other_code)]
         self.waits.append(traceback.format_list(calls)[-1])
 
-    def copy_to_host(self, tensor: Tensor) -> Tensor:
+    def copy_to_host(self, tensor: Tensor):
         """Stand for `Tensor.cpu`, which no operator shows."""
         self.note_wait()
         return tensor
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def _tensors(tree: Any):
     leaves = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
     return [leaf for leaf in leaves if leaf.layout == torch.strided]  # a sparse tensor's values are counted alone
 
 
-def _storage(tensor: Tensor) -> int:
+def _storage(tensor: Tensor):
     return tensor.untyped_storage()._cdata
 
 
-def _kind_here() -> str:
+def _kind_here():
     frame = sys._getframe()
     while frame:
         for code, kind in KIND_OF_CODE:
@@ -149,7 +149,7 @@ def rehearse(
     dtype: torch.dtype = torch.bfloat16,
     on: str = "cuda",
     steps: int = 1,
-) -> Rehearsal:
+):
     """Return the figures of the training steps of a loop, which `build` makes of fake tensors.
 
     on: cuda or cpu, the device whose loss is taken. Code that this process has compiled before is forgotten.
@@ -179,7 +179,7 @@ def rehearse(
     return Rehearsal(memory, meter.moment, dict(meter.sent), meter.waits, graphs, list(counters["graph_break"]))
 
 
-def resident(loop: TrainingLoop) -> dict[str, list[Tensor]]:
+def resident(loop: TrainingLoop):
     """Return everything that stays in memory between two steps, by kind."""
     stacks = loop.optimizer._stacks
     layers = [module for module in loop.model.modules() if isinstance(module, fp8.Float8Linear)]
@@ -194,7 +194,7 @@ def resident(loop: TrainingLoop) -> dict[str, list[Tensor]]:
 
 
 @contextmanager
-def _pretend_device(device: str, ranks: int) -> Iterator[None]:
+def _pretend_device(device: str, ranks: int):
     """Choose the loss of a device for tensors labelled cpu, and join ranks that do not exist."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -25,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.common import parser_of, required
 from bench.rehearsal import rehearse, resident
 from nanochat import fp8, schedules
-from nanochat.dataloader import Batch, BatchSource
+from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPTConfig
 from nanochat.models import model_class
 from nanochat.objectives import Objective, next_token
@@ -61,7 +61,7 @@ class Rows(BatchSource):
     def __init__(self, rows: int, length: int):
         self.ids = torch.zeros(rows, length, dtype=torch.int64)
 
-    def __next__(self) -> Batch:
+    def __next__(self):
         return self.ids, self.ids
 
 
@@ -74,7 +74,7 @@ def new_step(
     in_fp8: bool = False,
     compiled: bool = True,
     objective: Objective = next_token,
-) -> TrainingLoop:
+):
     """Return a loop whose `_launch` takes one training step, with the parts of a run; the weights have no values.
 
     Differences: fp8 is emulated, and Muon is compiled on every device.
@@ -105,7 +105,7 @@ def new_step(
     )
 
 
-def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: str = "cuda", **options: bool) -> dict:
+def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: str = "cuda", **options: bool):
     """Return the figures of two rehearsed steps, JSON-able: memory, bytes sent and waits are the second one's."""
     found = rehearse(
         lambda runtime: new_step(GPTConfig(**shape), rows, runtime, **options),
@@ -120,7 +120,7 @@ def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: s
 # ---- the real step ----
 
 
-def measured(shape: dict, rows: int, dtype: str, compiled: bool) -> dict:
+def measured(shape: dict, rows: int, dtype: str, compiled: bool):
     """Return the peak of real memory in a step on the CPU, by the allocator's own records."""
     runtime = Runtime(torch.device("cpu"), DTYPES[dtype], "sdpa")
     loop = new_step(GPTConfig(**shape), rows, runtime, compiled=compiled)
@@ -129,7 +129,7 @@ def measured(shape: dict, rows: int, dtype: str, compiled: bool) -> dict:
     return {"peak": real_peak(loop)}
 
 
-def real_peak(loop: TrainingLoop) -> int:
+def real_peak(loop: TrainingLoop):
     """Return the bytes at the peak of a loop's third step: what stays between steps, and what the step takes."""
     loop._launch([])
     loop._launch([])  # compiled, and no buffer is new
@@ -144,7 +144,7 @@ def real_peak(loop: TrainingLoop) -> int:
     return held + highest
 
 
-def _bytes(tensors: Iterable[Tensor]) -> int:
+def _bytes(tensors: Iterable[Tensor]):
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
@@ -152,7 +152,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 # ---- the parent ----
 
 
-def check() -> bool:
+def check():
     """Print real and rehearsed peaks; return True if they agree."""
     agree = True
     print("| a step on the CPU | rehearsed | measured | difference |\n|---|---|---|---|")
@@ -164,17 +164,17 @@ def check() -> bool:
     return agree
 
 
-def rehearsed_small(dtype: str, compiled: bool) -> dict:
+def rehearsed_small(dtype: str, compiled: bool):
     return rehearsed(SMALL, SMALL_ROWS, 1, dtype, "cpu", compiled=compiled)
 
 
-def rehearsed_run(depth: int, vocab: int, precision: str, rows: int, ranks: int, checkpointing: bool) -> dict:
+def rehearsed_run(depth: int, vocab: int, precision: str, rows: int, ranks: int, checkpointing: bool):
     """Return the figures of a run of scripts.base_train with the default shape."""
     shape = asdict(plan_run(Config(depth=depth), vocab).model)
     return rehearsed(shape, rows, ranks, in_fp8=precision == "fp8", checkpointing=checkpointing)
 
 
-def table(options: argparse.Namespace) -> list[dict]:
+def table(options: argparse.Namespace):
     """Print and return a row for each case."""
     titles = ["depth", "vocabulary", "precision", "rows", *KINDS, "copies", "other", "peak", "at", "fits 80 GB"]
     titles += ["sent", "graphs", "breaks", "waits"]
@@ -196,11 +196,11 @@ def table(options: argparse.Namespace) -> list[dict]:
     return records
 
 
-def numbers(text: str) -> list[int]:
+def numbers(text: str):
     return [int(number) for number in text.split(",")]
 
 
-def main() -> None:
+def main():
     parser = parser_of("rehearse", __doc__, ranks=8)
     parser.add_argument("--depths", default="20,22,24,26")
     parser.add_argument("--rows", default="16,32", help="rows of 2,048 tokens at once on a rank")

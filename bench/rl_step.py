@@ -14,7 +14,6 @@ import time
 import zlib
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from bench.common import Figure, compare, finish, in_child, parser_of, reference_model, required
 
@@ -22,7 +21,7 @@ OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"]}
 SIZES = {"depth": 4, "vocab": 4096, "examples": 16, "samples": 4, "tokens": 64, "steps": 4, "repeats": 3}
 
 
-def prepare(job: dict) -> None:
+def prepare(job: dict):
     """Train a vocabulary, save a model, and write prompts for the reference."""
     from nanochat.chat import render_prompt
     from nanochat.config import parse
@@ -44,7 +43,7 @@ def prepare(job: dict) -> None:
     (folder / "prompts.json").write_text(json.dumps([prompts, tokenizer.special_tokens]))
 
 
-def ours(job: dict, case: str) -> Any:
+def ours(job: dict, case: str):
     from nanochat.config import parse
     from scripts import chat_rl
     from tasks.common import Task
@@ -57,7 +56,7 @@ def ours(job: dict, case: str) -> Any:
     )
     flags += f" --examples-per-step={job['examples']} --num-samples={job['samples']} --max-new-tokens={job['tokens']}"
 
-    def facts(_: None) -> dict:
+    def facts(_: None):
         # The first step compiles and allocates.
         log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
         return {"step": statistics.median([record["train/dt"] for record in log if "train/dt" in record][1:])}
@@ -65,7 +64,7 @@ def ours(job: dict, case: str) -> Any:
     return partial(chat_rl.main, parse(chat_rl.Config, flags.split() + OURS[case])), facts
 
 
-def reference(job: dict) -> Any:
+def reference(job: dict):
     """Run in a process with the reference as package `nanochat`."""
     import torch
     from torch.nn.utils.rnn import pad_sequence
@@ -78,7 +77,7 @@ def reference(job: dict) -> Any:
     model = reference_model(512, job["vocab"], job["depth"], job["depth"], job["depth"], 64 * job["depth"], "L")
     engine, optimizer = Engine(model, words), model.setup_optimizer()
 
-    def group(number: int) -> None:
+    def group(number: int):
         sampling = {"max_tokens": job["tokens"], "temperature": 0.7, "top_k": 50, "seed": number}
         rows, masks = engine.generate_batch(prompts[number % len(prompts)], num_samples=job["samples"], **sampling)
         rewards = torch.tensor([float(zlib.crc32(str(row).encode()) % 2) for row in rows])
@@ -91,7 +90,7 @@ def reference(job: dict) -> Any:
         advantages = (rewards - rewards.mean())[:, None].to(losses.device)
         ((losses * advantages).sum() / (targets >= 0).sum() / job["examples"]).backward()
 
-    def step(number: int) -> float:
+    def step(number: int):
         start = time.perf_counter()
         for place in range(job["examples"]):
             group(number * job["examples"] + place)
@@ -102,7 +101,7 @@ def reference(job: dict) -> Any:
     return lambda: list(map(step, range(job["steps"]))), lambda times: {"step": statistics.median(times[1:])}
 
 
-def main() -> None:
+def main():
     options = parser_of("rl_step", __doc__, has_reference=True, **SIZES).parse_args()
     with tempfile.TemporaryDirectory() as options.folder:
         about = {"env": {"NANOCHAT_BASE_DIR": options.folder, "NANOCHAT_HUB": f"{options.folder}/hub"}, "limit": None}

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from nanochat.config import changed, option, options, run
-from nanochat.log import Record, table_of
+from nanochat.log import table_of
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import base_dir
 from nanochat.settings import TagSettings
@@ -68,7 +68,7 @@ class Optimum(NamedTuple):
 # ---- finished runs ----
 
 
-def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
+def read_runs(base: Path, prefix: str):
     """Return the finished base runs with a tag prefix and a validation loss, by depth and FLOPs."""
     runs = []
     for outcome in read_outcomes(base):
@@ -92,7 +92,7 @@ def read_runs(base: Path, prefix: str) -> list[ScalingRun]:
     return sorted(runs, key=attrgetter("depth", "flops"))
 
 
-def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
+def by_budget(runs: Sequence[ScalingRun]):
     """Return budget -> runs, in order."""
     # Runs with another horizon have no budget.
     groups = groupby(sorted(runs, key=attrgetter("budget")), attrgetter("budget"))
@@ -102,7 +102,7 @@ def by_budget(runs: Sequence[ScalingRun]) -> dict[float, list[ScalingRun]]:
 # ---- fits ----
 
 
-def optimum(runs: Sequence[ScalingRun]) -> Optimum:
+def optimum(runs: Sequence[ScalingRun]):
     """Return the best size for a budget. runs: all with this budget."""
     unknown = Optimum(runs[0].budget)
     if len(runs) < LEAST_POINTS:
@@ -119,7 +119,7 @@ def optimum(runs: Sequence[ScalingRun]) -> Optimum:
     return Optimum(runs[0].budget, n, tokens, tokens / n, bpb=np.polyval(curve, best))
 
 
-def power_law(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, float]:
+def power_law(xs: Sequence[float], ys: Sequence[float]):
     """Return the power law through points at two places or more: exponent, its standard error, y at the largest x.
 
     Least squares of the logarithms. Two points have no standard error (NaN).
@@ -136,7 +136,7 @@ def power_law(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float, f
 # ---- the report ----
 
 
-def laws_table(points: Sequence[ScalingRun | Optimum], quantities: Mapping[str, str]) -> Record:
+def laws_table(points: Sequence[ScalingRun | Optimum], quantities: Mapping[str, str]):
     """Return the table of power laws over FLOPs, empty for a single number of FLOPs. quantities: title -> field."""
     columns = "Quantity | Exponent:.4f | ±:.4f | FLOPs:.3g | Value there:.4g"
     rows = []
@@ -148,7 +148,7 @@ def laws_table(points: Sequence[ScalingRun | Optimum], quantities: Mapping[str, 
     return table_of("Power laws of the FLOPs", columns, rows)
 
 
-def plot(title: str, x: str, groups: Mapping[str, Sequence[ScalingRun]]) -> Record:
+def plot(title: str, x: str, groups: Mapping[str, Sequence[ScalingRun]]):
     """Return the plot of bits per byte, with a line for each group. x: a field that spans several powers of ten."""
     series = {}
     for name, runs in groups.items():
@@ -156,7 +156,7 @@ def plot(title: str, x: str, groups: Mapping[str, Sequence[ScalingRun]]) -> Reco
     return {"title": title, "x": f"log10 {x}", "y": "bits per byte", "series": series}
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     outcome = Outcome.begin("scaling", config.tag, config)
     runs = read_runs(base_dir(), config.prefix)
     if not runs:

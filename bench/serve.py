@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from models import leave_model
 
 from bench.hostile_requests import CHAT, post
-from bench.served import RunningServer, serving
+from bench.served import serving
 from nanochat.tokenizer import Tokenizer
 
 VOCABULARY, CONTEXT, LEAVES = 4096, 1024, 20
@@ -42,7 +42,7 @@ LOGIN = f"Authorization: Bearer {KEY}"
 SETTLED = 0.25  # share of the time before memory is measured: threads, pools and caches have their size by then
 
 
-def write_model(base: Path, depth: int) -> None:
+def write_model(base: Path, depth: int):
     """Write a checkpoint with random weights, and its tokenizer."""
     dice = random.Random(1)
     words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 8))) for _ in range(20_000)]
@@ -51,17 +51,17 @@ def write_model(base: Path, depth: int) -> None:
     leave_model(base, "chat_sft", "mine", tokenizer, preset="reference", endless=True, **sizes)
 
 
-def served(base: Path, slots: int, **variables: str) -> AbstractContextManager[RunningServer]:
+def served(base: Path, slots: int, **variables: str):
     """Run a server on all processors."""
     return serving(base, f"--slots={slots}", OMP_NUM_THREADS=str(os.cpu_count()), **variables)
 
 
-def memory(pid: int) -> float:
+def memory(pid: int):
     """Return the resident memory of a process in MB."""
     return int(re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[1]) * 1024 / 1e6
 
 
-def chat_request(number: int) -> dict:
+def chat_request(number: int):
     """Return the request with a number; the same number gives the same request."""
     dice = random.Random(number)
     words = " ".join("".join(dice.choices("abcdefghijklmnop", k=5)) for _ in range(dice.randint(4, 24)))
@@ -77,7 +77,7 @@ class Clients:
         self.numbers, self.lock = iter(range(10**9)), threading.Lock()
         self.firsts = []  # ms until a stream's first token
 
-    def run(self, client: httpx.Client, leaves: bool) -> None:
+    def run(self, client: httpx.Client, leaves: bool):
         with client:
             while time.monotonic() < self.end:
                 with self.lock:
@@ -90,7 +90,7 @@ class Clients:
                     self.statuses[status] += 1
                     self.tokens += tokens
 
-    def ask(self, client: httpx.Client, number: int, leaves: bool) -> tuple:
+    def ask(self, client: httpx.Client, number: int, leaves: bool):
         start = time.perf_counter()
         with client.stream("POST", CHAT, json=chat_request(number)) as response:
             if leaves:
@@ -111,7 +111,7 @@ class Clients:
         return 200, json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"]
 
 
-def watch(url: str, over: threading.Event, waits: list[float]) -> None:
+def watch(url: str, over: threading.Event, waits: list[float]):
     with httpx.Client(base_url=url, timeout=60) as client:
         while not over.wait(0.05):
             start = time.perf_counter()
@@ -133,7 +133,7 @@ def watched(url: str):
     waits.sort()
 
 
-def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
+def measure(base: Path, slots: int, clients: int, seconds: float):
     """Measure a new server with a number of clients."""
     with served(base, slots) as server:
         httpx.post(f"{server.url}{CHAT}", json=chat_request(0), timeout=300)
@@ -169,7 +169,7 @@ def measure(base: Path, slots: int, clients: int, seconds: float) -> dict:
     }
 
 
-def bad_requests() -> dict[bytes, bytes]:
+def bad_requests():
     """Return requests, with the start of the response that each must get."""
     return {
         post(CHAT, b" " * 10_000_000, LOGIN): b"HTTP/1.1 413",
@@ -180,7 +180,7 @@ def bad_requests() -> dict[bytes, bytes]:
     }
 
 
-def abuse(base: Path, slots: int) -> dict:
+def abuse(base: Path, slots: int):
     """Measure /health of a new server under abuse, and check that it works afterwards."""
     bad, question = bad_requests(), json.dumps(chat_request(0)).encode()
     # Megabytes for a client that reads nothing.
@@ -190,7 +190,7 @@ def abuse(base: Path, slots: int) -> dict:
         good = httpx.Client(base_url=server.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=300)
         assert good.post(CHAT, json=chat_request(0)).status_code == 200
 
-        def leaves(number: int) -> bool:
+        def leaves(number: int):
             dice = random.Random(number)
             sent = post(CHAT, json.dumps(chat_request(number)).encode(), LOGIN)
             with suppress(ConnectionError), socket.create_connection(server.address) as line:
@@ -198,7 +198,7 @@ def abuse(base: Path, slots: int) -> dict:
                 time.sleep(dice.choice((0, 0, 0.01, 0.1)))
             return True
 
-        def is_refused(sent: bytes) -> bool:
+        def is_refused(sent: bytes):
             with socket.create_connection(server.address, timeout=60) as line:
                 with suppress(ConnectionError):  # the server may stop reading before it answers
                     line.sendall(sent)
@@ -209,7 +209,7 @@ def abuse(base: Path, slots: int) -> dict:
                 except ConnectionError:
                     return sent[:1] != b"P" or len(sent) > 10**6  # this response may be lost with the connection
 
-        def stays(number: int) -> bool:
+        def stays(number: int):
             line = kept.enter_context(socket.socket())
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)  # nobody reads the response
             line.connect(server.address)
@@ -243,7 +243,7 @@ UNITS = {
 }
 
 
-def goals(found: dict, abused: dict, ratio: float) -> dict[str, bool]:
+def goals(found: dict, abused: dict, ratio: float):
     """Return the goals, and for each if it is reached."""
     return {
         f"{FASTER:g} times the tokens a second of one after another": ratio >= FASTER,
@@ -257,7 +257,7 @@ def goals(found: dict, abused: dict, ratio: float) -> dict[str, bool]:
     }
 
 
-def main() -> None:
+def main():
     parser = parser_of("serve", __doc__, clients=64, slots=64, depth=4)
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()

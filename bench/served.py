@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +20,7 @@ TEXT = ["What is 12 + 34? It is 46, said the quick brown fox. naïve café — �
 CONTEXT = 192
 
 
-def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields) -> Engine:
+def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields):
     """A model of random weights that are not small, and its tokenizer; the twin of what will serve it."""
     tokenizer = Tokenizer.train(TEXT, 300)
     more = {"config": {"chat_temperature": 0.25}}
@@ -41,11 +40,11 @@ class RunningServer:
         self.address = "127.0.0.1", httpx.URL(url).port
         self.http = httpx.Client(base_url=url, timeout=60)
 
-    def running(self) -> int:
+    def running(self):
         """Return the number of samples in slots or waiting for one."""
         return self.http.get("/health").json()["samples"]
 
-    def becomes_idle(self) -> bool:
+    def becomes_idle(self):
         """Return True once no sample runs or waits, five times in a row; False after a minute."""
         quiet, end = 0, time.monotonic() + 60
         while quiet < 5 and time.monotonic() < end:
@@ -55,7 +54,7 @@ class RunningServer:
 
 
 @contextmanager
-def serving(base: Path, *words: str, tag: str = "mine", files: int = 0, **variables: str) -> Iterator[RunningServer]:
+def serving(base: Path, *words: str, tag: str = "mine", files: int = 0, **variables: str):
     """`python -m scripts.chat_web` with a model like that of `write_model`, from its greeting to its end."""
     ours = ("NANOCHAT_", "PYTHONPATH", "RANK")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}

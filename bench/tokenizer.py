@@ -13,10 +13,9 @@ import random
 import string
 import sys
 import tempfile
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bench.common import Figure, compare, finish, in_child, parser_of
 from bench.tokenizer_peers import VOCABULARIES, WORKS, Job, measure, versions
@@ -38,7 +37,7 @@ class Case(NamedTuple):
     limit: int = LIMIT
 
 
-def find_pythons(environments: list[str]) -> dict[tuple[str, str], str]:
+def find_pythons(environments: list[str]):
     """The interpreter of every (work, peer) that is installed. Prints the versions found."""
     packages = {(work, name): peer.package for work, peers in WORKS.items() for name, peer in peers.items()}
     pythons = {peer: sys.executable for peer in packages if peer[1].startswith("ours")}
@@ -52,18 +51,18 @@ def find_pythons(environments: list[str]) -> dict[tuple[str, str], str]:
     return pythons
 
 
-def run_case(case: Case, pythons: dict[tuple[str, str], str], repeats: int) -> list[dict]:
+def run_case(case: Case, pythons: dict[tuple[str, str], str], repeats: int):
     threads = case.job.threads
     env = {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false"}
 
-    def run(name: str, _: int) -> dict:
+    def run(name: str, _: int):
         if (case.work, name) not in pythons:
             return {"failure": "not installed"}
         python = pythons[case.work, name]
         answer = in_child(measure, case.work, name, *case.job, python=python, env=env, limit=case.limit)
         return answer if "failure" in answer else answer | {"speed": case.size / 1e6 / answer["seconds"]}
 
-    def verdict(found: dict[str, list[dict]], name: str) -> str:
+    def verdict(found: dict[str, list[dict]], name: str):
         """What keeps this row from being compared as it stands; empty where nothing does."""
         its = found[name][0]
         if "merges" in its:  # who learns less is done sooner
@@ -78,7 +77,7 @@ def run_case(case: Case, pythons: dict[tuple[str, str], str], repeats: int) -> l
     return compare(case.name, runs, [speed, MEMORY], repeats, verdict)
 
 
-def first_documents(data: Path, megabytes: float) -> tuple[Any, int]:
+def first_documents(data: Path, megabytes: float):
     """Table of the first documents of the parquet files in `data`, up to that size, and the bytes they have."""
     import pyarrow
     from pyarrow import compute, parquet
@@ -94,7 +93,7 @@ def first_documents(data: Path, megabytes: float) -> tuple[Any, int]:
     return table.slice(0, count), ends[count - 1].as_py()
 
 
-def extreme_texts(folder: Path) -> Iterator[tuple[str, str]]:
+def extreme_texts(folder: Path):
     """Names and parquet files of one long string each."""
     import pyarrow
     from pyarrow import parquet
@@ -112,7 +111,7 @@ def extreme_texts(folder: Path) -> Iterator[tuple[str, str]]:
         yield name, path
 
 
-def plan(options: argparse.Namespace, job: Job, folder: Path, size: int) -> Iterator[Case]:
+def plan(options: argparse.Namespace, job: Job, folder: Path, size: int):
     if "train" in options.what:
         for vocab in options.vocab:
             yield Case(f"train, {vocab} tokens", "train", job._replace(vocab=vocab), size)
@@ -137,8 +136,8 @@ def plan(options: argparse.Namespace, job: Job, folder: Path, size: int) -> Iter
             yield Case(f"extreme, {work}{name}, {text}", work, its, EXTREME_LENGTH, EXTREME_LIMIT)
 
 
-def parse_options() -> argparse.Namespace:
-    def numbers(text: str) -> list[int]:
+def parse_options():
+    def numbers(text: str):
         return [int(number) for number in text.split(",")]
 
     parser = parser_of("tokenizer", __doc__, repeats=3)
@@ -155,7 +154,7 @@ def parse_options() -> argparse.Namespace:
     return options
 
 
-def main() -> None:
+def main():
     from pyarrow import parquet
 
     from rustbpe import DEFAULT_PATTERN

@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -41,42 +41,42 @@ class Peer(NamedTuple):
     note: str = ""
 
 
-def measure(work: str, name: str, *job: Any) -> Prepared:
+def measure(work: str, name: str, *job: Any):
     # For peers that take no number of threads; those that count the cores count these.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: Job(*job).threads])
     return WORKS[work][name].prepare(Job(*job))
 
 
-def versions() -> dict[str, str]:
+def versions():
     return {found.metadata["Name"]: found.version for found in metadata.distributions()}
 
 
 # ---- what all adapters use ----
 
 
-def read_arrow(path: str) -> list:
+def read_arrow(path: str):
     from pyarrow import parquet
 
     return parquet.read_table(path, columns=["text"])["text"].chunks
 
 
-def read_texts(path: str) -> list[str]:
+def read_texts(path: str):
     from pyarrow import parquet
 
     batches = parquet.ParquetFile(path).iter_batches(columns=["text"])
     return [text for batch in batches for text in batch.column(0).to_pylist()]
 
 
-def read_ranks(path: str) -> list[bytes]:
+def read_ranks(path: str):
     return [base64.b64decode(line.split()[0]) for line in Path(path).read_bytes().splitlines()]
 
 
-def write_ranks(path: str, tokens: Iterable[bytes]) -> None:
+def write_ranks(path: str, tokens: Iterable[bytes]):
     lines = [f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)]
     Path(path).write_text("".join(lines))
 
 
-def write_vocabulary(tokenizer: Any, folder: Path) -> None:
+def write_vocabulary(tokenizer: Any, folder: Path):
     """A tokenizer of ours in two files: as it is, and with its tokens for `read_vocabulary`."""
     tokenizer.save(folder / "tokenizer.json")
     count = tokenizer.vocab_size - len(tokenizer.special_tokens)
@@ -84,12 +84,12 @@ def write_vocabulary(tokenizer: Any, folder: Path) -> None:
     (folder / "rest.json").write_text(json.dumps([tokenizer.core.pattern, tokenizer.special_tokens]))
 
 
-def read_vocabulary(folder: str) -> Any:
+def read_vocabulary(folder: str):
     """The encoding that tiktoken makes of it."""
     return tiktoken_encoding(read_ranks(f"{folder}/ranks"), *json.loads(Path(folder, "rest.json").read_text()))
 
 
-def fingerprint(rows: Iterable) -> dict:
+def fingerprint(rows: Iterable):
     """A hash of all ids in order, as uint32."""
     import numpy as np
 
@@ -99,7 +99,7 @@ def fingerprint(rows: Iterable) -> dict:
     return {"ids": digest.hexdigest()}
 
 
-def merges_of(tokens: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def merges_of(tokens: list[bytes]):
     """The pair each token was merged from: its own bytes, merged by lower ranks until two parts are left."""
     ranks = {token: rank for rank, token in enumerate(tokens)}
     for token in tokens:
@@ -111,7 +111,7 @@ def merges_of(tokens: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
             yield parts[0], parts[1]
 
 
-def byte_level_bpe(model: Any, pattern: str) -> Any:
+def byte_level_bpe(model: Any, pattern: str):
     """A `tokenizers.Tokenizer` that splits by `pattern` and works on bytes."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers
 
@@ -128,14 +128,14 @@ def byte_level_bpe(model: Any, pattern: str) -> Any:
 # ---- training ----
 
 
-def train_ours(job: Job, read: Callable[[str], list] = read_texts) -> Prepared:
+def train_ours(job: Job, read: Callable[[str], list] = read_texts):
     import rustbpe
 
     source = read(job.texts)
     return lambda: rustbpe.train(source, job.vocab, threads=job.threads), lambda merges: {"merges": len(merges)}
 
 
-def train_gigatoken(job: Job) -> Prepared:
+def train_gigatoken(job: Job):
     import gigatoken
 
     data = SEPARATOR.join(text.as_buffer().to_pybytes() for chunk in read_arrow(job.texts) for text in chunk)
@@ -143,7 +143,7 @@ def train_gigatoken(job: Job) -> Prepared:
     return run, lambda result: {"merges": len(result[1])}
 
 
-def train_rustbpe(job: Job) -> Prepared:
+def train_rustbpe(job: Job):
     import rustbpe
 
     tokenizer, texts = rustbpe.Tokenizer(), read_texts(job.texts)
@@ -151,7 +151,7 @@ def train_rustbpe(job: Job) -> Prepared:
     return run, lambda _: {"merges": tokenizer.vocab_size - 256}
 
 
-def train_tokenizers(job: Job) -> Prepared:
+def train_tokenizers(job: Job):
     from tokenizers import models, pre_tokenizers, trainers
 
     tokenizer, texts = byte_level_bpe(models.BPE(), job.pattern), read_texts(job.texts)
@@ -161,7 +161,7 @@ def train_tokenizers(job: Job) -> Prepared:
     return run, lambda _: {"merges": tokenizer.get_vocab_size() - 256}
 
 
-def train_sentencepiece(job: Job) -> Prepared:
+def train_sentencepiece(job: Job):
     from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
     lines = [line for text in read_texts(job.texts) for line in text.split("\n") if line]
@@ -170,7 +170,7 @@ def train_sentencepiece(job: Job) -> Prepared:
     options |= {"normalization_rule_name": "identity", "max_sentence_length": 1 << 30}
     options |= {"num_threads": job.threads, "minloglevel": 2, "sentence_iterator": iter(lines), "model_writer": model}
 
-    def facts(_: None) -> dict:
+    def facts(_: None):
         return {"merges": SentencePieceProcessor(model_proto=model.getvalue()).vocab_size() - 256}
 
     return partial(SentencePieceTrainer.train, **options), facts
@@ -179,7 +179,7 @@ def train_sentencepiece(job: Job) -> Prepared:
 # ---- encoding ----
 
 
-def encode_ours(job: Job, arrow: bool = False) -> Prepared:
+def encode_ours(job: Job, arrow: bool = False):
     import rustbpe
 
     tokenizer = rustbpe.Tokenizer.from_ranks(read_ranks(job.ranks), None, job.pattern)
@@ -192,7 +192,7 @@ def encode_ours(job: Job, arrow: bool = False) -> Prepared:
     return run, lambda result: fingerprint(result[:1])
 
 
-def encode_gigatoken(job: Job, form: Callable[[str], Any] = str) -> Prepared:
+def encode_gigatoken(job: Job, form: Callable[[str], Any] = str):
     import awkward
     import gigatoken
 
@@ -204,7 +204,7 @@ def encode_gigatoken(job: Job, form: Callable[[str], Any] = str) -> Prepared:
     return run, lambda rows: fingerprint([awkward.to_numpy(awkward.flatten(rows))])
 
 
-def encode_fastokens(job: Job) -> Prepared:
+def encode_fastokens(job: Job):
     import fastokens
     import numpy as np
 
@@ -213,40 +213,40 @@ def encode_fastokens(job: Job) -> Prepared:
     return run, lambda result: fingerprint([np.frombuffer(result[0], np.uint32)])
 
 
-def tiktoken_encoding(tokens: Iterable[bytes], pattern: str, special: dict[str, int] | None = None) -> Any:
+def tiktoken_encoding(tokens: Iterable[bytes], pattern: str, special: dict[str, int] | None = None):
     import tiktoken
 
     ranks = {token: rank for rank, token in enumerate(tokens)}
     return tiktoken.Encoding("bench", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special or {})
 
 
-def encode_tiktoken(job: Job) -> Prepared:
+def encode_tiktoken(job: Job):
     encoding = tiktoken_encoding(read_ranks(job.ranks), job.pattern)
     return partial(encoding.encode_ordinary_batch, read_texts(job.texts), num_threads=job.threads), fingerprint
 
 
-def encode_tiktoken_numpy(job: Job) -> Prepared:
+def encode_tiktoken_numpy(job: Job):
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
 
     encoding, texts = tiktoken_encoding(read_ranks(job.ranks), job.pattern), read_texts(job.texts)
 
-    def run() -> np.ndarray:
+    def run():
         with ThreadPoolExecutor(job.threads) as pool:
             return np.concatenate(list(pool.map(partial(encoding.encode_to_numpy, disallowed_special=()), texts)))
 
     return run, lambda ids: fingerprint([ids])
 
 
-def encode_tokenizers(job: Job) -> Prepared:
+def encode_tokenizers(job: Job):
     from tokenizers import models
 
     # GPT-2's byte-level alphabet: a letter for each byte.
     printable, spare = {*range(33, 127), *range(161, 173), *range(174, 256)}, map(chr, itertools.count(256))
     letters = [chr(byte) if byte in printable else next(spare) for byte in range(256)]
 
-    def spell(token: bytes) -> str:
+    def spell(token: bytes):
         return "".join(letters[byte] for byte in token)
 
     tokens = read_ranks(job.ranks)
@@ -257,7 +257,7 @@ def encode_tokenizers(job: Job) -> Prepared:
     return run, lambda rows: fingerprint(row.ids for row in rows)
 
 
-def encode_rustbpe(job: Job) -> Prepared:
+def encode_rustbpe(job: Job):
     import rustbpe
 
     corpus, texts, tokenizer = read_texts(job.corpus), read_texts(job.texts), rustbpe.Tokenizer()
@@ -265,7 +265,7 @@ def encode_rustbpe(job: Job) -> Prepared:
     some = [text for text, end in zip(corpus, sizes, strict=True) if end <= OWN_VOCABULARY_BYTES]
     tokenizer.train_from_iterator(iter(some), 32768, pattern=job.pattern)
 
-    def facts(rows: list[list[int]]) -> dict:
+    def facts(rows: list[list[int]]):
         if lost := sum(tokenizer.decode(row) != text for row, text in zip(rows, texts, strict=True)):
             raise ValueError(f"{lost} of {len(texts)} texts do not survive encoding")
         return {}  # no hash: another vocabulary
@@ -276,7 +276,7 @@ def encode_rustbpe(job: Job) -> Prepared:
 # ---- vocabularies, made by our own environment ----
 
 
-def cl100k_base(corpus: str, vocab: int, ranks: str) -> dict:
+def cl100k_base(corpus: str, vocab: int, ranks: str):
     from tiktoken_ext import openai_public
 
     definition = openai_public.cl100k_base()
@@ -284,7 +284,7 @@ def cl100k_base(corpus: str, vocab: int, ranks: str) -> dict:
     return {"pattern": definition["pat_str"]}
 
 
-def nanochat(corpus: str, vocab: int, ranks: str) -> dict:
+def nanochat(corpus: str, vocab: int, ranks: str):
     import rustbpe
 
     tokenizer = rustbpe.Tokenizer(rustbpe.train(read_texts(corpus), vocab))

@@ -52,7 +52,7 @@ FIGURES = [
 ]
 
 
-def facts(options: argparse.Namespace, times: list[float], bpb: float | None) -> dict:
+def facts(options: argparse.Namespace, times: list[float], bpb: float | None):
     import torch
 
     # The median step, without the first ones.
@@ -65,7 +65,7 @@ def facts(options: argparse.Namespace, times: list[float], bpb: float | None) ->
 # ---- ours ----
 
 
-def prepare(job: dict) -> None:
+def prepare(job: dict):
     """Train the vocabulary; write batches for each seed and the held-out text to files that need none of our code."""
     import numpy as np
     import torch
@@ -93,7 +93,7 @@ def prepare(job: dict) -> None:
         np.save(folder / f"train{seed}.npy", np.stack(rows))
 
 
-def ours(job: dict, case: str) -> Any:
+def ours(job: dict, case: str):
     from nanochat.config import parse
     from scripts import base_train
 
@@ -108,7 +108,7 @@ def ours(job: dict, case: str) -> Any:
     own = [flag.format(half=options.device_batch // 2) for flag in (OURS | VARIANTS)[case]]
     flags += [f"--eval-every={0 if options.learn else -1}", *own]
 
-    def figures(_: None) -> dict:
+    def figures(_: None):
         log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
         bpb = json.loads((stage / "outcome.json").read_text())["metrics"].get("Final validation bpb")
         times = [record["train/dt"] for record in log if "train/dt" in record]
@@ -120,7 +120,7 @@ def ours(job: dict, case: str) -> Any:
 # ---- the reference, in a process whose `nanochat` is the reference's ----
 
 
-def reference(job: dict, case: str) -> Any:
+def reference(job: dict, case: str):
     import numpy as np
     import torch
 
@@ -132,13 +132,13 @@ def reference(job: dict, case: str) -> Any:
     torch.manual_seed(options.seed)
     train = np.load(Path(options.folder, f"train{options.seed}.npy"), mmap_mode="r")
 
-    def build(depth: int) -> Any:
+    def build(depth: int):
         heads = -(-depth * 64 // options.head_dim)
         sizes = (options.length, options.vocab, depth, heads, heads, heads * options.head_dim, options.window)
         with torch.device("meta"):
             return GPT(GPTConfig(*sizes))
 
-    def scaling(model: Any) -> int:
+    def scaling(model: Any):
         counts = model.num_scaling_params()
         return counts["transformer_matrices"] + counts["lm_head"]
 
@@ -153,7 +153,7 @@ def reference(job: dict, case: str) -> Any:
     scaled = {name: rate * batch_scale for name, rate in rates.items()}
     optimizer = original.setup_optimizer(weight_decay=decay, **scaled)
 
-    def step(number: int) -> float:
+    def step(number: int):
         start = time.perf_counter()
         batch = torch.from_numpy(train[number].astype(np.int64)).to(device)
         micro_batches = batch.split(options.device_batch)
@@ -170,13 +170,13 @@ def reference(job: dict, case: str) -> Any:
         loss.item()  # waits for the device
         return time.perf_counter() - start
 
-    def figures(times: list[float]) -> dict:
+    def figures(times: list[float]):
         return facts(options, times, reference_bpb(original, options, device) if options.learn else None)
 
     return lambda: [step(number) for number in range(options.steps)], figures
 
 
-def reference_schedule(step: int, steps: int) -> tuple[float, float, float]:
+def reference_schedule(step: int, steps: int):
     """Return the factor for learning rates, Muon's momentum, and the factor for weight decay."""
     warmdown = round(0.65 * steps)
     left = (steps - step) / max(warmdown, 1)
@@ -186,7 +186,7 @@ def reference_schedule(step: int, steps: int) -> tuple[float, float, float]:
     return lr, momentum, 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def reference_bpb(model: Any, options: argparse.Namespace, device: Any) -> float:
+def reference_bpb(model: Any, options: argparse.Namespace, device: Any):
     import numpy as np
     import torch
     from nanochat.loss_eval import evaluate_bpb  # the reference's
@@ -201,8 +201,8 @@ def reference_bpb(model: Any, options: argparse.Namespace, device: Any) -> float
 # ---- the parent ----
 
 
-def measure(options: argparse.Namespace, depth: int) -> list[dict]:
-    def run(case: str, number: int) -> dict:
+def measure(options: argparse.Namespace, depth: int):
+    def run(case: str, number: int):
         job = vars(options) | {"depth": depth, "round": number, "seed": number if options.learn else 0}
         cache = Path(options.folder, "compiled", case.replace(" ", "-"))
         if number == 0:
@@ -213,7 +213,7 @@ def measure(options: argparse.Namespace, depth: int) -> list[dict]:
         env |= REFERENCE[case][1]
         return in_child(reference, job, case, checkout=Path(options.reference).resolve(), env=env, limit=None)
 
-    def spread(found: dict[str, list[dict]], name: str) -> str:
+    def spread(found: dict[str, list[dict]], name: str):
         # Failed runs have no figures.
         bpbs = [run.get("learned") for run in found[name] if run.get("learned") is not None]
         return f"bpb {statistics.mean(bpbs):.4f} ± {statistics.stdev(bpbs):.4f}" if len(bpbs) > 1 else ""
@@ -224,7 +224,7 @@ def measure(options: argparse.Namespace, depth: int) -> list[dict]:
     return compare(f"depth {depth}", runs, FIGURES, options.repeats + (not options.learn), spread)
 
 
-def main() -> None:
+def main():
     sizes = {"steps": 40, "rows": 8, "device-batch": 8, "length": 512, "head-dim": 64, "vocab": 4096}
     parser = parser_of("train_step", __doc__, has_reference=True, **sizes)
     parser.add_argument("--data", required=True, help="corpus or folder, as scripts.base_train takes it")

@@ -52,10 +52,10 @@ class Quantized(NamedTuple):
     scales: Tensor  # (rows,) fp16, in fp32 once they are read
     bits: int
 
-    def dequantize(self) -> Tensor:
+    def dequantize(self):
         return self.codes.float() * self.scales.float()[:, None]
 
-    def unsigned(self) -> np.ndarray:
+    def unsigned(self):
         """Return the codes in one row as uint8, all above 0."""
         codes = self.codes.numpy().astype(np.uint8)  # modulo 256, and so is the sum
         return codes.ravel() + 2 ** (self.bits - 1)
@@ -75,16 +75,16 @@ class Artifact(NamedTuple):
     bytes: dict[str, int]  # group → bytes in the file; "tokenizer" is the vocabulary's part
 
     @property
-    def weights(self) -> Tensors:
+    def weights(self):
         return dequantize(self.stored)
 
 
-def group_of(name: str) -> str:
+def group_of(name: str):
     """Return the group of a tensor's codes."""
     return next((group for part, group in GROUPS.items() if part in f".{name}"), "other")
 
 
-def dequantize(stored: Stored) -> Tensors:
+def dequantize(stored: Stored):
     """Return the weights in fp32."""
     return {name: value.dequantize() if isinstance(value, Quantized) else value for name, value in stored.items()}
 
@@ -92,19 +92,19 @@ def dequantize(stored: Stored) -> Tensors:
 # ---- codes as bytes ----
 
 
-def pack_bits(values: np.ndarray, bits: int) -> bytes:
+def pack_bits(values: np.ndarray, bits: int):
     """Return uint8 values below 2^bits, each in so many bits; only the last byte may have bits to spare."""
     spread = np.unpackbits(values[:, None], axis=1)
     return np.packbits(spread[:, 8 - bits :]).tobytes()
 
 
-def unpack_bits(packed: bytes, bits: int, count: int) -> np.ndarray:
+def unpack_bits(packed: bytes, bits: int, count: int):
     """Return `count` values, uint8, that pack_bits has packed."""
     spread = np.unpackbits(np.frombuffer(packed, np.uint8), count=bits * count).reshape(count, bits)
     return np.packbits(spread, axis=1).ravel() >> (8 - bits)
 
 
-def _forms(raw: np.ndarray, bits: int) -> dict[str, bytes]:
+def _forms(raw: np.ndarray, bits: int):
     """Return the bytes of a section in each layout: codes packed or one a byte, halves of fp16 apart or not."""
     if bits == FULL:
         halves = raw.view(np.uint8).reshape(-1, 2)
@@ -114,7 +114,7 @@ def _forms(raw: np.ndarray, bits: int) -> dict[str, bytes]:
     return {"bits": pack_bits(raw, bits), "bytes": raw.tobytes()}
 
 
-def _values(stored: bytes, layout: str, bits: int, count: int) -> np.ndarray:
+def _values(stored: bytes, layout: str, bits: int, count: int):
     """Return the values of a section from its expanded bytes."""
     if layout == "bits":
         return unpack_bits(stored, bits, count)
@@ -123,7 +123,7 @@ def _values(stored: bytes, layout: str, bits: int, count: int) -> np.ndarray:
     return np.frombuffer(stored, np.float16 if bits == FULL else np.uint8)
 
 
-def compress(raw: np.ndarray, bits: int) -> tuple[str, str, bytes]:
+def compress(raw: np.ndarray, bits: int):
     """Return the layout and the compressor that make values smallest, and the bytes."""
     forms = []
     for layout, stored in _forms(raw, bits).items():
@@ -134,11 +134,11 @@ def compress(raw: np.ndarray, bits: int) -> tuple[str, str, bytes]:
 # ---- the file ----
 
 
-def _json(value: Fields) -> bytes:
+def _json(value: Fields):
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: Fields) -> bytes:
+def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: Fields):
     """Return the bytes of a file."""
     columns = defaultdict(list)  # (group, bits) → values in the tensors' order
     tensors = []
@@ -163,7 +163,7 @@ def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: 
     return MAGIC + sha256(rest).digest() + rest
 
 
-def read_artifact(data: bytes) -> Artifact:
+def read_artifact(data: bytes):
     """Return the content of a file; ValueError for anything but a whole file of this version."""
     file = BytesIO(data)
     if file.read(len(MAGIC)) != MAGIC:
@@ -180,7 +180,7 @@ def read_artifact(data: bytes) -> Artifact:
     tokens = file.read()
     sizes["tokenizer"] = len(tokens)
 
-    def take(group: str, bits: int, shape: list[int]) -> Tensor:
+    def take(group: str, bits: int, shape: list[int]):
         values, columns[group, bits] = np.split(columns[group, bits], [math.prod(shape)])
         # By numpy: for fp16, torch reads a file that the sandbox does not have.
         return torch.from_numpy(values.astype(np.float32).reshape(shape))

@@ -46,7 +46,7 @@ def make_mask(
     window: int = 0,
     positions: Tensor | None = None,
     bounded: bool = False,
-) -> Mask:
+):
     """Return the mask for `attend`. Key j stands at position j, query i in row b at positions[b, i].
 
     positions: (B or 1, queries); None: the queries are the last keys. A query sees keys up to its own position, and
@@ -64,12 +64,12 @@ def make_mask(
     return Mask(path, window, allowed, bounded, _flash3_kernel() if path == "flash3" else None)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     """Return attention from q (B, Tq, H, D) to k and v (B, Tk, Hkv, D), H a multiple of Hkv, by the mask's path."""
     return PATHS[mask.path](q, k, v, mask, scale)
 
 
-def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool) -> str:
+def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool):
     """Return the path for a flag value; "auto" means the fastest path for a model with or without windows."""
     if asked == "auto":
         # Flex skips blocks out of sight; on MPS it has no gradient.
@@ -83,7 +83,7 @@ def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: boo
 
 
 @lru_cache
-def obstacle(path: str, device: torch.device, dtype: torch.dtype) -> str:
+def obstacle(path: str, device: torch.device, dtype: torch.dtype):
     """Return the reason that a version of FlashAttention cannot run here; "" if a small trial gives good values."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in FLASH[path]:
         return "it has no kernels for this device"
@@ -95,7 +95,7 @@ def obstacle(path: str, device: torch.device, dtype: torch.dtype) -> str:
 
 
 @lru_cache(maxsize=1)
-def _flash3_kernel() -> Kernel:
+def _flash3_kernel():
     """Return FlashAttention 3's function, from its own package, or else from the kernels hub (a download, once)."""
     try:
         package = importlib.import_module("flash_attn_interface")
@@ -104,7 +104,7 @@ def _flash3_kernel() -> Kernel:
     return package.flash_attn_func
 
 
-def _trial_error(path: str, device: torch.device, dtype: torch.dtype) -> float:
+def _trial_error(path: str, device: torch.device, dtype: torch.dtype):
     """Return the relative error of a path's gradient, which depends on its output too, against sdpa's."""
     x = torch.arange(2 * 384 * 2 * 128, device=device).sin().view(2, 384, 2, 128).to(dtype)  # (B, T, H, D)
     gradients = []
@@ -121,7 +121,7 @@ def _trial_error(path: str, device: torch.device, dtype: torch.dtype) -> float:
 # ---- positions ----
 
 
-def previous(x: Tensor, first: Tensor | None = None) -> Tensor:
+def previous(x: Tensor, first: Tensor | None = None):
     """Return x (B, T, …) one token later: each token gets the previous token's value.
 
     A row's first token gets `first` (B, 1, …), or zeros.
@@ -137,7 +137,7 @@ class Rotation(NamedTuple):
     cos: Tensor
     sin: Tensor
 
-    def apply(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor):
         """Return x (B, T, H, D) in fp32, the first channels rotated by position: channel i pairs with i + pairs."""
         pairs = self.cos.shape[-1]
         a, b, *rest = x.split(pairs, dim=-1)
@@ -158,7 +158,7 @@ class RotaryTable(nn.Module):
             self.register_buffer(name, torch.empty(positions, channels // 2), persistent=False)
         self.fill()
 
-    def fill(self) -> None:
+    def fill(self):
         positions, pairs = self.cos.shape
         # In fp64 on the CPU: the same table on every device, exact at late positions too.
         pair = torch.arange(pairs, device="cpu", dtype=torch.float64)
@@ -168,11 +168,11 @@ class RotaryTable(nn.Module):
         self.cos.copy_(angles.cos())
         self.sin.copy_(angles.sin())
 
-    def forward(self, positions: Tensor | slice) -> Rotation:
+    def forward(self, positions: Tensor | slice):
         return Rotation(self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2))  # the new axis: heads
 
 
-def exclude_own(y: Tensor, v: Tensor) -> Tensor:
+def exclude_own(y: Tensor, v: Tensor):
     """Return attention's output y (B, T, H, D) without its part along the token's own value v (B, T, Hkv, D)."""
     direction = F.normalize(v.float(), dim=-1).unsqueeze(3)  # (B, T, Hkv, 1, D)
     grouped = y.float().unflatten(2, (v.shape[2], -1))
@@ -182,13 +182,13 @@ def exclude_own(y: Tensor, v: Tensor) -> Tensor:
 # ---- masks ----
 
 
-def _sees(query: Tensor, key: Tensor, window: int) -> Tensor:
+def _sees(query: Tensor, key: Tensor, window: int):
     """Return True for each query that sees a key, both given by position, in shapes that broadcast: the definition."""
     seen = key <= query
     return seen & (key > query - window) if window else seen
 
 
-def _block_mask(path: str, queries: int, keys: int, window: int, device: torch.device) -> "BlockMask":
+def _block_mask(path: str, queries: int, keys: int, window: int, device: torch.device):
     """Return the mask for flex; the queries are the last keys."""
     from torch.nn.attention.flex_attention import create_block_mask  # takes seconds: only for these paths
 
@@ -206,14 +206,14 @@ def _block_mask(path: str, queries: int, keys: int, window: int, device: torch.d
     )
 
 
-def _mask(positions: Tensor, keys: int, window: int) -> Tensor:
+def _mask(positions: Tensor, keys: int, window: int):
     """Return Mask.allowed from the query positions, (B or 1, Tq)."""
     key = torch.arange(keys, device=positions.device)
     return _sees(positions[:, None, :, None], key, window)  # (B or 1, 1, Tq, Tk)
 
 
 @lru_cache(maxsize=16)
-def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.device) -> "Tensor | BlockMask | None":
+def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.device):
     """Return a mask that depends on lengths alone: every training step needs the same few."""
     # Without a mask torch's kernel is causal from the first key: right for as many queries as keys, or for one query.
     plainly_causal = path in ("sdpa", "decode") and not window and queries in (1, keys)
@@ -230,7 +230,7 @@ def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.
 # ---- paths ----
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bounded: bool = False) -> Tensor:
+def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bounded: bool = False):
     """Return attention by the formula, with all scores in memory at once; `bounded` takes fewer passes over them."""
     group = q.shape[2] // k.shape[2]  # query heads that share a key head
     if group > 1:
@@ -247,7 +247,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bound
     return out.to(v.dtype).transpose(1, 2)
 
 
-def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     """Run the plain formula on a quarter of the queries at a time and the keys in sight: compiled, fastest on CPUs."""
     queries = q.shape[1]
     earlier = k.shape[1] - queries  # keys before the first query
@@ -272,7 +272,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
     return torch.cat(parts, dim=1)
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     causal = mask.allowed is None and q.shape[1] > 1  # a single query sees all keys
     return _by_head(
         F.scaled_dot_product_attention,
@@ -285,14 +285,14 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     )
 
 
-def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any):
     """Run one of torch's kernels, which take heads before length."""
     grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return run(q, k, v, enable_gqa=grouped, **options).transpose(1, 2)  # (B, Tq, H, D) again
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     """Compute one query per row as two batched products over keys stored by head: faster than a CPU's fused kernel."""
     if mask.allowed is None or q.shape[1] > 1:
         return _sdpa(q, k, v, mask, scale)
@@ -309,11 +309,11 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
 
 
 @lru_cache(maxsize=1)
-def _compiled(flex_attention: Kernel) -> Kernel:
+def _compiled(flex_attention: Kernel):
     return torch.compile(flex_attention)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     run = torch.nn.attention.flex_attention.flex_attention  # imported when the mask was made
     # Uncompiled, flex would hold all scores in memory; inside a compiled block the block's compiler fuses the call.
     if q.device.type == "cuda" and not torch.compiler.is_compiling():
@@ -329,7 +329,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     )
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     # The package does not count a query's own key; -1: no limit.
     window = (mask.window - 1, 0) if mask.window else (-1, -1)
     out = mask.kernel(

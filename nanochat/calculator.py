@@ -22,7 +22,7 @@ PERCENT = re.compile(r"(\d+\.?\d*|\.\d+)\s*%(?=\s*(?:[-+*/)]|$))")
 REFUSALS = (SyntaxError, ValueError, RecursionError, MemoryError, ArithmeticError)
 
 
-def calculate(expression: str) -> str:
+def calculate(expression: str):
     """Return the value as text: 12/60 is 0.2, 20/2 is 10, 20%*1,500 is 300, "strawberry".count("r") is 3.
 
     Raise one of REFUSALS for anything else.
@@ -35,7 +35,7 @@ def calculate(expression: str) -> str:
     return _written(_value(ast.parse(text, mode="eval").body, text))
 
 
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
+def _power(base: Fraction, exponent: Fraction):
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
         raise ValueError("the exponent must be whole, and not large")
     return base ** int(exponent)
@@ -54,7 +54,7 @@ OPERATORS = {
 }
 
 
-def _value(node: ast.expr, text: str) -> Fraction:
+def _value(node: ast.expr, text: str):
     """Return the exact value of a node; `text` is the source, for reading decimals digit by digit."""
     match node:
         case ast.Constant(value=int() | float()):
@@ -83,7 +83,7 @@ def _value(node: ast.expr, text: str) -> Fraction:
     return number
 
 
-def _written(number: Fraction) -> str:
+def _written(number: Fraction):
     """Return decimal text, rounded unless the result is whole."""
     if number.denominator == 1:
         return str(number.numerator)

@@ -26,7 +26,7 @@ ROLES = ("user", "assistant")
 PARTS = {"text": ("", True), "python": ("python", True), "python_output": ("output", False)}
 
 
-def check_conversation(conversation: dict) -> None:
+def check_conversation(conversation: dict):
     """Raise a ValueError that names the first malformed message, numbered from 1."""
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
@@ -51,14 +51,14 @@ def check_conversation(conversation: dict) -> None:
             )
 
 
-def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[Ids, Ids]:
+def render_conversation(conversation: dict, tokenizer: Tokenizer):
     """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
     check_conversation(conversation)
     special = tokenizer.special_tokens
     ids = []
     mask = []
 
-    def add(tokens: Ids, learned: bool) -> None:
+    def add(tokens: Ids, learned: bool):
         ids.extend(tokens)
         mask.extend([int(learned)] * len(tokens))
 
@@ -86,7 +86,7 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer) -> tuple[Ids, 
     return ids, mask
 
 
-def render_prompt(conversation: dict, tokenizer: Tokenizer) -> Ids:
+def render_prompt(conversation: dict, tokenizer: Tokenizer):
     """Return the ids up to `<|assistant_start|>`, included; a final assistant message is left out."""
     check_conversation(conversation)
     messages = conversation["messages"]
@@ -97,7 +97,7 @@ def render_prompt(conversation: dict, tokenizer: Tokenizer) -> Ids:
     return [*ids, tokenizer.special_tokens["<|assistant_start|>"]]
 
 
-def render_text(conversation: dict, tokenizer: Tokenizer) -> Ids:
+def render_text(conversation: dict, tokenizer: Tokenizer):
     """Return the ids for a base model, which knows no conversations: it continues the last message."""
     check_conversation(conversation)
     return [tokenizer.bos, *tokenizer.encode(text_of(conversation["messages"][-1]))]
@@ -108,7 +108,7 @@ def fitted_prompt(
     tokenizer: Tokenizer,
     context: int,
     answer: int,
-) -> tuple[Ids, bool]:
+):
     """Return (prompt ids, True if they were shortened) with room for `answer` tokens in `context`.
 
     The prompt may always take half the context. The oldest messages are dropped first, in pairs; the system message
@@ -129,16 +129,16 @@ def fitted_prompt(
     return ids, len(ids) < len(whole)
 
 
-def _has_system(messages: list) -> bool:
+def _has_system(messages: list):
     return messages[0].get("role") == "system"
 
 
-def _parts_of(message: dict) -> list[Part]:
+def _parts_of(message: dict):
     content = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def text_of(message: dict) -> str:
+def text_of(message: dict):
     """Return the text of a message, that of its parts joined."""
     return "".join(part["text"] for part in _parts_of(message))
 
@@ -173,7 +173,7 @@ class Reply:
                 self._begins[special[f"<|{marker}_start|>"]] = kind
                 self._begins[special[f"<|{marker}_end|>"]] = "text"
 
-    def add(self, token: int) -> list[Piece]:
+    def add(self, token: int):
         """Return the pieces completed by this token, maybe none."""
         kind = self._begins.get(token)
         # An ordinary token.
@@ -186,15 +186,15 @@ class Reply:
         self._kind = kind
         return [*held_back, Piece(kind, "")]
 
-    def close(self) -> list[Piece]:
+    def close(self):
         """Return text held back, with U+FFFD for bytes that form no character."""
         return self._pieces(self._utf8.decode(b"", final=True))
 
-    def _pieces(self, text: str) -> list[Piece]:
+    def _pieces(self, text: str):
         return [Piece(self._kind, text)] if text else []
 
 
-def parts(pieces: Iterable[Piece], ends: bool = False) -> list[Part]:
+def parts(pieces: Iterable[Piece], ends: bool = False):
     """Return the pieces as message content: neighbours with the same kind become one part.
 
     ends: keep empty text after a call, for a message still being streamed: another call may follow.
@@ -208,13 +208,13 @@ def parts(pieces: Iterable[Piece], ends: bool = False) -> list[Part]:
     return found
 
 
-def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[Part]:
+def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer):
     """Return a sampled reply as message content."""
     reply = Reply(tokenizer)
     return parts(chain(*map(reply.add, tokens), reply.close()))
 
 
-def chat_temperature(manifest: Record) -> float:
+def chat_temperature(manifest: Record):
     """Return the sampling temperature for chats with a model."""
     # An imported model has no settings of ours, and one of an earlier version lacks these.
     return (manifest["config"] or {}).get("chat_temperature", CHAT_TEMPERATURE)

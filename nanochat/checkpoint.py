@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store
 
 from nanochat.attention import find_path
-from nanochat.gpt import GPT, GPTConfig
+from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
@@ -57,10 +57,10 @@ class Checkpoint:
     step: int
     manifest: Record
 
-    def model_tensors(self) -> dict[str, Tensor]:
+    def model_tensors(self):
         return load_file(self.path / MODEL)
 
-    def optimizer_state(self, name: str) -> dict[str, Tensor]:
+    def optimizer_state(self, name: str):
         """Return a parameter's optimizer states by name, on the CPU."""
         with safe_open(self.path / self.manifest["optimizer"][name], "pt") as file:
             states = {}
@@ -71,7 +71,7 @@ class Checkpoint:
             return states
 
 
-def load(folder: Path, step: int) -> Checkpoint:
+def load(folder: Path, step: int):
     """Return a step's checkpoint after reading every file and comparing the hash; a ValueError names the damage."""
     path = _home(folder, step)
     try:
@@ -88,7 +88,7 @@ def load(folder: Path, step: int) -> Checkpoint:
     return Checkpoint(path, step, manifest)
 
 
-def newest(folder: Path) -> Checkpoint | None:
+def newest(folder: Path):
     """Return a run's last intact checkpoint; print the reason for each step that is skipped."""
     for step in reversed(steps(folder)):
         try:
@@ -98,17 +98,17 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def steps(folder: Path) -> list[int]:
+def steps(folder: Path):
     """Return the steps that have a checkpoint in a folder, in order; nothing is verified."""
     names = (re.fullmatch(r"step_(\d{6,})", path.name) for path in folder.glob("step_*"))
     return sorted(int(name[1]) for name in names if name)  # by number: text order fails at 1,000,000
 
 
-def _home(folder: Path, step: int) -> Path:
+def _home(folder: Path, step: int):
     return folder / f"step_{step:06d}"
 
 
-def manifest_hash(manifest: Record) -> str:
+def manifest_hash(manifest: Record):
     return text_sha256(json.dumps(manifest, sort_keys=True))  # key order must not matter
 
 
@@ -141,7 +141,7 @@ class Saver(AbstractContextManager):
         model_tensors: Mapping[str, Tensor],
         optimizer_tensors: Iterable[tuple[str, Mapping[str, Tensor]]],
         record: Record,
-    ) -> None:
+    ):
         """Copy a state, start to write the copy, and return; first waits for the save before.
 
         If the save before failed (a full disk), this one is waited for as well. model_tensors and record (JSON, with
@@ -173,13 +173,13 @@ class Saver(AbstractContextManager):
         if failed:
             self.wait()
 
-    def wait(self) -> None:
+    def wait(self):
         """Wait until the last save is on disk. Its failure is raised on every rank, a full disk as an OSError."""
         job, self._job = self._job, None  # a failure is raised once
         if job is not None:
             job.result()
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: object):
         self.wait()
 
     # What follows runs in the writing thread; `save` does not go on to the next save before it ends. A collective would
@@ -192,7 +192,7 @@ class Saver(AbstractContextManager):
         owned: list[str],
         record: Record,
         copied: "torch.cuda.Event | None",
-    ) -> None:
+    ):
         if copied:
             copied.synchronize()  # else half-copied tensors would be written
         part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
@@ -205,7 +205,7 @@ class Saver(AbstractContextManager):
             print0(f"checkpoint: {error}")  # now: the run may wait for this job a thousand steps later
             raise
 
-    def _publish(self, part: Path, step: int, record: Record) -> None:
+    def _publish(self, part: Path, step: int, record: Record):
         """Wait for all ranks, write the manifest, give the folder its name, and remove the steps that are not kept."""
         manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
         try:
@@ -228,7 +228,7 @@ class Saver(AbstractContextManager):
         finally:
             _sweep(self.folder)
 
-    def _post(self, name: str, work: Callable[[], Any]) -> None:
+    def _post(self, name: str, work: Callable[[], Any]):
         """Run `work` and put its JSON value, or its OSError's text, into the store for all ranks to read.
 
         Any other failure is raised here; the other ranks learn about it, so that none waits for ever.
@@ -241,7 +241,7 @@ class Saver(AbstractContextManager):
         finally:
             self._results.set(name, json.dumps(answer))
 
-    def _result(self, name: str) -> Any:
+    def _result(self, name: str):
         """Return the value posted under a name in this save, once it is there; raise OSError if that work failed.
 
         A rank that can post nothing is dead, and its launcher ends the others.
@@ -254,17 +254,17 @@ class Saver(AbstractContextManager):
         return value
 
 
-def _optimizer_file(rank: int) -> str:
+def _optimizer_file(rank: int):
     return f"optimizer-{rank:05d}.safetensors"
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy(tensor: Tensor):
     """Return a copy on the CPU; from a GPU, in pinned memory and complete once the stream has come this far."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
 
 
-def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, int | str]]:
+def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]):
     """Write safetensors files, on the disk when this returns; name → size and hash."""
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
@@ -283,7 +283,7 @@ def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str,
 # ---- a run's folder ----
 
 
-def check_free_space(folder: Path, needed: int) -> None:
+def check_free_space(folder: Path, needed: int):
     """Raise an OSError where the `needed` bytes for a run's checkpoints do not fit."""
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -292,7 +292,7 @@ def check_free_space(folder: Path, needed: int) -> None:
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def hold(folder: Path):
     """Keep other runs out of a run's folder until the block or the process ends; ValueError if another run has it.
 
     Cleans up first after a process that was killed.
@@ -302,7 +302,7 @@ def hold(folder: Path) -> Iterator[None]:
         yield
 
 
-def _sweep(folder: Path) -> None:
+def _sweep(folder: Path):
     """Remove unfinished saves, and steps that are not kept.
 
     A step that was to be replaced, and was not, gets its name back.
@@ -315,7 +315,7 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def set_aside(folder: Path) -> None:
+def set_aside(folder: Path):
     """Rename all checkpoints, so that a later resume does not choose them; the next time they are replaced."""
     (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
     for step in steps(folder):
@@ -328,7 +328,7 @@ def set_aside(folder: Path) -> None:
 # ---- trained models ----
 
 
-def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
+def trained(source: str = "", tag: str = ""):
     """Return (source, tag) of each trained model, or of those named; ValueError if there is none.
 
     The last stage comes last, and of one stage the run that was trained last.
@@ -344,7 +344,7 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
     return found
 
 
-def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> tuple[GPT, Tokenizer, Checkpoint]:
+def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0):
     """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
 
     exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
@@ -359,14 +359,14 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
 
 
-def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
+def find_model(stage: str, tag: str, step: int, runtime: Runtime):
     """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
     found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
     print0(f"model: {stage} {tag}, step {found.step:,}")
     return found
 
 
-def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
+def verified(stage: str, tag: str, step: int = -1):
     """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
     folder = stage_dir(stage, tag)
     if step >= 0 and step not in steps(folder):
@@ -377,7 +377,7 @@ def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
     return found
 
 
-def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+def tokenizer_of(checkpoint: Checkpoint):
     """Return the tokenizer that a model was trained with."""
     record = checkpoint.manifest["tokenizer"]
     tokenizer = Tokenizer.load(stage_dir("tok_train", record["tag"]) / "tokenizer.json")
@@ -391,7 +391,7 @@ def build_model(
     runtime: Runtime,
     weights: Checkpoint | int,
     checkpointing: bool = False,
-) -> GPT:
+):
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
     windows = any(config.windows)
     path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)

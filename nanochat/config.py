@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
@@ -20,7 +20,7 @@ from nanochat.log import print_line
 Config = TypeVar("Config")
 
 
-def _parse_count(words: list[str]) -> int:
+def _parse_count(words: list[str]):
     """Return a whole number: 20000, 20_000 or 2e4."""
     text = words[0]  # nargs=1
     with suppress(ValueError):
@@ -46,7 +46,7 @@ Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None}
 
 
-def option(default: Any, text: str, **metadata: Any) -> Any:
+def option(default: Any, text: str, **metadata: Any):
     """Return a config field: default, help, and how both are shown.
 
     metadata: entries of USUAL that differ, and `group`: the title of its box in `--help`, if not that of its class.
@@ -55,19 +55,19 @@ def option(default: Any, text: str, **metadata: Any) -> Any:
     return field(default=default, metadata=USUAL | {"text": text} | metadata)
 
 
-def changed(default: Any, **metadata: Any) -> Any:
+def changed(default: Any, **metadata: Any):
     """Return an inherited option with another default and, for example, another `text`; see `options`."""
     return field(default=default, metadata=metadata)
 
 
-def options(group: str = "") -> Callable[[type[Config]], type[Config]]:
+def options(group: str = ""):
     """Return the decorator for config classes, which makes a frozen dataclass of the class and its options.
 
     `name = default` in the class gives an inherited option another default; type, help and limits stay. group: title of
     the box in `--help` for the options that the class adds, one word.
     """
 
-    def decorate(config_class: type[Config]) -> type[Config]:
+    def decorate(config_class: type[Config]):
         inherited = {}
         for base in reversed(config_class.__mro__[1:]):  # as `dataclass` collects them
             inherited |= getattr(base, "__dataclass_fields__", {})
@@ -87,17 +87,17 @@ def options(group: str = "") -> Callable[[type[Config]], type[Config]]:
     return decorate
 
 
-def fixed_settings(config: Config) -> dict[str, Any]:
+def fixed_settings(config: Config):
     """Return the fields of a config that no resume may change."""
     return {one.name: getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]}
 
 
-def flag_of(name: str) -> str:
+def flag_of(name: str):
     """Return the flag for a field: max_seq_len -> --max-seq-len."""
     return f"--{name.replace('_', '-')}"
 
 
-def _grouped(config_class: type) -> type:
+def _grouped(config_class: type):
     """Return a dataclass with the same fields nested by group: tyro draws a box for each. Flags stay flat."""
     hints = get_type_hints(config_class, include_extras=True)  # Count is an Annotated type
     groups = {}  # title → a (name, type, field) for each flag
@@ -120,7 +120,7 @@ def _grouped(config_class: type) -> type:
     return make_dataclass("Flags", boxes)
 
 
-def _first_sentence(drawn: str) -> str:
+def _first_sentence(drawn: str):
     """Return the complaint in tyro's drawn box: the lines between its title and the first rule."""
     sentence = []
     for line in drawn.splitlines()[1:]:
@@ -132,7 +132,7 @@ def _first_sentence(drawn: str) -> str:
     return " ".join(sentence).removeprefix("Error parsing ")
 
 
-def _read_flags(config_class: type[Config], words: list[str]) -> Config:
+def _read_flags(config_class: type[Config], words: list[str]):
     """Return the config that tyro reads from a command line; ValueError for unknown flags and unreadable values."""
     # The name in `python -m NAME`; a test's class may have none.
     module = sys.modules[config_class.__module__].__spec__
@@ -164,7 +164,7 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     return config_class(**values)
 
 
-def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
+def parse(config_class: type[Config], argv: Sequence[str] | None = None):
     """Return the config that a command line describes; ValueError with one sentence if it describes none."""
     words = list(sys.argv[1:] if argv is None else argv)  # tests pass their own
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
@@ -185,7 +185,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     return config
 
 
-def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
+def run(main: Callable[[Config], None], config_class: type[Config]):
     """Run a script: `main` with the parsed config. An error that a user can fix ends it with one sentence.
 
     Exit code 2: a setting that is not possible. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
@@ -200,7 +200,7 @@ def run(main: Callable[[Config], None], config_class: type[Config]) -> None:
         raise SystemExit(code) from None
 
 
-def stop_signals() -> list[int]:
+def stop_signals():
     """Return the signals that ask to stop. A terminal that closes sends SIGHUP, which nohup has ignored."""
     numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -209,14 +209,14 @@ def stop_signals() -> list[int]:
 
 
 @contextmanager
-def collect_signals(*numbers: int, react: Callable[[int], None] | None = None) -> Iterator[list[int]]:
+def collect_signals(*numbers: int, react: Callable[[int], None] | None = None):
     """Yield a list that collects these signals until the block ends; they end nothing and raise nothing.
 
     react: called with each signal.
     """
     received = []
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None):
         received.append(number)
         if react:
             react(number)
@@ -230,7 +230,7 @@ def collect_signals(*numbers: int, react: Callable[[int], None] | None = None) -
             signal.signal(number, handler)
 
 
-def _last_message(error: BaseException) -> tuple[str, int]:
+def _last_message(error: BaseException):
     """Return the sentence that ends a script, and its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130  # shells report 128 + SIGINT

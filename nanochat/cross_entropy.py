@@ -43,7 +43,7 @@ def cross_entropy(
     factors: Tensor | None = None,
     chunk: int = 0,
     compiled: bool = False,
-) -> Reduced:
+):
     """Return the losses of logits softcap·tanh(z / softcap), z = hidden @ weightᵀ, of all targets that are not -1.
 
     hidden (…, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (…). reduction: "sum", a scalar,
@@ -77,7 +77,7 @@ def cross_entropy(
     return each.sum() if factors is None else (each @ factors, each.view_as(targets))
 
 
-def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -> Tensor:
+def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings):
     form, softcap, vocab_size = settings
     logits = hidden @ head.to(hidden.dtype).t()
     return form(logits, targets, softcap, vocab_size, 0.0)[0]
@@ -98,7 +98,7 @@ class _SumOfLosses(torch.autograd.Function):
         factors: Tensor | None,
         chunk: int,
         settings: Settings,
-    ) -> tuple[Tensor, Tensor]:
+    ):
         form, softcap, vocab_size = settings
         scale = GRADIENT_SCALE.get(hidden.dtype, 1.0)
         head = weight.to(hidden.dtype)
@@ -129,12 +129,12 @@ class _SumOfLosses(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, outer: Tensor, _: Tensor):
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * (outer / ctx.scale), weight_gradient * outer, None, None, None, None
 
 
-def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Tensor]:
+def overlapping_rows(ids: Tensor, length: int, stride: int):
     """Return inputs and targets, (rows, length) each; a row starts every `stride` tokens."""
     if not 1 <= stride <= length:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
@@ -146,7 +146,7 @@ def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Ten
 # ---- forms ----
 
 
-def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, gradient_scale: float) -> Losses:
+def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, gradient_scale: float):
     """Compute the softmax in fp32, in few passes over memory: a CPU spends its time on them."""
     z = logits.float()
     if softcap:
@@ -173,5 +173,5 @@ def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int,
 
 
 @cache
-def compiled_form() -> Form:
+def compiled_form():
     return torch.compile(torch_form, dynamic=True)

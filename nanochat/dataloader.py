@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, asdict, dataclass
 from itertools import product
 
-import numpy as np
 import torch
 
 from nanochat.data.corpus import Corpus
@@ -37,16 +36,16 @@ class BatchSource(Iterator, AbstractContextManager):
     progress: float  # 0..1, may go beyond 1
     metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
 
-    def split(self, batch: Batch, rows: int) -> list[Batch]:
+    def split(self, batch: Batch, rows: int):
         """Return the micro-batches of a batch; rows: as many as fit into memory."""
         columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
         return list(zip(*columns, strict=True))
 
-    def merge(self, states: Sequence[Record]) -> Record:
+    def merge(self, states: Sequence[Record]):
         """Join the states from all ranks; any number of ranks can load the result."""
         return states[0]
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: object):
         pass
 
 
@@ -77,10 +76,10 @@ class Loader(BatchSource):
         # Saved in checkpoints, as what subclasses add: names and values must not change.
         self._setting = {"tokenizer": self.tokenizer.content_hash, "seed": self.seed, "seq_len": self.seq_len}
 
-    def __next__(self) -> Batch:
+    def __next__(self):
         return next(self._batches)
 
-    def _take_batches(self) -> Iterator[Batch]:
+    def _take_batches(self):
         """Yield the batches from the position of the consumer on, on the device; a thread makes the next ones."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")  # one thread: the batches have an order
         made = self._make_batches()
@@ -97,7 +96,7 @@ class Loader(BatchSource):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _make_batches(self) -> Iterator[tuple[torch.Tensor, list]]:
+    def _make_batches(self):
         """Yield inputs and targets as one tensor, and the marks of their rows; runs in the thread."""
         shape = (2, self.batch_size // self.world_size, self.seq_len)
         rows = self._rows()
@@ -109,16 +108,16 @@ class Loader(BatchSource):
                 marks.append(mark)
             yield batch, marks
 
-    def close(self) -> None:
+    def close(self):
         """End the background thread; the next batch starts a new one at the position of the consumer."""
         self._batches.close()
         self._batches = self._take_batches()
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: object):
         self.close()
 
 
-def require_multiple(name: str, count: int, ranks: int) -> None:
+def require_multiple(name: str, count: int, ranks: int):
     """Raise a ValueError if the ranks cannot have the same number each."""
     if count % ranks:
         raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
@@ -157,11 +156,11 @@ class TextLoader(Loader):
         lanes = range(self.rank, self.lanes, self.world_size)
         self._chunks = dict.fromkeys(product(lanes, range(len(sources))), Chunk())  # by Place
 
-    def _consumed(self, marks: list[tuple[Place, Chunk]]) -> None:
+    def _consumed(self, marks: list[tuple[Place, Chunk]]):
         self._chunks.update(marks)
         self._row += self.batch_size
 
-    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[Place, Chunk]]]:
+    def _rows(self):
         """Yield the rows for this rank, each marked with place and chunk."""
         lanes = {}
         for (number, source), chunk in self._chunks.items():
@@ -181,20 +180,20 @@ class TextLoader(Loader):
 
     # ---- position of the consumer ----
 
-    def state_dict(self) -> Record:
+    def state_dict(self):
         """Return the position as small JSON, only for the lanes of this rank: see `merge`."""
         lanes = {}
         for (lane, _), chunk in self._chunks.items():  # the sources of a lane in order
             lanes.setdefault(str(lane), []).append(asdict(chunk))
         return {"setting": self._setting, "rows": self._row, "lanes": lanes}
 
-    def merge(self, states: Sequence[Record]) -> Record:
+    def merge(self, states: Sequence[Record]):
         lanes = {}
         for state in states:
             lanes |= state["lanes"]
         return states[0] | {"lanes": lanes}
 
-    def load_state_dict(self, state: Record) -> None:
+    def load_state_dict(self, state: Record):
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.close()
         self._row = state["rows"]

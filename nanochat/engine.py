@@ -7,7 +7,7 @@ step late, so no step waits for the host.
 
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -71,7 +71,7 @@ class Completion:
     # One per token, and one more if the model chose to stop; 0 if the request does not ask.
     logprobs: list[float] = field(default_factory=list)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event):
         if event.reason not in ("length", "error"):  # a cut sample has no chosen end
             self.logprobs.append(event.logprob)
         if event.token is None:
@@ -104,7 +104,7 @@ class _Sequence:
     forced: int = 0  # tokens left from the calculator's answer
     expression: list[int] | None = None  # tokens since <|python_start|>
 
-    def add(self, token: int | None, **facts: Any) -> None:
+    def add(self, token: int | None, **facts: Any):
         """Give the job an event; facts: the further fields."""
         self.job.events.append(Event(self.number, self.sample, token, **facts))
 
@@ -129,7 +129,7 @@ class Engine:
         self.longest = 0  # most tokens that any sequence so far may have
         self.unread = None  # on CUDA: the last step, with tokens not yet followed
 
-    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
+    def generate(self, requests: Sequence[Request]):
         """Return the n completions of each request."""
         completions = [[Completion() for _ in range(request.n)] for request in requests]
         # Samples end in any order; each event names the request and the sample.
@@ -137,7 +137,7 @@ class Engine:
             completions[event.request][event.sample].add(event)
         return completions
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+    def stream(self, requests: Sequence[Request]):
         """Yield all samples' events as they come, in order within a sample; closing the iterator cancels them."""
         job = self.submit(requests)
         try:
@@ -148,7 +148,7 @@ class Engine:
         finally:
             self.cancel(job)
 
-    def submit(self, requests: Sequence[Request]) -> Job:
+    def submit(self, requests: Sequence[Request]):
         """Queue requests; ValueError for an invalid one. The samples run in the steps that follow."""
         job = Job()
         sequences = []
@@ -169,7 +169,7 @@ class Engine:
         return job
 
     @torch.inference_mode()
-    def cancel(self, job: Job, *samples: tuple[int, int]) -> None:
+    def cancel(self, job: Job, *samples: tuple[int, int]):
         """End a job's samples, or only these (request, sample) pairs, and free the slots."""
         leaving = [sequence for sequence in (*self.waiting, *self.rows) if sequence.job is job]
         if samples:
@@ -182,7 +182,7 @@ class Engine:
                 self.waiting.remove(sequence)
 
     @torch.inference_mode()
-    def step(self) -> None:
+    def step(self):
         """Give each running sequence a token and each job the new events, on CUDA the events from the step before."""
         self._schedule()
         step = self._run() if self.rows else None
@@ -194,7 +194,7 @@ class Engine:
 
     # ---- schedule ----
 
-    def _schedule(self) -> None:
+    def _schedule(self):
         """Move waiting sequences into free slots."""
         if not self.waiting:
             return
@@ -223,7 +223,7 @@ class Engine:
         if self.rows[running:]:
             self.decoder.seat(running, [self._start(sequence) for sequence in self.rows[running:]])
 
-    def _start(self, sequence: _Sequence) -> dict[str, Any]:
+    def _start(self, sequence: _Sequence):
         """Return the row for `Decoder.seat`."""
         request = sequence.request
         halting = np.zeros(self.config.vocab_size, dtype=bool)
@@ -246,7 +246,7 @@ class Engine:
 
     # ---- run ----
 
-    def _run(self) -> "_Step":
+    def _run(self):
         words = self.config.vocab_size
         # Only the parts that some row needs run in this step.
         sampled = [sequence.request for sequence in self.rows if sequence.request.temperature]
@@ -262,7 +262,7 @@ class Engine:
 
     # ---- follow ----
 
-    def _follow(self, step: "_Step") -> None:
+    def _follow(self, step: "_Step"):
         """Turn a step's tokens into events."""
         if step.event is not None:  # the copy to the host may still run
             step.event.synchronize()
@@ -278,7 +278,7 @@ class Engine:
                     print_line(f"engine: a sample ends with an error\n{traceback.format_exc()}")
                     self._end(sequence, "error")
 
-    def _follow_token(self, sequence: _Sequence, token: int, logprob: float) -> None:
+    def _follow_token(self, sequence: _Sequence, token: int, logprob: float):
         sampled = sequence.forced == 0
         if not sampled:
             sequence.forced -= 1
@@ -296,7 +296,7 @@ class Engine:
             sequence.forced = min(len(answer), room)
             self.decoder.resume(sequence.slot, sequence.length, answer[:room])
 
-    def _answer(self, sequence: _Sequence, token: int) -> list[int] | None:
+    def _answer(self, sequence: _Sequence, token: int):
         """Return the calculator's answer, perhaps empty, if the token ends an expression (the row waits); else None."""
         if token == self.special["<|python_start|>"]:
             sequence.expression = []
@@ -313,12 +313,12 @@ class Engine:
             return []  # no answer: the model continues
         return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
 
-    def _end(self, sequence: _Sequence, reason: str, logprob: float = 0.0) -> None:
+    def _end(self, sequence: _Sequence, reason: str, logprob: float = 0.0):
         self._release(sequence)
         sequence.job.open -= 1
         sequence.add(None, reason=reason, logprob=logprob)
 
-    def _release(self, sequence: _Sequence) -> None:
+    def _release(self, sequence: _Sequence):
         """Free a slot and move the last sequence there, because a step runs the first slots."""
         moved = self.rows.pop()
         if moved is not sequence:

@@ -16,13 +16,13 @@ FIRST_CAPABILITY = (8, 9)  # of CUDA devices with fp8 in their tensor cores
 SMALLEST_PEAK = 1e-12  # a tensor of zeros is scaled by this, to avoid a division by 0
 
 
-def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor, dtype: torch.dtype):
     """Return (x in fp8, contiguous; 0-d fp32 scale that multiplies back); values that are not finite become NaN."""
     scale = _scale(torch.linalg.vector_norm(x, math.inf, dtype=torch.float32), dtype)
     return (x.float() / scale).to(dtype).contiguous(), scale
 
 
-def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
+def _scale(largest: Tensor, dtype: torch.dtype):
     """Return the scale with which the largest value lands on the limit: nothing overflows."""
     return largest.clamp(min=SMALLEST_PEAK) / torch.finfo(dtype).max
 
@@ -31,9 +31,7 @@ class _Float8Product(torch.autograd.Function):
     """x (M, K) @ weightᵀ for a weight (N, K), given as fp8 copies by rows (N, K) and by columns (K, N)."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: Tensor, weight: Tensor, by_rows: Tensor, by_columns: Tensor, weight_scale: Tensor
-    ) -> Tensor:
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, by_rows: Tensor, by_columns: Tensor, weight_scale: Tensor):
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
         # Sums in the forward keep fewer digits. The kernel takes its right matrix as a transposed view.
@@ -48,7 +46,7 @@ class _Float8Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, outer: Tensor):
         x8, x_scale, by_columns, weight_scale = ctx.saved_tensors
         outer8, outer_scale = quantize(outer, BACKWARD)
         x_gradient = torch._scaled_mm(outer8, by_columns.t(), outer_scale, weight_scale, out_dtype=outer.dtype)
@@ -69,14 +67,14 @@ class Float8Linear(nn.Linear):
         # By rows, by columns, scale. No buffers: they would be in checkpoints, and be cast along with the model.
         self.quantized = by_rows, by_rows.t().contiguous(), scale
 
-    def refresh(self, new_scale: Tensor) -> None:
+    def refresh(self, new_scale: Tensor):
         """Quantize the weight again, into the same memory, which compiled graphs read."""
         by_rows, by_columns, scale = self.quantized
         scale.copy_(new_scale)
         by_rows.copy_(self.weight.detach() / scale)
         by_columns.copy_(by_rows.t())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor):
         """Map (…, in) to (…, out): in fp8 if a gradient is recorded in training mode, else in the dtype of x."""
         if not (self.training and torch.is_grad_enabled()):
             return nn.functional.linear(x, self.weight.to(x.dtype))
@@ -90,7 +88,7 @@ class Float8Linear(nn.Linear):
         return product.reshape(*x.shape[:-1], self.out_features)
 
 
-def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False) -> list[str]:
+def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False):
     """Replace the Linears that gain by Float8Linear; return their names. The model is on its device.
 
     Not replaced: the head, whose product is part of the loss, sides that are no multiple of 16, and sides under
@@ -110,7 +108,7 @@ def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False) -> lis
     return replaced
 
 
-def refresh(model: nn.Module) -> None:
+def refresh(model: nn.Module):
     """Quantize the weights again, after each optimizer step; does nothing to a model without fp8 layers."""
     layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
     if layers:

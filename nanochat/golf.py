@@ -27,7 +27,7 @@ from nanochat.gpt import GPT, GPTConfig
 ROOT = Path(__file__).parent.parent
 
 
-def load(artifact: Artifact, device: str) -> GPT:
+def load(artifact: Artifact, device: str):
     """Return the artifact's model."""
     with torch.device("meta"):
         model = GPT(GPTConfig(**artifact.config))
@@ -39,15 +39,13 @@ def load(artifact: Artifact, device: str) -> GPT:
     return model.eval().requires_grad_(False)
 
 
-def encode(documents: Sequence[str], tokenizer: rustbpe.Tokenizer) -> Tensor:
+def encode(documents: Sequence[str], tokenizer: rustbpe.Tokenizer):
     """Return the tokens of all documents, each after <|bos|>."""
     bos = tokenizer.special_tokens["<|bos|>"]
     return torch.tensor([token for text in documents for token in (bos, *tokenizer.encode(text).tolist())])
 
 
-def score(
-    model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, deadline: float = math.inf
-) -> tuple[float, int, int]:
+def score(model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, deadline: float = math.inf):
     """Return the summed loss in nats of tokens that stand for bytes, their bytes, and their number.
 
     The first row that has a token as target gives it the longest context. rows: at once. TimeoutError after the
@@ -71,14 +69,14 @@ def score(
     return nats, size, scored
 
 
-def sources() -> dict[str, int]:
+def sources():
     """Return the files of this repository that this process has imported, with their bytes."""
     files = {Path(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
     own = [file for file in sorted(files) if file.is_relative_to(ROOT) and "site-packages" not in file.parts]
     return {str(file.relative_to(ROOT)): file.stat().st_size for file in own}
 
 
-def main(words: Sequence[str]) -> None:
+def main(words: Sequence[str]):
     """Score an artifact, and print the score with its facts as JSON."""
     started = time.monotonic()
     parser = ArgumentParser()

@@ -6,7 +6,7 @@ the optimizer read both; export refuses unknown fields. `--model=reference,FIELD
 
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, exclude_own, make_mask, previous
-from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, cross_entropy
+from nanochat.cross_entropy import SAFE_EXPONENT, cross_entropy
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -77,35 +77,35 @@ class GPTConfig:
             raise ValueError("induction needs smear, and kv_heads above 1")
 
     @property
-    def head_dim(self) -> int:
+    def head_dim(self):
         return self.width // self.heads
 
     @property
-    def kv_width(self) -> int:
+    def kv_width(self):
         return self.kv_heads * self.head_dim
 
     @property
-    def attention_scale(self) -> float:
+    def attention_scale(self):
         return self.qk_scale**2 * self.head_dim**-0.5
 
     @property
-    def scores_are_bounded(self) -> bool:
+    def scores_are_bounded(self):
         """Return True if exp(score) fits into fp32 for any weights: normed queries and keys have length √head_dim."""
         return not self.query_gain and self.attention_scale * self.head_dim <= SAFE_EXPONENT  # by Cauchy-Schwarz
 
     @property
-    def padded_vocab(self) -> int:
+    def padded_vocab(self):
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @cached_property
-    def windows(self) -> list[int]:
+    def windows(self):
         """Return the number of keys that a token sees in each layer, the token included; 0: all."""
         short = -(-self.max_seq_len // (4 * SHORT_MULTIPLE)) * SHORT_MULTIPLE + 1  # as in the public reference
         letters = (self.window_pattern * self.depth)[: self.depth - 1] + "L"
         return [short if letter == "S" and short < self.max_seq_len else 0 for letter in letters]
 
     @property
-    def value_layers(self) -> list[int]:
+    def value_layers(self):
         return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
 
 
@@ -124,15 +124,15 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int):
         super().__init__(inputs, outputs, bias=False)
 
-    def reset_parameters(self) -> None:
+    def reset_parameters(self):
         self.rounded = None  # values that act in place of the weight's (quant.py); init_weights gives the weight's
 
     @property
-    def active_weight(self) -> Tensor:
+    def active_weight(self):
         """The weight, or its rounded values plus zero, by which the weight gets their gradient (straight-through)."""
         return self.weight if self.rounded is None else self.rounded + (self.weight - self.weight.detach())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor):
         return F.linear(x, self.active_weight.to(x.dtype))
 
 
@@ -142,7 +142,7 @@ class Embedding(nn.Embedding):
     reset_parameters = Linear.reset_parameters
     active_weight = Linear.active_weight
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor):
         grad = self.weight.grad
         # A view is a place in our optimizer's buffer, which is never replaced: a sparse gradient is added to it by
         # index, and no whole table is made. Other optimizers do not take sparse gradients; nobody tried them on MPS.
@@ -150,7 +150,7 @@ class Embedding(nn.Embedding):
         return F.embedding(ids, self.active_weight, sparse=sparse)
 
 
-def norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
+def norm(x: Tensor, eps: float = NORM_EPS):
     return F.rms_norm(x, x.shape[-1:], eps=eps)  # sums squares in fp32 for every dtype of x
 
 
@@ -181,7 +181,7 @@ class Attention(nn.Module):
         self.qkv = None
         self.qkv_parts = [config.heads + config.kv_heads, config.kv_heads]
 
-    def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
+    def forward(self, x: Tensor, layer: LayerContext):
         config = self.config
         *parts, v = self.project(x)  # queries and keys are one part if one product made both: one rotation and norm
         if self.ve_gate is not None:
@@ -197,16 +197,16 @@ class Attention(nn.Module):
             y = exclude_own(y, v)
         return self.o(y.flatten(-2))
 
-    def project(self, x: Tensor) -> list[Tensor]:
+    def project(self, x: Tensor):
         """Return queries, keys and values, or the parts that one product makes, (B, T, some heads, head_dim) each."""
         if self.qkv is not None:
             return self.qkv(x).unflatten(-1, (-1, self.config.head_dim)).split(self.qkv_parts, dim=2)
         return [layer(x).unflatten(-1, (-1, self.config.head_dim)) for layer in (self.q, self.k, self.v)]
 
-    def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
+    def rotate(self, part: Tensor, rotation: Rotation):
         return rotation.apply(part)
 
-    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
+    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None):
         return (k, v) if store is None else store(k, v)
 
 
@@ -221,16 +221,16 @@ class InductionAttention(Attention):
         self.shifted = config.kv_heads // 2
         self.qkv_parts = [config.heads, config.kv_heads, config.kv_heads]  # q and k differ in such heads: keep apart
 
-    def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
+    def rotate(self, part: Tensor, rotation: Rotation):
         unrotated = part.shape[2] * self.shifted // self.config.kv_heads
         return torch.cat([part[:, :, :unrotated].float(), rotation.apply(part[:, :, unrotated:])], dim=2)
 
-    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
+    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None):
         k, v = super().keys_and_values(k, v, store)  # a cache stores unshifted keys
         return torch.cat([previous(k[:, :, : self.shifted]), k[:, :, self.shifted :]], dim=2), v
 
     @torch.no_grad()
-    def match_queries(self) -> None:
+    def match_queries(self):
         group = self.config.heads // self.config.kv_heads
         q = self.q.weight.unflatten(0, (-1, self.config.head_dim))  # (heads, head_dim, width)
         k = self.k.weight.unflatten(0, (-1, self.config.head_dim))
@@ -246,7 +246,7 @@ class MLP(nn.Module):
         self.gate = Linear(config.width, units) if has_gate else None
         self.down = Linear(units, config.width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor):
         gate = None if self.gate is None else self.gate(x)
         return self.down(self.activation(self.up(x), gate))
 
@@ -259,7 +259,7 @@ class Block(nn.Module):
         self.attn = (InductionAttention if config.induction else Attention)(config, number)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
+    def forward(self, x: Tensor, layer: LayerContext):
         if layer.residual_lambda is not None:
             x = layer.residual_lambda * x
         if layer.x0_lambda is not None:
@@ -304,21 +304,21 @@ class GPT(nn.Module):
         self.rotary = RotaryTable(config.max_seq_len, config.rope_dims or config.head_dim, config.rope_base)
 
     @property
-    def device(self) -> torch.device:
+    def device(self):
         return self.embed.weight.device
 
     @property
-    def head_weight(self) -> Tensor:
+    def head_weight(self):
         return (self.embed if self.config.tie_embeddings else self.head).active_weight
 
-    def compile_parts(self) -> None:
+    def compile_parts(self):
         """Compile the loss and the blocks, with one graph for equal blocks; slower to start, faster to run."""
         torch._dynamo.config.recompile_limit = 64  # kinds of block x shapes x training or not; 8 would be too few
         for block in self.blocks:
             block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
         self.compiled = True
 
-    def to_empty(self, *, device: torch.device | str) -> "GPT":
+    def to_empty(self, *, device: torch.device | str):
         """Do the same as torch's method, and fill the tables that no checkpoint holds.
 
         torch's own would import the compiler's algebra, which takes seconds.
@@ -327,10 +327,10 @@ class GPT(nn.Module):
         self.rotary.fill()
         return self
 
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int):
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
 
-        def initial(name: str, parameter: nn.Parameter) -> Tensor:
+        def initial(name: str, parameter: nn.Parameter):
             generator = Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
             return parameter_row(name).initial(torch.empty(parameter.shape, device="cpu"), self.config, generator)
 
@@ -344,19 +344,17 @@ class GPT(nn.Module):
             for block in self.blocks:
                 block.attn.match_queries()
 
-    def forward(
-        self, ids: Tensor, targets: Tensor | None = None, reduction: str = "sum", cache: "Cache | None" = None
-    ) -> Tensor:
+    def forward(self, ids: Tensor, targets: Tensor | None = None, reduction: str = "sum", cache: "Cache | None" = None):
         """Return logits (B, T, vocab_size), or the loss at targets (B, T; -1: none): the sum, or (B, T) for "none"."""
         hidden = self.hidden(ids, cache)
         return self.logits(hidden) if targets is None else self.loss(hidden, targets, reduction)
 
-    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None) -> Reduced:
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None):
         """Return the loss of the head's inputs (…, width) at targets, as `forward` does. factors: see cross_entropy."""
         settings = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "compiled": self.compiled}
         return cross_entropy(hidden, self.head_weight, targets, reduction=reduction, factors=factors, **settings)
 
-    def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
+    def hidden(self, ids: Tensor, cache: "Cache | None" = None):
         """Return the head's input, (B, T, width) in compute_dtype."""
         context = self.context(ids, cache)
         x = context.x0
@@ -364,7 +362,7 @@ class GPT(nn.Module):
             x = self.sweep(x, context._replace(first=number * self.config.depth))
         return x
 
-    def context(self, ids: Tensor, cache: "Cache | None" = None) -> Context:
+    def context(self, ids: Tensor, cache: "Cache | None" = None):
         """Return the inputs common to all blocks for tokens (B, T); with a cache they continue the cache's rows."""
         config, length = self.config, ids.shape[1]
         positions = None if cache is None else cache.positions
@@ -376,7 +374,7 @@ class GPT(nn.Module):
         rotation = self.rotary(slice(length) if positions is None else positions)
         return Context(ids, self._smear(self._embed(ids), ids, cache), rotation, masks, cache)
 
-    def sweep(self, x: Tensor, context: Context) -> Tensor:
+    def sweep(self, x: Tensor, context: Context):
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
         x = x.view_as(x)  # were x and x0 the same tensor, the compiler would make another graph
         for i, layer in enumerate(self.layers(context)):
@@ -388,7 +386,7 @@ class GPT(nn.Module):
                 middle = x
         return norm(self.back_out(x, middle))
 
-    def layers(self, context: Context) -> Iterator[LayerContext]:
+    def layers(self, context: Context):
         """Yield each block's inputs besides the state."""
         config = self.config
         no_lambdas = [None] * config.depth
@@ -405,14 +403,14 @@ class GPT(nn.Module):
                 store=None if context.cache is None else partial(context.cache.update, context.first + i),
             )
 
-    def back_out(self, x: Tensor, middle: Tensor) -> Tensor:
+    def back_out(self, x: Tensor, middle: Tensor):
         """Return the last layer's output without a part of the middle layer's."""
         return x - self.backout_lambda.to(x.dtype) * middle if self.config.backout else x
 
-    def _embed(self, ids: Tensor) -> Tensor:
+    def _embed(self, ids: Tensor):
         return norm(self.embed(ids).to(self.compute_dtype))
 
-    def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None") -> Tensor:
+    def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None"):
         """Return embeddings x plus a part of the previous token's; a document's first token takes none."""
         if not self.config.smear:
             return x
@@ -425,20 +423,20 @@ class GPT(nn.Module):
         gate = self.smear_lambda.to(x.dtype) * torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_INPUTS]))
         return x + gate.masked_fill(is_first[..., None], 0) * before
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Tensor):
         """Return (…, vocab_size) in fp32."""
         config = self.config
         logits = F.linear(hidden, self.head_weight.to(hidden.dtype)) if config.tie_embeddings else self.head(hidden)
         logits = logits[..., : config.vocab_size].float()
         return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
 
-    def sweep_flops(self) -> int:
+    def sweep_flops(self):
         """Return FLOPs for all blocks, run `sweeps` times: 6 per matmul weight, 12 per channel and key; no norms."""
         weights = sum(weight.numel() for weight in self.blocks.parameters() if weight.ndim == 2)
         keys = (window or self.config.max_seq_len for window in self.config.windows)
         return self.config.sweeps * (6 * weights + 12 * self.config.width * sum(keys))
 
-    def flops_per_token(self) -> int:
+    def flops_per_token(self):
         """Return FLOPs forward and backward: of the blocks, the head, and smear."""
         return self.sweep_flops() + 6 * (self.head_weight.numel() + SMEAR_GATE_INPUTS * self.config.smear)
 
@@ -451,18 +449,18 @@ class ParameterRow(NamedTuple):
     initial: Initial
 
 
-def parameter_row(name: str) -> ParameterRow:
+def parameter_row(name: str):
     rows = [row for row in PARAMETERS if re.fullmatch(row.pattern, name)]
     assert len(rows) == 1, f"{name} matches {len(rows)} rows of gpt.PARAMETERS, and must match one"
     return rows[0]
 
 
-def _uniform(factor: float) -> Initial:  # standard deviation factor / √width, without outliers
+def _uniform(factor: float):  # standard deviation factor / √width, without outliers
     return lambda t, config, generator: t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5 * factor
 
 
-def _matrix(factor: float) -> Initial:  # 0: it writes the residual stream
-    def initial(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
+def _matrix(factor: float):  # 0: it writes the residual stream
+    def initial(t: Tensor, config: GPTConfig, generator: Generator):
         if config.orthogonal:
             return nn.init.orthogonal_(t, 1.0 if factor else (2 * config.depth) ** -0.5, generator)
         return _uniform(factor)(t, config, generator) if factor else t.zero_()
@@ -470,11 +468,11 @@ def _matrix(factor: float) -> Initial:  # 0: it writes the residual stream
     return initial
 
 
-def _line(first: float, last: float) -> Initial:  # over the layers
+def _line(first: float, last: float):  # over the layers
     return lambda t, config, generator: torch.linspace(first, last, len(t), device="cpu")
 
 
-def _gate(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
+def _gate(t: Tensor, config: GPTConfig, generator: Generator):
     return t.uniform_(0, 0.02, generator=generator)
 
 

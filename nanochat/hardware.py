@@ -27,11 +27,11 @@ class Accelerator(NamedTuple):
     dollars: Figure = None
 
     @property
-    def precision(self) -> str:
+    def precision(self):
         """Return the precision to train in by default: bf16, or fp32 without bf16."""
         return "fp32" if self.fp32 and not self.bf16 else "bf16"
 
-    def peak(self, dtype: str) -> Figure:
+    def peak(self, dtype: str):
         """Return the peak FLOP/s in a precision."""
         rate = getattr(self, dtype)
         return rate and rate * 1e12
@@ -73,14 +73,14 @@ TRAINING_RATES = {
 NEAR_DEPTH = 4  # layers; a rate says little about models that differ more
 
 
-def known_rate(accelerator: Accelerator, dtype: str, depth: int) -> tuple[float, str]:
+def known_rate(accelerator: Accelerator, dtype: str, depth: int):
     """Return the share and the source of the rate nearest in depth; 0 and no source if none is near."""
     rates = TRAINING_RATES.get((accelerator.name, dtype), {})
     nearest = min(rates, key=lambda layers: abs(layers - depth), default=math.inf)
     return rates[nearest] if abs(nearest - depth) <= NEAR_DEPTH else (0.0, "")
 
 
-def find_accelerator(name: str) -> Accelerator:
+def find_accelerator(name: str):
     """Return the accelerator that a driver or a person names; an unknown one has nothing but a name.
 
     A person's case and separators do not count.
@@ -92,7 +92,7 @@ def find_accelerator(name: str) -> Accelerator:
     return Accelerator(name)
 
 
-def parse_hardware(text: str) -> tuple[int, Accelerator]:
+def parse_hardware(text: str):
     """Return (number, accelerator) for text like 8xH100."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})", text.strip())
     if not match:
@@ -100,5 +100,5 @@ def parse_hardware(text: str) -> tuple[int, Accelerator]:
     return int(match[1] or 1), find_accelerator(match[2])
 
 
-def _plain(name: str) -> str:
+def _plain(name: str):
     return re.sub(r"[\s_-]", "", name).lower().removeprefix("rtx")

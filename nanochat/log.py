@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -32,21 +32,21 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # ---- printing ----
 
 
-def is_main_rank() -> bool:
+def is_main_rank():
     return os.environ.get("RANK", "0") == "0"  # torchrun sets RANK; else there is one process
 
 
-def harmless(text: str) -> str:
+def harmless(text: str):
     """Return text for a terminal: \ufffd replaces control characters."""
     return CONTROL.sub("\ufffd", text)
 
 
-def print_line(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
+def print_line(*values: Any, sep: str = " ", file: TextIO | None = None):
     """Print whole lines at once, from any rank: the last lines of a run that dies are in its log."""
     write(harmless(sep.join(map(str, values))) + "\n", file or sys.stdout)
 
 
-def write(text: str, file: TextIO) -> None:
+def write(text: str, file: TextIO):
     """Print text as it is. A terminal that has closed fails every write: from then on, the text goes nowhere."""
     try:
         print(end=text, file=file, flush=True)  # in one piece: lines from threads and ranks must not mix
@@ -56,7 +56,7 @@ def write(text: str, file: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
-def print0(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
+def print0(*values: Any, sep: str = " ", file: TextIO | None = None):
     """Print on rank 0 only."""
     if is_main_rank():
         print_line(*values, sep=sep, file=file)
@@ -65,7 +65,7 @@ def print0(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
 # ---- numbers, durations and tables as text ----
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float):
     """Return 4.2s, 12m05s or 3h25m."""
     minutes, rest = divmod(round(seconds), 60)  # rounded first: 59.9 seconds are 1m00s
     if minutes >= 60:
@@ -73,7 +73,7 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{seconds:.1f}s"
 
 
-def format_value(value: Any) -> str:
+def format_value(value: Any):
     """Return a metric as text: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
     if isinstance(value, dict):  # {"value", "stderr", "format", "unit"}
         spec = value.get("format", "")
@@ -89,7 +89,7 @@ def format_value(value: Any) -> str:
     return str(value).replace("\n", " ")
 
 
-def format_cell(value: float | str | None, spec: str = "") -> str:
+def format_cell(value: float | str | None, spec: str = ""):
     """Return a table's cell; texts and NaN ignore the column's format, and None is a dash."""
     if value is None:
         return "-"
@@ -98,14 +98,14 @@ def format_cell(value: float | str | None, spec: str = "") -> str:
     return format(value, spec) if spec else format_value(value)
 
 
-def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> Record:
+def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]]):
     """Return a table as an outcome holds it. columns: names, some with a number format: Task | Score:.4f."""
     # A colon within a name has a space after it.
     names = [re.fullmatch(r"\s*(.*?)(?::(\S*))?\s*", column).groups("") for column in columns.split("|")]
     return {"title": title, "columns": names, "rows": rows}
 
 
-def markdown_table(table: Record) -> str:
+def markdown_table(table: Record):
     """Return an outcome's table in Markdown. Short cells are padded, so that the source reads as a table too."""
     names, specs = zip(*table["columns"], strict=True)
     rows = [names, *(map(format_cell, row, specs) for row in table["rows"])]
@@ -116,7 +116,7 @@ def markdown_table(table: Record) -> str:
     return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
 
 
-def terminal_table(table: Record) -> str:
+def terminal_table(table: Record):
     """Return an outcome's table for the terminal: the title, then the table in Markdown."""
     return f"{table['title']}\n{markdown_table(table)}"
 
@@ -124,12 +124,12 @@ def terminal_table(table: Record) -> str:
 # ---- constants in text tables ----
 
 
-def parse_rows(text: str, gap: str = " {2,}") -> list[list[str]]:
+def parse_rows(text: str, gap: str = " {2,}"):
     """Return the cells of each line. gap: the pattern between two cells."""
     return [re.split(gap, line.strip()) for line in text.strip().splitlines()]
 
 
-def parse_table(kind: Callable[..., Parsed], text: str) -> list[Parsed]:
+def parse_table(kind: Callable[..., Parsed], text: str):
     """Return the lines as objects. The first line names the fields; a dash leaves a field its default."""
     names, *lines = parse_rows(text)
     table = []
@@ -139,7 +139,7 @@ def parse_table(kind: Callable[..., Parsed], text: str) -> list[Parsed]:
     return table
 
 
-def _number(cell: str) -> float | str:
+def _number(cell: str):
     """Return the number in a cell, or the cell if it is none."""
     try:
         return float(cell)
@@ -150,7 +150,7 @@ def _number(cell: str) -> float | str:
 # ---- metrics ----
 
 
-def read_metrics(path: Path) -> list[Record]:
+def read_metrics(path: Path):
     """Return a metric log's valid records: the last one for each (kind, step), in training order.
 
     A marker that a run resumed at step N drops earlier records with a later step. A line that a killed process left
@@ -172,7 +172,7 @@ def read_metrics(path: Path) -> list[Record]:
     return list(kept.values())
 
 
-def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: str = "step") -> list[list[float]]:
+def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: str = "step"):
     """Return the x and y values for a metric, averaged over groups so that at most `most` points remain.
 
     over: the figure on the x axis. A record without it (a validation, which counts no tokens) has the x of the record
@@ -209,7 +209,7 @@ class MetricLog:
                     settings = wandb.Settings(init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS)
                     self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=settings)
 
-    def write(self, kind: str, step: int, **figures: Any) -> None:
+    def write(self, kind: str, step: int, **figures: Any):
         """Append a record; it replaces an earlier one with the same kind and step.
 
         The operating system has the record when this returns; it is not fsynced.
@@ -230,23 +230,23 @@ class MetricLog:
             with self._mirroring():
                 self._wandb.log({"step": step, **figures})
 
-    def resume(self, step: int) -> None:
+    def resume(self, step: int):
         """Continue from a step: earlier records with later steps are dropped once the next one is written.
 
         Step -1 starts again in a folder that may hold another run's log.
         """
         self._before = [{"kind": RESUMED, "step": step}] if self.path.exists() else []
 
-    def __enter__(self) -> "MetricLog":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: object):
         if self._wandb:
             with self._mirroring():
                 self._wandb.finish()
 
     @contextmanager
-    def _mirroring(self) -> Iterator[None]:
+    def _mirroring(self):
         try:
             yield
         except Exception as error:  # training goes on, whatever a service does
@@ -269,7 +269,7 @@ class Progress:
         self._first = None  # clock and share at the first update
         self._line = ""  # the newest, not printed yet
 
-    def update(self, text: str, share: float) -> None:
+    def update(self, text: str, share: float):
         """Print the text and the time left if the last line is old enough. share: done so far, 0 to 1."""
         now = time.monotonic()
         self._first = self._first or (now, share)
@@ -281,14 +281,14 @@ class Progress:
             self._shown = now
             self.close()
 
-    def close(self) -> None:
+    def close(self):
         """Print the newest line, unless it is printed already."""
         if self._line:
             print0(self._line)
         self._line = ""
 
 
-def step_line(figures: Figures, loss: float, steps: int | None) -> str:
+def step_line(figures: Figures, loss: float, steps: int | None):
     """Return a training step's line. figures: its record in the metric log. loss: smoothed.
 
     steps: in the whole run; None where a clock or the data ends training.

@@ -1,6 +1,5 @@
 """The model registry: from a manifest or a --model value to a config, and from a config to a model."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 
@@ -69,7 +68,7 @@ CONFIGURATIONS = {  # --model: name → fields that may differ from the defaults
 }
 
 
-def config_of(manifest: Record) -> GPTConfig:
+def config_of(manifest: Record):
     """Return the model config described by a checkpoint's manifest."""
     entry = dict(manifest["model"])
     entry.pop("kind", None)  # in older checkpoints, "gpt" for all models
@@ -79,13 +78,13 @@ def config_of(manifest: Record) -> GPTConfig:
         raise ValueError("another version of this code has written the checkpoint: train the model again") from None
 
 
-def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
+def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
     """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
     with torch.device("meta"):
         return model_class(config)(config, attention, checkpointing)
 
 
-def model_class(config: GPTConfig) -> type[GPT]:
+def model_class(config: GPTConfig):
     """Return the class of models with this config."""
     if config.sweeps < 1 or (config.supervision and config.sweeps > 1):
         raise ValueError(f"sweeps={config.sweeps} has to be at least 1, and 1 with supervision")
@@ -93,7 +92,7 @@ def model_class(config: GPTConfig) -> type[GPT]:
 
 
 @contextmanager
-def as_written(model: GPT) -> Iterator[None]:
+def as_written(model: GPT):
     """Run nothing compiled of a model in this context, for batches with ever new shapes."""
     before = model.attention
     # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
@@ -105,7 +104,7 @@ def as_written(model: GPT) -> Iterator[None]:
         model.attention = before
 
 
-def config_fields(text: str) -> Record:
+def config_fields(text: str):
     """Return the GPTConfig fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
 
     "reference,backout=false,softcap=0" is the reference with two fields changed. Sizes have separate flags.

@@ -24,7 +24,7 @@ Objective = Callable[[nn.Module, Batch], Loss]
 LEAST_LOSS = 0.1  # in nats: an exit with a lower loss counts as if it had this one when the next is compared with it
 
 
-def next_token(model: nn.Module, batch: Batch) -> Loss:
+def next_token(model: nn.Module, batch: Batch):
     """Return the summed cross-entropy for the next tokens. batch: inputs and targets, (rows, seq_len) each.
 
     A target of -1 is not counted.
@@ -45,7 +45,7 @@ class DeepSupervision:
     base: float
     reward: float
 
-    def __call__(self, model: "RecursiveGPT", batch: Batch) -> Loss:
+    def __call__(self, model: "RecursiveGPT", batch: Batch):
         inputs, targets = batch
         kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
         first = 1 - model.steps if self.base > 1 else 0  # powers above 1 could be too large for a float
@@ -66,7 +66,7 @@ class DeepSupervision:
         return total / len(sums), kept.sum(), metrics
 
 
-def pretraining(config: "RecursionSettings") -> Objective:
+def pretraining(config: "RecursionSettings"):
     """Return the objective for a new model."""
     if config.recursion == "off":
         return next_token

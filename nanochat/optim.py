@@ -54,13 +54,13 @@ class Group:
     weight_decay: float = 0.0
     eps: float = 1e-10  # AdamW only
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         # Schedules multiply these.
         self.initial_lr = self.lr
         self.initial_weight_decay = self.weight_decay
 
 
-def polar_express(x: Tensor) -> Tensor:
+def polar_express(x: Tensor):
     """Return nearly the nearest semi-orthogonal matrix to each of x (k, m, n), whose singular values are at most 1."""
     tall = x.size(-2) > x.size(-1)
     for a, b, c in POLAR_EXPRESS:
@@ -84,7 +84,7 @@ def muon_update(
     scale: Tensor,
     factors: Sequence[float | Tensor],
     polar_dtype: torch.dtype,
-) -> None:
+):
     """Update values (…, m, n) in place by one Muon step; gradients and momenta are (k, m, n).
 
     states: momenta and variances; the latter are (k, m, 1), or (k, 1, n) for matrices wider than tall. scale: a 0-d
@@ -119,7 +119,7 @@ def muon_update(
     values.mul_(1 - lr * weight_decay * shrinks).sub_(update)
 
 
-def _matrix_sum(x: Tensor) -> Tensor:
+def _matrix_sum(x: Tensor):
     return x.sum(dim=(-2, -1), keepdim=True)
 
 
@@ -132,7 +132,7 @@ class _Layout(NamedTuple):
     shape: tuple[int, ...]
     slot: int
 
-    def view(self, chunk: Tensor, place: int) -> Tensor:
+    def view(self, chunk: Tensor, place: int):
         return chunk.view(-1)[place * self.slot :][: math.prod(self.shape)].view(self.shape)
 
 
@@ -180,17 +180,17 @@ class _Stack(ABC):
             parameter.data = value.copy_(parameter.data)  # the model now reads the buffer itself
 
     @abstractmethod
-    def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
+    def update(self, scale: Tensor, optimizer: "Optimizer"):
         """Step this rank's share, `mine`, by the gradients `reduced` × scale (0-d)."""
 
-    def _zeros(self, *sizes: int) -> Tensor:
+    def _zeros(self, *sizes: int):
         return torch.zeros(self.chunks, *sizes, device=self.device)
 
-    def names(self, chunk: int) -> list[str]:
+    def names(self, chunk: int):
         first = chunk * self.per_chunk
         return [name for name, _ in self.members[first : first + self.per_chunk]]
 
-    def save(self) -> WholeStates:
+    def save(self):
         """Yield (name, whole states); ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
             # All ranks' shares end to end; one rank has everything.
@@ -207,7 +207,7 @@ class _Stack(ABC):
                     saved["step"] = self.steps[chunk]
                 yield name, saved
 
-    def load(self, read: ReadStates) -> None:
+    def load(self, read: ReadStates):
         """Take this rank's share from each whole state."""
         for chunk in range(self.chunks):
             wholes = {key: state.new_zeros(self.ranks, state.shape[1]) for key, state in self.states.items()}
@@ -228,7 +228,7 @@ class MuonStack(_Stack):
     state_bytes = 4  # the variances, one a row or column, are few
     scheduled = ("lr", "momentum", "weight_decay")
 
-    def _arrange(self, chunk_bytes: int) -> None:
+    def _arrange(self, chunk_bytes: int):
         # Each rank owns as many matrices, in chunks of equal size: the largest divisor that fits.
         owned = math.ceil(len(self.members) / self.ranks)
         most = max(chunk_bytes // (4 * self.ranks * self.numel), 1)
@@ -240,7 +240,7 @@ class MuonStack(_Stack):
         variances = _Layout((m, 1), m) if m >= n else _Layout((1, n), n)
         self.layouts = {"momentum": self.layout, "variance": variances}
 
-    def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
+    def update(self, scale: Tensor, optimizer: "Optimizer"):
         group = self.group
         m, n = self.shape
         lr = group.lr * max(1.0, m / n) ** 0.5
@@ -262,14 +262,14 @@ class AdamWStack(_Stack):
     state_bytes = 8
     scheduled = ("lr",)
 
-    def _arrange(self, chunk_bytes: int) -> None:
+    def _arrange(self, chunk_bytes: int):
         slot = 4 * math.ceil(self.numel / 4)  # 16 bytes: compiled code asks for aligned parameters
         self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
         self.share = 4 * math.ceil(self.per_chunk * slot / (4 * self.ranks))
         self.layout = _Layout(self.shape, slot)
         self.layouts = dict.fromkeys(("exp_avg", "exp_avg_sq"), self.layout)
 
-    def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
+    def update(self, scale: Tensor, optimizer: "Optimizer"):
         group = self.group
         # No AMSGrad; the kernel divides by grad_scale.
         adamw(
@@ -347,7 +347,7 @@ class Optimizer:
                     self._members.append(len(stack.names(chunk)))
 
     @torch.no_grad
-    def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0) -> Tensor:
+    def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0):
         """Update by the ranks' summed gradients × grad_scale, 0-d; return the gradient's norm, 0-d on the device.
 
         The norm is that before clipping to `clip` (0: none). The host does not wait for the device. Gradients are
@@ -366,7 +366,7 @@ class Optimizer:
         self._give_values(lambda stack: stack.update(scale, self))
         return norm
 
-    def _give_values(self, change: Callable[[_Stack], None]) -> None:
+    def _give_values(self, change: Callable[[_Stack], None]):
         """Change this rank's share of each stack, and gather the new values."""
         gathers = []
         for stack in self._stacks:
@@ -378,7 +378,7 @@ class Optimizer:
             gather.wait()
 
     @torch.no_grad
-    def update_average(self, step: int) -> None:
+    def update_average(self, step: int):
         """Move the average toward the weights after step `step` of a run, from 1. First it is the mean of all steps."""
         if self.ema:
             for stack in self._stacks:
@@ -386,7 +386,7 @@ class Optimizer:
 
     @contextmanager
     @torch.no_grad
-    def averaged(self) -> Iterator[None]:
+    def averaged(self):
         """Give the model the averaged weights in this context. All ranks enter."""
         kept = {stack: stack.mine.clone() for stack in self._stacks}
         self._give_values(lambda stack: stack.mine.copy_(stack.states[AVERAGE]))
@@ -397,19 +397,19 @@ class Optimizer:
 
     @contextmanager
     @torch.no_grad
-    def restoring(self) -> Iterator[None]:
+    def restoring(self):
         """Restore weights and states when this context ends without an error. All ranks enter."""
         tensors = [tensor for stack in self._stacks for tensor in (stack.values, stack.steps, *stack.states.values())]
         kept = [tensor.clone() for tensor in tensors]
         yield
         torch._foreach_copy_(tensors, kept)
 
-    def zero_grad(self) -> None:
+    def zero_grad(self):
         for stack in self._stacks:
             stack.grads.zero_()  # in place: `.grad` stays a view
 
     @contextmanager
-    def reduce_in_backward(self) -> Iterator[None]:
+    def reduce_in_backward(self):
         """Wrap the last backward before a step: gradients that are complete start to be summed over the ranks."""
         self._missing = list(self._members)  # hooks count down from here
         self._complete = []
@@ -424,17 +424,17 @@ class Optimizer:
             dist.broadcast(order, 0)  # backward may end in another order on each rank
             self._order = order.tolist()
 
-    def finish_reducing(self) -> None:
+    def finish_reducing(self):
         """Sum the gradients that no backward has sent; other collectives may follow. `step` does it where needed."""
         self._send(everything=True)
         self._wait()
 
-    def restart(self) -> None:
+    def restart(self):
         """Discard gradients, to accumulate this rank's step again; gradients that were sent (complete) stay."""
         self._wait()  # sending reads the gradients
         self.zero_grad()
 
-    def _arrived(self, chunk: int, _: Tensor) -> None:
+    def _arrived(self, chunk: int, _: Tensor):
         """Count a gradient that autograd has accumulated, and send the chunks whose turn has come."""
         if self._missing:
             self._missing[chunk] -= 1
@@ -443,7 +443,7 @@ class Optimizer:
             if self._order:
                 self._send()
 
-    def _send(self, everything: bool = False) -> None:
+    def _send(self, everything: bool = False):
         """Start to reduce the next chunks in order, up to the first incomplete one, or all of them."""
         order = self._order or range(len(self._chunks))
         for chunk in order[len(self._works) :]:
@@ -452,11 +452,11 @@ class Optimizer:
             reduced, gradients = self._chunks[chunk]
             self._works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
 
-    def _wait(self) -> None:
+    def _wait(self):
         for work in self._works:  # queued on the device, in sending order
             work.wait()
 
-    def state_tensors(self) -> WholeStates:
+    def state_tensors(self):
         """Yield (name, whole states) for the parameters that this rank saves; all ranks iterate to the end.
 
         Ranks gather on the way, with no other collective between: a caller that copies one before it takes the next
@@ -466,7 +466,7 @@ class Optimizer:
             yield from stack.save()
 
     @torch.no_grad
-    def load_state_tensors(self, read: ReadStates) -> None:
+    def load_state_tensors(self, read: ReadStates):
         """Continue from states that any number of ranks saved; `read` returns a parameter's states."""
         for stack in self._stacks:
             stack.load(read)

@@ -75,7 +75,7 @@ class Outcome:
     curves: list = field(default_factory=list)  # {"title", "x", "y", "series"}: name -> [xs, ys]
 
     @classmethod
-    def begin(cls, stage: str, tag: str, config: "Config") -> "Outcome":
+    def begin(cls, stage: str, tag: str, config: "Config"):
         """Return the record for a stage that starts now."""
         return cls(
             stage=stage,
@@ -88,17 +88,17 @@ class Outcome:
             environment=environment() | {"Bloat": bloat()},
         )
 
-    def figure(self, name: str) -> Any:
+    def figure(self, name: str):
         """Return a metric without its format; ValueError if the record has none of this name."""
         if name not in self.metrics:
             raise ValueError(f"{self.tag} has no {name}, its record is of an earlier version: run its stage again")
         metric = self.metrics[name]
         return metric["value"] if isinstance(metric, dict) else metric
 
-    def add_artifact(self, path: Path) -> None:
+    def add_artifact(self, path: Path):
         self.artifacts[path.name] = read_sha256(path)
 
-    def write(self) -> None:
+    def write(self):
         """Stop the clock and write the record to the stage's folder: the last act of a stage."""
         self.timestamp = _now()
         # Wall clock, pauses included.
@@ -106,18 +106,18 @@ class Outcome:
         self.seconds = passed.total_seconds()
         write_json(stage_dir(self.stage, self.tag) / "outcome.json", asdict(self))
 
-    def show(self) -> None:
+    def show(self):
         """Print the tables and the metrics."""
         print0(*map(terminal_table, self.tables), sep="\n\n")
         for name, value in self.metrics.items():
             print0(f"{name}: {format_value(value)}")
 
-    def finish(self) -> None:
+    def finish(self):
         """Print the tables and the metrics, and write the record."""
         self.show()
         self.write()
 
-    def write_evaluation(self, kind: str, step: int) -> None:
+    def write_evaluation(self, kind: str, step: int):
         """Log the estimates among the metrics, of a model's step, and write the record."""
         figures = {name: metric["value"] for name, metric in self.metrics.items() if isinstance(metric, dict)}
         with MetricLog(stage_dir(self.stage, self.tag), self.config["run"], self.config) as log:
@@ -125,7 +125,7 @@ class Outcome:
         self.write()
 
     @classmethod
-    def load(cls, path: Path) -> "Outcome":
+    def load(cls, path: Path):
         """Return the record in `path`; ValueError if it is damaged or was written by another version."""
         try:
             return cls(**read_json(path))
@@ -133,11 +133,11 @@ class Outcome:
             raise ValueError(f"{path} is no record of this version: move it away, or run the stage again") from None
 
 
-def _now() -> str:
+def _now():
     return datetime.now().astimezone().isoformat(timespec="milliseconds")  # with the UTC offset
 
 
-def versions() -> Texts:
+def versions():
     """Return installed versions for VERSIONED, from their metadata: importing torch takes seconds."""
     found = {}
     for name in VERSIONED:
@@ -146,7 +146,7 @@ def versions() -> Texts:
     return found
 
 
-def output_of(*command: str) -> str:
+def output_of(*command: str):
     """Return the text that a program prints; nothing if the program is absent or fails."""
     try:
         # Half a minute: a driver that hangs must not stop a run.
@@ -155,11 +155,11 @@ def output_of(*command: str) -> str:
         return ""
 
 
-def git(*words: str) -> str:
+def git(*words: str):
     return output_of("git", "-C", str(ROOT), *words)
 
 
-def environment() -> dict[str, Texts]:
+def environment():
     """Return checkout, hardware and software, as the report card's header shows them."""
     software = {"Python": platform.python_version(), "PyTorch": torch_build()["__version__"]}
     commit = git("rev-parse", "--short", "HEAD")
@@ -174,13 +174,13 @@ def environment() -> dict[str, Texts]:
     return {"Git Information": checkout, "Hardware": hardware(), "Software": software}
 
 
-def torch_build() -> Record:
+def torch_build():
     """Return the names in PyTorch's version file: __version__ with a build tag, 2.15.0+cu130, and cuda, or None."""
     # Importing torch takes seconds.
     return runpy.run_path(str(Path(importlib.util.find_spec("torch").origin).with_name("version.py")))
 
 
-def bloat() -> dict[str, int]:
+def bloat():
     """Return the size of the source files that git tracks."""
     # -z: file names with spaces stay whole.
     names = git("ls-files", "-z", *SOURCES).split("\0")
@@ -197,7 +197,7 @@ def bloat() -> dict[str, int]:
     }
 
 
-def hardware() -> Texts:
+def hardware():
     """Return this machine's processors, memory and GPUs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpus = Counter(output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines())
@@ -212,7 +212,7 @@ def hardware() -> Texts:
     return facts
 
 
-def read_outcomes(base: Path, tag: str = "") -> list[Outcome]:
+def read_outcomes(base: Path, tag: str = ""):
     """Return the record for each stage below `base`, of all tags or one."""
     return [Outcome.load(path) for path in sorted(base.glob(f"*/{tag or '*'}/outcome.json"))]
 
@@ -226,27 +226,27 @@ class Estimate(NamedTuple):
     value: float
     stderr: float
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.value:.4f} ± {self.stderr:.4f}"
 
-    def centered(self, baseline: float) -> "Estimate":
+    def centered(self, baseline: float):
         """Return the estimate on a scale where `baseline`, the score of guessing, is 0 and a perfect score is 1."""
         span = 1 - baseline
         return Estimate((self.value - baseline) / span, self.stderr / span)  # a shift leaves errors alone
 
-    def metric(self, chance: float = math.nan) -> Record:
+    def metric(self, chance: float = math.nan):
         """Return the estimate as an outcome's metric. chance: the score of guessing, nan if not known."""
         near = abs(self.value - chance) <= 2 * self.stderr  # False for nan
         return measured(self.value, self.stderr, unit=" (near chance)" if near else "")
 
 
-def mean_estimate(values: Sequence[float]) -> Estimate:
+def mean_estimate(values: Sequence[float]):
     """Return the mean of a sample; the standard error of a single value is nan."""
     spread = statistics.stdev(values) if len(values) > 1 else math.nan
     return Estimate(statistics.fmean(values), spread / math.sqrt(len(values)))
 
 
-def average(estimates: Collection[Estimate]) -> Estimate:
+def average(estimates: Collection[Estimate]):
     """Return the mean over independent estimates."""
     count = len(estimates)
     value = sum(one.value for one in estimates) / count
@@ -256,7 +256,7 @@ def average(estimates: Collection[Estimate]) -> Estimate:
 # ---- figures of evaluations during training ----
 
 
-def keep_figures(log: MetricLog, state: "State", kind: str, found: Mapping[str, Estimate], **others: float) -> None:
+def keep_figures(log: MetricLog, state: "State", kind: str, found: Mapping[str, Estimate], **others: float):
     """Print and log the figures of an evaluation, and keep the first, lowest and last of each in the state.
 
     The first is from before the first step. The state is saved with a checkpoint, so they outlive a resume. others:
@@ -275,7 +275,7 @@ def keep_figures(log: MetricLog, state: "State", kind: str, found: Mapping[str, 
     log.write(kind, state.step, **logged, **others)
 
 
-def kept_figures(state: "State", which: str, kind: str = "") -> Metrics:
+def kept_figures(state: "State", which: str, kind: str = ""):
     """Return kept figures as metrics. which: first, lowest or last. kind: start of their names, left out."""
     kept = state.figures[which].items()
     return {name.removeprefix(kind): measured(*estimate) for name, estimate in kept if name.startswith(kind)}
@@ -284,7 +284,7 @@ def kept_figures(state: "State", which: str, kind: str = "") -> Metrics:
 # ---- metrics for a training stage; n/a for a figure that is not known ----
 
 
-def measured(value: float | None, stderr: float | None = None, spec: str = ".4f", unit: str = "") -> Metrics | str:
+def measured(value: float | None, stderr: float | None = None, spec: str = ".4f", unit: str = ""):
     """Return a metric for an outcome."""
     if value is None:
         return NOT_KNOWN
@@ -296,7 +296,7 @@ def measured(value: float | None, stderr: float | None = None, spec: str = ".4f"
     return metric
 
 
-def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
+def run_metrics(state: "State", runtime: "Runtime"):
     """Return the metrics that any training run has."""
     speed = mfu = None  # unknown before the first steady step, or without a known peak
     if state.steady_seconds:
@@ -321,7 +321,7 @@ def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
     }
 
 
-def pretraining_metrics(state: "State", corpus: "Corpus") -> Metrics:
+def pretraining_metrics(state: "State", corpus: "Corpus"):
     """Return the metrics for a base model: validation, and the text that was read."""
     data = corpus.describe()
     last = kept_figures(state, "last")
@@ -334,7 +334,7 @@ def pretraining_metrics(state: "State", corpus: "Corpus") -> Metrics:
     }
 
 
-def text_label(data: Record) -> str:
+def text_label(data: Record):
     """Return the text in words, from `Corpus.describe`; invented text is called so."""
     name = data["name"]
     if data["world seed"] is not None:
@@ -342,7 +342,7 @@ def text_label(data: Record) -> str:
     return f"{name} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})"
 
 
-def validation_metrics(state: "State", figure: str, name: str) -> Metrics:
+def validation_metrics(state: "State", figure: str, name: str):
     """Return a validation figure's lowest and last value; `name` is the last one's title."""
     lowest, last = kept_figures(state, "lowest", "val/"), kept_figures(state, "last", "val/")
     metrics = {f"Minimum validation {figure}": lowest.get(figure, NOT_KNOWN), name: last.get(figure, NOT_KNOWN)}
@@ -382,7 +382,7 @@ Throughput                      tokens  tokens per second            rate       
 """
 
 
-def training_curves(path: Path) -> list[Record]:
+def training_curves(path: Path):
     """Return an outcome's curves from a metric log; only figures that were measured."""
     records = read_metrics(path)  # the last record for each kind and step
     curves = {}

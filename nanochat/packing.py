@@ -7,7 +7,7 @@ both are counted.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,10 +44,10 @@ class ChatLoader(Loader):
 
     # ---- rows ----
 
-    def _consumed(self, places: list[Place]) -> None:
+    def _consumed(self, places: list[Place]):
         self._place = places[-1]
 
-    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
+    def _rows(self):
         """Yield the rows for this rank, each with the position after the rows all ranks take together."""
         place, together = self._place, []
         while True:
@@ -66,7 +66,7 @@ class ChatLoader(Loader):
                     yield *together[self.rank], place
                     together = []
 
-    def _pack_window(self, place: Place) -> tuple[list[np.ndarray], dict[str, int]]:
+    def _pack_window(self, place: Place):
         """Return the rows for the window at a position, in random order, and the counts including this window."""
         epoch, window = place["epoch"], place["window"]
         counts = {name: place[name] for name in COUNTS}
@@ -91,7 +91,7 @@ class ChatLoader(Loader):
         shuffled = np.random.default_rng((self.seed, epoch, window)).permutation(len(packed))
         return [self._row([pieces[number] for number in packed[row]]) for row in shuffled], counts
 
-    def _row(self, pieces: list[Rendered]) -> np.ndarray:
+    def _row(self, pieces: list[Rendered]):
         """Return (2, seq_len) inputs and targets for a row, padded with bos."""
         # One token more than inputs, as targets are shifted by one.
         ids = np.full(self.seq_len + 1, self.tokenizer.bos)
@@ -109,7 +109,7 @@ class ChatLoader(Loader):
     # ---- position of the consumer ----
 
     @property
-    def epoch(self) -> float:
+    def epoch(self):
         """Passes over the conversations."""
         place, total = self._place, len(self.data)
         start = place["window"] * WINDOW
@@ -117,24 +117,24 @@ class ChatLoader(Loader):
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def metrics(self):
         return {"train/epoch": self.epoch}
 
     @property
-    def progress(self) -> float:
+    def progress(self):
         return self.epoch / self.epochs
 
-    def describe(self) -> dict[str, int | float]:
+    def describe(self):
         """Return the counts for finished windows, and padding as a share of the slots."""
         counts = {name: self._place[name] for name in COUNTS}
         slots = counts.pop("slots")
         return {**counts, "padding": counts["padding"] / max(slots, 1)}
 
-    def state_dict(self) -> Record:
+    def state_dict(self):
         """Return the position as small JSON, the same on all ranks."""
         return {"setting": self._setting, "place": self._place}
 
-    def load_state_dict(self, state: Record) -> None:
+    def load_state_dict(self, state: Record):
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.close()
         self._place = state["place"]
@@ -144,7 +144,7 @@ def fit_conversation(
     conversation: dict,
     tokenizer: Tokenizer,
     room: int,
-) -> tuple[Rendered | None, bool]:
+):
     """Return (ids and mask for as many turns as fit into `room` tokens, True if turns were cut off).
 
     None instead of ids and mask if not even the first turn fits.
@@ -159,7 +159,7 @@ def fit_conversation(
     return None, True
 
 
-def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
+def best_fit(lengths: Sequence[int], room: int):
     """Return the piece numbers in each row: longest piece first, each into the fullest row with enough room."""
     rows = []
     free = []  # (room left, row), sorted, so that bisect finds the fullest row

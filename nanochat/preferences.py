@@ -8,7 +8,7 @@ columns from `Rollouts`, with the parent in place of the sampler, and compute ea
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -26,10 +26,9 @@ from nanochat.dataloader import Batch
 from nanochat.engine import Completion
 from nanochat.gpt import GPT
 from nanochat.log import Record
-from nanochat.objectives import Loss
-from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
+from nanochat.outcome import mean_estimate, measured
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
-from nanochat.rollouts import Columns, PromptSource, answer_logprobs, assemble, before_and_after, columns, row_tokens
+from nanochat.rollouts import PromptSource, answer_logprobs, assemble, before_and_after, columns, row_tokens
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 
@@ -47,7 +46,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 # ---- pairs in files ----
 
 
-def read_pairs(names: str) -> list[Pair]:
+def read_pairs(names: str):
     """Return the pairs in JSONL files, whose names are separated by commas; a ValueError names file, line and fault."""
     pairs = []
     for name in filter(None, names.split(",")):
@@ -57,7 +56,7 @@ def read_pairs(names: str) -> list[Pair]:
     return pairs
 
 
-def as_pair(record: Record) -> Pair:
+def as_pair(record: Record):
     """Return the pair in a JSON record: prompt is a text or messages, both answers are texts or lists of parts."""
     for name in ("prompt", *SIDES):
         if name not in record:
@@ -83,7 +82,7 @@ DECODED = {
 }
 
 
-def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
+def make_pairs(records: Iterable[Record], most: int):
     """Return pairs, as `as_pair` reads them, from the records of `Rollouts`, at most `most` for each prompt.
 
     The chosen answer has the prompt's best reward, the rejected one a lower reward. Answers that are empty or have no
@@ -112,7 +111,7 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
 # ---- the source ----
 
 
-def _as_row(conversation: dict, tokenizer: Tokenizer) -> Columns:
+def _as_row(conversation: dict, tokenizer: Tokenizer):
     ids, mask = render_conversation(conversation, tokenizer)
     start = len(render_prompt(conversation, tokenizer))
     # The end token is among the ids. The log-probabilities under the parent are filled in later.
@@ -161,21 +160,21 @@ class Pairs(PromptSource):
         self.path = base_dir() / "reference_logprobs" / f"{text_sha256(json.dumps(setting))}.safetensors"
         super().__init__(trainer, learned, setting)
 
-    def __next__(self) -> Batch:
+    def __next__(self):
         batch = self._batch(self.draw())
         self._step += 1
         return batch
 
-    def _batch(self, numbers: Sequence[int]) -> Batch:
+    def _batch(self, numbers: Sequence[int]):
         return assemble({number: self.answers[number] for number in numbers}, self.runtime.device)
 
-    def micro_batches(self, numbers: Sequence[int], rows: int) -> Iterator[Batch]:
+    def micro_batches(self, numbers: Sequence[int], rows: int):
         """Yield these pairs in micro-batches that fit into `rows` rows of full context."""
         for start in range(0, len(numbers), CHUNK):
             yield from self.split(self._batch(numbers[start : start + CHUNK]), rows)
 
     @torch.no_grad()
-    def set_reference(self, open_parent: Callable[[], GPT], rows: int) -> None:
+    def set_reference(self, open_parent: Callable[[], GPT], rows: int):
         """Fill in each answer's log-probabilities under the parent, computed if no file has them yet."""
         own = [row[REFERENCE] for row in chain(*self.answers)]
         if not self.runtime.broadcast(self.path.exists):
@@ -196,7 +195,7 @@ class Pairs(PromptSource):
 # ---- the objective ----
 
 
-def chosen_minus_rejected(sides: Tensor) -> Tensor:
+def chosen_minus_rejected(sides: Tensor):
     """Return chosen minus rejected, (pairs,), from (pairs, 2)."""
     return sides[:, 0] - sides[:, 1]
 
@@ -221,7 +220,7 @@ class Preference:
     beta: float = 0.1
     sft_weight: float = 0.0
 
-    def figures(self, model: GPT, batch: Batch) -> dict[str, Tensor]:
+    def figures(self, model: GPT, batch: Batch):
         """Return figures for each pair, (pairs,).
 
         loss: without the SFT term. accuracy: 1 if the chosen answer is the likelier one. gained: 1 if the margin is
@@ -244,7 +243,7 @@ class Preference:
             "total": losses - self.sft_weight * chances[:, 0] / lengths[:, 0],
         }
 
-    def __call__(self, model: GPT, batch: Batch) -> Loss:
+    def __call__(self, model: GPT, batch: Batch):
         figures = self.figures(model, batch)
         total = figures.pop("total")
         count = torch.tensor(len(total), device=total.device)
@@ -259,9 +258,7 @@ TITLES = ("Loss", "Pair accuracy", "Pairs with a positive margin", "Margin", "KL
 
 
 @torch.no_grad()
-def pair_scores(
-    trainer: "Trainer", source: Pairs, objective: Preference, numbers: Sequence[int]
-) -> dict[str, Estimate]:
+def pair_scores(trainer: "Trainer", source: Pairs, objective: Preference, numbers: Sequence[int]):
     """Return the figures of these pairs on all ranks, by title. numbers: this rank's."""
     found = []  # figures of each pair
     for batch in source.micro_batches(numbers, trainer.device_rows):
@@ -270,7 +267,7 @@ def pair_scores(
     return dict(zip(TITLES, map(mean_estimate, by_figure), strict=False))
 
 
-def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference) -> Pairs:
+def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference):
     """Return the source of a run; ValueError if the first step's loss is not ln 2, as it is for the parent itself."""
     source = Pairs(trainer, pairs)
     parent = trainer.start.record["parent"]
@@ -284,7 +281,7 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
     return source
 
 
-def preference_metrics(state: State, source: Pairs) -> Metrics:
+def preference_metrics(state: State, source: Pairs):
     """Return the metrics of preference training, on held-out pairs and tasks."""
     metrics = {
         "Pairs to learn from": source.count,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nanochat.artifact import Quantized, Stored, Tensors, dequantize
+from nanochat.artifact import Quantized, Tensors, dequantize
 from nanochat.log import print0
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Recipe(NamedTuple):
     gptq: bool = False
 
     @property
-    def top(self) -> int:
+    def top(self):
         """The largest code."""
         return 2 ** (self.bits - 1) - 1
 
@@ -39,7 +39,7 @@ class Recipe(NamedTuple):
 RECIPE = re.compile(r"int([568])-row(?:\+clip-(\d+(?:\.\d+)?))?(?:\+(gptq))?")
 
 
-def parse_recipe(text: str) -> Recipe:
+def parse_recipe(text: str):
     """Return the recipe that a text describes."""
     match = RECIPE.fullmatch(text)
     if not match:
@@ -51,12 +51,12 @@ def parse_recipe(text: str) -> Recipe:
     return Recipe(int(bits), float(clip), bool(gptq))
 
 
-def scale_clip(text: str, factor: float) -> str:
+def scale_clip(text: str, factor: float):
     """Return a recipe with its clip times a factor."""
     return re.sub(r"clip-([\d.]+)", lambda match: f"clip-{float(match[1]) * factor:.4g}", text)
 
 
-def assign(plan: str, names: Collection[str]) -> Recipes:
+def assign(plan: str, names: Collection[str]):
     """Return the recipe of each matrix, as text; ValueError if a pattern matches none, or a matrix not one pattern."""
     entries = [entry.rpartition("=") for entry in plan.split(",")]
     for pattern, found, recipe in entries:
@@ -82,7 +82,7 @@ def assign(plan: str, names: Collection[str]) -> Recipes:
 # ---- a matrix ----
 
 
-def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None) -> Quantized:
+def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None):
     """Return a matrix (rows, columns) in codes. hessian: of its inputs, for GPTQ."""
     weight = weight.detach().float()
     largest = recipe.clip * weight.std(1, correction=0) if recipe.clip else weight.abs().amax(1)
@@ -92,11 +92,11 @@ def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None) -> Q
     return Quantized(codes.to(torch.int8), scales, recipe.bits)
 
 
-def _round(weight: Tensor, scales: Tensor, top: int) -> Tensor:
+def _round(weight: Tensor, scales: Tensor, top: int):
     return (weight / scales).round().clamp(-top, top)
 
 
-def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor) -> Tensor:
+def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor):
     """Return codes, column by column: later columns make up for the error of earlier ones on the calibration text."""
     weight, hessian = weight.clone(), hessian.double()
     diagonal = hessian.diagonal()
@@ -112,7 +112,7 @@ def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor) -> Tensor:
     return torch.cat(codes, 1)
 
 
-def entropy(codes: Tensor) -> float:
+def entropy(codes: Tensor):
     """Return the bits per code that the frequencies of the codes allow."""
     _, counts = codes.unique(return_counts=True)
     shares = counts.double() / codes.numel()
@@ -122,13 +122,13 @@ def entropy(codes: Tensor) -> float:
 # ---- a model ----
 
 
-def matrices(model: nn.Module) -> Tensors:
+def matrices(model: nn.Module):
     """Return the parameters that take a recipe."""
     named = model.named_parameters()
     return {name: value.detach() for name, value in named if value.ndim == 2 and value.numel() >= LEAST_VALUES}
 
 
-def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> Stored:
+def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors):
     """Return all tensors of a model, matrices by their recipes.
 
     hessians: of matrices, the summed products of their inputs, (columns, columns).
@@ -148,7 +148,7 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> S
 
 
 @torch.no_grad()
-def apply(model: "GPT", plan: str) -> None:
+def apply(model: "GPT", plan: str):
     """Round a model's weights in place, by a plan; print how many. An empty plan leaves them."""
     if not plan:
         return
@@ -162,11 +162,11 @@ def apply(model: "GPT", plan: str) -> None:
 
 
 @torch.no_grad()
-def collect_hessians(model: "GPT", batches: Iterable[Tensor]) -> Tensors:
+def collect_hessians(model: "GPT", batches: Iterable[Tensor]):
     """Return the Hessian of each matrix with inputs: of the linear layers, and of a tied embedding as the head."""
     hessians = {}
 
-    def add(name: str, x: Tensor) -> None:
+    def add(name: str, x: Tensor):
         x = x.flatten(0, -2).float()
         hessians[name] = hessians.get(name, 0) + x.mT @ x
 
@@ -201,13 +201,13 @@ class FakeQuantization:
             layer = model.get_submodule(name.removesuffix(".weight"))
             self.layers.append((layer, parse_recipe(recipe), torch.empty_like(layer.weight.detach())))
 
-    def __call__(self, progress: float) -> None:
+    def __call__(self, progress: float):
         """Round the weights that the last step has changed, if the run has come so far."""
         if progress >= self.start:
             self.switch(True)
 
     @torch.no_grad()
-    def switch(self, active: bool) -> None:
+    def switch(self, active: bool):
         for layer, recipe, rounded in self.layers:
             rounded.copy_(quantize(layer.weight, recipe).dequantize())
             layer.rounded = rounded if active else None

@@ -26,8 +26,7 @@ from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Record, print0
-from nanochat.objectives import Loss
-from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
+from nanochat.outcome import NOT_KNOWN, kept_figures
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
@@ -44,7 +43,7 @@ ADVANTAGES = {
 }
 
 
-def columns(prompt: list[int], completion: Completion, advantage: float, end: int) -> Columns:
+def columns(prompt: list[int], completion: Completion, advantage: float, end: int):
     """Return inputs, targets, advantages, the sampler's log-probabilities, and the prompt without the last token.
 
     Inputs begin with the prompt's last token. A target is -1 where the calculator wrote the token, not the model.
@@ -60,7 +59,7 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
     return inputs, torch.where(chosen == 1, ids, -1), advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
-def row_tokens(row: Columns) -> int:
+def row_tokens(row: Columns):
     """Return the tokens of an answer with the prompt, but for the last one, which is no input."""
     return len(row[0]) + len(row[-1])
 
@@ -85,7 +84,7 @@ class PromptSource(BatchSource):
         self._step = 0
         self.steps = max(1, int(count // self._examples * self.config.epochs))  # whole steps only
 
-    def draw(self) -> list[int]:
+    def draw(self):
         """Return this rank's examples in the step."""
         epoch, step = divmod(self._step, self.count // self._examples)
         order = np.random.default_rng((self.config.seed, epoch)).permutation(self.count)  # equal on all ranks
@@ -93,7 +92,7 @@ class PromptSource(BatchSource):
         chosen = order[step * self._examples :][: self._examples]
         return chosen[self.runtime.rank :: self.runtime.world_size].tolist()
 
-    def split(self, batch: Batch, rows: int) -> list[Batch]:
+    def split(self, batch: Batch, rows: int):
         """Return micro-batches that fit into `rows` rows of full context: answers are short."""
         longest = int(batch[-1][:, :2].sum(1).max())  # answer and prompt
         most = rows * self.config.max_seq_len // longest
@@ -102,14 +101,14 @@ class PromptSource(BatchSource):
     # ---- position, for resuming ----
 
     @property
-    def progress(self) -> float:
+    def progress(self):
         return self._step / self.steps
 
-    def state_dict(self) -> Record:
+    def state_dict(self):
         """Return the position, equal on all ranks."""
         return {"setting": self._setting, "step": self._step}
 
-    def load_state_dict(self, state: Record) -> None:
+    def load_state_dict(self, state: Record):
         """Continue from the position of a source with the same setting, on any number of ranks."""
         self._step = state["step"]
 
@@ -135,7 +134,7 @@ class Rollouts(PromptSource):
         self.tokenizer = trainer.tokenizer
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
 
-    def __next__(self) -> Batch:
+    def __next__(self):
         self.engine.refresh()  # the weights changed since the last step
         requests = self._requests()
         answers = self.engine.generate(list(requests.values()))  # several per request
@@ -154,7 +153,7 @@ class Rollouts(PromptSource):
             groups[0] = [columns(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
         return assemble(groups, self.runtime.device)
 
-    def _requests(self) -> dict[int, Request]:
+    def _requests(self):
         """Return the requests for answers to this rank's examples in the step, by their indices into the task."""
         config = self.config
         requests = {}
@@ -175,7 +174,7 @@ class Rollouts(PromptSource):
             )
         return requests
 
-    def _record(self, example: int, request: Request, completions: list[Completion]) -> Record:
+    def _record(self, example: int, request: Request, completions: list[Completion]):
         """Return the record for samples.jsonl: a prompt's answers with rewards and advantages."""
         conversation = self.task[example]
         texts = [self.tokenizer.decode(completion.tokens) for completion in completions]
@@ -202,7 +201,7 @@ class Rollouts(PromptSource):
             "samples": samples,
         }
 
-    def _log(self, own: list[Record]) -> None:
+    def _log(self, own: list[Record]):
         """Record all ranks' samples in prompt order, and set the step's metrics."""
         # Prompts are dealt to ranks in turn, so the ranks' records alternate.
         records = list(chain(*zip(*self.runtime.all_gather(own), strict=True)))
@@ -218,7 +217,7 @@ class Rollouts(PromptSource):
             "rl/cut": fmean(sample["reason"] == "length" for sample in samples),
         }
 
-    def follow(self, state: "State") -> None:
+    def follow(self, state: "State"):
         """Print the metrics after a step, and keep moving averages."""
         # Single steps are noisy; the notes are saved with the checkpoint.
         for name in ("reward", "cut"):
@@ -228,12 +227,12 @@ class Rollouts(PromptSource):
         print0(f"step {state.step:05d}", *figures, sep=" | ")
 
     @property
-    def idle(self) -> bool:
+    def idle(self):
         """True if no group in the last step has a gradient, on any rank."""
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
-def assemble(groups: Mapping[int, list[Columns]], device: torch.device) -> Batch:
+def assemble(groups: Mapping[int, list[Columns]], device: torch.device):
     """Pad each prompt's rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
     longest = {question: max(map(row_tokens, rows)) for question, rows in groups.items()}
     rows, sizes = [], []
@@ -249,7 +248,7 @@ def assemble(groups: Mapping[int, list[Columns]], device: torch.device) -> Batch
 # ---- the objective ----
 
 
-def answer_logprobs(model: GPT, batch: Batch) -> Tensor:
+def answer_logprobs(model: GPT, batch: Batch):
     """Return the log-probability of each target in a batch from `assemble`, (rows, longest answer), with -0 for none.
 
     Each prompt is computed once for all answers: they lie together and share the first row's prompt.
@@ -273,7 +272,7 @@ def answer_logprobs(model: GPT, batch: Batch) -> Tensor:
     )
 
 
-def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
+def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor):
     """Return the clipped loss. With one update per sample the ratio is about 1 and the gradient equals "plain"."""
     ratio = (chosen - sampled).exp()
     limited = ratio.clamp(1 - CLIP, 1 + CLIP)
@@ -302,7 +301,7 @@ class PolicyGradient:
     kl: float = 0.0
     reference: GPT | None = None
 
-    def __call__(self, model: GPT, batch: Batch) -> Loss:
+    def __call__(self, model: GPT, batch: Batch):
         chosen = answer_logprobs(model, batch)  # (rows, longest)
         targets, advantages, sampled = (column[:, : chosen.shape[1]] for column in batch[1:4])
         kept = targets >= 0
@@ -322,7 +321,7 @@ class PolicyGradient:
 # ---- figures ----
 
 
-def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
+def reinforcement_metrics(state: "State", task: str, questions: int):
     """Return the metrics for reinforcement learning: reward, and pass@k before the first and after the last step."""
     metrics = {
         "Task": task,
@@ -334,7 +333,7 @@ def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
     return metrics | before_and_after(state, f"{task} ")
 
 
-def before_and_after(state: "State", prefix: str = "") -> Metrics:
+def before_and_after(state: "State", prefix: str = ""):
     """Return the metrics for figures that evaluations took before the first and after the last step."""
     metrics = {}
     for moment, which in (("before", "first"), ("after", "last")):

@@ -6,7 +6,7 @@ with training("chat_sft", config) as trainer:
     trainer.finish(state, {"Training rows": len(conversations)})
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -53,7 +53,7 @@ CHECKPOINT_BYTES = 16
 # ---- model and optimizer ----
 
 
-def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None) -> tuple[GPT, Optimizer, int]:
+def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None):
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
     model = build_model(start.shape, runtime, start.weights, config.checkpointing)
@@ -85,7 +85,7 @@ def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None) 
     return model, optimizer, rows
 
 
-def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
+def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime):
     """Return True if a compiler pays in the whole run; an unknown length is long enough."""
     if start.steps is not None:
         return runtime.compiling_pays(model.flops_per_token() * start.batch * start.steps)
@@ -96,7 +96,7 @@ def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
 # ---- resuming ----
 
 
-def checkpoint_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> Checkpoint | None:
+def checkpoint_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None):
     """Return the checkpoint that a run resumes from; None for a new run.
 
     config.resume: auto (the newest that is intact, if its settings are the same) or never. A setting that is None stays
@@ -118,7 +118,7 @@ def checkpoint_to_resume(folder: Path, config: TrainingSettings, tokenizer: Toke
     return checkpoint
 
 
-def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: Tokenizer | None) -> list[str]:
+def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: Tokenizer | None):
     """Return a phrase for each fixed setting that the run did not have when it was saved."""
     saved = checkpoint.manifest["config"]
     longer = _is_longer(checkpoint, config)
@@ -135,7 +135,7 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
     return differences
 
 
-def _is_longer(checkpoint: Checkpoint, config: TrainingSettings) -> bool:
+def _is_longer(checkpoint: Checkpoint, config: TrainingSettings):
     """Return True if a finished run is given more steps."""
     return checkpoint.manifest["loop"]["progress"] >= 1 and config.num_iterations > checkpoint.step
 
@@ -143,7 +143,7 @@ def _is_longer(checkpoint: Checkpoint, config: TrainingSettings) -> bool:
 # ---- the start of a run ----
 
 
-def plan_with_tokenizer(config: PretrainSettings) -> tuple[RunPlan, Tokenizer | None]:
+def plan_with_tokenizer(config: PretrainSettings):
     """Return the plan of a new model, and its tokenizer; prints the plan, and for a dry run its cost too.
 
     A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
@@ -184,7 +184,7 @@ def _start_new(
     plan: RunPlan,
     tokenizer: Tokenizer,
     resumed: Checkpoint | None,
-) -> _Start:
+):
     """Return the start for a run with a new model."""
     return _Start(
         config=config,
@@ -201,7 +201,7 @@ def _start_new(
     )
 
 
-def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint | None, runtime: Runtime) -> _Start:
+def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint | None, runtime: Runtime):
     """Return the start for a run with another stage's model; a resumed run needs no parent any more."""
     parent = {"stage": MODELS[config.source], "tag": config.model_tag or config.tag}
     # A resumed run has everything that the parent gave.
@@ -231,7 +231,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     )
 
 
-def inherit(config: FineTuneSettings, manifest: Record) -> FineTuneSettings:
+def inherit(config: FineTuneSettings, manifest: Record):
     """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
     # A base model, or one of an earlier version, has no temperature for chats.
     parent, loop = {"chat_temperature": CHAT_TEMPERATURE} | manifest["config"], manifest["loop"]
@@ -256,7 +256,7 @@ def training(
     plan: RunPlan | None = None,
     tokenizer: Tokenizer | None = None,
     rows: int = 0,
-) -> Iterator["Trainer"]:
+):
     """Open a run of a stage: lock its folder, find its checkpoint or its parent's, build model and optimizer.
 
     plan, tokenizer: for a new model; without them `config` is FineTuneSettings and names a parent. rows: in a step, for
@@ -301,24 +301,24 @@ class Trainer:
     device_rows: int  # in a micro-batch
 
     @property
-    def config(self) -> TrainingSettings:
+    def config(self):
         """The settings, with the values inherited from the parent."""
         return self.start.config
 
     @property
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self):
         return self.start.tokenizer
 
     @property
-    def tokenizer_tag(self) -> str:
+    def tokenizer_tag(self):
         return self.start.record["tokenizer"]["tag"]
 
     @property
-    def rows(self) -> int:
+    def rows(self):
         """Rows in a step, over all ranks."""
         return self.start.batch // self.config.max_seq_len  # tokens -> rows
 
-    def text_loader(self) -> TextLoader:
+    def text_loader(self):
         """Return the source of a new model's batches: rows of a corpus with enough text for the run."""
         # A resumed run keeps its shards, also with a longer horizon.
         kept = self.resumed.manifest["num_shards"] if self.resumed else 0
@@ -347,7 +347,7 @@ class Trainer:
         data: Data | None = None,
         tasks: Callable[[], dict[str, Record]] = dict,
         after_step: Sequence[Action] = (),
-    ) -> State:
+    ):
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
         source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
@@ -376,7 +376,7 @@ class Trainer:
             loop.run(evaluations, save, requests)
         return loop.state
 
-    def finish(self, state: State, metrics: Record) -> None:
+    def finish(self, state: State, metrics: Record):
         """Write the outcome of a run that has ended; print why there is none otherwise."""
         if state.stop:
             print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
@@ -394,11 +394,11 @@ class Trainer:
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
         self.outcome.write()
 
-    def _follow_weights(self, state: State) -> None:
+    def _follow_weights(self, state: State):
         fp8.refresh(self.model)
         self.optimizer.update_average(state.step)
 
-    def with_average(self, measure: Callable[[], dict[str, Estimate]], state: State) -> dict[str, Estimate]:
+    def with_average(self, measure: Callable[[], dict[str, Estimate]], state: State):
         """Return the figures of the model and, with --ema, those of the averaged weights. All ranks call it."""
         found = measure()
         if self.config.ema and state.step:  # before the first step there is no average
@@ -408,7 +408,7 @@ class Trainer:
             fp8.refresh(self.model)
         return found
 
-    def _restore(self, source: BatchSource, data: Data) -> State:
+    def _restore(self, source: BatchSource, data: Data):
         """Return the state to train from; optimizer and source are as they were saved.
 
         Random generators are not: all of them start from a seed and a position.
@@ -440,7 +440,7 @@ class Trainer:
         return State(**manifest["loop"])
 
     @contextmanager
-    def _saving(self, source: BatchSource, data: Data) -> Iterator[Action]:
+    def _saving(self, source: BatchSource, data: Data):
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
         # Refuse to start without room for the checkpoints of this run: one is written before an old one goes.
         copies = max(1, self.config.keep_last + 1 - len(steps(self.folder)))
@@ -457,7 +457,7 @@ class Trainer:
         runtime = self.runtime
         saver = Saver(self.folder, runtime.rank, runtime.world_size, self.config.keep_last, runtime.store)
 
-        def save(state: State) -> None:
+        def save(state: State):
             # The optimizer's states are gathered a parameter at a time, while they are copied.
             merged = source.merge(runtime.all_gather(source.state_dict()))  # works for another number of ranks too
             progress = {"loop": asdict(state), "source": merged}

@@ -7,8 +7,8 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -53,24 +53,24 @@ class Runtime:
     # ---- precision, memory, compiler ----
 
     @property
-    def dtype_name(self) -> str:
+    def dtype_name(self):
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
     @property
-    def peak_flops(self) -> float | None:
+    def peak_flops(self):
         """Return this rank's peak FLOP/s in this precision; None where unknown."""
         return self.accelerator.peak(self.dtype_name)
 
     @property
-    def validation_bytes(self) -> int:
+    def validation_bytes(self):
         """Return a size for validation text that costs little beside training."""
         return 20_000_000 if self.device.type == "cuda" else 500_000
 
-    def compiling_pays(self, flops: float) -> bool:
+    def compiling_pays(self, flops: float):
         """Return True if `flops`, shared by the ranks, take longer than compiling; always True on an accelerator."""
         return self.device.type != "cpu" or flops / self.world_size > COMPILING_PAYS
 
-    def peak_memory(self) -> int:
+    def peak_memory(self):
         """Return the most bytes that this process has held: on the accelerator, or in main memory on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
@@ -78,20 +78,20 @@ class Runtime:
 
     # ---- collectives: every rank calls them at the same place ----
 
-    def all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, numbers: torch.Tensor):
         """Sum a tensor over the ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(numbers)
         return numbers
 
-    def all_gather(self, value: Value) -> list[Value]:
+    def all_gather(self, value: Value):
         """Return every rank's value, which can be pickled, in rank order."""
         values = [value] * self.world_size  # filled below
         if self.world_size > 1:
             dist.all_gather_object(values, value)
         return values
 
-    def broadcast(self, work: Callable[[], Value]) -> Value:
+    def broadcast(self, work: Callable[[], Value]):
         """Run `work` on rank 0 and return its value on every rank; its ValueError is raised on every rank."""
         answer = None
         try:
@@ -106,7 +106,7 @@ class Runtime:
         return answer
 
 
-def free_memory(device: torch.device) -> int:
+def free_memory(device: torch.device):
     """Return the bytes that this process can still allocate."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -119,7 +119,7 @@ def free_memory(device: torch.device) -> int:
     return 1024 * kilobytes // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def in_halves(work: Callable[[Items], Value], items: Items) -> Iterator[Value]:
+def in_halves(work: Callable[[Items], Value], items: Items):
     """Yield work(items); where memory runs out, the values for smaller and smaller parts of the items, in order."""
     try:
         value = work(items)
@@ -141,7 +141,7 @@ def in_halves(work: Callable[[Items], Value], items: Items) -> Iterator[Value]:
 
 
 @contextmanager
-def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto") -> Iterator[Runtime]:
+def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto"):
     """Choose and print this process's runtime, and join the ranks until the block ends.
 
     device_type: auto, cuda, mps or cpu. dtype: auto (then NANOCHAT_DTYPE counts) or a name in DTYPES.
@@ -180,7 +180,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
             dist.destroy_process_group()
 
 
-def avoid_broken_amx() -> None:
+def avoid_broken_amx():
     """Keep oneDNN from AMX where a virtual machine announces it but a product in bf16 would end the process.
 
     oneDNN checks this itself from August 2026 on.
@@ -189,7 +189,7 @@ def avoid_broken_amx() -> None:
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
-def _device(device_type: str) -> torch.device:
+def _device(device_type: str):
     """Return this rank's device; auto: the first of cuda, mps, cpu on this machine."""
     present = [name for name in ("cuda", "mps", "cpu") if torch.get_device_module(name).is_available()]
     if device_type not in ("auto", *present):
@@ -198,13 +198,13 @@ def _device(device_type: str) -> torch.device:
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name)
 
 
-def _device_name(device: torch.device) -> str:
+def _device_name(device: torch.device):
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
 
 
-def asked_precision(dtype: str) -> str:
+def asked_precision(dtype: str):
     """Return the DTYPES key that a flag or else NANOCHAT_DTYPE asks for, or "auto"."""
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
     if asked not in ("auto", *DTYPES):
@@ -213,7 +213,7 @@ def asked_precision(dtype: str) -> str:
     return asked
 
 
-def _precision(device: torch.device, dtype: str) -> str:
+def _precision(device: torch.device, dtype: str):
     """Return the DTYPES key to compute in."""
     name = asked_precision(dtype)
     if name != "auto":
@@ -227,7 +227,7 @@ def _precision(device: torch.device, dtype: str) -> str:
     return "bf16" if has_bf16 else "fp32"
 
 
-def planned_hardware(name: str) -> tuple[int, Accelerator]:
+def planned_hardware(name: str):
     """Return (number, accelerator) for a plan: the named ones (8xH100), or this machine's."""
     if name:
         return parse_hardware(name)
@@ -244,11 +244,11 @@ def planned_hardware(name: str) -> tuple[int, Accelerator]:
 ECHO_SECONDS = 3.0  # torchrun passes a terminal's Ctrl-C on to ranks that have had it already
 
 
-def stop_requests() -> AbstractContextManager[list[int]]:
+def stop_requests():
     """Yield a list of the signals that ask to stop, until the block ends; a second one ends the process at once."""
     first = None  # when it came
 
-    def react(number: int) -> None:
+    def react(number: int):
         nonlocal first
         if first is None:
             first = time.monotonic()
@@ -264,10 +264,10 @@ def stop_requests() -> AbstractContextManager[list[int]]:
 
 
 @contextmanager
-def without_garbage_collection() -> Iterator[Callable[[], None]]:
+def without_garbage_collection():
     """Switch the collector off, which would stall a step for up to half a second; yields a call that collects."""
 
-    def collect() -> None:
+    def collect():
         gc.collect()
         gc.freeze()  # objects alive now live for the whole run: never scan them again
         gc.disable()

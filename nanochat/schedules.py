@@ -19,7 +19,7 @@ def warmup_warmdown(
     warmup_steps: float,
     warmdown: float,
     final: float,
-) -> float:
+):
     """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress."""
     rising = (step + 1) / warmup_steps if warmup_steps else 1.0  # the first step is not 0
     falling = _interpolate(_remaining(progress, warmdown), final, 1.0)
@@ -33,28 +33,28 @@ def momentum(
     warmdown: float,
     warmup_steps: int = 400,
     peak: float = 0.97,
-) -> float:
+):
     """Return Muon's momentum: it rises to `peak`, then falls while the learning rate warms down."""
     falling = _interpolate(_remaining(progress, warmdown), MOMENTUM_AT_LAST, peak)
     return min(_interpolate(min(1.0, step / warmup_steps), MOMENTUM_AT_FIRST, peak), falling)
 
 
-def cosine(progress: float, step: int) -> float:
+def cosine(progress: float, step: int):
     """Fall from 1 to 0 over the run."""
     return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def _remaining(progress: float, warmdown: float) -> float:
+def _remaining(progress: float, warmdown: float):
     """Return the warmdown's remaining share."""
     left = max(0.0, 1.0 - progress)  # a clock may end a run past progress 1
     return min(1.0, left / warmdown) if warmdown else 1.0
 
 
-def _interpolate(share: float, low: float, high: float) -> float:
+def _interpolate(share: float, low: float, high: float):
     return share * high + (1 - share) * low
 
 
-def pretraining(config: OptimizerSettings, steps: int | None = None) -> Table:
+def pretraining(config: OptimizerSettings, steps: int | None = None):
     """Return base training's schedules; steps: of the run, if known, because warmup takes at most a tenth of them."""
     warmdown = config.warmdown_ratio
     lr = partial(
@@ -66,13 +66,13 @@ def pretraining(config: OptimizerSettings, steps: int | None = None) -> Table:
     return {"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine}
 
 
-def finetuning(config: OptimizerSettings) -> Table:
+def finetuning(config: OptimizerSettings):
     """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given."""
     lr = pretraining(config)["lr"]
     return {"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)}
 
 
-def apply(groups: Iterable[Group], table: Table, progress: float, step: int) -> None:
+def apply(groups: Iterable[Group], table: Table, progress: float, step: int):
     """Set the fields that each group's kind schedules.
 
     lr and weight_decay become a multiple of their initial value, momentum the value of the schedule.

@@ -241,7 +241,7 @@ class RecursionSettings(OptimizerSettings):
             raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")
 
     @property
-    def model_fields(self) -> dict[str, int]:
+    def model_fields(self):
         """Return the fields of GPTConfig that recursion sets."""
         names = ("supervision", "loops", "passes", "detached")
         return {} if self.recursion == "off" else {name: getattr(self, name) for name in names}
@@ -367,7 +367,7 @@ class FineTuneSettings(TrainingSettings):
     )
 
     @property
-    def epochs(self) -> float:
+    def epochs(self):
         return 1.0 if self.num_epochs == -1 else self.num_epochs
 
 

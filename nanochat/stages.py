@@ -1,6 +1,6 @@
 """The table of stages, in the order of a run: the parent of each, and its place in the report card."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from nanochat.log import parse_table
@@ -17,11 +17,11 @@ class Stage(NamedTuple):
     metrics: str = ""  # headline metrics, separated by commas; a chat evaluation has SHOWN
 
     @property
-    def script(self) -> str:
+    def script(self):
         return "chat_eval" if self.source else self.name
 
     @property
-    def headline(self) -> Sequence[str]:
+    def headline(self):
         if self.source:
             return SHOWN
         return self.metrics.split(", ") if self.metrics else ()
@@ -35,7 +35,7 @@ MEANS = {"ChatCORE": CHAT_CORE, "World mean": WORLD_MEAN}
 SHOWN = (*CHAT_CORE, "ChatCORE", *WORLD_MEAN, "World mean", "World-Talk", "World-Questions")
 
 
-def mean_name(mean: str, tasks: Iterable[str]) -> str:
+def mean_name(mean: str, tasks: Iterable[str]):
     """Return the display name of a mean over these tasks; empty if none of them counts for it."""
     counted = len(set(tasks) & set(MEANS[mean]))
     if counted == len(MEANS[mean]):

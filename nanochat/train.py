@@ -33,7 +33,7 @@ LEAST_KEPT = 15  # values that a layer keeps for the backward, at least, per tok
 MEMORY_MARGIN = 0.03  # share of the free memory that the search for a micro-batch leaves alone
 
 
-def is_multiple(step: int, every: int) -> bool:
+def is_multiple(step: int, every: int):
     """Return True for step `every`, twice `every` …; never for 0 or -1."""
     return step > 0 and every > 0 and step % every == 0
 
@@ -75,7 +75,7 @@ class Evaluation:
     evaluate: Action
     at_start: bool = False  # also before the first step
 
-    def is_due(self, state: State, finished: bool) -> bool:
+    def is_due(self, state: State, finished: bool):
         if finished or (state.step == 0 and self.at_start):
             return self.every >= 0
         return is_multiple(state.step, self.every)
@@ -127,7 +127,7 @@ class TrainingLoop:
         self._settled_at = 0.0
         self._under_way = None  # on a GPU, the launched step that the host has not read
 
-    def run(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[int]) -> None:
+    def run(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[int]):
         """Train. Evaluations run between two steps, then the checkpoint is saved.
 
         requests: gets an entry when this process is asked to stop. A stop postpones evaluations to the resumed run. A
@@ -170,7 +170,7 @@ class TrainingLoop:
                 if state.step == self._first_step + 1 or state.step % COLLECT_EVERY == 0:
                     collect()  # compiling leaves much garbage
 
-    def _progress(self) -> float:
+    def _progress(self):
         """Return the finished share, at the last launched step; above 1 beyond the horizon."""
         if self.steps is not None:
             return self.state.step / self.steps
@@ -180,7 +180,7 @@ class TrainingLoop:
 
     # ---- a step ----
 
-    def _launch(self, requests: list[int]) -> _LaunchedStep:
+    def _launch(self, requests: list[int]):
         """Hand a step to the device: forward, backward, update. Only fp16 waits for a result.
 
         An idle step leaves the weights alone: with momentum, a zero gradient would still be an update.
@@ -233,7 +233,7 @@ class TrainingLoop:
             wait=wait,
         )
 
-    def _gradients(self, batch: Batch) -> dict[str, Tensor]:
+    def _gradients(self, batch: Batch):
         """Compute gradients for the sum over this rank's losses; returns what `_accumulate` does.
 
         Out of memory, the step starts again in smaller parts; an fp16 overflow, with half the scale.
@@ -259,7 +259,7 @@ class TrainingLoop:
             self.optimizer.restart()  # gradients already sent are complete, and stay
             torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
 
-    def _halve_loss_scale(self) -> bool:
+    def _halve_loss_scale(self):
         """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
         state = self.state
         norm = nn.utils.get_total_norm(p.grad for group in self.optimizer.groups for _, p in group.params)
@@ -269,7 +269,7 @@ class TrainingLoop:
         state.loss_scale /= 2  # exact
         return True
 
-    def _accumulate(self, batch: Batch) -> dict[str, Tensor]:
+    def _accumulate(self, batch: Batch):
         """Add up gradients over the micro-batches; returns (sum, count) of the loss, which comes first, and metrics."""
         sums = {}
         micro_batches = self.source.split(batch, self.state.device_batch)
@@ -286,7 +286,7 @@ class TrainingLoop:
 
     # ---- a step's figures ----
 
-    def _settle(self) -> None:
+    def _settle(self):
         """Read and log the figures of the step under way."""
         step, self._under_way = self._under_way, None
         if step is None:
@@ -307,7 +307,7 @@ class TrainingLoop:
         figures["step"] = step.number
         self._progress_line.update(step_line(figures, smooth, self.steps), figures["progress"])
 
-    def _count(self, step: _LaunchedStep, loss: float, clock: float) -> Record:
+    def _count(self, step: _LaunchedStep, loss: float, clock: float):
         """Add a step to the state's clocks and totals; returns figures for the log."""
         state = self.state
         now = time.perf_counter()
@@ -343,7 +343,7 @@ class TrainingLoop:
 # ---- before the loop ----
 
 
-def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, length: int, count: int) -> None:
+def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, length: int, count: int):
     """Compile a step by training on dummy tokens `count` times; weights and states are restored."""
     ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)
     with optimizer.restoring():
@@ -354,7 +354,7 @@ def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, l
             optimizer.zero_grad()
 
 
-def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime: Runtime) -> int:
+def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime: Runtime):
     """Return the largest size, in rows, whose forward and backward fit into memory, the same on all ranks.
 
     length: of a row. sizes: to choose from, in order. A GPU tries, from the largest size that the kept activations
@@ -372,7 +372,7 @@ def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime:
     return min(runtime.all_gather(next(fitting, sizes[0])))  # the rank with least memory decides
 
 
-def _fits(model: GPT, rows: int, length: int, room: int) -> bool:
+def _fits(model: GPT, rows: int, length: int, room: int):
     try:
         # For fragments, buffers of collectives and the update's temporary values.
         reserved = torch.empty(int(MEMORY_MARGIN * room), dtype=torch.uint8, device=model.device)

@@ -23,7 +23,7 @@ Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], answers: int = 0) -> None:
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], answers: int = 0):
     """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
 
     open_rows: returns the conversations to learn from, given a tokenizer's tag. answers: to learn from for each of
@@ -60,7 +60,7 @@ def tune_on_chats(
     supervise: str,
     evaluations: Sequence[Evaluation],
     metrics: Record,
-) -> None:
+):
     """Train on conversations and write the outcome; the config is ChatTuneSettings.
 
     new_chats: for validation; they are counted. supervise: as in ChatLoader. metrics: further ones.

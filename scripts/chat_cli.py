@@ -28,7 +28,7 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
             raise ValueError("--prompt is empty: give a message, or leave the option out to chat")
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Imported here: slow imports must not delay --help.
     from nanochat import quant
     from nanochat.chat import chat_temperature

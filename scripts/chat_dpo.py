@@ -35,7 +35,7 @@ class Config(AnswerTuneSettings, TaskScoreSettings):
     eval_metrics_every = changed(0, text="score the tasks every N steps (0: at both ends; -1: never)")
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Slow imports stay out of --help.
     from nanochat.evals.chat import log_figures, task_scores
     from nanochat.preferences import Preference, open_pairs, pair_scores, preference_metrics, read_pairs

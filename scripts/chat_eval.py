@@ -49,7 +49,7 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
             TASKS[name]
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Slow imports stay out of --help.
     from nanochat import quant
     from nanochat.checkpoint import load_model

@@ -57,13 +57,12 @@ class Config(AnswerTuneSettings, SamplingSettings):
             find_task(self.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, log_figures
     from nanochat.log import MetricLog
-    from nanochat.outcome import Estimate
     from nanochat.rollouts import PolicyGradient, Rollouts, reinforcement_metrics
     from nanochat.run import training
     from nanochat.tuning import print_plan
@@ -92,7 +91,7 @@ def main(config: Config) -> None:
             max_problems=config.eval_examples,
         )
 
-        def test_scores() -> dict[str, Estimate]:
+        def test_scores():
             engine.refresh()  # to the weights of the model
             score = evaluate_task(test, trainer.model, engine, trainer.tokenizer, trainer.runtime, answers, name)
             return {f"pass@{k}": estimate for k, estimate in score.pass_at.items()}

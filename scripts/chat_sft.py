@@ -22,7 +22,7 @@ class Config(ChatTuneSettings):
     warmdown_ratio = 1.0
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     train_on_chats("chat_sft", config, MIXTURE, supervise="assistant")
 
 

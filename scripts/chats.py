@@ -36,7 +36,7 @@ class Config(FilterSettings, TagSettings):
     )
 
 
-def part_of(text: str) -> slice:
+def part_of(text: str):
     """Return the places of a part's files: 2/3 has every third file from the second on."""
     match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
     number, count = map(int, match.groups()) if match else (0, 0)
@@ -45,7 +45,7 @@ def part_of(text: str) -> slice:
     return slice(number - 1, None, count)
 
 
-def check(config: Config) -> None:
+def check(config: Config):
     """Raise a ValueError for a mistake in a setting. No file is read. runs/data.sh calls it."""
     part_of(config.part)
     buckets = pairs(config.sources)
@@ -55,7 +55,7 @@ def check(config: Config) -> None:
     check_settings(config, buckets)
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Slow imports stay out of --help.
     from nanochat.curate.contamination import Benchmarks
     from nanochat.curate.store import filter_file, merge, report, write_output

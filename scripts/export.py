@@ -24,7 +24,7 @@ class Config(ModelChoice):
     out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)")
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Imported here because --help must be fast.
     from nanochat import quant
     from nanochat.checkpoint import load_model

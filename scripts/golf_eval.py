@@ -58,7 +58,7 @@ run_module("nanochat.golf", run_name="__main__", alter_sys=True)
 """
 
 
-def find_sandbox(device: str, unsafe: bool) -> str:
+def find_sandbox(device: str, unsafe: bool):
     """Return for the card if the scoring process has a sandbox; ValueError if it needs one that this system lacks."""
     from nanochat.evals import sandbox
 
@@ -68,7 +68,7 @@ def find_sandbox(device: str, unsafe: bool) -> str:
     return "no" if sandbox.missing() else "yes"
 
 
-def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
+def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0):
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
     It scores in fp32. On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
@@ -94,7 +94,7 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -
     return json.loads(last)
 
 
-def choose_stride(asked: str, plain: Record, scale: Scale) -> int:
+def choose_stride(asked: str, plain: Record, scale: Scale):
     """Print the cost of each stride, by the pass without overlap; return the one asked for, or the first that fits."""
     context = plain["stride"]
     rows, chosen, stride = [], context, context
@@ -115,7 +115,7 @@ def choose_stride(asked: str, plain: Record, scale: Scale) -> int:
     return int(asked) or context
 
 
-def record_of(path: Path) -> Outcome:
+def record_of(path: Path):
     """Return the record of an artifact that golf_pack has finished; ValueError for any other file."""
     record = path.with_name("outcome.json")
     made = Outcome.load(record) if path.exists() and record.exists() else None
@@ -124,7 +124,7 @@ def record_of(path: Path) -> Outcome:
     return made
 
 
-def evaluate(config: Config) -> None:
+def evaluate(config: Config):
     """Score one artifact, and write the outcome."""
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import first_documents
@@ -176,7 +176,7 @@ def evaluate(config: Config) -> None:
     outcome.write()
 
 
-def compare(config: Config) -> None:
+def compare(config: Config):
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
     outcome = Outcome.begin(STAGE, config.tag, config)
     own, *others = [read_arm(config.tag, entry, config.seeds) for entry in config.entries.split(",")]
@@ -207,7 +207,7 @@ def compare(config: Config) -> None:
     outcome.write()
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     if config.check:
         find_sandbox(SCALES[config.check].device, config.unsafe_exec)
     elif config.entries:

@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
 from nanochat.lab.golf import SCALES, code_bytes
-from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import TagSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
 
     from nanochat.artifact import Artifact, Tensors
     from nanochat.checkpoint import Checkpoint
@@ -48,7 +46,7 @@ class Config(TagSettings):
     eval_bytes: Count = option(0, "bytes of validation text, for scoring too (0: the scale's)")
 
 
-def calibration_batches(checkpoint: "Checkpoint", model: "GPT") -> "list[Tensor]":
+def calibration_batches(checkpoint: "Checkpoint", model: "GPT"):
     """Return rows of training text, from its beginning."""
     from nanochat.checkpoint import tokenizer_of
     from nanochat.data.corpus import open_corpus
@@ -60,7 +58,7 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT") -> "list[Tensor]
         return [next(source)[0] for _ in range(max(1, CALIBRATION // (ROWS * length)))]
 
 
-def choose_weights(model: "GPT", checkpoint: "Checkpoint") -> None:
+def choose_weights(model: "GPT", checkpoint: "Checkpoint"):
     """Take the average of the weights if the run has kept one; rows beyond the vocabulary become zero."""
     for name, value in model.state_dict().items():
         # A merge has no optimizer state, and so no average.
@@ -70,18 +68,18 @@ def choose_weights(model: "GPT", checkpoint: "Checkpoint") -> None:
             value[model.config.vocab_size :] = 0
 
 
-def without_defaults(config: "GPTConfig") -> Record:
+def without_defaults(config: "GPTConfig"):
     """Return the fields of a config that are not the default."""
     return {name: value for name, value in asdict(config).items() if value != getattr(type(config), name)}
 
 
-def vocabulary_of(tokenizer: "Tokenizer") -> Record:
+def vocabulary_of(tokenizer: "Tokenizer"):
     """Return the arguments with which rustbpe makes the tokenizer."""
     special = sorted(tokenizer.special_tokens, key=tokenizer.special_tokens.get)
     return {"merges": tokenizer.core.merges.tolist(), "special_tokens": special, "pattern": tokenizer.core.pattern}
 
 
-def tensors_table(packed: "Artifact", weights: "Tensors") -> Record:
+def tensors_table(packed: "Artifact", weights: "Tensors"):
     """Return the table of the quantized tensors: error, entropy of the codes, bytes by the entropy, and real ones."""
     from nanochat.artifact import compress
     from nanochat.quant import entropy
@@ -100,9 +98,7 @@ def tensors_table(packed: "Artifact", weights: "Tensors") -> Record:
     return table_of("Quantized tensors", columns, rows)
 
 
-def pack_scaled(
-    model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", factor: float = 1.0
-) -> Packed:
+def pack_scaled(model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", factor: float = 1.0):
     """Return a file with the model, whose recipes have their clips times a factor."""
     from nanochat.artifact import read_artifact, write_artifact
     from nanochat.quant import quantize_weights, scale_clip
@@ -113,7 +109,7 @@ def pack_scaled(
     return len(data) - read_artifact(data).bytes["tokenizer"], data
 
 
-def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
+def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer"):
     """Return the model quantized by the plan; clips are scaled until the file fills the bytes."""
     from nanochat import quant
 
@@ -134,7 +130,7 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
     return fill_room(pack, room, codes)
 
 
-def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
+def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int):
     """Return the packed model with the finest codes that fit; if none fits, the last one tried."""
     factor, tried = 1.0, []
     for _ in range(ROUNDS):
@@ -148,7 +144,7 @@ def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packe
     return max((packed for packed in tried if packed[0] <= room), default=tried[-1])
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     started = time.monotonic()
     # Slow imports stay out of --help.
     from nanochat.artifact import read_artifact

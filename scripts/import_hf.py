@@ -18,7 +18,7 @@ class Config(TagSettings):
     tag = changed("", text="tag of the new run")
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Imported here because --help must be fast.
     from nanochat.export.from_hf import read_folder, save_imported
 

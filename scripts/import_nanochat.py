@@ -27,7 +27,7 @@ class Config(TagSettings):
                 raise ValueError(f"--{name} is needed, see --help")
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Imported here because --help must be fast.
     from nanochat.export.from_hf import save_imported
     from nanochat.export.from_nanochat import read_checkpoint

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from nanochat.config import Positional, option, options, run
 from nanochat.curate.teacher import Teacher, TeacherSettings, judge, judged_metrics
-from nanochat.log import Record
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_jsonl
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
@@ -27,7 +26,7 @@ class Config(TeacherSettings, AnswerSettings, DeviceSettings, TagSettings):
     max_problems = 100
 
 
-def answers_of(name: str, task: Task, config: Config) -> list[Record]:
+def answers_of(name: str, task: Task, config: Config):
     """Return a model's answers to the problems in a task, as an evaluation records them."""
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
@@ -43,7 +42,7 @@ def answers_of(name: str, task: Task, config: Config) -> list[Record]:
         return evaluate_task(task, model, Engine(model, tokenizer), tokenizer, runtime, config, name).records
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Slow imports stay out of --help.
     from nanochat.preferences import make_pairs
     from tasks import TASKS

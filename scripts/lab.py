@@ -61,7 +61,7 @@ class Config:
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     if not config.spec:
         raise ValueError("name the file that describes the lab: --spec=FILE")
     path = Path(config.spec).expanduser().resolve()
@@ -99,7 +99,7 @@ def main(config: Config) -> None:
     kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
 
 
-def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
+def open_mixes(spec: sweep.Spec):
     """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
     files, found = {}, []
     for mix in spec.mixes:
@@ -121,7 +121,7 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
     return files, found
 
 
-def has(members: Sequence[Member], least: str) -> bool:
+def has(members: Sequence[Member], least: str):
     """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
     name, _, share = least.lower().partition("%")
     names = [{source.lower().partition("~")[0] for source in member.sources} for member in members]
@@ -129,7 +129,7 @@ def has(members: Sequence[Member], least: str) -> bool:
     return bool(shares) and sum(shares) >= float(share or 0)
 
 
-def flag_mistakes(spec: sweep.Spec) -> list[str]:
+def flag_mistakes(spec: sweep.Spec):
     """Return the mistakes in flags and sampling, as the scripts themselves would say them."""
     found = []
     for step in sweep.run_steps(spec, spec.runs[0]):
@@ -141,7 +141,7 @@ def flag_mistakes(spec: sweep.Spec) -> list[str]:
     return found
 
 
-def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config) -> None:
+def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config):
     """Run chains of steps; a run that fails is a hole in the report."""
     resume = shlex.join(["python", "-m", "scripts.lab", *sys.argv[1:]])
     job = Job("lab", spec.name, list(chain.from_iterable(chains)), resume=resume)
@@ -153,7 +153,7 @@ def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config) -> None:
 # ---- kinds of labs ----
 
 
-def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
+def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config):
     """Train and evaluate all runs, and report what the mixes change."""
     look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
     sweep.check_disk(spec, [*spec.runs, *spec.merged_runs])
@@ -176,13 +176,13 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
         raise ChildProcessError("all runs have failed: the table of alarms has the reasons")
 
 
-def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
+def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config):
     """Evaluate the bases again and again, and report the noise of each benchmark."""
     start(spec, [[sweep.base_step(spec, *words)] for words in product(spec.bases, [0, *spec.slots])], config)
     write_noise(spec, outcome)
 
 
-def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
+def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config):
     """Search for the best rate of each mix on each base. Runs that are finished are not repeated."""
     ends = {}
     for base, mix in product(spec.bases, spec.mixes):
@@ -200,7 +200,7 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     write_rates(spec, outcome, ends)
 
 
-def evaluate_held_out(spec: sweep.Spec, results: Sequence[RunResult], config: Config) -> int:
+def evaluate_held_out(spec: sweep.Spec, results: Sequence[RunResult], config: Config):
     """Evaluate the recommended runs on the held-out benchmarks; return the number of looks at these, with this one."""
     # Written and hashed before a held-out task is opened.
     path = write_recommendation(spec, results)

@@ -48,7 +48,7 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
             raise ValueError("--scale is a factor of changes: take --method=task or ties")
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Slow imports stay out of --help.
     from nanochat.checkpoint import MANIFEST, steps
     from nanochat.lab import merge
@@ -80,7 +80,7 @@ def main(config: Config) -> None:
     print0(f"merge: {folder}, step {first.step:,}")
 
 
-def dev_score(config: Config, like: "Checkpoint", weights: "Tensors") -> float:
+def dev_score(config: Config, like: "Checkpoint", weights: "Tensors"):
     """Return the mean accuracy of a model with these weights in the development tasks."""
     from nanochat.checkpoint import build_model, tokenizer_of
     from nanochat.engine import Engine

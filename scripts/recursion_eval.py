@@ -18,7 +18,7 @@ class Config(DeviceSettings, TagSettings):
     seeds: Count = option(1, "compare the seeds 1 to N", least=1)
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Slow imports stay out of --help.
     from nanochat.lab.recursion import SeedResult, figures, read_seeds, refit_exits, tables
     from nanochat.runtime import setup

@@ -24,7 +24,7 @@ class Config:
     delete: str = option("", "run to delete, as STAGE/TAG in the list")
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     if config.delete:
         delete(config.delete)
     elif not config.list:
@@ -35,12 +35,12 @@ def main(config: Config) -> None:
         print0(f"{sum(row[-1] for row in rows):.3f} GB in {base_dir()}")
 
 
-def runs_on_disk() -> list[Path]:
+def runs_on_disk():
     """Return the folders of all runs."""
     return sorted({path.parent for sign in SIGNS for path in base_dir().glob(f"*/*/{sign}")})
 
 
-def row_of(folder: Path) -> list:
+def row_of(folder: Path):
     """Return a row of the list: run, state, number of checkpoints, size."""
     path = folder / "outcome.json"
     state = f"finished {Outcome.load(path).timestamp[:16]}" if path.exists() else "not finished"
@@ -48,7 +48,7 @@ def row_of(folder: Path) -> list:
     return [f"{folder.parent.name}/{folder.name}", state, len(list(folder.glob("step_*"))), size / 1e9]
 
 
-def delete(name: str) -> None:
+def delete(name: str):
     """Delete the folder of a run, unless a process works in it."""
     folder = base_dir() / name
     if folder not in runs_on_disk():

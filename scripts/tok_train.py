@@ -22,7 +22,7 @@ class Config(TokenizerSettings):
     threads: Count = option(0, "threads (0: all cores)", group="run", in_card=False)
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
     from nanochat.tokenizer import Tokenizer

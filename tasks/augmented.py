@@ -25,10 +25,10 @@ class Styled(MultipleChoice):
     number = 1  # by default
 
     @property
-    def copies(self) -> int:
+    def copies(self):
         return self.number
 
-    def build(self, row: int, copy: int) -> dict:
+    def build(self, row: int, copy: int):
         question, choices, right = self.data.convert(*self.rows[row])
         # A question without Korean gets no instruction in Korean.
         names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
@@ -36,7 +36,7 @@ class Styled(MultipleChoice):
         conversation = self.conversation(question, choices, right, STYLES[name])
         return conversation | {"style": name, "choices": choices, "right": right}
 
-    def evaluate(self, conversation: dict, completion: str) -> bool:
+    def evaluate(self, conversation: dict, completion: str):
         style = STYLES[conversation["style"]]
         return style.read(completion, conversation["choices"]) == conversation["right"]
 
@@ -47,7 +47,7 @@ class MoreChoices(MultipleChoice):
     number = MOST_CHOICES
 
     @cached_property
-    def _pool(self) -> tuple[list[tuple], BM25]:
+    def _pool(self):
         questions = [("", (), 0)] * len(self.rows)  # a faulty row stays empty: no search finds it
         for row in range(len(self.rows)):
             with suppress(ValueError):
@@ -56,7 +56,7 @@ class MoreChoices(MultipleChoice):
                 questions[row] = question
         return questions, BM25(question for question, *_ in questions)
 
-    def build(self, row: int, copy: int) -> dict:
+    def build(self, row: int, copy: int):
         super().build(row, copy)  # finds faults of the row
         questions, index = self._pool
         remixed = remix(row, questions, index, self.number, self.seed)
@@ -78,7 +78,7 @@ class TaskTable(dict[str, DataSet]):
                 fields[key] = resolve_name(f"tasks.{fields[key]}")
             self[name] = DataSet(**fields)
 
-    def __missing__(self, key: str) -> DataSet:
+    def __missing__(self, key: str):
         name, mark, augmentation = key.partition("~")
         if not mark:
             raise KeyError(key)

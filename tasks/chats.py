@@ -1,7 +1,7 @@
 """Conversations without a verdict: chats, instructions, and users' own files."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -25,14 +25,14 @@ class Chat(Task):
 
     kind = "chat"
 
-    def conversation(self, messages: list[dict]) -> dict:
+    def conversation(self, messages: list[dict]):
         return _checked({"messages": messages})
 
 
 class JsonLines(Chat):
     """Files with one conversation per line: {"messages": […]}, or only the message list."""
 
-    def open_rows(self) -> list[list]:
+    def open_rows(self):
         path = Path(self.data.path)
         if path.is_absolute():
             self.files = {str(file.relative_to(path.parent)): file for file in chat_files(path)}
@@ -47,7 +47,7 @@ class JsonLines(Chat):
 class Passages(Chat):
     """The text that the tokenizer learned from, as conversations: a sentence, answered with the text after it."""
 
-    def open_rows(self) -> list[list]:
+    def open_rows(self):
         rows = []
         for source, _ in parse_data(learned_text(self.tokenizer)):
             # The first shard is for training, the last for validation.
@@ -61,7 +61,7 @@ class Passages(Chat):
         return rows
 
 
-def _passages(shard: Path) -> Iterator[list]:
+def _passages(shard: Path):
     for text in documents(shard):
         for first, *rest in by_size((piece.encode() for piece in PIECE.findall(text)), PASSAGE_BYTES):
             question, answer = first.decode().strip(), b"".join(rest).decode().strip()
@@ -69,7 +69,7 @@ def _passages(shard: Path) -> Iterator[list]:
                 yield [exchange(question, answer)["messages"]]
 
 
-def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)) -> list[Path]:
+def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)):
     """Return a file, the files of a pattern like web-*.jsonl, or those of some kinds below a folder, in order."""
     if place.is_dir():
         files = text_files(place, kinds)
@@ -80,12 +80,12 @@ def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)) -> list[Path]:
     return files
 
 
-def json_lines(path: str) -> DataSet:
+def json_lines(path: str):
     """Return files on this machine, named as for `chat_files`, as a data set."""
     return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits="train")
 
 
-def as_row(value: dict | list) -> dict:
+def as_row(value: dict | list):
     """Return the conversation in a line of JSON, which may be the list of messages alone."""
     row = {"messages": value} if isinstance(value, list) else value
     if not isinstance(row, dict) or "messages" not in row:
@@ -93,7 +93,7 @@ def as_row(value: dict | list) -> dict:
     return row
 
 
-def _checked(conversation: dict) -> dict:
+def _checked(conversation: dict):
     """Return a conversation that is well formed and has text to learn; ValueError names the fault."""
     check_conversation(conversation)
     # Training needs at least one answer.
@@ -102,7 +102,7 @@ def _checked(conversation: dict) -> dict:
     return conversation
 
 
-def instruction(*cells: str) -> tuple[list[dict]]:
+def instruction(*cells: str):
     """Convert instructions in columns: the last is the answer; the others, perhaps empty, make up the question."""
     *parts, answer = cells
     return (exchange("\n\n".join(part for part in parts if part), answer)["messages"],)

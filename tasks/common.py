@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,18 +42,18 @@ class DataSet:
     baseline: float = 0.0  # score when guessing
     parts: str = "default"  # values for {part} in the path, separated by spaces
 
-    def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False) -> "Task":
+    def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False):
         """Open a split; `Task` describes the other arguments."""
         if split not in self.split_names:
             raise ValueError(f"{self.name} has no split {split}, only {', '.join(self.split_names)}")
         return self.task(self, split, tokenizer, unsafe_exec)
 
     @property
-    def name(self) -> str:
+    def name(self):
         return self.repo or self.path or self.table or self.task.__name__
 
     @property
-    def split_names(self) -> dict[str, tuple[str, int]]:
+    def split_names(self):
         """Our split names -> the data set's name for the split, and its file count."""
         found = {}
         for word in self.splits.split():
@@ -61,7 +61,7 @@ class DataSet:
             found[ours or own] = own, int(count or 1)  # one file by default
         return found
 
-    def files(self, *splits: str) -> list[HubFile]:
+    def files(self, *splits: str):
         """Return the files for some splits, by default for all."""
         if not self.path:
             return []
@@ -88,10 +88,10 @@ class ParquetRows:
         # read_table leaves out unknown columns, select complains about them.
         self._tables = [pq.read_table(path, columns=names).select(names) for path in paths]
 
-    def __len__(self) -> int:
+    def __len__(self):
         return sum(table.num_rows for table in self._tables)
 
-    def __getitem__(self, number: int) -> list:
+    def __getitem__(self, number: int):
         for table in self._tables:
             if number < table.num_rows:
                 break
@@ -125,12 +125,12 @@ class Task:
         self.rows = self.open_rows()
         self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows)).repeat(self.copies)
 
-    def open_rows(self) -> Sequence[list]:
+    def open_rows(self):
         """Return the split's rows; tasks without Parquet files override this."""
         columns = self.data.columns
         return ParquetRows(self.fetch_files(), columns.split(", " if "," in columns else None))
 
-    def fetch_files(self) -> list[Path]:
+    def fetch_files(self):
         """Return the split's files; missing ones are downloaded, and a missing world is written."""
         if self.data.table:
             seed = learned_world(self.tokenizer)
@@ -142,10 +142,10 @@ class Task:
             self.files = {str(file): path for file, path in zip(files, fetch(files), strict=True)}
         return list(self.files.values())
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._order)
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index: int):
         number = int(self._order[index])
         try:
             # Rows become conversations when they are used: most data sets are much larger than a run needs.
@@ -153,36 +153,36 @@ class Task:
         except ValueError as error:
             raise ValueError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
 
-    def build(self, row: int, copy: int) -> dict:
+    def build(self, row: int, copy: int):
         """Return a row as a conversation. row: number in the files; copy: number among the conversations of the row."""
         return self.conversation(*self.data.convert(*self.rows[row]))
 
-    def hashes(self) -> dict[str, str]:
+    def hashes(self):
         """Return the files that the rows come from, with their SHA-256; that of the rows if there are no files."""
         return {name: sha256(path) for name, path in self.files.items()} or {"rows": text_sha256(repr(self.rows))}
 
-    def conversation(self, question: str, answer: str) -> dict:
+    def conversation(self, question: str, answer: str):
         """Return a converted row as a conversation whose last message is the right answer; rows differ by task."""
         return exchange(question, answer)
 
-    def evaluate(self, conversation: dict, completion: str) -> bool:
+    def evaluate(self, conversation: dict, completion: str):
         """Return True if `read` finds the same answer in a completion and in the last message, which is right."""
         return self.read(completion) == self.read(text_of(conversation["messages"][-1]))
 
-    def read(self, text: str) -> Hashable:
+    def read(self, text: str):
         """Return the answer in a text, equal for equal answers: here all of it."""
         return text.strip()
 
-    def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
+    def evaluate_all(self, answers: list[tuple[dict, str]]):
         """Return the verdicts on several (conversation, completion)."""
         return [self.evaluate(conversation, completion) for conversation, completion in answers]
 
-    def reward(self, conversation: dict, completion: str) -> float:
+    def reward(self, conversation: dict, completion: str):
         """Return a completion's reward for reinforcement learning."""
         return float(self.evaluate(conversation, completion))
 
 
-def exchange(question: str, answer: str | list[dict]) -> dict:
+def exchange(question: str, answer: str | list[dict]):
     """Return a conversation with one question and one answer; the answer may be a list of parts."""
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
@@ -190,14 +190,14 @@ def exchange(question: str, answer: str | list[dict]) -> dict:
 # ---- names that users type ----
 
 
-def pick(names: str, known: Iterable[str]) -> list[str]:
+def pick(names: str, known: Iterable[str]):
     """Return the tasks that --tasks names, separated by | or commas, in upper or lower case, each once."""
     words = re.findall(r"[^|,\s]+", names)
     # A dict drops repeats and keeps the user's order.
     return list(dict.fromkeys(find_task(word, known) for word in words))
 
 
-def find_task(word: str, known: Iterable[str]) -> str:
+def find_task(word: str, known: Iterable[str]):
     """Return the known name that a user's word means, with its augmentation."""
     names = {name.lower(): name for name in known}
     plain, mark, augmentation = word.partition("~")

@@ -8,7 +8,7 @@ CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # the calculator's input and outpu
 ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the authors' rule
 
 
-def with_calls(answer: str) -> list[dict]:
+def with_calls(answer: str):
     """Return an answer as parts: each `<<16-3-4=9>>` in the text is a call of the calculator and its result."""
     pieces = CALL.split(answer)  # text, expression, result, text, expression, …
     kinds = ("text", "python", "python_output")
@@ -21,10 +21,10 @@ class GSM8K(Task):
     """Word problems; a solution is a list of parts: text, a calculation, the result, text, …"""
 
     @staticmethod
-    def read(text: str) -> str | None:
+    def read(text: str):
         """Return the first number after ####, without commas."""
         found = ANSWER.search(text)
         return found[1].replace(",", "") if found else None
 
-    def conversation(self, question: str, answer: str) -> dict:
+    def conversation(self, question: str, answer: str):
         return exchange(question, with_calls(answer))

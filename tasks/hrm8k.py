@@ -16,14 +16,14 @@ LONGER = re.compile(r"\w*\s*[+*^/\\=-]")  # after a number: the number is part o
 BEFORE_NUMBER = " \t$₩*(:"  # characters allowed between an announcement and a number
 
 
-def _parse_number(text: str) -> Fraction:
+def _parse_number(text: str):
     numerator, _, denominator = text.replace(",", "").partition("/")
     return Fraction(numerator) / Fraction(denominator or 1)
 
 
 class HRM8K(Task):
     @staticmethod
-    def read(text: str) -> Fraction | str | None:
+    def read(text: str):
         """Return the announced answer as a number, or else as text; without an announcement the last number."""
         for pattern in ANNOUNCEMENTS:
             found = pattern.findall(text)
@@ -39,5 +39,5 @@ class HRM8K(Task):
         numbers = NUMBER.findall(text)
         return _parse_number(numbers[-1]) if numbers else None
 
-    def conversation(self, question: str, answer: float | str) -> dict:
+    def conversation(self, question: str, answer: float | str):
         return exchange(question, f"#### {answer}")

@@ -2,7 +2,6 @@
 
 import re
 import textwrap
-from pathlib import Path
 
 from nanochat.evals import sandbox
 from nanochat.log import print_line
@@ -13,7 +12,7 @@ CODE = re.compile(r"^(?:import \w|from [\w.]+ import|def |class |@)", re.MULTILI
 UNINDENTED = re.compile(r"^[^ \t\n]", re.MULTILINE)
 
 
-def complete_program(prompt: str, entry_point: str, completion: str) -> str:
+def complete_program(prompt: str, entry_point: str, completion: str):
     """Return the program that an answer means.
 
     The answer may stand between fences or not, and be the whole function or only the code after the prompt.
@@ -38,17 +37,17 @@ def complete_program(prompt: str, entry_point: str, completion: str) -> str:
 class HumanEval(Task):
     kind = "program"
 
-    def fetch_files(self) -> list[Path]:
+    def fetch_files(self):
         sandbox.require(self.unsafe_exec)
         return super().fetch_files()
 
-    def conversation(self, prompt: str, solution: str, test: str, entry_point: str) -> dict:
+    def conversation(self, prompt: str, solution: str, test: str, entry_point: str):
         return exchange(prompt, prompt + solution) | {"test": test, "entry_point": entry_point}
 
-    def evaluate(self, conversation: dict, completion: str) -> bool:
+    def evaluate(self, conversation: dict, completion: str):
         return self.evaluate_all([(conversation, completion)])[0]
 
-    def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
+    def evaluate_all(self, answers: list[tuple[dict, str]]):
         cases = []
         for conversation, completion in answers:
             prompt = conversation["messages"][0]["content"]

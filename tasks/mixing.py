@@ -63,14 +63,14 @@ class Mixture:
         self._order = np.stack([tasks, numbers], axis=1)  # (rows, 2): task number, row number in the task
         np.random.default_rng(seed).shuffle(self._order)
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self._order)
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index: int):
         task, number = self._order[index]
         return self._tasks[task][int(number)]
 
-    def origin(self) -> dict[str, dict]:
+    def origin(self):
         """Return for each task the row count, and the source files with their hashes."""
         return {name: {"rows": len(rows), "files": task.hashes()} for name, (task, rows) in self._parts.items()}
 
@@ -82,7 +82,7 @@ def mix(
     seed: int = 0,
     default: str = "",
     tokenizer: str = "default",
-) -> Mixture:
+):
     """Open the mixture that a specification names; samples, shares and epochs apply to the split train alone.
 
     default: taken where the specification is empty; it is taken without the tasks that have no files on this machine,
@@ -131,7 +131,7 @@ def mix(
     return Mixture(parts, seed)
 
 
-def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
+def parse_mixture(spec: str, known: Mapping[str, DataSet]):
     """Return the tasks of a specification; ValueError names the wrong word."""
     members = []
     for word in filter(None, map(str.strip, spec.split(","))):
@@ -154,7 +154,7 @@ def parse_mixture(spec: str, known: Mapping[str, DataSet]) -> list[Member]:
     return members
 
 
-def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:
+def _open_split(data: DataSet, split: str, tokenizer: str):
     """Return a task and its row numbers for a split.
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
@@ -172,7 +172,7 @@ def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.nda
     return task, rows[:first_held_out] if split == "train" else rows[first_held_out:]
 
 
-def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> None:
+def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str):
     """Leave each task the first rows, as many as the share of the supervised tokens needs; one task keeps all."""
     path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
     encoder = Tokenizer.load(path)

@@ -20,9 +20,7 @@ class MultipleChoice(Task):
     kind = "categorical"
     style = STYLES["letter"]
 
-    def conversation(
-        self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None
-    ) -> dict:
+    def conversation(self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None):
         """right: the right choice's index, from 0; None if the data set's answer is no choice."""
         if right not in range(len(choices)):
             raise ValueError(f"the right answer is none of its {len(choices)} choices")
@@ -42,7 +40,7 @@ class NamedChoice(MultipleChoice):
         "sentence",
     )
 
-    def read(self, text: str) -> str:
+    def read(self, text: str):
         """Return only the letter, which the other tasks compare too, in its place: "=X."."""
         return text.strip()[-3:]
 
@@ -51,34 +49,34 @@ class NamedChoice(MultipleChoice):
 # Columns that are these already need no function.
 
 
-def _index(answer: str, labels: Sequence[str]) -> int | None:
+def _index(answer: str, labels: Sequence[str]):
     # None for an answer that is no label.
     return {label: number for number, label in enumerate(labels)}.get(answer)
 
 
-def answer_label(question: str, choices: dict, answer: str) -> tuple:
+def answer_label(question: str, choices: dict, answer: str):
     """The choices have labels, and the answer is a label: {"text": ["salt", "tea"], "label": ["1", "2"]}, "2"."""
     return question, choices["text"], _index(answer, choices["label"])
 
 
-def answer_letter(question: str, choices: list[str], answer: str) -> tuple:
+def answer_letter(question: str, choices: list[str], answer: str):
     """Each choice begins with its letter and a bracket: ["A)salt", "B)tea"], "B"."""
     texts = [choice.partition(")")[2].strip() for choice in choices]
     return question, texts, _index(answer, LETTERS)
 
 
-def answer_text(question: str, passage: str, choices: list[str], answer: str) -> tuple:
+def answer_text(question: str, passage: str, choices: list[str], answer: str):
     """The answer is the right choice's text: ["salt", "tea"], "tea". The passage may be empty."""
     return f"{passage}\n\n{question}".strip(), choices, _index(answer, choices)
 
 
-def choice_columns(question: str, *cells: str | int) -> tuple:
+def choice_columns(question: str, *cells: str | int):
     """Each choice has a column; the last column is the right choice's number, from 1: "salt", "tea", 2."""
     *choices, answer = cells
     return question, choices, answer - 1
 
 
-def choices_in_query(query: str, options: str, answer: str) -> tuple:
+def choices_in_query(query: str, options: str, answer: str):
     """The choices are a Python list as text, or joined by |; the answer is "(B)".
 
     The query's parts are separated by ###; the last but one repeats the choices, and the last asks for the answer.
@@ -89,12 +87,12 @@ def choices_in_query(query: str, options: str, answer: str) -> tuple:
     return question, choices, _index(answer.strip("() "), LETTERS)
 
 
-def answer_from_one(question: str, choices: list[str], answer: str) -> tuple:
+def answer_from_one(question: str, choices: list[str], answer: str):
     """The answer is the right choice's number as text, from 1: ["salt", "tea"], "2"."""
     return question, choices, int(answer) - 1
 
 
-def choices_in_lines(text: str, answer: str) -> tuple:
+def choices_in_lines(text: str, answer: str):
     """The question ends with a line for each choice: "Which?\\nA: salt\\nB: tea", "B"."""
     # The last A begins the choices: in a dialogue the speakers may be A and B too.
     *question, listed = FIRST_CHOICE.split(text.strip())
@@ -103,14 +101,14 @@ def choices_in_lines(text: str, answer: str) -> tuple:
     return "\n".join(question), [line[2:].strip() for line in NEXT_CHOICE.split(listed)], _index(answer, LETTERS)
 
 
-def option_fields(question: str, findings: str | None, options: dict, answer: str) -> tuple:
+def option_fields(question: str, findings: str | None, options: dict, answer: str):
     """Each choice is a field, perhaps empty: {"option_A": "salt", "option_B": "tea"}, "B". Findings may be None."""
     texts = [text for _, text in sorted(options.items()) if text]
     right = _index(options.get(f"option_{answer}"), texts)
     return f"{question}\n\n{findings or ''}".strip(), texts, right
 
 
-def right_first(question: str, *choices: str) -> tuple:
+def right_first(question: str, *choices: str):
     """Each choice has a column, the right one the first: "tea", "salt". The question decides about their order."""
     texts = [choice.strip() for choice in choices]
     shuffled = random.Random(question).sample(texts, len(texts))

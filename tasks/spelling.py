@@ -32,7 +32,7 @@ QUESTIONS = (
 )
 
 
-def frequent_words(tokenizer: str = "default") -> list[str]:
+def frequent_words(tokenizer: str = "default"):
     """Return the lower-case words in a tokenizer's training text, the most frequent first."""
     counts = Counter()
     for source, _ in parse_data(learned_text(tokenizer)):
@@ -44,21 +44,21 @@ def frequent_words(tokenizer: str = "default") -> list[str]:
 
 
 class SimpleSpelling(Task):
-    def open_rows(self) -> list[list]:
+    def open_rows(self):
         held_out = self.split != "train"
         # A hash, so that a word stays in its split when the text changes.
         words = frequent_words(self.tokenizer)
         rows = [[word] for word in words if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
         return rows[:MAX_TESTS] if held_out else rows
 
-    def conversation(self, word: str) -> dict:
+    def conversation(self, word: str):
         return exchange(f"Spell the word: {word}", "-".join(word))
 
 
 class SpellingBee(SimpleSpelling, GSM8K):
     """Letters counted by hand, then by the calculator; the answer looks like GSM8K's."""
 
-    def conversation(self, word: str) -> dict:
+    def conversation(self, word: str):
         # The word's hash is the seed, so that a word has the same question in every run.
         random = Random(crc32(word.encode()))
         # One question in ten is about a letter that may not occur.

@@ -26,7 +26,7 @@ class BadHub(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=[0.05], daemon=True).start()
 
     @property
-    def address(self) -> str:
+    def address(self):
         return f"http://127.0.0.1:{self.server_port}"
 
 
@@ -40,7 +40,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.answer(head=False)
 
-    def answer(self, head: bool) -> None:
+    def answer(self, head: bool):
         self.server.requests += 1
         if self.server.retries or self.server.gated:
             self.send_response(429 if self.server.retries else 401)
@@ -73,5 +73,5 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
             self.wfile.write(content[start:end])
 
-    def log_message(self, *arguments) -> None:
+    def log_message(self, *arguments):
         pass

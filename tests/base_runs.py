@@ -34,7 +34,7 @@ class Base:
         (folder / "tok_train/default").mkdir(parents=True)
         tokenizer.save(folder / "tok_train/default/tokenizer.json")
 
-    def flags(self, tag: str, *flags: str) -> list[str]:
+    def flags(self, tag: str, *flags: str):
         return [*SMALL, f"--data={self.text}", f"--tag={tag}", *flags]
 
     def start(
@@ -45,13 +45,13 @@ class Base:
         ranks: int = 1,
         before: Callable | None = None,
         **variables: str,
-    ) -> Forked:
+    ):
         """A script that trains base models, in processes of its own, where `before` is called first."""
         own = ["--sample-every=-1"] if script == "base_train" else []
         words = (f"scripts.{script}", *self.flags(tag, *own, *flags))
         return self.fork(run_module, before, *words, ranks=ranks, **variables)
 
-    def fork(self, function: Callable, *arguments: Any, ranks: int = 1, **variables: str) -> Forked:
+    def fork(self, function: Callable, *arguments: Any, ranks: int = 1, **variables: str):
         """Processes that work on a function; they look into `folder`, and for the hub into its mirror there."""
         self.jobs += 1
         variables |= {"NANOCHAT_BASE_DIR": str(self.folder)}
@@ -59,11 +59,11 @@ class Base:
             variables["NANOCHAT_HUB"] = str(self.folder / "hub")
         return Forked(self.folder / f"job-{self.jobs}", function, *arguments, ranks=ranks, **variables)
 
-    def run(self, tag: str, *flags: str, **options: Any) -> str:
+    def run(self, tag: str, *flags: str, **options: Any):
         """To its end; what rank 0 printed."""
         return self.start(tag, *flags, **options).done()
 
-    def refused(self, tag: str, *flags: str, code: int = 2, **options: Any) -> str:
+    def refused(self, tag: str, *flags: str, code: int = 2, **options: Any):
         """The one sentence with which it ends, the same on all ranks."""
         job = self.start(tag, *flags, **options)
         assert set(job.codes()) == {code}, job.err()
@@ -72,31 +72,31 @@ class Base:
         assert job.err().count("\n") == 1, job.err()
         return job.err().removeprefix("error: ").strip()
 
-    def of(self, tag: str) -> Path:
+    def of(self, tag: str):
         return self.folder / "base_train" / tag
 
-    def copy(self, old: str, new: str) -> Path:
+    def copy(self, old: str, new: str):
         shutil.copytree(self.of(old), self.of(new), symlinks=True)
         return self.of(new)
 
-    def metrics(self, tag: str) -> list[dict[str, Any]]:
+    def metrics(self, tag: str):
         records = read_metrics(self.of(tag) / "metrics.jsonl")
         return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
-    def wait_for(self, tag: str, step: int, timeout: float = 60) -> None:
+    def wait_for(self, tag: str, step: int, timeout: float = 60):
         end = time.monotonic() + timeout
         while not any(record["step"] >= step and "train/loss" in record for record in self.metrics(tag)):
             assert time.monotonic() < end, f"step {step} did not come"
             time.sleep(0.002)
 
-    def outcome(self, tag: str) -> dict[str, Any]:
+    def outcome(self, tag: str):
         return read_json(self.of(tag) / "outcome.json")
 
-    def losses(self, tag: str) -> list[float]:
+    def losses(self, tag: str):
         return [record["train/loss"] for record in self.metrics(tag) if "train/loss" in record]
 
 
-def files_of(folder: Path, step: int = STEPS) -> dict[str, bytes]:
+def files_of(folder: Path, step: int = STEPS):
     """Weights and states of a checkpoint that is whole."""
     home = load(folder, step).path
     return {path.name: path.read_bytes() for path in home.glob("*.safetensors")}
@@ -108,12 +108,12 @@ class SignalAfter:
     def __init__(self, step: int, number: int):
         self.step, self.number = step, number
 
-    def __call__(self) -> None:
+    def __call__(self):
         from nanochat.log import MetricLog
 
         write = MetricLog.write
 
-        def watched(log: MetricLog, kind: str, step: int, **metrics: Any) -> None:
+        def watched(log: MetricLog, kind: str, step: int, **metrics: Any):
             write(log, kind, step, **metrics)
             if self.step == step and "train/loss" in metrics:
                 signal.raise_signal(self.number)
@@ -121,7 +121,7 @@ class SignalAfter:
         MetricLog.write = watched
 
 
-def impatient() -> None:
+def impatient():
     from nanochat import runtime
 
     runtime.ECHO_SECONDS = 0.2
@@ -133,5 +133,5 @@ class Room:
     def __init__(self, free: int):
         self.free = free
 
-    def __call__(self) -> None:
+    def __call__(self):
         shutil.disk_usage = lambda path: SimpleNamespace(free=self.free)

@@ -18,7 +18,7 @@ PATIENCE = 30  # seconds
 KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "Home": 36}
 
 
-def installed() -> str | None:
+def installed():
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -32,7 +32,7 @@ class Browser:
         # Clear of 3 and 4, where it looks for them.
         ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]
 
-        def place() -> None:
+        def place():
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
 
@@ -42,7 +42,7 @@ class Browser:
             os.close(end)
         self._rest, self._number, self.pages = b"", 0, {}
 
-    def call(self, method: str, session: str | None = None, **parameters: Any) -> dict:
+    def call(self, method: str, session: str | None = None, **parameters: Any):
         """Return the result of a call; events that come before go to their pages."""
         self._number += 1
         asked = {"id": self._number, "method": method, "params": parameters}
@@ -57,7 +57,7 @@ class Browser:
         assert "error" not in message, (method, message)
         return message["result"]
 
-    def _message(self) -> dict:
+    def _message(self):
         while b"\0" not in self._rest:
             assert select.select([self._in], [], [], 6 * PATIENCE)[0], "the browser does not answer"
             part = os.read(self._in, 1 << 20)
@@ -66,7 +66,7 @@ class Browser:
         whole, _, self._rest = self._rest.partition(b"\0")
         return json.loads(whole)
 
-    def page(self, width: int = 1200, height: int = 800, scheme: str = "light", before: str = "") -> "Page":
+    def page(self, width: int = 1200, height: int = 800, scheme: str = "light", before: str = ""):
         """A window of its own; `before` is a script that runs in it before any other."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -81,7 +81,7 @@ class Browser:
         page.resize(width, height, scheme)
         return page
 
-    def close(self) -> None:
+    def close(self):
         self.call("Browser.close")
         self.process.wait(PATIENCE)
         os.close(self._in)
@@ -94,10 +94,10 @@ class Page:
     def __init__(self, browser: Browser, session: str):
         self.browser, self.session, self.errors = browser, session, []
 
-    def call(self, method: str, **parameters: Any) -> dict:
+    def call(self, method: str, **parameters: Any):
         return self.browser.call(method, self.session, **parameters)
 
-    def handle_event(self, event: str, about: dict) -> None:
+    def handle_event(self, event: str, about: dict):
         if event == "Runtime.exceptionThrown":
             self.errors.append(about["exceptionDetails"]["exception"].get("description", about))
         elif event == "Runtime.consoleAPICalled" and about["type"] == "error":
@@ -105,25 +105,25 @@ class Page:
         elif event == "Log.entryAdded" and about["entry"]["level"] == "error" and about["entry"]["source"] != "network":
             self.errors.append(about["entry"]["text"])
 
-    def resize(self, width: int, height: int, scheme: str = "light") -> None:
+    def resize(self, width: int, height: int, scheme: str = "light"):
         mobile = width < 600
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def goto(self, address: str) -> None:
+    def goto(self, address: str):
         self.call("Page.navigate", url=address)
         self.wait(f"location.href.startsWith({json.dumps(address)}) && document.readyState === 'complete'")
 
-    def js(self, expression: str) -> Any:
+    def js(self, expression: str):
         """Return the JSON value of an expression, or of its promise."""
         asked = {"expression": expression, "awaitPromise": True, "returnByValue": True, "userGesture": True}
         done = self.call("Runtime.evaluate", **asked)
         assert "exceptionDetails" not in done, (expression, done["exceptionDetails"])
         return done["result"].get("value")
 
-    def wait(self, expression: str) -> Any:
+    def wait(self, expression: str):
         """Return the value of an expression as soon as it is true."""
         end = time.monotonic() + PATIENCE
         while not (value := self.js(expression)):
@@ -131,18 +131,18 @@ class Page:
             time.sleep(0.01)
         return value
 
-    def text(self, selector: str) -> str:
+    def text(self, selector: str):
         return self.js(f"document.querySelector({json.dumps(selector)}).innerText")
 
-    def type(self, text: str) -> None:
+    def type(self, text: str):
         self.call("Input.insertText", text=text)
 
-    def press(self, key: str, shift: bool = False) -> None:
+    def press(self, key: str, shift: bool = False):
         about = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": 8 * shift}
         self.call("Input.dispatchKeyEvent", type="keyDown", text="\r" if key == "Enter" else "", **about)
         self.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
-    def click(self, selector: str) -> None:
+    def click(self, selector: str):
         """Click the middle of an element, which nothing may cover once the mouse is there."""
         found = f"document.querySelector({json.dumps(selector)})"
         self.wait(f"!!{found}")
@@ -154,8 +154,8 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self._mouse(kind, x, y, button="left")
 
-    def _mouse(self, kind: str, x: float, y: float, button: str) -> None:
+    def _mouse(self, kind: str, x: float, y: float, button: str):
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=int(button == "left"))
 
-    def close(self) -> None:
+    def close(self):
         self.call("Page.close")

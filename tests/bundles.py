@@ -8,7 +8,6 @@ from typing import NamedTuple
 import torch
 from models import learn, model_for
 
-from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
 from nanochat.world import writer
 from nanochat.world.chats import core_bundle
@@ -27,7 +26,7 @@ class CoreTask(NamedTuple):
     delimiter: str = " "
 
 
-def choices(query: str, *options: str, gold: int = 0) -> dict:
+def choices(query: str, *options: str, gold: int = 0):
     return {"query": query, "choices": list(options), "gold": gold}
 
 
@@ -61,7 +60,7 @@ HARD = [
 ]
 
 
-def write_bundle(mirror: Path, tasks: list[CoreTask]) -> None:
+def write_bundle(mirror: Path, tasks: list[CoreTask]):
     """Write an eval_bundle with these tasks into a mirror of the hub."""
     listed = []
     for task in tasks:
@@ -71,7 +70,7 @@ def write_bundle(mirror: Path, tasks: list[CoreTask]) -> None:
     writer.write_bundle(mirror / "eval_bundle", listed, {task.label: task.rows for task in tasks})
 
 
-def world_tasks(rows: int, seed: int = 1) -> list[CoreTask]:
+def world_tasks(rows: int, seed: int = 1):
     """Return all tasks of the world's bundle, each with at most `rows` items."""
     world = World(seed, 16)
     items = core_bundle(world)
@@ -82,19 +81,17 @@ def world_tasks(rows: int, seed: int = 1) -> list[CoreTask]:
     return tasks
 
 
-def vocabulary(size: int = 300) -> Tokenizer:
+def vocabulary(size: int = 300):
     return Tokenizer.train([str(task.rows) for task in world_tasks(9)], size)
 
 
-def one_process(**other) -> SimpleNamespace:
+def one_process(**other):
     """Return a runtime of a single process on the CPU; `other` replaces fields."""
     alone = {"rank": 0, "world_size": 1, "device": torch.device("cpu"), "all_gather": lambda value: [value]}
     return SimpleNamespace(**alone | other)
 
 
-def memorized(
-    tokenizer: Tokenizer, text: str, name: str = "reference", steps: int = 80, lr: float = 0.01, **fields
-) -> GPT:
+def memorized(tokenizer: Tokenizer, text: str, name: str = "reference", steps: int = 80, lr: float = 0.01, **fields):
     """Return a small model that has memorized a short text, so that some of its answers are right."""
     model = model_for(tokenizer, name, **fields)
     ids = torch.tensor([[tokenizer.bos, *tokenizer.encode(text)]])[:, : model.config.max_seq_len]

@@ -24,36 +24,36 @@ PARAMETERS = [f"blocks.{i}.attn.{kind}.weight" for i in range(2) for kind in "qk
 PARAMETERS += ["a", "a/b"]  # a name that another begins with
 
 
-def model_of(step: int) -> dict[str, torch.Tensor]:
+def model_of(step: int):
     generator = torch.Generator().manual_seed(step)
     return {name: torch.randn(3, 5, generator=generator) for name in PARAMETERS}
 
 
-def state_of(step: int, name: str) -> dict[str, torch.Tensor]:
+def state_of(step: int, name: str):
     number = PARAMETERS.index(name)
     return {"step": torch.tensor(step), "momentum": torch.full((3, 5), step + number / 7, dtype=torch.bfloat16)}
 
 
-def states_of(step: int, rank: int = 0, ranks: int = 1) -> list[tuple[str, dict[str, torch.Tensor]]]:
+def states_of(step: int, rank: int = 0, ranks: int = 1):
     return [(name, state_of(step, name)) for name in PARAMETERS[rank::ranks]]
 
 
-def record_of(step: int) -> dict:
+def record_of(step: int):
     return dict.fromkeys(RECORD) | {"stage": "base_train", "loop": {"step": step, "loss": 1 / 3, "π": float("inf")}}
 
 
-def save(saver: Saver, step: int) -> None:
+def save(saver: Saver, step: int):
     saver.save(step, model_of(step), states_of(step, saver.rank, saver.world_size), record_of(step))
 
 
-def saved(folder: Path, *numbers: int, **options) -> Path:
+def saved(folder: Path, *numbers: int, **options):
     with Saver(folder, **options) as saver:
         for number in numbers:
             save(saver, number)
     return folder
 
 
-def check(checkpoint: Checkpoint) -> None:
+def check(checkpoint: Checkpoint):
     step, model = checkpoint.step, checkpoint.model_tensors()
     assert model.keys() == set(PARAMETERS)
     assert all(torch.equal(model[name], tensor) for name, tensor in model_of(step).items())
@@ -64,7 +64,7 @@ def check(checkpoint: Checkpoint) -> None:
     assert checkpoint.manifest["loop"] == record_of(step)["loop"]
 
 
-def names(folder: Path) -> set[str]:
+def names(folder: Path):
     return {path.name for path in folder.iterdir()} - {"lock"}
 
 
@@ -77,34 +77,34 @@ class DyingFile:
     def __init__(self, file: Any, point: Callable[[], None]):
         self._file, self._point = file, point
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Any):
         for half in (data[: len(data) // 2], data[len(data) // 2 :]):
             self._file.write(half)
             self._file.flush()
             self._point()
         return len(data)
 
-    def __enter__(self) -> "DyingFile":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: Any):
         self._file.close()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         return getattr(self._file, name)
 
 
-def die_after(act: int) -> list[str]:
+def die_after(act: int):
     """From now on, kill this process when it has done so many things to the disk; what it did is in the list."""
     done: list[str] = []
 
-    def point(name: str) -> None:
+    def point(name: str):
         done.append(name)
         if len(done) == act:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def dying(name: str, call: Callable) -> Callable:
-        def then_die(*arguments: Any, **options: Any) -> Any:
+    def dying(name: str, call: Callable):
+        def then_die(*arguments: Any, **options: Any):
             result = call(*arguments, **options)
             point(name)
             return result
@@ -115,11 +115,11 @@ def die_after(act: int) -> list[str]:
         setattr(os, name, dying(name, getattr(os, name)))
     plain_open = open
 
-    def opening(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
+    def opening(path: Any, mode: str = "r", *arguments: Any, **options: Any):
         file = plain_open(path, mode, *arguments, **options)
         return DyingFile(file, lambda: point("write")) if set(mode) & set("wax+") else file
 
-    def writing(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+    def writing(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]):
         """The file is there in part, at several lengths, before all of it is."""
         save_file(tensors, path, metadata)
         data = path.read_bytes()
@@ -133,7 +133,7 @@ def die_after(act: int) -> list[str]:
     return done
 
 
-def in_child(act: Callable[[], None]) -> int:
+def in_child(act: Callable[[], None]):
     """How a fork of this process ended that did something: 0, 1 (it raised) or minus the signal."""
     child = os.fork()
     if not child:
@@ -146,7 +146,7 @@ def in_child(act: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def save_step(folder: Path, step: int, act: int = 0) -> None:
+def save_step(folder: Path, step: int, act: int = 0):
     with hold(folder):
         saver = Saver(folder, keep_last=1)
         if act:
@@ -155,7 +155,7 @@ def save_step(folder: Path, step: int, act: int = 0) -> None:
         saver.wait()
 
 
-def main(folder: Path, earlier: list[int]) -> None:
+def main(folder: Path, earlier: list[int]):
     torch.set_num_threads(1)
     template = folder.with_name(f"{folder.name}-template")
     template.mkdir()

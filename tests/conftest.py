@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsers import NAMES, Browser, Page, installed
+from browsers import NAMES, Browser, installed
 from bundles import world_tasks, write_bundle
 from corpora import write_letters
 from fake_hub import write_hub
@@ -40,7 +39,7 @@ TOOLS = {"CARGO_HOME": ".cargo", "RUSTUP_HOME": ".rustup", "UV_CACHE_DIR": ".cac
 PERSONAL = ("NANOCHAT_BASE_DIR", "NANOCHAT_HUB", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "WANDB_DIR")
 
 
-def separate(environment: pytest.MonkeyPatch, folder: Path) -> None:
+def separate(environment: pytest.MonkeyPatch, folder: Path):
     """Give this process, and those that it starts, a home and a temporary folder of their own."""
     for variable, place in TOOLS.items():
         environment.setenv(variable, os.environ.get(variable) or str(Path.home() / place))
@@ -56,7 +55,7 @@ def separate(environment: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def session_home(tmp_path_factory: pytest.TempPathFactory, compiled: dict[str, str]) -> Iterator[None]:
+def session_home(tmp_path_factory: pytest.TempPathFactory, compiled: dict[str, str]):
     """Fixtures that several tests share see neither this machine's runs nor its caches."""
     with pytest.MonkeyPatch.context() as environment:
         for variable, place in compiled.items():
@@ -67,33 +66,33 @@ def session_home(tmp_path_factory: pytest.TempPathFactory, compiled: dict[str, s
 
 
 @pytest.fixture(autouse=True)
-def own_home(session_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def own_home(session_home: None, tmp_path_factory: pytest.TempPathFactory):
     """Each test has its own HOME, and with it base directory and hub cache, and its own temporary folder."""
     with pytest.MonkeyPatch.context() as environment:
         separate(environment, tmp_path_factory.mktemp("own"))
         yield
 
 
-def checked(done: subprocess.CompletedProcess, code: int) -> subprocess.CompletedProcess:
+def checked(done: subprocess.CompletedProcess, code: int):
     """Return the result of a process that ended with the expected code; a refusal, code 2, is one sentence."""
     assert done.returncode == code, done.stdout + done.stderr
     assert code != 2 or re.fullmatch("error: .*\n", done.stderr), done.stderr
     return done
 
 
-def plant_world(base: Path, world: Path) -> Path:
+def plant_world(base: Path, world: Path):
     """Let the base folder have a world, which would take ten seconds to write; returns the folder."""
     base.mkdir(exist_ok=True)
     (base / "world").symlink_to(world)
     return base
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]):
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item: pytest.Item):
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -102,7 +101,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def seed() -> int:
+def seed():
     """A new seed in each run; pytest shows it where a test fails."""
     number = random.randrange(2**32)
     print(f"seed {number}")
@@ -110,7 +109,7 @@ def seed() -> int:
 
 
 @pytest.fixture(scope="session")
-def chromium(tmp_path_factory) -> Iterator[Browser]:
+def chromium(tmp_path_factory):
     """A browser that runs; a test of pages skips where none is installed."""
     if not installed():
         pytest.skip(f"no browser on this machine: install one of {', '.join(NAMES)}")
@@ -160,7 +159,7 @@ def visit(chromium):
     """Opens a page of its own at a server; at the end none has complained."""
     pages = []
 
-    def start(address: str, *look, **options) -> Page:
+    def start(address: str, *look, **options):
         pages.append(chromium.page(*look, **options))
         pages[-1].goto(address)
         return pages[-1]
@@ -173,13 +172,13 @@ def visit(chromium):
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
+def base(tmp_path: Path):
     """The folder where the processes of `python` leave their artifacts."""
     return tmp_path / "base"
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory) -> dict[str, str]:
+def compiled(tmp_path_factory):
     """The variable with which processes find what others have compiled before them, those of other workers too."""
     own = tmp_path_factory.getbasetemp()
     shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
@@ -190,7 +189,7 @@ def compiled(tmp_path_factory) -> dict[str, str]:
 def python(base: Path, compiled: dict[str, str]):
     """Run `python ARGUMENTS` in the repository's root, without this machine's settings; `variables` are added."""
 
-    def run(*arguments: str, cwd: Path = ROOT, code: int = 0, **variables: str) -> subprocess.CompletedProcess:
+    def run(*arguments: str, cwd: Path = ROOT, code: int = 0, **variables: str):
         ours = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "COLUMNS", "PYTHONPATH")
         env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         env |= {"NANOCHAT_BASE_DIR": str(base), "HF_HUB_OFFLINE": "1", **compiled, **variables}
@@ -204,7 +203,7 @@ def python(base: Path, compiled: dict[str, str]):
 def here(base: Path, monkeypatch, capsys):
     """Call a script in this process, with the result of a process: faster, for scripts without a model."""
 
-    def call(module: str, *flags: str, code: int = 0, **variables: str) -> subprocess.CompletedProcess:
+    def call(module: str, *flags: str, code: int = 0, **variables: str):
         script = importlib.import_module(f"{module}.__main__" if module == "nanochat.report" else module)
         status = 0
         with monkeypatch.context() as patch:
@@ -224,12 +223,12 @@ def here(base: Path, monkeypatch, capsys):
 
 
 @pytest.fixture
-def text_folder(tmp_path: Path) -> Path:
+def text_folder(tmp_path: Path):
     """A little text of several kinds in a folder named `letters`."""
     return write_letters(tmp_path / "letters", 60)
 
 
-def copy_runs(home: Path, programs: dict[str, str]) -> None:
+def copy_runs(home: Path, programs: dict[str, str]):
     """Copy runs/ to another home, with these programs, and a setup that does nothing."""
     shutil.copytree(ROOT / "runs", home / "runs")
     for name, text in {"runs/setup.sh": "exit 0", **programs}.items():
@@ -244,19 +243,19 @@ class Speedrun:
     def __init__(self, home: Path, variables: dict[str, str]):
         self.home, self.env = home, os.environ | variables
 
-    def start(self, *words: str, cwd: Path = ROOT) -> subprocess.Popen:
+    def start(self, *words: str, cwd: Path = ROOT):
         """In a process group of its own, stdout and stderr as one text."""
         about = {"cwd": cwd, "env": self.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         command = ["bash", str(self.home / "speedrun.sh"), *words]
         return subprocess.Popen(command, **about, text=True, start_new_session=True)
 
-    def run(self, *words: str, cwd: Path = ROOT, code: int = 0) -> subprocess.CompletedProcess:
+    def run(self, *words: str, cwd: Path = ROOT, code: int = 0):
         command = ["bash", str(self.home / "speedrun.sh"), *words]
         return checked(subprocess.run(command, cwd=cwd, env=self.env, capture_output=True, text=True), code)
 
 
 @pytest.fixture
-def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str], fake_hub: Path, tiny_world: Path) -> Speedrun:
+def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str], fake_hub: Path, tiny_world: Path):
     home, hub, nowhere = tmp_path / "a path with spaces", tmp_path / "hub", "http://127.0.0.1:9"
     plant_world(base, tiny_world)
     shutil.copytree(fake_hub, hub)
@@ -273,7 +272,7 @@ def speedrun(tmp_path: Path, base: Path, compiled: dict[str, str], fake_hub: Pat
 
 
 @pytest.fixture(scope="session")
-def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_world(tmp_path_factory: pytest.TempPathFactory):
     """The folder of a tiny embedded world, for tests that only read it."""
     folder = tmp_path_factory.mktemp("worlds") / "tiny"
     write_world(folder, 1, "tiny")
@@ -281,7 +280,7 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fake_hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fake_hub(tmp_path_factory: pytest.TempPathFactory):
     """A mirror of the hub for tests that only read it."""
     folder = tmp_path_factory.mktemp("hubs") / "fake"
     write_hub(folder)

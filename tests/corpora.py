@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "scripts/samples").glob("*.txt"))]
 
 
-def write_letters(folder: Path, lines: int) -> Path:
+def write_letters(folder: Path, lines: int):
     """Write a folder of a little text of several kinds."""
     folder.mkdir(parents=True)
     for number in range(40):
@@ -26,7 +26,7 @@ def write_letters(folder: Path, lines: int) -> Path:
     return folder
 
 
-def write_shard(path: Path, texts: Sequence, kind: pa.DataType | None = None, column: str = "text", **options) -> Path:
+def write_shard(path: Path, texts: Sequence, kind: pa.DataType | None = None, column: str = "text", **options):
     """Write a parquet file with a column of text and one that is no text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"id": range(len(texts)), column: pa.array(texts, kind or pa.string())})
@@ -34,20 +34,20 @@ def write_shard(path: Path, texts: Sequence, kind: pa.DataType | None = None, co
     return path
 
 
-def write_jsonl(path: Path, texts: Sequence) -> Path:
+def write_jsonl(path: Path, texts: Sequence):
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"id": 1, "text": text}, ensure_ascii=False) + "\n" for text in texts]
     path.write_text("".join(lines), encoding="utf-8")
     return path
 
 
-def corpus_of(paths: Sequence[Path]) -> Corpus:
+def corpus_of(paths: Sequence[Path]):
     """A corpus of shards; if there are several, the last one is for validation."""
     shards = open_shards(list(paths))
     return Corpus((Source("letters", 1.0, {"train": shards[:-1] or shards, "val": shards[-1:]}),))
 
 
-def text_corpus(folder: Path, shards: Sequence[Sequence[str | None]], group: int) -> Corpus:
+def text_corpus(folder: Path, shards: Sequence[Sequence[str | None]], group: int):
     """A shard for each list of documents, `group` documents in a row group."""
     paths = [folder / f"{number:02d}.parquet" for number in range(len(shards))]
     for path, texts in zip(paths, shards, strict=True):
@@ -62,10 +62,10 @@ class CountedTokenizer:
     special_tokens = {"<|bos|>": 0}  # noqa: RUF012
 
     @property
-    def core(self) -> "CountedTokenizer":
+    def core(self):
         return self
 
-    def encode_arrow(self, texts: pa.Array, prepend: int, threads: int) -> tuple[np.ndarray, np.ndarray]:
+    def encode_arrow(self, texts: pa.Array, prepend: int, threads: int):
         documents = []
         for text in texts.to_pylist():
             number, length = map(int, text.split())
@@ -74,7 +74,7 @@ class CountedTokenizer:
         return np.concatenate(documents).astype(np.uint16), offsets
 
 
-def counted_corpus(folder: Path, *parts: tuple[Sequence[int], int, float]) -> Corpus:
+def counted_corpus(folder: Path, *parts: tuple[Sequence[int], int, float]):
     """Sources of (lengths, documents in a row group, share); over all of them document i has the id 1000 + i."""
     sources = []
     first = 1000

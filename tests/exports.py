@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bundles import memorized
 from corpora import SAMPLES
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from nanochat.export import hf
 from nanochat.gpt import GPT
@@ -13,16 +13,16 @@ from nanochat.tokenizer import Tokenizer
 SMALL = {"vocab_size": 701, "max_seq_len": 192, "kv_heads": 1}  # the vocabulary is no multiple of 64
 
 
-def tokenizer_of(size: int = SMALL["vocab_size"]) -> Tokenizer:
+def tokenizer_of(size: int = SMALL["vocab_size"]):
     return Tokenizer.train(SAMPLES, size)
 
 
-def trained(name: str, tokenizer: Tokenizer) -> GPT:
+def trained(name: str, tokenizer: Tokenizer):
     """Return a model after a few steps on the samples, so that no weight has its initial value."""
     return memorized(tokenizer, "".join(SAMPLES), name, steps=4, lr=0.001, **SMALL)
 
 
-def through_folder(model: GPT, folder: Path, **options) -> PreTrainedModel:
+def through_folder(model: GPT, folder: Path, **options):
     """Return a model as `transformers` loads it with the code in its folder."""
     hf.write_own(hf.Exported("", model, None, {"stage": "base_train"}, []), folder)
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options).eval()

@@ -13,19 +13,19 @@ from tasks import TASKS
 LETTERS = "ABCDE"
 
 
-def science(row: dict) -> dict:
+def science(row: dict):
     choices = {"text": row["choices"], "label": list(LETTERS[:4])}
     return {"id": row["question"], "question": row["question"], "choices": choices, "answerKey": LETTERS[row["answer"]]}
 
 
-def algebra(row: dict) -> dict:
+def algebra(row: dict):
     answer = int(row["answer"].rpartition(" ")[2])
     right = answer % 5
     options = [f"{letter}){answer + number - right}" for number, letter in enumerate(LETTERS)]
     return {"question": row["question"], "options": options, "rationale": "Count.", "correct": LETTERS[right]}
 
 
-def write_hub(folder: Path) -> None:
+def write_hub(folder: Path):
     world = World(1, 16)
     rows = tables(world, problems=200, chats=200)
     sums = {"train": rows["sums-train"][:100], "validation": rows["sums-test"], "test": rows["sums-test"]}
@@ -40,7 +40,7 @@ def write_hub(folder: Path) -> None:
     (folder / str(TASKS["Identity"].files()[0])).write_text("\n".join(identity), encoding="utf-8")
 
 
-def write(folder: Path, task: str, splits: dict[str, list[dict]]) -> None:
+def write(folder: Path, task: str, splits: dict[str, list[dict]]):
     for split, rows in splits.items():
         files = TASKS[task].files(split)
         for number, file in enumerate(files):

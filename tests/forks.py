@@ -43,14 +43,14 @@ class Forked:
             self.processes.append(context.Process(target=_work, args=whole, daemon=True))
             self.processes[-1].start()
 
-    def signal(self, number: int, rank: int = 0) -> None:
+    def signal(self, number: int, rank: int = 0):
         os.kill(self.processes[rank].pid, number)
 
-    def kill(self) -> None:
+    def kill(self):
         for process in self.processes:
             process.kill()
 
-    def codes(self, timeout: float = 180) -> list[int]:
+    def codes(self, timeout: float = 180):
         """The exit codes of all ranks; whoever is not done in time is killed, and that fails."""
         end = time.monotonic() + timeout
         for process in self.processes:
@@ -60,20 +60,20 @@ class Forked:
         assert not late, f"ranks {late} were still at work after {timeout} seconds: {self.out()}{self.err()}"
         return [process.exitcode for process in self.processes]
 
-    def done(self, timeout: float = 180) -> str:
+    def done(self, timeout: float = 180):
         """What rank 0 printed, once all ranks have ended well."""
         assert set(self.codes(timeout)) == {0}, "".join(self.err(rank) for rank in range(len(self.processes)))
         return self.out()
 
-    def out(self, rank: int = 0, end: str = "out") -> str:
+    def out(self, rank: int = 0, end: str = "out"):
         path = self.folder / f"{rank}.{end}"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
-    def err(self, rank: int = 0) -> str:
+    def err(self, rank: int = 0):
         return self.out(rank, "err")
 
 
-def _work(files: Path, variables: dict[str, str], function: Callable, arguments: tuple) -> None:
+def _work(files: Path, variables: dict[str, str], function: Callable, arguments: tuple):
     import torch
 
     for number, end in ((1, "out"), (2, "err")):
@@ -97,7 +97,7 @@ def _work(files: Path, variables: dict[str, str], function: Callable, arguments:
         sys.stderr.flush()
 
 
-def run_module(before: Callable | None, module: str, *flags: str) -> None:
+def run_module(before: Callable | None, module: str, *flags: str):
     """`python -m MODULE FLAGS`, once `before` was called."""
     if before:
         before()

@@ -42,16 +42,16 @@ class Planted(torch.autograd.Function):
     """What comes in; `fault` makes of its gradient another one, or raises."""
 
     @staticmethod
-    def forward(context: Any, x: Tensor, fault: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(context: Any, x: Tensor, fault: Callable[[Tensor], Tensor]):
         context.fault = fault
         return x.clone()
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(context: Any, gradient: Tensor):
         return context.fault(gradient), None
 
 
-def plant(model: GPT, fault: Callable[[Tensor], Tensor]) -> GPT:
+def plant(model: GPT, fault: Callable[[Tensor], Tensor]):
     """The model, with a fault in the midst of its backward: some gradients have come by then, some have not."""
     model.blocks[1].register_forward_pre_hook(lambda _, given: (Planted.apply(given[0], fault), *given[1:]))
     return model
@@ -71,14 +71,14 @@ class Rows(BatchSource):
         self.taken, self.idle_steps = 0, idle
 
     @property
-    def idle(self) -> bool:
+    def idle(self):
         return self.taken in self.idle_steps
 
     @property
-    def progress(self) -> float:
+    def progress(self):
         return self.taken / self.batches
 
-    def __next__(self) -> tuple[Tensor, Tensor]:
+    def __next__(self):
         generator = torch.Generator().manual_seed(self.taken)
         ids = torch.randint(VOCABULARY, (ROWS, LENGTH + 1), generator=generator)
         targets = ids[:, 1:].clone()
@@ -88,15 +88,15 @@ class Rows(BatchSource):
         return ids[self.rank :: self.ranks, :-1], targets[self.rank :: self.ranks]
 
 
-def uneven(row: int) -> int:
+def uneven(row: int):
     return 5 * row % LENGTH
 
 
-def every_other(row: int) -> int:
+def every_other(row: int):
     return LENGTH * (row % 2)
 
 
-def skipping(model: GPT, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, dict]:
+def skipping(model: GPT, batch: tuple[Tensor, Tensor]):
     """An objective that uses only the head where no target is: the other gradients do not arrive."""
     if (batch[1] >= 0).any():
         return next_token(model, batch)
@@ -111,7 +111,7 @@ class Trained:
     source: Any
 
 
-def small_model(runtime: Runtime = ALONE, **fields: Any) -> GPT:
+def small_model(runtime: Runtime = ALONE, **fields: Any):
     shape = {"depth": 2, "width": 64, "heads": 2, "max_seq_len": LENGTH, "bos_id": 0} | fields
     return build_model(GPTConfig(VOCABULARY, **shape), runtime, 1)
 
@@ -129,7 +129,7 @@ def train(
     model: GPT | None = None,
     groups: list[Group] | None = None,
     **options: Any,
-) -> Trained:
+):
     """Run the loop on a new model, for 3 steps unless `options` has another horizon; settings may be there too."""
     model = model or small_model()
     source = source or Rows(runtime)
@@ -148,7 +148,7 @@ def train(
     return Trained(state, parameters, read_metrics(log.path), source)
 
 
-def furthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+def furthest(one: dict[str, Tensor], other: dict[str, Tensor]):
     """How far two models are from each other, in the parameter that differs most."""
     assert one.keys() == other.keys()
     return max(float((one[name] - other[name]).abs().max()) for name in one)
@@ -160,7 +160,7 @@ class Cases:
         self.last = runtime.rank == runtime.world_size - 1
         self.seen: dict[str, Any] = {}
 
-    def train(self, case: str, **options: Any) -> Trained:
+    def train(self, case: str, **options: Any):
         trained = train(self.folder / case, options.pop("runtime", self.runtime), **options)
         for name, p in trained.parameters.items():
             assert all(torch.equal(p, other) for other in self.runtime.all_gather(p)), f"{case}: ranks differ in {name}"
@@ -169,7 +169,7 @@ class Cases:
             save_file(trained.parameters, self.folder / f"{case}.safetensors")
         return trained
 
-    def exact(self) -> None:
+    def exact(self):
         for rows in range(1, ROWS // self.runtime.world_size + 1):
             if ROWS // self.runtime.world_size % rows == 0:
                 self.train(f"plain {rows}", device_batch=rows)
@@ -182,7 +182,7 @@ class Cases:
 
         model, kept = small_model(), []
 
-        def keep(state: loop.State) -> None:
+        def keep(state: loop.State):
             kept.append([p.detach().clone() for p in model.parameters()])
 
         keeps = [loop.Evaluation(1, keep, at_start=True)]
@@ -190,7 +190,7 @@ class Cases:
         alike = [all(map(torch.equal, one, other)) for one, other in itertools.pairwise(kept)]
         self.seen["idle"]["unchanged"] = alike
 
-    def not_finite(self, case: str, **options: Any) -> None:
+    def not_finite(self, case: str, **options: Any):
         """All ranks have to find out, at the same step."""
         steps = []
         evaluations = [loop.Evaluation(1, lambda state: steps.append(state.step), at_start=True)]
@@ -199,37 +199,37 @@ class Cases:
         except FloatingPointError as error:
             self.seen[case] = {"error": str(error), "steps": steps}
 
-    def faults(self) -> None:
+    def faults(self):
         source = Rows(self.runtime)
 
-        def spoilt(model: Any, batch: Any) -> tuple[Tensor, Tensor, dict]:
+        def spoilt(model: Any, batch: Any):
             loss, count, metrics = next_token(model, batch)
             return loss * (float("nan") if self.last and source.taken == 2 else 1.0), count, metrics
 
         self.not_finite("nan loss", objective=spoilt, source=source)
         source = Rows(self.runtime)
 
-        def overflow(gradient: Tensor) -> Tensor:
+        def overflow(gradient: Tensor):
             return gradient * (float("inf") if self.last and source.taken == 2 else 1.0)
 
         self.not_finite("infinite gradient", model=plant(small_model(), overflow), source=source)
 
-    def out_of_memory(self, at: int) -> None:
+    def out_of_memory(self, at: int):
         """The last rank has too little for all of its rows, in the backward of step `at`."""
         source = Rows(self.runtime)
 
-        def fail(gradient: Tensor) -> Tensor:
+        def fail(gradient: Tensor):
             if self.last and source.taken == at and len(gradient) == ROWS // self.runtime.world_size:
                 raise torch.OutOfMemoryError("planted")
             return gradient
 
         self.train(f"out of memory {at}", model=plant(small_model(), fail), source=source)
 
-    def half_precision(self) -> None:
+    def half_precision(self):
         """Only the last rank's gradients overflow, while the scale is above 1/8; and its memory runs out once."""
         source, state, failed = Rows(self.runtime), loop.State(), []
 
-        def overflow(gradient: Tensor) -> Tensor:
+        def overflow(gradient: Tensor):
             if self.last and source.taken == 2 and not failed:
                 failed.append(True)
                 raise torch.OutOfMemoryError("planted")
@@ -239,14 +239,14 @@ class Cases:
         self.train("half precision", runtime=half, model=model, source=source, state=state)
         self.seen["half precision"]["taken"] = source.taken
 
-    def clock(self) -> None:
+    def clock(self):
         """Ranks whose clocks differ, the last one's is fast, end with the same step."""
         loop.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() * (4 if self.last else 1))
         self.train("clock", seconds=0.3)
         loop.time = time
 
 
-def main(folder: Path) -> None:
+def main(folder: Path):
     with setup("cpu", "fp32") as runtime:
         cases = Cases(folder, runtime)
         cases.exact()

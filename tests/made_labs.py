@@ -38,7 +38,7 @@ temperature = 0.7
 TRUTH = {"plain": (0.5, 0.5), "good": (0.8, 0.7), "idle": (0.5, 0.5), "bad": (0.2, 0.3)}
 
 
-def read_lab(folder: Path, changes: Mapping[str, str] = {}) -> Spec:
+def read_lab(folder: Path, changes: Mapping[str, str] = {}):
     """Return a lab with lines of the spec replaced."""
     text = SPEC
     for old, new in changes.items():
@@ -49,7 +49,7 @@ def read_lab(folder: Path, changes: Mapping[str, str] = {}) -> Spec:
     return read_spec(path)
 
 
-def answer(base: Path, stage: str, tag: str, shares: Mapping[str, float], repeats: int = 1, seed: int = 0) -> None:
+def answer(base: Path, stage: str, tag: str, shares: Mapping[str, float], repeats: int = 1, seed: int = 0):
     """Leave an evaluation of tasks, each with a share of right answers; the same questions are hard in all runs."""
     folder = leave(base, stage, tag, seconds=60.0).parent
     for name, share in shares.items():
@@ -62,7 +62,7 @@ def answer(base: Path, stage: str, tag: str, shares: Mapping[str, float], repeat
         write_jsonl(folder / f"{name}.jsonl", rows)
 
 
-def train(base: Path, tag: str, scale: float = 1.0, stage: str = "chat_sft") -> None:
+def train(base: Path, tag: str, scale: float = 1.0, stage: str = "chat_sft"):
     """Leave a training run. scale: of the loss at the end, relative to a healthy one."""
     steps = np.arange(1, 201)
     losses = 2 * np.exp(-steps / 50) + 1
@@ -75,7 +75,7 @@ def train(base: Path, tag: str, scale: float = 1.0, stage: str = "chat_sft") -> 
     write_jsonl(path.with_name("metrics.jsonl"), rows)
 
 
-def make_lab(base: Path, spec: Spec, held_out: Sequence[str] = ()) -> None:
+def make_lab(base: Path, spec: Spec, held_out: Sequence[str] = ()):
     """Leave all runs of a lab, evaluations of the bases, and those of some mixes on the held-out benchmark."""
     for name in spec.bases:
         answer(base, "chat_eval_mid", f"{spec.name}-{name}", {"World-Choices": 0.6})

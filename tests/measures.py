@@ -9,7 +9,6 @@ import io
 import re
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,7 +40,7 @@ class File:
     prose: list[str] = field(default_factory=list)
 
 
-def statement_size(statement: ast.stmt) -> int:
+def statement_size(statement: ast.stmt):
     count, queue = 0, [statement]
     while queue:
         count += 1
@@ -50,7 +49,7 @@ def statement_size(statement: ast.stmt) -> int:
     return count
 
 
-def is_squeezed(node: ast.AST) -> bool:
+def is_squeezed(node: ast.AST):
     """A ** splat in a call, three assignments in one, or a list times something."""
     if isinstance(node, ast.Call):
         return any(keyword.arg is None for keyword in node.keywords)
@@ -59,7 +58,7 @@ def is_squeezed(node: ast.AST) -> bool:
     return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List | ast.Tuple)
 
 
-def useful_comment_lines(tokens: list[tokenize.TokenInfo]) -> int:
+def useful_comment_lines(tokens: list[tokenize.TokenInfo]):
     """Count comments with two words or more that neither the next three lines of code nor an earlier comment have."""
     words_of_code: dict[int, set[str]] = defaultdict(set)
     for token in tokens:
@@ -75,7 +74,7 @@ def useful_comment_lines(tokens: list[tokenize.TokenInfo]) -> int:
     return len(rows)
 
 
-def measure(path: Path) -> File:
+def measure(path: Path):
     text = path.read_text(encoding="utf-8")
     tree, lines = ast.parse(text), text.split("\n")
     nodes = list(ast.walk(tree))
@@ -117,7 +116,7 @@ def measure(path: Path) -> File:
     return file
 
 
-def prose_outside_python(root: Path, files: list[str]) -> Iterator[str]:
+def prose_outside_python(root: Path, files: list[str]):
     """Comments of shell scripts; README and docs without code."""
     for path in files:
         text = (root / path).read_text(encoding="utf-8", errors="replace")
@@ -127,11 +126,11 @@ def prose_outside_python(root: Path, files: list[str]) -> Iterator[str]:
             yield re.sub(r"```.*?```|`[^`]*`", " ", text, flags=re.DOTALL)
 
 
-def module_name(path: str) -> str:
+def module_name(path: str):
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def loaded_by(start: str, imports: dict[str, set[str]]) -> set[str]:
+def loaded_by(start: str, imports: dict[str, set[str]]):
     """Modules that an import of `start` may load, lazy imports too; packages' own files are left out."""
     seen, queue = set(), [start]
     while queue:
@@ -143,7 +142,7 @@ def loaded_by(start: str, imports: dict[str, set[str]]) -> set[str]:
     return {name for name in seen - {start} - packages if not name.startswith("scripts")}
 
 
-def figures(root: Path, files: list[str], imports: dict[str, set[str]]) -> dict[str, float]:
+def figures(root: Path, files: list[str], imports: dict[str, set[str]]):
     """All figures by name. imports: modules that each module of ours may load."""
     python = [path for path in files if path.endswith(".py")]
     ours = {path: measure(root / path) for path in python if path.split("/")[0] in OUR_CODE}

@@ -22,7 +22,7 @@ CONFIGS["looped"] = {**SMALL, "depth": 2, "sweeps": 3}
 CONFIGS["odd shapes"] = {**SMALL, **ODD_SHAPES, "depth": 3, "kv_heads": 1, "mlp_ratio": 1.7}
 
 
-def lively(fields, seed=5, **options) -> GPT:
+def lively(fields, seed=5, **options):
     """A model in which nothing is zero, as if it had been trained."""
     model = new_model(GPTConfig(**fields), **options).to_empty(device="cpu")
     model.init_weights(seed)
@@ -35,13 +35,13 @@ def lively(fields, seed=5, **options) -> GPT:
     return model
 
 
-def model_for(tokenizer: Tokenizer, name: str = "reference", **fields) -> GPT:
+def model_for(tokenizer: Tokenizer, name: str = "reference", **fields):
     """Return a lively model of a configuration for the ids of a tokenizer."""
     shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.bos}
     return lively(CONFIGS[name] | shape | fields)
 
 
-def learn(model: GPT, ids: torch.Tensor, steps: int, rate: float) -> GPT:
+def learn(model: GPT, ids: torch.Tensor, steps: int, rate: float):
     """Train a model on the same rows a few times; return it for inference."""
     optimizer = torch.optim.AdamW(model.parameters(), rate)
     for _ in range(steps):
@@ -51,7 +51,7 @@ def learn(model: GPT, ids: torch.Tensor, steps: int, rate: float) -> GPT:
     return model.eval().requires_grad_(False)
 
 
-def fake_flash(monkeypatch, ignores_windows=False) -> None:
+def fake_flash(monkeypatch, ignores_windows=False):
     """Let FlashAttention 3 compute by the plain formula, on any device."""
 
     def flash(q, k, v, softmax_scale, causal, window_size):
@@ -62,7 +62,7 @@ def fake_flash(monkeypatch, ignores_windows=False) -> None:
     monkeypatch.setattr("nanochat.attention._flash3_kernel", lambda: flash)
 
 
-def limit_memory(monkeypatch, model: GPT, rows: int) -> None:
+def limit_memory(monkeypatch, model: GPT, rows: int):
     """Let a forward with more rows run out of memory."""
     hidden = model.hidden
 
@@ -94,7 +94,7 @@ def leave_model(
     endless: bool = False,
     more=(),
     **fields,
-) -> GPT:
+):
     """Write an untrained model and its tokenizer below a base folder, as a run leaves them.
 
     endless: the likeliest token is never one that ends an answer. more: for the manifest.

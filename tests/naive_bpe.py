@@ -9,7 +9,7 @@ from itertools import pairwise
 import regex
 
 
-def train(texts: Iterable[str], merges: int, pattern: str) -> list[tuple[int, int]]:
+def train(texts: Iterable[str], merges: int, pattern: str):
     """Count all pairs of neighbours, merge the most frequent one (of equals the smaller ids), repeat."""
     pieces = Counter(piece for text in texts for piece in split(text, pattern))
     words = [(list(piece.encode()), count) for piece, count in pieces.items()]
@@ -28,7 +28,7 @@ def train(texts: Iterable[str], merges: int, pattern: str) -> list[tuple[int, in
     return learned
 
 
-def merge(ids: list[int], pair: tuple[int, int], new: int) -> None:
+def merge(ids: list[int], pair: tuple[int, int], new: int):
     """Replace `pair` by `new` in place, left to right."""
     at = 0
     while at + 1 < len(ids):
@@ -37,7 +37,7 @@ def merge(ids: list[int], pair: tuple[int, int], new: int) -> None:
         at += 1
 
 
-def split(text: str, pattern: str) -> list[str]:
+def split(text: str, pattern: str):
     return regex.findall(pattern, text)
 
 
@@ -56,12 +56,12 @@ ALPHABETS = (
 )
 
 
-def assigned(text: str) -> str:
+def assigned(text: str):
     """The characters that Python knows: on those added to Unicode since, two regular expression engines may differ."""
     return "".join(char for char in text if unicodedata.category(char) != "Cn")
 
 
-def random_text(dice: random.Random) -> str:
+def random_text(dice: random.Random):
     """Runs from small alphabets, in which the alternatives of a split pattern meet, and any character at all."""
     parts = []
     for _ in range(dice.randint(1, 12)):

@@ -11,7 +11,7 @@ from transformers import NanoChatConfig, NanoChatForCausalLM
 SHAPE = {"sequence_len": 192, "vocab_size": 701, "n_layer": 3, "n_head": 4, "n_kv_head": 2, "n_embd": 64}
 
 
-def october(shape: dict = SHAPE, padded: int = 0) -> dict[str, Tensor]:
+def october(shape: dict = SHAPE, padded: int = 0):
     """Random weights of the model of October 2025; padded: rows of the vocabulary, padded from December on."""
     width = shape["n_embd"]
     rows = padded or shape["vocab_size"]
@@ -24,7 +24,7 @@ def october(shape: dict = SHAPE, padded: int = 0) -> dict[str, Tensor]:
     return _random(sizes)
 
 
-def since_march(shape: dict = SHAPE) -> dict[str, Tensor]:
+def since_march(shape: dict = SHAPE):
     """Random weights of the model since March 2026, with a padded vocabulary and all its tricks."""
     depth, width = shape["n_layer"], shape["n_embd"]
     rows = math.ceil(shape["vocab_size"] / 64) * 64
@@ -37,12 +37,12 @@ def since_march(shape: dict = SHAPE) -> dict[str, Tensor]:
     return october(shape, rows) | _random(sizes)
 
 
-def _random(sizes: dict[str, tuple]) -> dict[str, Tensor]:
+def _random(sizes: dict[str, tuple]):
     generator = torch.Generator().manual_seed(len(sizes))
     return {name: 0.2 * torch.randn(size, generator=generator) for name, size in sizes.items()}
 
 
-def leave(folder: Path, weights: dict, shape: dict = SHAPE, step: int = 650, **meta) -> Path:
+def leave(folder: Path, weights: dict, shape: dict = SHAPE, step: int = 650, **meta):
     """Save a checkpoint as the public training does: embedding in bf16, names of a compiled model."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {f"_orig_mod.{name}": weight for name, weight in weights.items()}
@@ -66,7 +66,7 @@ NAMES = {
 }
 
 
-def forward_of_october(weights: dict[str, Tensor], ids: Tensor) -> Tensor:
+def forward_of_october(weights: dict[str, Tensor], ids: Tensor):
     """Logits of the model of October in `transformers`, with rotation tables in fp32 (the original has bf16)."""
     config = NanoChatConfig(
         vocab_size=len(weights["lm_head.weight"]),

@@ -20,12 +20,12 @@ RECORD = json.loads("""{
 }""")
 
 
-def sections(card: str) -> dict[str, str]:
+def sections(card: str):
     """The sections of a card in Markdown, by their headings."""
     return dict(re.findall(r"^## ([^\n]*)\n(.*?)(?=\n## |\Z)", card, re.MULTILINE | re.DOTALL))
 
 
-def leave(base: Path, stage: str = "tok_train", tag: str = "default", **changes) -> Path:
+def leave(base: Path, stage: str = "tok_train", tag: str = "default", **changes):
     """An outcome as a stage leaves it; by default that of the reference's tokenizer."""
     record = {"stage": stage, "tag": tag, **RECORD, "environment": ENVIRONMENT}
     path = base / stage / tag / "outcome.json"

@@ -2,7 +2,6 @@
 
 import math
 import random
-from typing import Any
 
 import torch
 
@@ -11,7 +10,7 @@ from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
 
 
-def prompts(task: BundleTask, items: list[dict], index: int) -> list[str]:
+def prompts(task: BundleTask, items: list[dict], index: int):
     others = [other for other in range(len(items)) if other != index]
     shown = [items[other] for other in random.Random(1234 + index).sample(others, task.shots)]
     item, between, head = items[index], task.delimiter, ""
@@ -29,7 +28,7 @@ def prompts(task: BundleTask, items: list[dict], index: int) -> list[str]:
     return [without.strip(), without + item["continuation"]]
 
 
-def alike(rows: list[list[int]]) -> int:
+def alike(rows: list[list[int]]):
     """Return how many tokens all rows begin with."""
     count = 0
     while all(count < len(row) and row[count] == rows[0][count] for row in rows):
@@ -38,7 +37,7 @@ def alike(rows: list[list[int]]) -> int:
 
 
 @torch.no_grad()
-def decide(model: GPT, tokenizer: Tokenizer, task: BundleTask, items: list[dict], index: int) -> dict[str, Any]:
+def decide(model: GPT, tokenizer: Tokenizer, task: BundleTask, items: list[dict], index: int):
     """Return the decision on an item, with the mean losses in nats per token."""
     bos = tokenizer.special_tokens["<|bos|>"]
     rows = [[bos, *tokenizer.encode(text)] for text in prompts(task, items, index)]

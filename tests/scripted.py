@@ -26,13 +26,13 @@ class Scripted:
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
-    def steps(self, text: str) -> list:
+    def steps(self, text: str):
         known = self.answers.get(text, [f"You said: {text}"])
         if not isinstance(known[0], list):
             return known
         return known.pop(0) if len(known) > 1 else known[0]
 
-    def close(self) -> None:
+    def close(self):
         self.server.shutdown()
         self._thread.join()
         self.server.server_close()
@@ -41,10 +41,10 @@ class Scripted:
 class _Handler(http.server.BaseHTTPRequestHandler):
     script: Scripted
 
-    def log_message(self, *about: Any) -> None:
+    def log_message(self, *about: Any):
         pass
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         if self.path == "/":
             page = chat_page()
             self._send(200, page.headers, page.body.decode())
@@ -52,7 +52,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             models = [{"id": name, "object": "model", **self.script.about} for name in self.script.models]
             self._send(200, {}, json.dumps({"object": "list", "data": models}))
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self._allowed():
             return
@@ -70,7 +70,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             self.script.gone.set()
 
-    def _stream(self, steps: list) -> None:
+    def _stream(self, steps: list):
         self._delta({"role": "assistant", "content": ""})
         for step in steps:
             if step == CUT:
@@ -83,19 +83,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._delta({}, "stop")
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def _delta(self, delta: dict, reason: str | None = None) -> None:
+    def _delta(self, delta: dict, reason: str | None = None):
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
         chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice]}
         self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
 
-    def _allowed(self) -> bool:
+    def _allowed(self):
         given = (self.headers["Authorization"] or "").encode("latin-1")  # the bytes, which are UTF-8
         if self.script.key and given != f"Bearer {self.script.key}".encode():
             self._send(401, {}, json.dumps({"error": {"message": "wrong key"}}))
             return False
         return True
 
-    def _send(self, status: int, headers: dict[str, str], text: str) -> None:
+    def _send(self, status: int, headers: dict[str, str], text: str):
         self.send_response(status)
         for name, value in {"content-type": "application/json", **headers}.items():
             self.send_header(name, value)

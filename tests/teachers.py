@@ -3,7 +3,7 @@
 import http.server
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -12,13 +12,13 @@ from nanochat.curate.teacher import TeacherSettings
 Response = tuple[int, dict, str]  # status, headers, body
 
 
-def completion(text: str, model: str = "wise", reason: str = "stop", tokens: int = 30) -> Response:
+def completion(text: str, model: str = "wise", reason: str = "stop", tokens: int = 30):
     choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": reason}
     return 200, {}, json.dumps({"model": model, "choices": [choice], "usage": {"total_tokens": tokens}})
 
 
 @contextmanager
-def teaching(reply: Callable[[str], Response]) -> Iterator[SimpleNamespace]:
+def teaching(reply: Callable[[str], Response]):
     """A server whose responses `reply` makes from the last message; `asked` has these messages."""
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -143,7 +143,7 @@ def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, pack
     fake_flash(monkeypatch, ignores_windows=package == "wrong")
     trial = paths._trial_error
 
-    def tried(path: str, device: torch.device, dtype: torch.dtype) -> float:
+    def tried(path: str, device: torch.device, dtype: torch.dtype):
         if path == "flash4":
             raise ImportError("no package")
         return trial(path, CPU, torch.float32)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from bench.rehearsal import Rehearsal, rehearse
+from bench.rehearsal import rehearse
 from bench.rehearse import new_step, real_peak
 from nanochat import gpt
 from nanochat.gpt import GPTConfig
@@ -20,7 +20,7 @@ ROWS = 8
 
 def rehearsed(
     ranks: int = 1, dtype: torch.dtype = torch.float32, steps: int = 1, shape: GPTConfig = SMALL, **options: Any
-) -> Rehearsal:
+):
     options = {"compiled": False} | options
     return rehearse(lambda runtime: new_step(shape, ROWS, runtime, **options), ranks, dtype, "cpu", steps)
 

@@ -19,17 +19,17 @@ CALCULATION = json.loads("""[{"type": "text", "text": "there are "}, {"type": "p
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return Tokenizer.train(["how many letters are there? there are 12+34 글자, 46 in all. be brief\n\n"] * 3, 300)
 
 
-def talk(*contents, system=None) -> dict:
+def talk(*contents, system=None):
     """A conversation of user and assistant in turn, after a system message if there is one."""
     before = [{"role": "system", "content": system}] if system is not None else []
     return {"messages": before + chat(*contents)["messages"]}
 
 
-def spelled(tokenizer, *pieces) -> tuple[list[int], list[int]]:
+def spelled(tokenizer, *pieces):
     """Ids and mask of (text or the name of a special token, mask) pairs."""
     ids, mask = [], []
     for piece, learned in pieces:
@@ -129,7 +129,7 @@ BEGINS = {
 }
 
 
-def pieces_of(tokens: list[int], tokenizer: Tokenizer = TOKENIZER) -> list[Piece]:
+def pieces_of(tokens: list[int], tokenizer: Tokenizer = TOKENIZER):
     reply = Reply(tokenizer)
     return [piece for token in tokens for piece in reply.add(token)] + reply.close()
 

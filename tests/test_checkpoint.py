@@ -4,7 +4,6 @@ import re
 import resource
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -57,7 +56,7 @@ def test_old_steps_go(tmp_path):
 
 
 @pytest.fixture
-def ranks(tmp_path) -> list[Saver]:
+def ranks(tmp_path):
     """The savers of two ranks."""
     store = torch.distributed.HashStore()
     return [Saver(tmp_path, rank, 2, store=store) for rank in range(2)]
@@ -213,7 +212,7 @@ def test_all_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
 
 
 @contextmanager
-def full_disk() -> Iterator[None]:
+def full_disk():
     """To the code that writes: no file may be larger than 1,000 bytes."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))

@@ -28,7 +28,7 @@ class Config:
             raise ValueError(f"--heat has to be at most 1, not {self.heat}")
 
 
-def refusal(*words: str) -> str:
+def refusal(*words: str):
     with pytest.raises(ValueError) as refused:
         parse(Config, words)
     message = str(refused.value)
@@ -113,7 +113,7 @@ def test_help_is_grouped_with_defaults_and_units(capsys):
     assert "data." not in text  # a group is no prefix of its flags
 
 
-def bake(config: Config) -> None:
+def bake(config: Config):
     if config.size == 8:
         raise KeyboardInterrupt
     if config.size == 7:

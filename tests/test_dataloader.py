@@ -20,11 +20,11 @@ BATCH, LENGTH, LANES = 8, 32, 8
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return Tokenizer.train(["the quick brown fox jumps over the lazy dog 빠른 갈색 여우 " * 20], 320)
 
 
-def texts_of(count: int, seed: int = 0) -> list[str]:
+def texts_of(count: int, seed: int = 0):
     chance = np.random.default_rng(seed)
     words = "the quick brown fox jumps over the lazy dog 빠른 갈색 여우".split()
     lengths = np.minimum(chance.lognormal(3, 1.2, count).astype(int), 400)
@@ -32,7 +32,7 @@ def texts_of(count: int, seed: int = 0) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Corpus:
+def corpus(tmp_path_factory):
     """A mix of two sources."""
     texts = texts_of(600)
     shards = {"letters": [texts[:150], texts[150:300], texts[300:350]], "more": [texts[350:500], texts[500:]]}
@@ -41,22 +41,22 @@ def corpus(tmp_path_factory) -> Corpus:
 
 
 @pytest.fixture(scope="module")
-def stream(corpus, tokenizer) -> np.ndarray:
+def stream(corpus, tokenizer):
     """The first rows of the stream, as one rank gets them."""
     with loader_of(corpus, tokenizer) as loader:
         return rows_of([loader], 60)
 
 
-def loader_of(corpus: Corpus, tokenizer: Tokenizer | CountedTokenizer, **options) -> TextLoader:
+def loader_of(corpus: Corpus, tokenizer: Tokenizer | CountedTokenizer, **options):
     options = {"batch_size": BATCH, "seq_len": LENGTH, "lanes": LANES, "seed": 3} | options
     return TextLoader(corpus, tokenizer, **options)
 
 
-def ranks_of(corpus: Corpus, tokenizer: Tokenizer | CountedTokenizer, ranks: int, **options) -> list[TextLoader]:
+def ranks_of(corpus: Corpus, tokenizer: Tokenizer | CountedTokenizer, ranks: int, **options):
     return [loader_of(corpus, tokenizer, rank=rank, world_size=ranks, **options) for rank in range(ranks)]
 
 
-def rows_of(loaders: list[TextLoader], batches: int) -> np.ndarray:
+def rows_of(loaders: list[TextLoader], batches: int):
     """(rows, LENGTH + 1) of the stream, put together from the batches of all ranks."""
     found = []
     for _ in range(batches):
@@ -71,12 +71,12 @@ def rows_of(loaders: list[TextLoader], batches: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def state_of(loaders: list[TextLoader]) -> dict:
+def state_of(loaders: list[TextLoader]):
     """The joined state, as a checkpoint gives it back."""
     return json.loads(json.dumps(loaders[0].merge([loader.state_dict() for loader in loaders])))
 
 
-def close(loaders: list[TextLoader]) -> None:
+def close(loaders: list[TextLoader]):
     for loader in loaders:
         loader.close()
 
@@ -140,7 +140,7 @@ def test_numbers_that_do_not_divide_and_the_end_of_the_thread(corpus, tokenizer)
     assert threads() == before
 
 
-def threads() -> int:
+def threads():
     return sum(thread.name.startswith("nanochat-data") for thread in threading.enumerate())
 
 

@@ -28,7 +28,7 @@ COMMANDS_RUN_HERE = [page for page in PAGES if page.name != "changing.md"]
 
 
 @pytest.fixture
-def folders(base: Path, text_folder: Path, tmp_path: Path, tiny_world: Path) -> None:
+def folders(base: Path, text_folder: Path, tmp_path: Path, tiny_world: Path):
     """Folders that the commands read: a user's text, and a world."""
     shutil.copytree(text_folder, tmp_path / "my-text")
     plant_world(base, tiny_world)

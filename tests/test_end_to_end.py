@@ -76,7 +76,7 @@ def test_the_main_job(speedrun, base, here, tmp_path):
     assert refused.stderr.startswith("error: --tokenizer is needed")
 
 
-def check_the_card(base, home) -> None:
+def check_the_card(base, home):
     metrics = {}
     for stage in ("base_train", "base_loss"):
         metrics[stage] = read_json(base / stage / "default/outcome.json")["metrics"]
@@ -92,7 +92,7 @@ def check_the_card(base, home) -> None:
     assert "| The capital of France is " in found["Base model loss"]
 
 
-def check_the_commands_to_talk(cli: str, web: str) -> None:
+def check_the_commands_to_talk(cli: str, web: str):
     command = cli.removeprefix("talk to it: ")
     assert web == "in a browser: " + command.replace("scripts.chat_cli", "scripts.chat_web")
     command += " --max-new-tokens=4"
@@ -109,7 +109,7 @@ REAL = re.compile(
 )
 
 
-def check_the_names(base: Path, home: Path, terminal: str) -> None:
+def check_the_names(base: Path, home: Path, terminal: str):
     seen = {"the terminal": terminal}
     for root in (base, base / "world", home / "report"):
         seen |= {str(path.relative_to(root)): f"{path.name}\n{read(path)}" for path in root.rglob("*")}
@@ -125,7 +125,7 @@ def check_the_names(base: Path, home: Path, terminal: str) -> None:
         assert f"| {row} " in card.partition("## Summary")[2]
 
 
-def read(path: Path) -> str:
+def read(path: Path):
     """Return a file's text; of tensors and other large binary files nothing, in which chance spells any word."""
     content = path.read_bytes() if path.is_file() else b""
     try:

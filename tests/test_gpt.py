@@ -158,7 +158,7 @@ def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied):
     assert not plain.embed(ids).grad_fn._saved_sparse
 
 
-def loss_of_a_repetition(**fields) -> float:
+def loss_of_a_repetition(**fields):
     """Return the loss on the second half of rows with equal random halves, after some training steps."""
     config = GPTConfig(**{**SMALL, "depth": 2, "kv_heads": 4, "bos_id": -1, **fields})
     model, generator = GPT(config), torch.Generator().manual_seed(4)

@@ -80,12 +80,12 @@ INITIAL = {"orthogonal"}  # changes the first weights alone
 FIELDS = [field for field in dataclasses.fields(GPTConfig) if field.name not in SIZES | INITIAL]
 
 
-def usual_for(field: dataclasses.Field) -> dict:
+def usual_for(field: dataclasses.Field):
     """Return the small config, recursive if the field is about recursion."""
     return {**SMALL, "supervision": 2} if field.name in ("loops", "passes", "detached") else SMALL
 
 
-def switched(field: dataclasses.Field) -> dict:
+def switched(field: dataclasses.Field):
     """Return the small config with another value of the field."""
     value = not field.default if isinstance(field.default, bool) else OTHER_VALUES[field.name]
     return {**usual_for(field), field.name: value}

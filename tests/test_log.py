@@ -57,7 +57,7 @@ def test_durations_and_tables_are_aligned():
     ]
 
 
-def numbers(log: MetricLog) -> list[tuple]:
+def numbers(log: MetricLog):
     return [(record["kind"], record["step"], record["loss"]) for record in read_metrics(log.path)]
 
 
@@ -96,12 +96,12 @@ def test_curves_keep_few_points_and_place_validations_between_steps():
 
 
 @pytest.fixture
-def wandb(monkeypatch) -> types.SimpleNamespace:
+def wandb(monkeypatch):
     """A library that notes its calls, and raises `fail` from the function of that name."""
     module = types.ModuleType("wandb")
     module.calls, module.fail = [], ""
 
-    def call(name: str, *about: object) -> types.ModuleType:
+    def call(name: str, *about: object):
         module.calls.append((name, *about))
         if module.fail == name:
             raise TimeoutError("no server")
@@ -115,7 +115,7 @@ def wandb(monkeypatch) -> types.SimpleNamespace:
     return module
 
 
-def three_steps(folder: Path, run: str) -> None:
+def three_steps(folder: Path, run: str):
     with MetricLog(folder, run, {"depth": 2}) as log:
         for step in range(3):
             log.write("train", step)
@@ -164,7 +164,7 @@ def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys):
     assert lines[-3:] == ["375 of 400 | eta: 2.5s", "400 of 400 | eta: 0.0s", "more | eta: ?"]
 
 
-def update(clock: Clock, progress: Progress, step: int, share: float, wall: float, steps: int | None) -> None:
+def update(clock: Clock, progress: Progress, step: int, share: float, wall: float, steps: int | None):
     """Take a step of one second, which ends `wall` seconds after the one before."""
     clock.now += wall
     figures = dict.fromkeys(("train/lrm", "train/dt", "train/tok_per_sec", "train/wait"), 1.0)

@@ -27,15 +27,15 @@ def seed():
     random.seed(SEED)
 
 
-def parameters(*shapes: tuple[int, ...]) -> list[tuple[str, Parameter]]:
+def parameters(*shapes: tuple[int, ...]):
     return [(f"p{number}", Parameter(torch.randn(shape))) for number, shape in enumerate(shapes)]
 
 
-def muon_group(params: list[tuple[str, Parameter]]) -> Group:
+def muon_group(params: list[tuple[str, Parameter]]):
     return Group("matrices", "muon", params, random.uniform(0.01, 0.1), random.uniform(0.8, 0.97), 0.9, 0.3)
 
 
-def give_gradients(params: list[tuple[str, Parameter]], size: float = 1.0) -> list[Tensor]:
+def give_gradients(params: list[tuple[str, Parameter]], size: float = 1.0):
     gradients = [size * torch.randn_like(parameter) for _, parameter in params]
     for (_, parameter), gradient in zip(params, gradients, strict=True):
         parameter.grad.copy_(gradient)
@@ -50,7 +50,7 @@ class PlainMuon:
         self.variance = 0.0
         self.sure = torch.ones_like(matrix, dtype=torch.bool)  # where rounding does not decide whether weights decay
 
-    def step(self, gradient: Tensor, group: Group) -> None:
+    def step(self, gradient: Tensor, group: Group):
         m, n = gradient.shape
         gradient, (beta, beta2) = gradient.double(), (group.momentum, group.beta2)
         self.momentum = beta * self.momentum + (1 - beta) * gradient
@@ -116,7 +116,7 @@ def test_adamw_equals_its_plain_twin():
     torch.testing.assert_close([parameter for _, parameter in params], peers, atol=1e-5, rtol=1e-5)
 
 
-def both(params: list[tuple[str, Parameter]]) -> list[Group]:
+def both(params: list[tuple[str, Parameter]]):
     torch.manual_seed(SEED)
     matrices = [pair for pair in params if pair[1].ndim == 2]
     rest = [pair for pair in params if pair[1].ndim != 2]
@@ -162,7 +162,7 @@ def test_compiled_equals_eager_and_is_compiled_once(monkeypatch):
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
 
 
-def optimizer_of(kind: str) -> tuple[list[tuple[str, Parameter]], Optimizer]:
+def optimizer_of(kind: str):
     params = parameters((64, 64), (64, 64), (64, 32))
     return params, Optimizer([Group("weights", kind, params, 0.1, 0.9, 0.9)])
 
@@ -220,7 +220,7 @@ class Run:
         self.norms = []
         self.sent_early = 0  # chunks of the last step that were under way before it
 
-    def go(self, first: int, last: int, micro: int = 2) -> "Run":
+    def go(self, first: int, last: int, micro: int = 2):
         """Steps first..last - 1."""
         for step in range(first, last):
             pieces = tokens(ROWS, 6, seed=step)[self.rank :: self.ranks].split(micro)
@@ -233,16 +233,16 @@ class Run:
             self.optimizer.update_average(step + 1)
         return self
 
-    def load(self, tensors: dict[str, Tensor]) -> "Run":
+    def load(self, tensors: dict[str, Tensor]):
         self.model.load_state_dict({name: t for name, t in tensors.items() if "|" not in name and name != "norms"})
 
-        def read(name: str) -> dict[str, Tensor]:
+        def read(name: str):
             return {key.split("|")[1]: t for key, t in tensors.items() if key.split("|")[0] == name and "|" in key}
 
         self.optimizer.load_state_tensors(read)
         return self
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self):
         """Parameters, states and norms, gathered; every parameter's state was saved by one rank, all ranks agree."""
         mine = [(f"{name}|{state}", t.clone()) for name, s in self.optimizer.state_tensors() for state, t in s.items()]
         parameters = {name: p.detach().clone() for name, p in self.model.named_parameters()}
@@ -260,7 +260,7 @@ class Run:
         return parameters | dict(states) | {"norms": torch.stack(self.norms) if self.norms else torch.zeros(0)}
 
 
-def main(folder: Path) -> None:
+def main(folder: Path):
     dist.init_process_group("gloo")
     rank, ranks = place = dist.get_rank(), dist.get_world_size()
     half = Run(*place).go(0, 3).tensors()
@@ -287,7 +287,7 @@ def test_gradients_and_parameters_stay_where_they_are(tmp_path):
     assert not any(p.grad.any() for p in run.model.parameters())
 
 
-def assert_identical(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+def assert_identical(one: dict[str, Tensor], other: dict[str, Tensor]):
     assert one.keys() == other.keys()
     assert [name for name in one if name != "norms" and not torch.equal(one[name], other[name])] == []
 

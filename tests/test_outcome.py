@@ -62,7 +62,7 @@ def git(folder, *words):
 def test_where_it_ran(tmp_path, monkeypatch):
     monkeypatch.setattr("nanochat.outcome.ROOT", tmp_path)
 
-    def commit() -> str:
+    def commit():
         return environment()["Git Information"]["Commit"]
 
     assert commit() == "unknown (not a git checkout)"
@@ -114,7 +114,7 @@ DATA = {"name": "letters", "files": 3, "bytes": 12345, "fingerprint": "f" * 64, 
 CORPUS = SimpleNamespace(describe=lambda: DATA | {"world seed": None})
 
 
-def facts(state: State, runtime=ALONE) -> dict[str, str]:
+def facts(state: State, runtime=ALONE):
     metrics = under_test.pretraining_metrics(state, CORPUS) | under_test.run_metrics(state, runtime)
     return {name: format_value(value) for name, value in metrics.items()}
 

@@ -17,11 +17,11 @@ NAMES = [
 ]
 
 
-def named(*names: str) -> list[tuple[str, Parameter]]:
+def named(*names: str):
     return [(name, Parameter(torch.zeros(2, 2))) for name in names]
 
 
-def groups(names: list[str] = NAMES, batch_scale: float = 1.0, width: int = 768, **rates: float) -> dict:
+def groups(names: list[str] = NAMES, batch_scale: float = 1.0, width: int = 768, **rates: float):
     shape = SimpleNamespace(width=width, tie_embeddings="head.weight" not in names)
     model = SimpleNamespace(named_parameters=lambda: named(*names), config=shape)
     return {group.name: group for group in build_groups(model, Config(**rates), batch_scale, 0.1)}

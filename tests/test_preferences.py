@@ -32,19 +32,19 @@ class Scripted(MadeUp):
     def generate(self, requests):
         return [[self.completion(*answer) for answer in self.answers] for _ in requests]
 
-    def completion(self, text: str, reason: str) -> Completion:
+    def completion(self, text: str, reason: str):
         special, tokens = TOKENIZER.special_tokens, []
         for piece in re.split(r"(<\|\w+\|>)", text):
             tokens += [special[piece]] if piece in special else TOKENIZER.encode(piece)
         return Completion(tokens, [1] * len(tokens), reason, [0.0] * (len(tokens) + (reason == "stop")))
 
 
-def a_pair(number: int, chosen="The letter is e.") -> dict:
+def a_pair(number: int, chosen="The letter is e."):
     prompt = f"the number {number // 2}" + " is here" * (number // 2 % 5)  # two pairs a prompt
     return {"prompt": prompt, "chosen": chosen, "rejected": f"12 {number}"}
 
 
-def source_of(records, runtime=ALONE, **options) -> Pairs:
+def source_of(records, runtime=ALONE, **options):
     trainer = trainer_of(runtime, {"max_seq_len": 100, "epochs": 2.0, "held_out": 0.1}, options)
     manifest = {"files": {"model.safetensors": {"sha256": "of the parent"}}}
     trainer.start, trainer.resumed = SimpleNamespace(weights=SimpleNamespace(manifest=manifest)), None
@@ -79,11 +79,11 @@ def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path):
     answers = [(text, "length" if text == "4" else "stop") for text in (*rewards, "46")]
     records = []
 
-    def keep(kind: str, step: int, **one) -> None:
+    def keep(kind: str, step: int, **one):
         records.append({"kind": kind, "step": step, **one})
 
     class Asked(Words):
-        def __getitem__(self, number: int) -> dict:
+        def __getitem__(self, number: int):
             return asked
 
     options = {"examples_per_step": 1, "num_samples": len(answers), "record": keep}

@@ -39,13 +39,13 @@ class Words:
     def __init__(self, size: int = 20, reward=lambda text: float("e" in text)):
         self.size, self.earned = size, reward
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.size
 
-    def __getitem__(self, number: int) -> dict:
+    def __getitem__(self, number: int):
         return chat(f"the number {number}" + " is here" * (number % 5), "46")
 
-    def reward(self, conversation: dict, completion: str) -> float:
+    def reward(self, conversation: dict, completion: str):
         return self.earned(completion)
 
 
@@ -55,7 +55,7 @@ class MadeUp:
     def __init__(self, seed: int = 0):
         self.random, self.config, self.seen = random.Random(seed), lively(CONFIGS["reference"]).config, []
 
-    def refresh(self) -> None:
+    def refresh(self):
         pass
 
     def generate(self, requests):
@@ -65,7 +65,7 @@ class MadeUp:
         return self.answers
 
 
-def made_up(source: random.Random) -> Completion:
+def made_up(source: random.Random):
     size, reason = source.randint(1, 8), source.choice(["stop", "length"])
     size -= reason == "stop"
     tokens, mask = [source.randrange(200) for _ in range(size)], [source.randrange(2) for _ in range(size)]
@@ -78,12 +78,12 @@ def real_engine(depth: int = 2, **fields):
     return model, Engine(model, TOKENIZER)
 
 
-def trainer_of(runtime, usual: dict, options: dict) -> SimpleNamespace:
+def trainer_of(runtime, usual: dict, options: dict):
     config = SimpleNamespace(**{"seed": 0, "examples_per_step": 4} | usual | options)
     return SimpleNamespace(config=config, runtime=runtime, tokenizer=TOKENIZER)
 
 
-def rollouts(engine, task=None, runtime=ALONE, record=lambda *_, **__: None, **options) -> Rollouts:
+def rollouts(engine, task=None, runtime=ALONE, record=lambda *_, **__: None, **options):
     usual = {"max_seq_len": 256, "advantage": "mean", "epochs": 1.0, "num_samples": 4, "top_p": 1.0}
     return Rollouts(trainer_of(runtime, DECODING | usual, options), task or Words(), engine, record)
 

@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import measures
@@ -84,7 +83,7 @@ PACKAGE_HOSTS = [
 # ---- reading a tree ----
 
 
-def files(root: Path) -> list[str]:
+def files(root: Path):
     """Paths of what is or could be committed; in a tree without git, all of it but hidden folders."""
     if (root / ".git").exists():
         command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -94,13 +93,13 @@ def files(root: Path) -> list[str]:
     return sorted(path.as_posix() for path in paths if not {".venv", "target", "__pycache__"} & set(path.parts))
 
 
-def python_files(root: Path, *folders: str) -> Iterator[tuple[str, ast.Module]]:
+def python_files(root: Path, *folders: str):
     for path in files(root):
         if path.endswith(".py") and (not folders or path.split("/")[0] in folders):
             yield path, ast.parse((root / path).read_text(encoding="utf-8"))
 
 
-def imports(path: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
+def imports(path: str, tree: ast.Module):
     """(dotted name, line) of every import, lazy ones too; `from a import b` counts as a.b."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -110,12 +109,12 @@ def imports(path: str, tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield from ((f"{package}.{alias.name}", node.lineno) for alias in node.names)
 
 
-def line_count(root: Path, path: str) -> int:
+def line_count(root: Path, path: str):
     """Lines of a file, without the tests at the end of a Rust file."""
     return len((root / path).read_text(encoding="utf-8").partition("#[cfg(test)]\nmod tests {")[0].splitlines())
 
 
-def declared(root: Path) -> dict[str, int]:
+def declared(root: Path):
     """Distribution → its line in pyproject.toml, over the dependencies and all extras."""
     found, table = {}, ""
     for number, line in enumerate((root / "pyproject.toml").read_text(encoding="utf-8").splitlines(), 1):
@@ -129,7 +128,7 @@ def declared(root: Path) -> dict[str, int]:
 # ---- the rules ----
 
 
-def rule_1_a_script_is_a_recipe(root: Path) -> Iterator[str]:
+def rule_1_a_script_is_a_recipe(root: Path):
     """Rule 4 too: one frozen dataclass is the command line, the record and the card."""
     for path, tree in python_files(root, "scripts"):
         if path.endswith("__init__.py"):
@@ -147,14 +146,14 @@ def rule_1_a_script_is_a_recipe(root: Path) -> Iterator[str]:
                 yield f"{path}:{line}: the command line is read by nanochat.config, from the dataclass"
 
 
-def for_type_checkers(tree: ast.Module) -> set[int]:
+def for_type_checkers(tree: ast.Module):
     """Line numbers of imports that run for type checkers alone."""
     guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
     guarded = [inner for guard in guards for statement in guard.body for inner in ast.walk(statement)]
     return {node.lineno for node in guarded if hasattr(node, "lineno")}
 
 
-def rule_2_imports_go_down(root: Path) -> Iterator[str]:
+def rule_2_imports_go_down(root: Path):
     forbidden = {"nanochat": ("scripts", "tasks"), "tasks": ("scripts",), "scripts": ("scripts",)}
     for path, tree in python_files(root, *OUR_CODE):
         folder = path.split("/")[0]
@@ -175,7 +174,7 @@ def rule_2_imports_go_down(root: Path) -> Iterator[str]:
                 yield f"{path}:{line}: {target} is above {room}; pass in what is needed from it"
 
 
-def rule_2_a_package_has_one_door(root: Path) -> Iterator[str]:
+def rule_2_a_package_has_one_door(root: Path):
     """Names that other packages import stand in the docstring of the package's __init__.py."""
     doors = {}
     for path, tree in python_files(root, "nanochat"):
@@ -192,7 +191,7 @@ def rule_2_a_package_has_one_door(root: Path) -> Iterator[str]:
                 yield f"{path}:{line}: nanochat/{parts[1]}/__init__.py does not list {parts[-1]}"
 
 
-def rule_3_one_training_loop(root: Path) -> Iterator[str]:
+def rule_3_one_training_loop(root: Path):
     for path, tree in python_files(root, *OUR_CODE):
         calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
         for call in calls:
@@ -201,7 +200,7 @@ def rule_3_one_training_loop(root: Path) -> Iterator[str]:
                 yield f"{path}:{call.lineno}: {ast.unparse(call.func)}() belongs in nanochat/train.py alone"
 
 
-def rule_7_small_files_and_functions(root: Path) -> Iterator[str]:
+def rule_7_small_files_and_functions(root: Path):
     lengths = [(path, 1, line_count(root, path), MAX_FILE) for path in files(root) if path.endswith((".py", ".rs"))]
     for path, tree in python_files(root):
         functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
@@ -211,7 +210,7 @@ def rule_7_small_files_and_functions(root: Path) -> Iterator[str]:
             yield f"{name.split('::')[0]}:{line}: {name} has {lines} lines, the limit is {limit}"
 
 
-def at_import(body: list[ast.AST]) -> Iterator[ast.AST]:
+def at_import(body: list[ast.AST]):
     """Every node that runs when a module is imported: not what stands inside functions or under `if __name__`."""
     for node in body:
         if isinstance(node, ast.If) and re.search("__name__|TYPE_CHECKING", ast.unparse(node.test)):
@@ -224,7 +223,7 @@ def at_import(body: list[ast.AST]) -> Iterator[ast.AST]:
             yield from at_import(list(ast.iter_child_nodes(node)))
 
 
-def rule_8_nothing_is_done_at_import(root: Path) -> Iterator[str]:
+def rule_8_nothing_is_done_at_import(root: Path):
     statements = (ast.For, ast.While, ast.With, ast.Try, ast.If, ast.Delete, ast.Raise)
     for path, tree in python_files(root, *OUR_CODE):
         for node in at_import(tree.body):
@@ -262,7 +261,7 @@ print(json.dumps(seen))
 """
 
 
-def rule_8_importing_is_quiet(root: Path) -> Iterator[str]:
+def rule_8_importing_is_quiet(root: Path):
     """In a fresh process: no file, socket or process is made; what must start fast is without torch."""
     paths = {module_name(path): path for path, _ in python_files(root, *OUR_CODE)}
     paths.pop("nanochat.export.modeling_nanochat", None)  # only copied: transformers, which makes a folder, imports it
@@ -275,7 +274,7 @@ def rule_8_importing_is_quiet(root: Path) -> Iterator[str]:
             yield f"{paths[name]}:1: importing it: {act}"
 
 
-def rule_11_every_module_and_stage_is_tested(root: Path) -> Iterator[str]:
+def rule_11_every_module_and_stage_is_tested(root: Path):
     """nanochat/a/b.py has tests/a/test_b.py; a test in tests/scripts or test_end_to_end.py runs each script."""
     end_to_end = root / "tests" / "test_end_to_end.py"
     commands = end_to_end.read_text(encoding="utf-8") if end_to_end.exists() else ""
@@ -291,7 +290,7 @@ def rule_11_every_module_and_stage_is_tested(root: Path) -> Iterator[str]:
             yield f"{path}:1: neither tests/test_end_to_end.py nor a test in tests/scripts runs it"
 
 
-def rule_12_sizes(root: Path) -> Iterator[str]:
+def rule_12_sizes(root: Path):
     table: dict[str, set[str]] = {}
     for path, tree in python_files(root, *OUR_CODE):
         unchecked = for_type_checkers(tree)
@@ -306,7 +305,7 @@ def rule_12_sizes(root: Path) -> Iterator[str]:
         yield f"pyproject.toml:1: {found['useful comment lines per code line']:.3f} useful comments per code line"
 
 
-def rule_12_imported_is_declared_is_used(root: Path) -> Iterator[str]:
+def rule_12_imported_is_declared_is_used(root: Path):
     """bench/ is left out: it drives peers out of environments of their own."""
     found, used = declared(root), {}
     ours = {*OUR_CODE, "bench", "rustbpe", "tests", *(path.stem for path in (root / "tests").glob("*"))}
@@ -328,7 +327,7 @@ def rule_12_imported_is_declared_is_used(root: Path) -> Iterator[str]:
             yield f"pyproject.toml:{line}: {name} is declared but neither imported nor run by a script"
 
 
-def rule_12_the_lock_pins_everything(root: Path) -> Iterator[str]:
+def rule_12_the_lock_pins_everything(root: Path):
     text = (root / "requirements.lock").read_text(encoding="utf-8")
     locked = {name.replace("-", "_") for name in re.findall(r"^([\w.-]+)==", text, re.MULTILINE)}
     lines = (root / "pyproject.toml").read_text(encoding="utf-8").splitlines()
@@ -340,7 +339,7 @@ def rule_12_the_lock_pins_everything(root: Path) -> Iterator[str]:
             yield f"requirements.lock:{number}: not a pinned, hashed requirement: {line[:80]}"
 
 
-def rule_no_package_host_is_named(root: Path) -> Iterator[str]:
+def rule_no_package_host_is_named(root: Path):
     for path in files(root):
         if path == "uv.lock":
             yield f"{path}:1: it names package hosts, so it is made locally and never committed"
@@ -349,7 +348,7 @@ def rule_no_package_host_is_named(root: Path) -> Iterator[str]:
             yield from (f"{path}:{number}: names a package host, {host}" for host in found)
 
 
-def rule_shell_scripts_parse(root: Path) -> Iterator[str]:
+def rule_shell_scripts_parse(root: Path):
     for path in files(root):
         if path.endswith(".sh") or path == ".ci/run":
             done = subprocess.run(["bash", "-n", path], cwd=root, capture_output=True, text=True)

@@ -29,14 +29,14 @@ from scripts.base_train import Config
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Base:
+def base(tmp_path_factory):
     """With a run from the first step to the last, `straight`."""
     base = Base(tmp_path_factory.mktemp("base"))
     assert "step 00020/00020 (100.00%)" in base.run("straight")
     return base
 
 
-def assert_as_straight(base: Base, tag: str) -> None:
+def assert_as_straight(base: Base, tag: str):
     """Bit for bit: weights, states, and all that was written down but times."""
     assert files_of(base.of(tag)) == files_of(base.of("straight"))
     assert base.metrics(tag) == base.metrics("straight")
@@ -65,7 +65,7 @@ def command(base: Base, *words: str):
         child.communicate()
 
 
-def children(pid: int) -> list[int]:
+def children(pid: int):
     file = Path(f"/proc/{pid}/task/{pid}/children")
     return [int(child) for child in file.read_text().split()] if file.exists() else []
 

@@ -19,16 +19,16 @@ from nanochat.evals.chat import first_rows
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Tunes:
+def base(tmp_path_factory):
     return Tunes(tmp_path_factory.mktemp("tunes"))
 
 
 @pytest.fixture(scope="module")
-def straight(base) -> str:
+def straight(base):
     return base.tune("straight").done()
 
 
-def found(base: Tunes, tag: str, name: str) -> dict[int, float]:
+def found(base: Tunes, tag: str, name: str):
     return {line["step"]: line[name] for line in base.metrics(tag) if name in line}
 
 
@@ -104,7 +104,7 @@ def test_the_record(base, straight):
     assert record["curves"][1]["series"] == {"validation": [[256 * step for step in bpb], list(bpb.values())]}
 
 
-def pairs() -> None:
+def pairs():
     """Let the conversations be a sign and one of ten letters, which does not follow from it."""
     random = Random(7)
     made = [chat(string.printable[number], random.choice("abcdefghij")) for number in range(90)]
@@ -135,7 +135,7 @@ def test_the_learning_rate_falls_to_nothing_at_the_horizon(base):
 class Compare:
     """Whether model and optimizer are as the parent left them, printed."""
 
-    def __call__(self, tuning) -> None:
+    def __call__(self, tuning):
         parent = load(tuning.folder.parent.parent / "base_train/parent", 6)
         states = dict(tuning.optimizer.state_tensors())
         same = [torch.equal(tensor, tuning.model.state_dict()[name]) for name, tensor in parent.model_tensors().items()]

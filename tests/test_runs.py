@@ -25,7 +25,7 @@ def runs(tmp_path, base, text_folder):
     python = f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" "$@"\n'
     copy_runs(home, {".venv/bin/python": python, "speedrun.sh": 'echo "$@"\n'})
 
-    def run(name: str, *flags: str, code: int = 0) -> subprocess.CompletedProcess:
+    def run(name: str, *flags: str, code: int = 0):
         env = os.environ | {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
         words = ("bash", str(home / "runs" / name), *flags)
         return checked(subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True), code)

@@ -13,7 +13,7 @@ from conftest import ROOT
 from loop_parts import ALONE
 
 from nanochat import runtime as under_test
-from nanochat.runtime import DTYPES, Runtime, free_memory, planned_hardware, setup, stop_requests
+from nanochat.runtime import DTYPES, free_memory, planned_hardware, setup, stop_requests
 
 CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -29,7 +29,7 @@ def plain(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
 
 
-def chosen(*choices: str) -> Runtime:
+def chosen(*choices: str):
     with setup(*choices) as found:
         return found
 

@@ -25,12 +25,12 @@ PATTERN = rustbpe.DEFAULT_PATTERN
 SEED = 20261120
 
 
-def random_texts(count: int, seed: int = SEED) -> list[str]:
+def random_texts(count: int, seed: int = SEED):
     dice = random.Random(seed)
     return [naive_bpe.random_text(dice) for _ in range(count)]
 
 
-def as_tiktoken(tokenizer: rustbpe.Tokenizer) -> tiktoken.Encoding:
+def as_tiktoken(tokenizer: rustbpe.Tokenizer):
     ranks = {tokenizer.token_bytes(rank): rank for rank in range(tokenizer.vocab_size)}
     return tiktoken.Encoding("test", pat_str=tokenizer.pattern, mergeable_ranks=ranks, special_tokens={})
 
@@ -42,19 +42,19 @@ CACHED = {
 }
 
 
-def reference(name: str) -> tiktoken.Encoding:
+def reference(name: str):
     """A real vocabulary, from TIKTOKEN_CACHE_DIR: tests do not download."""
     if not Path(os.environ.get("TIKTOKEN_CACHE_DIR", "/nowhere"), CACHED[name]).exists():
         pytest.skip(f"TIKTOKEN_CACHE_DIR names no folder with {name}")
     return tiktoken.get_encoding(name)
 
 
-def from_reference(encoding: tiktoken.Encoding) -> rustbpe.Tokenizer:
+def from_reference(encoding: tiktoken.Encoding):
     tokens = sorted(encoding._mergeable_ranks, key=encoding._mergeable_ranks.get)
     return rustbpe.Tokenizer.from_ranks(tokens, encoding._special_tokens, encoding._pat_str)
 
 
-def assert_same_ids(tokenizer: rustbpe.Tokenizer, encoding: tiktoken.Encoding, texts: list[str]) -> None:
+def assert_same_ids(tokenizer: rustbpe.Tokenizer, encoding: tiktoken.Encoding, texts: list[str]):
     """Text by text; batches of ours go through two threads."""
     ids, offsets = tokenizer.encode_batch(texts, threads=2)
     expected = encoding.encode_ordinary_batch(texts, num_threads=2)
@@ -66,7 +66,7 @@ def assert_same_ids(tokenizer: rustbpe.Tokenizer, encoding: tiktoken.Encoding, t
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> rustbpe.Tokenizer:
+def tokenizer():
     return rustbpe.Tokenizer(rustbpe.train(SAMPLES, 1000), ["<|bos|>", "<|end|>"])
 
 

@@ -13,7 +13,7 @@ from nanochat.log import duration
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups, parameter_counts
-from nanochat.scaling import ASSUMED_MFU, RunPlan, estimate, memory, plan_run, rate_scale, row_choices, scaled_size
+from nanochat.scaling import ASSUMED_MFU, estimate, memory, plan_run, rate_scale, row_choices, scaled_size
 from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config, main
 
@@ -21,7 +21,7 @@ D24 = Config(depth=24, target_param_data_ratio=8.0)
 H100 = find_accelerator("H100")
 
 
-def plan_of(config: Config = D24, vocab_size: int = 32768, **flags) -> RunPlan:
+def plan_of(config: Config = D24, vocab_size: int = 32768, **flags):
     return plan_run(replace(config, **flags), vocab_size, 32759)
 
 
@@ -88,7 +88,7 @@ def test_horizons():
     assert "Number of training tokens" not in timed.summary
 
 
-def choices(total: int, length: int, ranks: int, asked: str = "auto") -> list[int]:
+def choices(total: int, length: int, ranks: int, asked: str = "auto"):
     return row_choices(replace(D24, max_seq_len=length, device_batch_size=asked), total, ranks)
 
 
@@ -115,7 +115,7 @@ def no_runs(tmp_path, monkeypatch):
     monkeypatch.delenv("NANOCHAT_DTYPE", raising=False)
 
 
-def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **flags) -> str:
+def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **flags):
     config = replace(config, **flags)
     return estimate(plan_of(config), config, ranks, accelerator)[1][-1]
 
@@ -174,7 +174,7 @@ def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):
     assert last_line(t4) == last_line(t4, dtype="fp16") != last_line(t4, dtype="fp32")
 
 
-def leave_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config) -> None:
+def leave_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config):
     """Write the outcome of a run on 8 ranks, whose tokens cost 1e9 FLOPs each."""
     run = Outcome.begin("base_train", tag, replace(Config(), depth=depth, **config))
     if gpus:

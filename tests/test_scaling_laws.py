@@ -13,7 +13,7 @@ ALPHA, BETA = 0.34, 0.28  # of L = 1.69 + 406 / N^ALPHA + 411 / D^BETA, with whi
 SHARE = BETA / (ALPHA + BETA)
 
 
-def sweep(budget: float, sizes: list[float], noise: float = 0.0, seed: int = 0) -> list[ScalingRun]:
+def sweep(budget: float, sizes: list[float], noise: float = 0.0, seed: int = 0):
     """What training would give by that law, at 6 FLOPs a parameter and token."""
     draws, runs = np.random.default_rng((seed, int(budget))), []
     for depth, n in enumerate(sizes):
@@ -25,11 +25,11 @@ def sweep(budget: float, sizes: list[float], noise: float = 0.0, seed: int = 0) 
     return runs
 
 
-def best_size(budget: float) -> float:
+def best_size(budget: float):
     return (ALPHA * 406 / (BETA * 411)) ** (1 / (ALPHA + BETA)) * (budget / 6) ** SHARE
 
 
-def optima(budgets: list[float], doublings: list[float], noise: float = 0.0, seed: int = 0) -> list:
+def optima(budgets: list[float], doublings: list[float], noise: float = 0.0, seed: int = 0):
     """The best run of each budget, over sizes so many doublings from the best one."""
     runs = [run for c in budgets for run in sweep(c, [best_size(c) * 2**x for x in doublings], noise, seed)]
     np.random.default_rng(seed).shuffle(runs)
@@ -72,7 +72,7 @@ def test_a_power_law_without_noise_is_exact_and_sizes_without_a_lowest_point_hav
         assert optimum(sweep(1e18, [factor * n for n in around])) == unknown
 
 
-def write_run(base: Path, tag: str, **changes) -> None:
+def write_run(base: Path, tag: str, **changes):
     """An outcome of base_train, with what is read of it."""
     metrics = {"Number of parameters, matrices": 50, "Number of parameters, head": 20, "Tokens seen": 840}
     metrics |= {"Total training flops": {"value": 4e5}, "Final validation bpb": {"value": 1.5, "stderr": 0.1}}

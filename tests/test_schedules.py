@@ -9,7 +9,7 @@ from nanochat.settings import OptimizerSettings
 STEPS = 1000
 
 
-def over_a_run(schedule, **parameters) -> list[float]:
+def over_a_run(schedule, **parameters):
     return [schedule(step / STEPS, step, **parameters) for step in range(STEPS + 1)]
 
 

@@ -26,7 +26,7 @@ def checkout(tmp_path):
     return copy
 
 
-def run(script: Path, elsewhere: Path, path: str = "") -> subprocess.CompletedProcess:
+def run(script: Path, elsewhere: Path, path: str = ""):
     environment = {**os.environ, "PATH": path + os.environ["PATH"]}
     return subprocess.run(["bash", script], cwd=elsewhere, env=environment, capture_output=True, text=True)
 

@@ -22,14 +22,14 @@ from scripts.plan import Config
 LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (100, 1))
 
 
-def until(condition: Callable[[], object], awaited: str, seconds: float = 300) -> None:
+def until(condition: Callable[[], object], awaited: str, seconds: float = 300):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"{awaited} did not come"
         time.sleep(0.05)
 
 
-def steps_with(text: str, message: str) -> list[str]:
+def steps_with(text: str, message: str):
     """Return the steps that have a line like `== base_train: already finished` in the output."""
     return re.findall(rf"^== (\w+): {message}", text, re.MULTILINE)
 

@@ -12,12 +12,12 @@ from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return Tokenizer.train(SAMPLES, 800)
 
 
 @pytest.fixture
-def artifact(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+def artifact(tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(tmp_path / "tokenizer.json", {"max_chars": 1000})
     return tmp_path / "tokenizer.json"
 

@@ -13,7 +13,7 @@ from tasks.mixing import mix
 
 
 @pytest.fixture(scope="module")
-def stages(tmp_path_factory) -> Stages:
+def stages(tmp_path_factory):
     return Stages(tmp_path_factory.mktemp("stages"))
 
 
@@ -22,7 +22,7 @@ def plan(stages, monkeypatch, capsys):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(stages.folder))
     monkeypatch.setenv("NANOCHAT_HUB", str(stages.folder / "hub"))
 
-    def print_plan(script: str, *flags: str) -> str:
+    def print_plan(script: str, *flags: str):
         module = importlib.import_module(f"scripts.{script}")
         before = sorted(stages.folder.rglob("*"))
         module.main(parse(module.Config, ["--tag=parent", "--dry-run", *flags]))

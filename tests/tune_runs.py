@@ -6,7 +6,7 @@ from pathlib import Path
 
 from base_runs import Base
 from fake_hub import write_hub
-from forks import Forked, run_module
+from forks import run_module
 from made_chats import chat
 
 from nanochat.config import options
@@ -27,7 +27,7 @@ class Config(ChatTuneSettings):
     """Fine-tune for a test."""
 
 
-def sums(count: int, first: int = 0) -> list[dict]:
+def sums(count: int, first: int = 0):
     """Conversations, of which a few are too long for a row of 32."""
     made = []
     for number in range(first, first + count):
@@ -38,13 +38,13 @@ def sums(count: int, first: int = 0) -> list[dict]:
 
 class Chats(list):
     @property
-    def rows(self) -> dict[str, int]:
+    def rows(self):
         return {"Sums": len(self)}
 
-    def origin(self) -> dict:
+    def origin(self):
         return {}
 
-    def questions(self) -> list[str]:
+    def questions(self):
         return ["fox 1+1"]
 
 
@@ -53,17 +53,17 @@ class Letters:
 
     kind, baseline = "categorical", 0.5
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 5
 
-    def __getitem__(self, index: int) -> dict:
+    def __getitem__(self, index: int):
         return chat(f"{index}?", "B", letters=["A", "B"])
 
-    def evaluate_all(self, answers: list[tuple[dict, str]]) -> list[bool]:
+    def evaluate_all(self, answers: list[tuple[dict, str]]):
         return [text == "B" for _, text in answers]
 
 
-def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Callable | None) -> None:
+def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Callable | None):
     """Fine-tune as a script does, on these conversations; inspect: gets the trainer before the first step."""
     from nanochat.config import run
     from nanochat.evals.chat import chat_validation, task_scores
@@ -73,7 +73,7 @@ def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Cal
     if before:
         before()
 
-    def main(config: Config) -> None:
+    def main(config: Config):
         with training("chat_sft", config) as trainer:
             if inspect:
                 inspect(trainer)
@@ -95,11 +95,11 @@ class FromParent(Base):
         write_hub(folder / "hub")
         super().start("parent", *parent).done()
 
-    def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str) -> Forked:
+    def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str):
         words = (f"scripts.{self.script}", *self.own_flags, f"--tag={tag}", *flags)
         return self.fork(run_module, before, *words, ranks=ranks, **variables)
 
-    def of(self, tag: str) -> Path:
+    def of(self, tag: str):
         return self.folder / ("base_train" if tag == "parent" else self.script) / tag
 
 
@@ -118,7 +118,7 @@ class Tunes(FromParent):
         supervise: str = "assistant",
         inspect: Callable | None = None,
         **variables: str,
-    ) -> Forked:
+    ):
         words = [*self.own_flags, f"--tag={tag}", *flags]
         return self.fork(tune, before, words, supervise, inspect, ranks=ranks, **variables)
 
@@ -137,8 +137,8 @@ class Stages(Base):
         write_world(folder / "world", 1, "tiny")  # words to spell
         self.run("parent", *PARENT, *LONG)
 
-    def stage(self, name: str, *flags: str, ranks: int = 1) -> Forked:
+    def stage(self, name: str, *flags: str, ranks: int = 1):
         return self.fork(run_module, None, f"scripts.{name}", *SHORT, *flags, ranks=ranks)
 
-    def record(self, stage: str, tag: str = "parent") -> dict:
+    def record(self, stage: str, tag: str = "parent"):
         return read_json(self.folder / stage / tag / "outcome.json")

@@ -26,17 +26,17 @@ SPACELESS = re.compile(
 WORDS, CHARACTERS = (" ", 13, 3), ("", 30, 8)
 
 
-def normal(text: str) -> str:
+def normal(text: str):
     """Return a text without differences in case, spacing and punctuation, and without marks of choices."""
     return GAPS.sub(" ", unicodedata.normalize("NFKC", MARKS.sub(" ", f"\n{text}")).casefold()).strip()
 
 
-def split(text: str, gap: str) -> Sequence[str]:
+def split(text: str, gap: str):
     """Return the units of a text in the normal form: words, or characters if the gap is empty."""
     return text.split() if gap else text.replace(" ", "")
 
 
-def traces(question: str) -> set[str]:
+def traces(question: str):
     """Return the sequences that give a question away; a short question is one sequence as a whole."""
     text = normal(question)
     gap, size, least = CHARACTERS if SPACELESS.search(text) else WORDS
@@ -71,7 +71,7 @@ class Benchmarks:
             if len(units) < size:
                 self._lengths[gap.join(units[:least])].add(len(units))
 
-    def find(self, text: str) -> str:
+    def find(self, text: str):
         """Return a benchmark with a question in the text, or an empty name."""
         text = normal(text)
         ways = (WORDS, CHARACTERS) if SPACELESS.search(text) else (WORDS,)

@@ -59,7 +59,7 @@ class FilterSettings:
 
 
 @lru_cache
-def pairs(text: str) -> dict[str, str]:
+def pairs(text: str):
     """Return the pairs in a setting like `korean=ko,code=en`."""
     found = {}
     for word in filter(None, text.split(",")):
@@ -70,14 +70,14 @@ def pairs(text: str) -> dict[str, str]:
     return found
 
 
-def check_names(flag: str, names: Iterable[str], known: Collection[str]) -> None:
+def check_names(flag: str, names: Iterable[str], known: Collection[str]):
     """Raise a ValueError for a name in a setting that is none of the known ones."""
     for name in names:
         if name not in known:
             raise ValueError(f"{flag} has {name}, choose from {', '.join(known)}")
 
 
-def letters(text: str) -> Counter[str]:
+def letters(text: str):
     """Return the number of letters in each language's script, in the prose of a text."""
     counts = Counter()
     for letter, count in Counter(CODE.sub("", text[:4000])).items():  # so many characters are enough to judge
@@ -87,7 +87,7 @@ def letters(text: str) -> Counter[str]:
     return counts
 
 
-def language(text: str) -> str:
+def language(text: str):
     """Return the language with the script of most letters; empty for a text without letters."""
     counts = letters(text)
     return max(counts, key=counts.get, default="")
@@ -142,13 +142,13 @@ class Context(NamedTuple):
 # ---- the filters: True, or a name, for a row to drop ----
 
 
-def off_length(row: Row, context: Context) -> bool:
+def off_length(row: Row, context: Context):
     limits = pairs(context.settings.max_ratio)
     most = float(limits.get(row.languages) or limits.get("all", "inf"))
     return row.ratio > 0 and not 1 / most <= row.ratio <= most
 
 
-def wrong_script(row: Row, context: Context) -> bool:
+def wrong_script(row: Row, context: Context):
     for prompt, answer in zip(row.prompts, row.answers, strict=True):
         expected = pairs(context.settings.languages).get(row.bucket) or language(prompt)
         found = letters(answer)
@@ -173,14 +173,14 @@ FILTERS = {
 }
 
 
-def chosen_filters(settings: FilterSettings) -> list[str]:
+def chosen_filters(settings: FilterSettings):
     """Return the names of filters in the order in which they run: those over all rows come last."""
     names = re.findall(r"[\w-]+", settings.filters) or FILTERS
     check_names("--filters", names, FILTERS)
     return sorted(dict.fromkeys(names), key=lambda name: FILTERS[name] is None)
 
 
-def check_settings(settings: FilterSettings, buckets: Collection[str]) -> None:
+def check_settings(settings: FilterSettings, buckets: Collection[str]):
     """Raise a ValueError for filters, buckets and languages that do not exist, and for ratios below 1."""
     chosen_filters(settings)
     languages = pairs(settings.languages)

@@ -40,7 +40,7 @@ bb0d22727cb25beffb022c8e8c0c3e1159c8b3c7bd7284603c0d6491f8616265  bigbench_qa_wi
 """
 
 
-def fetch_bundle(names: Sequence[str]) -> list[Path]:
+def fetch_bundle(names: Sequence[str]):
     """Return files of the bundle in order; the archive is downloaded if one is missing. HubError if that fails."""
     files = [HubFile(f"{NAME}/{name}") for name in names]
     home = base_dir() / NAME
@@ -52,7 +52,7 @@ def fetch_bundle(names: Sequence[str]) -> list[Path]:
     return fetch(files, refused=reason)
 
 
-def _download(home: Path) -> str:
+def _download(home: Path):
     """Download, check and unpack the archive; return the reason if that fails."""
     # With retries and a progress bar, as for files of the hub.
     from huggingface_hub.file_download import http_get
@@ -76,7 +76,7 @@ def _download(home: Path) -> str:
     return ""
 
 
-def _check(archive: Path, folder: Path) -> None:
+def _check(archive: Path, folder: Path):
     """Raise a ValueError if the archive is not that of the first download, or its files are not the known ones."""
     record, digest = archive.with_suffix(".sha256"), read_sha256(archive)
     if record.exists() and record.read_text(encoding="utf-8") != digest:

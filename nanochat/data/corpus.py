@@ -12,14 +12,12 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
-
-import pyarrow as pa
 
 from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
@@ -41,7 +39,7 @@ class HubCorpus:
     validation: str
     path: str = "shard_{number:05d}.parquet"
 
-    def files(self, num_shards: int = 0) -> list[HubFile]:
+    def files(self, num_shards: int = 0):
         """Return the files for a run, the validation shard last; num_shards: 0 for the default."""
         if not 0 <= num_shards <= self.count:
             raise ValueError(f"--num-shards={num_shards} is out of range, {self.repo} has {self.count:,}")
@@ -101,19 +99,19 @@ class Shard(NamedTuple):
     hash: str
     size: int
 
-    def read(self, group: int) -> pa.Array:
+    def read(self, group: int):
         """Return the documents in one row group."""
         with open_parquet(self.path) as parquet:
             return read_row_group(parquet, group)
 
 
-def open_shards(paths: Sequence[Path]) -> tuple[Shard, ...]:
+def open_shards(paths: Sequence[Path]):
     """Open shards and hash their content; ValueError if one is damaged."""
     with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
         return tuple(pool.map(_open_shard, paths))
 
 
-def _open_shard(path: Path) -> Shard:
+def _open_shard(path: Path):
     with open_parquet(path) as parquet:
         metadata = parquet.metadata
     column = metadata.schema.names.index(TEXT)  # other columns are not read, and do not count
@@ -144,12 +142,12 @@ class Corpus:
     sources: tuple[Source, ...]
 
     @property
-    def name(self) -> str:
+    def name(self):
         if len(self.sources) == 1:
             return self.sources[0].name
         return "+".join(f"{source.name}:{source.share:.2g}" for source in self.sources)
 
-    def batches(self, split: str) -> Iterator[pa.Array]:
+    def batches(self, split: str):
         """Yield the documents in "train" or "val" as Arrow string arrays, one for each row group.
 
         In a mix the source furthest behind its share comes next, by bytes, until all have ended.
@@ -168,7 +166,7 @@ class Corpus:
                 progress[behind] += batch.nbytes / self.sources[behind].share
                 yield batch
 
-    def describe(self) -> dict[str, str | int | None]:
+    def describe(self):
         """Return name, counts and content hashes for records, without any path on this machine.
 
         The world's seed is None for text that is not an embedded world, though it may have the name of one, and for a
@@ -189,7 +187,7 @@ class Corpus:
             "validation": text_sha256("\n".join(held_out)),
         }
 
-    def manifest(self) -> list[dict]:
+    def manifest(self):
         """Return an entry for every shard, for the manifest of a run."""
         return [
             {
@@ -202,7 +200,7 @@ class Corpus:
             for source, split, shard in self._shards()
         ]
 
-    def _shards(self) -> list[tuple[Source, str, Shard]]:
+    def _shards(self):
         """Return every shard with source and split, in order."""
         shards = []
         for source in self.sources:
@@ -211,7 +209,7 @@ class Corpus:
         return shards
 
 
-def open_corpus(data: str, num_shards: int = 0) -> Corpus:
+def open_corpus(data: str, num_shards: int = 0):
     """Return the corpus for `--data`; downloads or converts missing files, and opens all shards.
 
     num_shards: training shards for each data set on the hub, 0 for the default.
@@ -231,7 +229,7 @@ def open_corpus(data: str, num_shards: int = 0) -> Corpus:
 # ---- from --data to files ----
 
 
-def parse_data(data: str) -> list[tuple[str, float]]:
+def parse_data(data: str):
     """Return (source, token share) for each part of `--data`; the shares sum to 1."""
     # A folder name may hold commas and colons.
     if data and _folder(data).is_dir():
@@ -251,12 +249,12 @@ def parse_data(data: str) -> list[tuple[str, float]]:
     return [(source, share / total) for source, share in parts]
 
 
-def text_here() -> str:
+def text_here():
     """Return the first data set in AUTO that is on this machine; empty if none is."""
     return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
 
 
-def source_files(source: str, num_shards: int = 0, refused: str = "") -> list[Path]:
+def source_files(source: str, num_shards: int = 0, refused: str = ""):
     """Return the files of a source before conversion; missing files are downloaded, or written (world).
 
     refused: see `hub.fetch`.
@@ -275,7 +273,7 @@ def source_files(source: str, num_shards: int = 0, refused: str = "") -> list[Pa
     return files
 
 
-def shard_files(source: str, num_shards: int = 0) -> list[Path]:
+def shard_files(source: str, num_shards: int = 0):
     """Return the parquet shards of a source, the validation shard last; a folder is converted once."""
     files = source_files(source, num_shards)
     if is_named(source):
@@ -283,7 +281,7 @@ def shard_files(source: str, num_shards: int = 0) -> list[Path]:
     return sorted(convert_folder(source_name(source), _folder(source), files).glob("*.parquet"))
 
 
-def shards_for(data: str, tokens: float) -> int:
+def shards_for(data: str, tokens: float):
     """Return how many shards have text for `tokens` training tokens; 0 if `--data` names no data set on the hub.
 
     The first shard in each data set gives the shard size, and is downloaded if missing.
@@ -299,7 +297,7 @@ def shards_for(data: str, tokens: float) -> int:
     return most
 
 
-def absolute_data(data: str) -> str:
+def absolute_data(data: str):
     """Return `--data` with absolute folders; ValueError for a missing one. Nothing is downloaded or converted."""
     parts = []
     for source, share in parse_data(data):
@@ -310,17 +308,17 @@ def absolute_data(data: str) -> str:
     return ",".join(parts)
 
 
-def source_name(source: str) -> str:
+def source_name(source: str):
     """Return the short name of a source: for a folder, the last part of the path."""
     return source if is_named(source) else _folder(source).resolve().name
 
 
-def _folder(source: str) -> Path:
+def _folder(source: str):
     """Return the folder for a source that has no name of its own."""
     return Path(source.removeprefix("folder:")).expanduser()
 
 
-def is_named(source: str) -> bool:
+def is_named(source: str):
     """Return True for a data set on the hub and for an embedded world; every other source is a folder."""
     return source in CORPORA or world_seed(source) is not None
 
@@ -328,13 +326,13 @@ def is_named(source: str) -> bool:
 # ---- embedded worlds ----
 
 
-def world_seed(source: str) -> int | None:
+def world_seed(source: str):
     """Return the seed of an embedded world; None for any other source."""
     match = WORLD.fullmatch(source)
     return int(match[1] or 1) if match else None
 
 
-def world_folder(seed: int) -> Path:
+def world_folder(seed: int):
     """Return the folder of the embedded world of this seed; one that is missing or of an older version is written."""
     folder = world_dir(seed)
     record = folder / "world.json"
@@ -346,7 +344,7 @@ def world_folder(seed: int) -> Path:
     return folder
 
 
-def learned_text(tokenizer: str) -> str:
+def learned_text(tokenizer: str):
     """Return --data of the tokenizer of this tag, or "auto" if there is none."""
     record = stage_dir("tok_train", tokenizer) / "outcome.json"
     if record.is_file():
@@ -354,7 +352,7 @@ def learned_text(tokenizer: str) -> str:
     return "auto"
 
 
-def learned_world(tokenizer: str) -> int | None:
+def learned_world(tokenizer: str):
     """Return the seed of the embedded world that the tokenizer of this tag learned from; None for other text."""
     path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
     if not path.is_file():

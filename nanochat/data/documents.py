@@ -7,7 +7,7 @@ Damage is an error with file and line.
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +27,18 @@ DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
 # ---- files ----
 
 
-def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt", ".md")) -> list[Path]:
+def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt", ".md")):
     """Return the files with these suffixes below a folder, in the same order on every machine."""
     files = [file for file in folder.rglob("*") if file.suffix.lower() in kinds and file.is_file()]
     return sorted(files, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def documents(file: Path) -> Iterator[str]:
+def documents(file: Path):
     """Return the documents in one file in order; damage is a ValueError that names the place."""
     return READERS[file.suffix.lower()](file)
 
 
-def by_size(texts: Iterable[str], least: int) -> Iterator[list[str]]:
+def by_size(texts: Iterable[str], least: int):
     """Yield lists of consecutive texts, at least `least` characters each; the last list may have fewer."""
     batch = []
     size = 0
@@ -53,12 +53,12 @@ def by_size(texts: Iterable[str], least: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _read_text(file: Path) -> Iterator[str]:
+def _read_text(file: Path):
     # Some editors put a byte order mark at the start.
     return map("".join, by_size(read_lines(file, lambda line: line.decode("utf-8-sig")), DOCUMENT_CHARS))
 
 
-def _text_of(record: Any) -> str:
+def _text_of(record: Any):
     try:
         record[TEXT].encode()  # fails for anything but a string, and for half a surrogate pair
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -66,7 +66,7 @@ def _text_of(record: Any) -> str:
     return record[TEXT]
 
 
-def _read_parquet(file: Path) -> Iterator[str]:
+def _read_parquet(file: Path):
     with open_parquet(file) as parquet:
         for group in range(parquet.num_row_groups):
             # One value at a time: a row group may hold much more text than fits into memory twice.
@@ -83,7 +83,7 @@ READERS = {
 
 
 @contextlib.contextmanager
-def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
+def open_parquet(file: Path):
     """Open a parquet file with a text column; ValueError if it is anything else, or if reading it fails."""
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
@@ -96,7 +96,7 @@ def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
         raise ValueError(f"{file} is no complete parquet file ({error})") from error
 
 
-def read_row_group(parquet: pq.ParquetFile, group: int) -> pa.Array:
+def read_row_group(parquet: pq.ParquetFile, group: int):
     """Return the text column for one row group, maybe with nulls."""
     return pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
 
@@ -112,7 +112,7 @@ VALIDATION_BELOW = 2**64 // 100  # documents with a smaller hash are held out, o
 SEED = 0
 
 
-def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
+def convert_folder(name: str, root: Path, files: Sequence[Path]):
     """Convert files below `root` to shuffled shards, once; return the folder with train-*.parquet and val.parquet.
 
     Later calls find the folder by the content of the files. Blank documents are left out. Documents with a small hash
@@ -133,7 +133,7 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
     return home
 
 
-def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
+def _write_shards(name: str, files: Sequence[Path], out: Path):
     """Write train-*.parquet and val.parquet, and print the counts."""
     # Text in parquet is a few times longer than the file. A wrong guess only changes the shard size.
     size = sum(file.stat().st_size * (4 if file.suffix.lower() == ".parquet" else 1) for file in files)
@@ -173,7 +173,7 @@ def _deal_out(
     files: Sequence[Path],
     paths: list[Path],
     random: np.random.RandomState,
-) -> tuple[int, int, int]:
+):
     """Deal documents out at random to temporary files, each with a text hash as key.
 
     Returns (smallest key, number of documents, number of blank documents left out).

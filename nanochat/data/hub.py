@@ -39,16 +39,16 @@ class HubFile:
         if {"..", "/"} & {*Path(str(self)).parts}:
             raise HubError(f"{self} would lie outside of the data set's folder")
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"datasets/{self.repo}/{self.path}" if self.repo else self.path
 
     @property
-    def on_hub(self) -> bool:
+    def on_hub(self):
         """False for files found only in a mirror."""
         return bool(self.repo) and not self.repo.startswith("local/")
 
 
-def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
+def fetch(files: Sequence[HubFile], refused: str = ""):
     """Return all files in order, missing ones downloaded. HubError has the reason for each failure.
 
     refused: the reason why missing files are not downloaded from the hub, if the caller has one.
@@ -81,7 +81,7 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
     return [found[file] for file in files]
 
 
-def dataset_files(repo: str, suffixes: Sequence[str]) -> list[HubFile]:
+def dataset_files(repo: str, suffixes: Sequence[str]):
     """Return the files of a data set with one of the suffixes: those in a mirror, or else all that the hub lists."""
     folder = (mirror() or base_dir()) / "datasets" / repo
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -98,7 +98,7 @@ def dataset_files(repo: str, suffixes: Sequence[str]) -> list[HubFile]:
     return [HubFile(name, repo) for name in sorted(names) if name.endswith(tuple(suffixes))]
 
 
-def refusal(server: str) -> str:
+def refusal(server: str):
     """Return the reason to download nothing from a server (empty: the hub); empty if there is none."""
     from huggingface_hub import constants  # reads HF_ENDPOINT and HF_HUB_OFFLINE when it is imported
 
@@ -111,7 +111,7 @@ def refusal(server: str) -> str:
 
 
 @functools.lru_cache
-def is_reachable(server: str) -> bool:
+def is_reachable(server: str):
     """Return True if a server answers. Asked once per process: without a network every question takes seconds."""
     from huggingface_hub import get_session
 
@@ -124,12 +124,12 @@ def is_reachable(server: str) -> bool:
     return True
 
 
-def is_here(files: Sequence[HubFile]) -> bool:
+def is_here(files: Sequence[HubFile]):
     """Return True if all files are on this machine."""
     return all(find(file) for file in files)
 
 
-def sha256(path: Path) -> str:
+def sha256(path: Path):
     """Return the hash of a file; for a large file in the cache of the hub it is the name, and nothing is read."""
     # snapshots/COMMIT/NAME is a link to blobs/HASH; small files have a shorter hash from git.
     blob = path.resolve()
@@ -138,7 +138,7 @@ def sha256(path: Path) -> str:
     return read_sha256(path)
 
 
-def mirror() -> Path | None:
+def mirror():
     """Return the directory in NANOCHAT_HUB, if that is set."""
     # Read at every call: tests and notebooks change it.
     name = os.environ.get("NANOCHAT_HUB")
@@ -150,7 +150,7 @@ def mirror() -> Path | None:
     return path
 
 
-def find(file: HubFile) -> Path | None:
+def find(file: HubFile):
     """Return a file on this machine: in the mirror, in the base folder (the bundle), or in the cache; else None."""
     for folder in filter(None, (mirror(), base_dir())):
         if (folder / str(file)).is_file():
@@ -169,7 +169,7 @@ def find(file: HubFile) -> Path | None:
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _download(file: HubFile, refused: str) -> Path:
+def _download(file: HubFile, refused: str):
     if refused:
         raise HubError(refused)
 
@@ -197,12 +197,12 @@ def _download(file: HubFile, refused: str) -> Path:
 
 
 @functools.lru_cache
-def _distrust_answers() -> None:
+def _distrust_answers():
     """Check the headers that huggingface_hub would obey: names for its files, and the time until a retry."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
-    def check(response: Any) -> None:  # httpx2's
+    def check(response: Any):  # httpx2's
         headers = response.headers
         for name in ("etag", "x-linked-etag", "x-repo-commit"):
             if "/" in headers.get(name, "").lstrip("W/").strip('"'):  # as the library reads it
@@ -211,7 +211,7 @@ def _distrust_answers() -> None:
             if name in headers:
                 headers[name] = re.sub(r"\b([6-9]\d\d|\d{4,})\b", MAX_WAIT, headers[name])
 
-    def client() -> Any:
+    def client():
         made = default_client_factory()
         made.event_hooks["response"].append(check)
         return made

@@ -55,7 +55,7 @@ class EvalText(NamedTuple):
     bytes: int
 
 
-def first_documents(batches: Iterable["pyarrow.Array"], max_bytes: int) -> list[str]:
+def first_documents(batches: Iterable["pyarrow.Array"], max_bytes: int):
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
     documents, room = [], max_bytes
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
@@ -67,7 +67,7 @@ def first_documents(batches: Iterable["pyarrow.Array"], max_bytes: int) -> list[
     return list(filter(None, documents))  # nothing may be left of the last one
 
 
-def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
+def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int):
     """Return the text of `first_documents` in tokens; each document is predicted from its start on."""
     documents = first_documents(batches, max_bytes)
     ids, _ = tokenizer.core.encode_batch(documents, tokenizer.bos)
@@ -86,7 +86,7 @@ def bits_by_exit(
     batch_size: int,
     runtime: Runtime,
     stride: int = 0,
-) -> list[Estimate]:
+):
     """Return the bits per byte for a text at each exit, of which a plain model has one.
 
     A collective, the same figures on all ranks; the errors are over rows. batch_size: rows at once on a rank; all rows
@@ -98,7 +98,7 @@ def bits_by_exit(
     weights = text.lengths.expand(model.steps, -1)
     found = []
 
-    def losses(ids: Tensor, goals: Tensor, reduction: str) -> Tensor:
+    def losses(ids: Tensor, goals: Tensor, reduction: str):
         exits = model.exits(ids) if model.config.supervision else [model.hidden(ids)]
         return torch.stack([model.loss(hidden, goals, reduction) for hidden in exits])
 
@@ -117,7 +117,7 @@ def sum_rows(
     batch_size: int,
     runtime: Runtime,
     overlap: int = 0,
-) -> Tensor:
+):
     """Return (kinds, rows, 2) in fp64, for each row the summed losses and weights: a collective.
 
     inputs, targets: (rows, seq_len). weights: (kinds, vocabulary), each token's weight in each kind of sum; a loss
@@ -129,7 +129,7 @@ def sum_rows(
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
     progress = Progress()
 
-    def measure(numbers: Tensor) -> Tensor:
+    def measure(numbers: Tensor):
         goals = targets[numbers]  # a copy
         goals[numbers < 0] = -1
         # The first row that has a token as target gives it the longest context; later rows have it as context only.
@@ -151,7 +151,7 @@ def sum_rows(
     return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 
-def ratio(sums: Tensor) -> Estimate:
+def ratio(sums: Tensor):
     """Return the sum of column 0 over the sum of column 1 of (rows, 2), and the standard error over rows."""
     above, below = sums.sum(0).tolist()
     value = above / below
@@ -165,7 +165,7 @@ def ratio(sums: Tensor) -> Estimate:
 # ---- evaluations during training ----
 
 
-def text_validation(trainer: "Trainer", corpus: "Corpus") -> list[Evaluation]:
+def text_validation(trainer: "Trainer", corpus: "Corpus"):
     """Return the evaluation for bits per byte on a corpus's validation text; none for --eval-every=-1."""
     config = trainer.config
     if config.eval_every < 0:
@@ -173,7 +173,7 @@ def text_validation(trainer: "Trainer", corpus: "Corpus") -> list[Evaluation]:
     size = trainer.runtime.validation_bytes if config.eval_bytes < 0 else config.eval_bytes
     text = read_text(corpus.batches("val"), trainer.tokenizer, size)
 
-    def measure() -> Estimates:
+    def measure():
         found = bits_by_exit(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
         exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
         return {"val/bpb": found[-1], **exits}
@@ -185,7 +185,7 @@ def log_validation(
     trainer: "Trainer",
     tokens: int,
     measure: Callable[[], Estimates],
-) -> Evaluation:
+):
     """Return the evaluation that logs and keeps figures from `measure`.
 
     The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
@@ -193,7 +193,7 @@ def log_validation(
     flops = trainer.model.flops_per_token() // 3 * tokens  # the forward pass is a third
     every = trainer.config.eval_every
 
-    def validate(state: State) -> None:
+    def validate(state: State):
         earlier = state.step // every if every else int(state.step > 0)  # validations before this one
         pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
         with nullcontext() if pays else as_written(trainer.model):
@@ -206,7 +206,7 @@ def log_validation(
 # ---- samples ----
 
 
-def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
+def write_samples(model: GPT, tokenizer: Tokenizer):
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     room = model.config.max_seq_len - 1  # leaves space for one new token
     # A short context keeps a prompt's end.
@@ -222,10 +222,10 @@ def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     return rows
 
 
-def sample_writing(trainer: "Trainer", every: int) -> Evaluation:
+def sample_writing(trainer: "Trainer", every: int):
     """Return the evaluation that prints samples, on rank 0."""
 
-    def write(state: State) -> None:
+    def write(state: State):
         if trainer.runtime.rank == 0:  # no collective inside: other ranks go on
             write_samples(trainer.model, trainer.tokenizer)
 

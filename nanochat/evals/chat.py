@@ -13,7 +13,6 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
@@ -63,17 +62,17 @@ class ChatScore(NamedTuple):
     repeats: int = 1  # runs that the completions of each problem come from, one after the other
 
     @property
-    def accuracy(self) -> Estimate:
+    def accuracy(self):
         return self.pass_at[1]
 
     @property
-    def repeat_error(self) -> float:
+    def repeat_error(self):
         """The standard error of the accuracy, from the accuracies of the runs: nan for one run."""
         rows = [[completion["right"] for completion in record["completions"]] for record in self.records]
         right = torch.tensor(rows, dtype=torch.float64).view(len(rows), self.repeats, -1)  # last dimension: samples
         return mean_estimate(right.mean((0, 2)).tolist()).stderr
 
-    def by_category(self) -> list[list]:
+    def by_category(self):
         """Return rows [category, problems, accuracy, standard error]; none for a task without categories."""
         groups = {}
         for record in self.records:
@@ -91,7 +90,7 @@ def evaluate_task(
     settings: AnswerSettings,
     label: str = "chat",
     path: Path | None = None,
-) -> ChatScore:
+):
     """Return a task's score. All ranks call this; each answers a part, and all get the same score.
 
     engine: may be None where letters are chosen. path: file for the records.
@@ -122,7 +121,7 @@ def evaluate_task(
     return ChatScore(_pass_at(records), task.baseline, records, repeats)
 
 
-def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]) -> list[list[str]]:
+def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]):
     """Return three rows [task, question, answer, yes or no] with first answers to problems of tasks without letters."""
     # The last tasks first: in a model of a world these are what a person would ask.
     written = [name for name in reversed(scores) if tasks[name].kind == "generative"]
@@ -138,7 +137,7 @@ def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]) -
     return rows[:3]
 
 
-def mean_scores(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
+def mean_scores(scores: dict[str, ChatScore]):
     """Return ChatCORE and World mean, over centered accuracies, by display name; a mean without scores is left out."""
     found = {}
     for mean, tasks in MEANS.items():
@@ -148,21 +147,19 @@ def mean_scores(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
     return found
 
 
-def pass_probability(samples: int, right: int, k: int) -> float:
+def pass_probability(samples: int, right: int, k: int):
     """Return the unbiased pass@k (Chen et al. 2021) for so many right answers among the samples."""
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def _pass_at(records: list[dict]) -> dict[int, Estimate]:
+def _pass_at(records: list[dict]):
     # Every problem has the same number of samples.
     samples = len(records[0]["completions"])
     counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
     return {k: mean_estimate([pass_probability(samples, count, k) for count in counts]) for k in range(1, samples + 1)}
 
 
-def _prepare_problems(
-    task: Task, context: int, tokenizer: Tokenizer, settings: AnswerSettings, label: str
-) -> list[Problem]:
+def _prepare_problems(task: Task, context: int, tokenizer: Tokenizer, settings: AnswerSettings, label: str):
     """Return the problems with prompts that leave room for an answer, but take at least half of the context."""
     # Letters need no room: they are read from the last position.
     total = min(len(task), settings.max_problems or len(task))
@@ -190,7 +187,7 @@ def _prepare_problems(
 # ---- letters ----
 
 
-def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, runtime: Runtime) -> Answers:
+def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, runtime: Runtime):
     """Answer problems in batches, one forward pass each; ranks take batches in turn."""
     # Sorted, so that prompts in a batch need little padding; the longest first, so that lack of memory shows at once.
     problems = sorted(problems, key=lambda problem: len(problem.prompt), reverse=True)
@@ -205,7 +202,7 @@ def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, r
 
 
 @torch.no_grad()
-def last_logits(model: GPT, prompts: list[list[int]]) -> Tensor:
+def last_logits(model: GPT, prompts: list[list[int]]):
     """Return the logits after each prompt, (prompts, vocabulary) on the host."""
     # Padding is on the right, where no token before it attends to it.
     ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
@@ -220,7 +217,7 @@ def last_logits(model: GPT, prompts: list[list[int]]) -> Tensor:
 
 def _write_answers(
     problems: list[Problem], engine: Engine, tokenizer: Tokenizer, runtime: Runtime, settings: AnswerSettings
-) -> Answers:
+):
     """Answer problems with the engine, all at once; yield each problem when its last sample has ended."""
     own = problems[runtime.rank :: runtime.world_size]
     requests = [
@@ -257,9 +254,7 @@ def _write_answers(
 # ---- evaluation during training ----
 
 
-def task_scores(
-    trainer: "Trainer", open_tasks: Callable[..., Mapping[str, Task]], at_start: bool = False
-) -> list[Evaluation]:
+def task_scores(trainer: "Trainer", open_tasks: Callable[..., Mapping[str, Task]], at_start: bool = False):
     """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
@@ -276,7 +271,7 @@ def task_scores(
     settings = AnswerSettings(max_problems=config.eval_metrics_max_problems)
     writes = any(task.kind != "categorical" for task in scored.values())
 
-    def score(state: State) -> None:
+    def score(state: State):
         # Made for each evaluation: between them, its memory is for training.
         engine = Engine(trainer.model, trainer.tokenizer) if writes else None
         scores = {
@@ -289,10 +284,10 @@ def task_scores(
     return [Evaluation(config.eval_metrics_every, score, at_start)]
 
 
-def log_figures(trainer: "Trainer", measure: Callable[[], Estimates]) -> Evaluation:
+def log_figures(trainer: "Trainer", measure: Callable[[], Estimates]):
     """Return the evaluation that logs figures every --eval-every steps, also before the first one."""
 
-    def log(state: State) -> None:
+    def log(state: State):
         found = trainer.with_average(measure, state)
         keep_figures(trainer.log, state, "eval", {f"eval/{name}": estimate for name, estimate in found.items()})
 
@@ -302,7 +297,7 @@ def log_figures(trainer: "Trainer", measure: Callable[[], Estimates]) -> Evaluat
 # ---- validation on conversations ----
 
 
-def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise: str) -> list[Evaluation]:
+def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise: str):
     """Return the evaluation for loss per supervised token, and bits per byte, on conversations.
 
     The rows do not depend on the number of ranks. The config is ChatTuneSettings.
@@ -321,7 +316,7 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).long()
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 
-    def measure() -> Estimates:
+    def measure():
         losses, bits = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
         bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
         return {"val/loss": ratio(losses), "val/bpb": ratio(bits)}
@@ -335,7 +330,7 @@ def first_rows(
     supervise: str,
     length: int,
     most: int,
-) -> tuple[Tensor, Tensor]:
+):
     """Return inputs and targets, (rows, length) each, for an epoch's first rows, at most `most`."""
     rows = []  # inputs and targets, (1, length) each
     with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:

@@ -154,7 +154,7 @@ SECOND_ARGUMENT = 24
 X32_CALLS = 0x40000000  # on x86_64 a second set of call numbers begins here
 
 
-def refusals() -> list[tuple[str, int, int, list[int]]]:
+def refusals():
     """Return (name, result, number on this machine, values) of each row of CALLS."""
     column = list(AUDIT).index(platform.machine())
     rows = []
@@ -169,7 +169,7 @@ def refusals() -> list[tuple[str, int, int, list[int]]]:
 # ---- steps ----
 
 
-def _main() -> None:
+def _main():
     """Prepare the sandbox step by step, each giving up a right, and become the program."""
     task = json.load(sys.stdin)
     limits = SimpleNamespace(**task["limits"])  # sandbox.Limits
@@ -219,19 +219,19 @@ def _main() -> None:
     )
 
 
-def _call(step: str, name: str, *arguments: Any) -> None:
+def _call(step: str, name: str, *arguments: Any):
     """Call a function of the C library; OSError with the step's name if it fails."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{step}: {os.strerror(number)}")
 
 
-def _exit_like(status: int) -> None:
+def _exit_like(status: int):
     """End with a child's status."""
     os._exit(os.waitstatus_to_exitcode(status) % 256)  # negative for a signal
 
 
-def _watch(first: int, cpu_seconds: float) -> None:
+def _watch(first: int, cpu_seconds: float):
     """Wait for a process and end with its status; kill it if all below it have used up the processor time together."""
     os.stat(f"/proc/self/task/{os.getpid()}/children")  # OSError: this kernel does not list children
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -255,7 +255,7 @@ def _watch(first: int, cpu_seconds: float) -> None:
         signal.sigtimedwait([signal.SIGCHLD], POLL_SECONDS)
 
 
-def _enter_namespaces() -> None:
+def _enter_namespaces():
     user, group = os.geteuid(), os.getegid()
     # Without root only an own user namespace gives the right to mount.
     _call("namespaces", "unshare", CLONE_OTHERS | (CLONE_NEWUSER if user else 0))
@@ -265,7 +265,7 @@ def _enter_namespaces() -> None:
         Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
 
 
-def _change_root(size: int, readable: list[str]) -> None:
+def _change_root(size: int, readable: list[str]):
     """Change to a read-only file system with the readable paths and an empty /tmp for `size` bytes."""
     root = "/proc"  # any folder that exists everywhere: outside, it stays as it is
     # Private: mounts in the sandbox do not show outside.
@@ -288,12 +288,12 @@ def _change_root(size: int, readable: list[str]) -> None:
     os.chdir("/tmp")
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str = ""):
     words = (source.encode(), target.encode(), kind.encode() if kind else None)
     _call(f"mount of {target}", "mount", *words, ctypes.c_ulong(flags), data.encode())
 
 
-def _bind(path: str, root: str) -> None:
+def _bind(path: str, root: str):
     """Show a system path, read-only, at the same place below the new root."""
     target = Path(root + path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -312,7 +312,7 @@ def _bind(path: str, root: str) -> None:
     _call(f"attributes of {path}", "syscall", MOUNT_SETATTR, *where, mount_attr, ctypes.c_size_t(len(mount_attr)))
 
 
-def _set_limits(limits: SimpleNamespace, processes: int) -> None:
+def _set_limits(limits: SimpleNamespace, processes: int):
     """Limit this process and its children."""
     import resource
 
@@ -330,7 +330,7 @@ def _set_limits(limits: SimpleNamespace, processes: int) -> None:
         resource.setrlimit(limit, (bound, bound))
 
 
-def _filter_calls() -> None:
+def _filter_calls():
     """Apply CALLS from now on, in this process and its children."""
     # An instruction is (operation, jump if true, jump if false, operand); a jump skips so many instructions.
     code = [

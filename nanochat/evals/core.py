@@ -10,7 +10,7 @@ depends on the shapes of batches.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, chain, count, groupby
 from pathlib import Path
@@ -27,7 +27,7 @@ from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, t
 from nanochat.gpt import GPT
 from nanochat.log import print0
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
+from nanochat.outcome import average, keep_figures, mean_estimate
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def evaluate_core(
     runtime: Runtime,
     max_per_task: int = 0,
     folder: Path | None = None,
-) -> dict[str, Estimate]:
+):
     """Return each task's centered accuracy, by label. All ranks call this and get the same scores.
 
     max_per_task: items, 0 for all. folder: for the files LABEL.jsonl with the decision on each item.
@@ -71,14 +71,14 @@ def evaluate_core(
     return scores
 
 
-def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
+def core_scores(trainer: "Trainer", every: int):
     """Return the evaluation that scores CORE during training; none for every=-1."""
     if every < 0:
         return []
     name, tasks = open_core(trainer.tokenizer_tag)  # missing files are an error before training starts
     figure = name.lower().replace(" ", "_")  # in the metric log
 
-    def score(state: State) -> None:
+    def score(state: State):
         scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, ESTIMATE_ITEMS)
         each = {f"core/{label}": score.value for label, score in scores.items()}
         keep_figures(trainer.log, state, "core", {figure: average(scores.values())}, **each)
@@ -86,9 +86,7 @@ def core_scores(trainer: "Trainer", every: int) -> list[Evaluation]:
     return [Evaluation(every, score)]
 
 
-def _evaluate_task(
-    model: GPT, tokenizer: Tokenizer, task: BundleTask, runtime: Runtime, max_per_task: int
-) -> list[dict]:
+def _evaluate_task(model: GPT, tokenizer: Tokenizer, task: BundleTask, runtime: Runtime, max_per_task: int):
     """Return the decisions on a task's items, in order; each rank takes every n-th item."""
     texts = task.items(max_per_task)
     # The items are shuffled, so that ranks get similar lengths.
@@ -148,7 +146,7 @@ class Row(NamedTuple):
     branches: list[Branch]
 
 
-def _plan(items: Sequence[Item], context: int) -> list[Row]:
+def _plan(items: Sequence[Item], context: int):
     """Return rows for all items that fit."""
     rows = []
     numbers = count()  # of options in the task
@@ -168,7 +166,7 @@ def _plan(items: Sequence[Item], context: int) -> list[Row]:
     return rows
 
 
-def _row(prefix: np.ndarray, options: list[Option]) -> Row:
+def _row(prefix: np.ndarray, options: list[Option]):
     branches = {}  # by the bytes of their ids
     for ids, scored, number in options:
         inputs = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used
@@ -183,7 +181,7 @@ def _row(prefix: np.ndarray, options: list[Option]) -> Row:
 # ---- pack and score: from rows to a score for each option ----
 
 
-def _batches(texts: Iterable, length: Callable[..., int], tokens: int) -> Iterator[list]:
+def _batches(texts: Iterable, length: Callable[..., int], tokens: int):
     """Yield batches with about so many tokens, the longest texts first: fewer, or up to a text more."""
     # Texts of about the same length need little padding.
     texts = sorted(texts, key=length, reverse=True)
@@ -197,7 +195,7 @@ def _option_sums(
     rows: list[Row],
     score: Score,
     options: int,
-) -> Tensor:
+):
     """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row."""
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
@@ -212,7 +210,7 @@ def _option_sums(
     return sums.index_add_(0, torch.from_numpy(np.concatenate(numbers)), on_host)
 
 
-def _score_rows(model: GPT, batch: list[Row], score: Score) -> Iterator[Scored]:
+def _score_rows(model: GPT, batch: list[Row], score: Score):
     """Yield the scores of scored tokens, (tokens,), with their targets in the same order.
 
     The first branch of each row runs together with the prefix, the others continue the prefix.
@@ -236,7 +234,7 @@ def _scored(
     hidden: Tensor,
     offsets: list[int],
     branches: Sequence[Branch],
-) -> Scored:
+):
     """Score the targets by hidden states (rows, width, channels); a row's branch begins at its offset."""
     positions = []
     targets = []
@@ -250,20 +248,20 @@ def _scored(
     return score(torch.cat(positions), _to_device(torch.from_numpy(texts), hidden.device)), targets
 
 
-def _padded(texts: Sequence[np.ndarray], device: torch.device) -> Tensor:
+def _padded(texts: Sequence[np.ndarray], device: torch.device):
     # Token 0 pads; no target points there.
     rows = pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
     return _to_device(rows.long(), device)
 
 
-def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
+def _to_device(tensor: Tensor, device: torch.device):
     if device.type == "cuda":
         # Pinned memory lets the copy overlap with the GPU's work.
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
-def _misses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
+def _misses(model: GPT, hidden: Tensor, targets: Tensor):
     """Return 0 for each token that was the likeliest, else 1."""
     # Logits take much memory: they are made in chunks.
     rows = max(1, CHUNK_BYTES[hidden.device.type] // (4 * model.config.padded_vocab))

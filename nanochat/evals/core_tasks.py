@@ -41,7 +41,7 @@ class BundleTask(NamedTuple):
     baseline: float  # accuracy when guessing
     path: Path  # items, one JSON object per line
 
-    def texts(self, item: dict) -> list[str]:
+    def texts(self, item: dict):
         """Return one text per option; for a completion the text without and the text with the continuation."""
         if self.kind == CHOICE:
             return [item["query"] + self.delimiter + choice for choice in item["choices"]]
@@ -50,14 +50,14 @@ class BundleTask(NamedTuple):
         context = item["context"].strip() + self.delimiter
         return [context, context + item["continuation"]]
 
-    def items(self, most: int) -> list[dict]:
+    def items(self, most: int):
         """Return the first `most` shuffled items (0: all), at least as many as a prompt shows."""
         items = [json.loads(line) for line in self.path.read_bytes().splitlines()]
         random.Random(SHUFFLE_SEED).shuffle(items)
         # The examples shown before a question are other items.
         return items[: max(most, self.shots + 1)] if most else items
 
-    def prompts(self, items: Sequence[dict], index: int) -> list[str]:
+    def prompts(self, items: Sequence[dict], index: int):
         """Return an item's texts, after examples drawn from all other items."""
         drawn = random.Random(EXAMPLES_SEED + index).sample(range(len(items) - 1), self.shots)
         # Numbers from the index on skip the item itself.
@@ -74,7 +74,7 @@ class BundleTask(NamedTuple):
 # ---- the bundle ----
 
 
-def open_core(tokenizer: str) -> tuple[str, list[BundleTask]]:
+def open_core(tokenizer: str):
     """Return the metric's name and its tasks: those of the tokenizer's world, else the public ones."""
     seed = learned_world(tokenizer)
     if seed is None:
@@ -82,10 +82,10 @@ def open_core(tokenizer: str) -> tuple[str, list[BundleTask]]:
     return "World CORE metric", read_bundle(world_folder(seed) / "core")
 
 
-def read_bundle(folder: Path | None = None) -> list[BundleTask]:
+def read_bundle(folder: Path | None = None):
     """Return all tasks in a folder, or in the public bundle; ValueError if files are missing."""
 
-    def find(*names: str) -> list[Path]:
+    def find(*names: str):
         return [folder / name for name in names] if folder else fetch_bundle(names)
 
     core, meta = find("core.yaml", "eval_meta_data.csv")
@@ -121,9 +121,7 @@ class Item(NamedTuple):
     scored: list[int]  # for each option: tokens at the end that count for the score
 
 
-def tokenize_items(
-    task: BundleTask, items: Sequence[dict], numbers: Sequence[int], tokenizer: "Tokenizer"
-) -> list[Item]:
+def tokenize_items(task: BundleTask, items: Sequence[dict], numbers: Sequence[int], tokenizer: "Tokenizer"):
     """Return the items with these numbers as tokens."""
     texts = [task.prompts(items, number) for number in numbers]
     # All texts at once, in several threads; each begins with <|bos|>.
@@ -157,7 +155,7 @@ def tokenize_items(
     return found
 
 
-def _common_length(rows: Rows) -> int:
+def _common_length(rows: Rows):
     """Return how many tokens all rows begin with."""
     shortest = min(map(len, rows))
     differs = np.any([row[:shortest] != rows[0][:shortest] for row in rows], axis=0)

@@ -16,7 +16,7 @@ MAX_GRADIENT_NORM = 20.0
 ROUNDING = 1e-4  # relative
 
 
-def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
+def find_alarms(records: Sequence[Record], finished: bool):
     """Return the alarms that a metric log gives cause for: name -> sentence."""
     found, exits = {}, validated_exits(records)
     latest = exits[-INVERTED_EVALUATIONS:]
@@ -36,7 +36,7 @@ def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
     return found
 
 
-def validated_exits(records: Sequence[Record]) -> list[list[float]]:
+def validated_exits(records: Sequence[Record]):
     """Return the bits per byte at each exit, for each validation after the first step: before, all exits are equal."""
     found = []
     for record in records:
@@ -47,22 +47,22 @@ def validated_exits(records: Sequence[Record]) -> list[list[float]]:
     return found
 
 
-def refinement(bpb: Sequence[float]) -> float:
+def refinement(bpb: Sequence[float]):
     """Return the fall from the first exit to the last, relative to the first."""
     return 1 - bpb[-1] / bpb[0]
 
 
-def in_order(bpb: Sequence[float]) -> bool:
+def in_order(bpb: Sequence[float]):
     """Return True if no exit is worse than the one before, but for rounding."""
     return all(later <= (1 + ROUNDING) * earlier for earlier, later in pairwise(bpb))
 
 
-def refinement_alarms(trainer: "Trainer") -> list[Evaluation]:
+def refinement_alarms(trainer: "Trainer"):
     """Return the evaluation that prints the alarms, to run after validation; none for a plain model."""
     if trainer.model.steps < 2:
         return []
 
-    def check(state: State) -> None:
+    def check(state: State):
         printed = state.notes.setdefault("alarms", [])  # saved with the checkpoint: once in a run
         for name, sentence in find_alarms(read_metrics(trainer.log.path), state.progress >= 1).items():
             if name not in printed:

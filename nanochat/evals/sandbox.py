@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -64,26 +64,26 @@ class Verdict(NamedTuple):
     forgeable: bool = False  # tests whose arguments are not plain data can run only in the answer's own process
 
 
-def judge_all(cases: Iterable[Case], limits: Limits = LIMITS, unsafe: bool = False) -> list[Verdict]:
+def judge_all(cases: Iterable[Case], limits: Limits = LIMITS, unsafe: bool = False):
     """Judge cases side by side."""
     return side_by_side(lambda case: judge(case, limits, unsafe), cases)
 
 
-def side_by_side(function: Callable, items: Iterable) -> list:
+def side_by_side(function: Callable, items: Iterable):
     """Return the function's results; it waits for programs, for as many at once as this rank has CPUs."""
     cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     with ThreadPoolExecutor(min(max(cpus, 1), MAX_AT_ONCE)) as pool:
         return list(pool.map(function, items))
 
 
-def require(unsafe: bool) -> None:
+def require(unsafe: bool):
     """Raise NoSandbox if programs cannot be contained here, unless they may run all the same."""
     if missing() and not unsafe:
         raise NoSandbox(f"programs cannot be contained here: {missing()}; --unsafe-exec runs them with limits alone")
 
 
 @cache
-def missing() -> str:
+def missing():
     """Return the protection that this system cannot give, found by a trial run; empty if it gives all."""
     if sys.platform != "linux" or platform.machine() not in contained.AUDIT:
         return f"no namespaces, or no system call filter, for {platform.system()} on {platform.machine()}"
@@ -94,7 +94,7 @@ def missing() -> str:
 # ---- outside ----
 
 
-def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
+def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False):
     """Run tests on a function from an answer; each side has a sandbox, so the answer sees calls and never the tests.
 
     Only plain data comes back, so no object from the answer can claim to be equal. Tests whose arguments are not plain
@@ -114,7 +114,7 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     return verdict
 
 
-def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()) -> Verdict:
+def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()):
     """Run a Python program, contained; with `unsafe` under limits alone where that is impossible.
 
     readable: files and folders that it may read beside the system's.
@@ -131,7 +131,7 @@ def _start(
     unsafe: bool,
     descriptors: Sequence[int] = (),
     readable: Sequence[str] = (),
-) -> Iterator[Callable[[], Verdict]]:
+):
     """Start a program by a launcher, and yield a function that waits until the program or its time ends.
 
     The program takes over the descriptors, and is killed at the end.
@@ -165,7 +165,7 @@ def _start(
         for descriptor in descriptors:
             os.close(descriptor)  # so that the program's end is an end of file for the other side
 
-        def verdict() -> Verdict:
+        def verdict():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(limits.seconds)
             output.seek(0)

@@ -16,7 +16,7 @@ from nanochat.tokenizer import Tokenizer
 Weights = dict[str, Tensor]
 
 
-def read_folder(folder: Path) -> tuple[Record, Weights, Tokenizer]:
+def read_folder(folder: Path):
     """Return the manifest for a checkpoint, the weights in fp32 and the tokenizer; ValueError for another folder."""
     settings = read_json(folder / "config.json")
     if settings.get("version") != VERSION:
@@ -39,7 +39,7 @@ def read_folder(folder: Path) -> tuple[Record, Weights, Tokenizer]:
     return record, weights, tokenizer
 
 
-def save_imported(record: Record, weights: Weights, tokenizer: Tokenizer, tag: str, step: int) -> Path:
+def save_imported(record: Record, weights: Weights, tokenizer: Tokenizer, tag: str, step: int):
     """Write a checkpoint without optimizer state, and its tokenizer, under a new tag; return the run's folder."""
     from nanochat.checkpoint import Saver, hold, steps
 

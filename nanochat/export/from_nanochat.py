@@ -4,11 +4,9 @@ Between the two the layout and the meaning of names changed from week to week: s
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from nanochat.export.hf import swap_halves
 from nanochat.gpt import GPTConfig
@@ -49,7 +47,7 @@ INHERITED = {
 }
 
 
-def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
+def read_checkpoint(path: Path):
     """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
     meta = read_json(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json"))
     weights = {}

@@ -17,7 +17,7 @@ from nanochat.export.hf import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    pass
 
 GGUF_NAME = "model.gguf"
 
@@ -39,7 +39,7 @@ KEYS = {
 }
 
 
-def write_gguf(exported: Exported, folder: Path) -> list[str]:
+def write_gguf(exported: Exported, folder: Path):
     """Write model.gguf with the keys and types that llama.cpp expects; return sentences on each comparison."""
     import gguf
 
@@ -87,7 +87,7 @@ def write_gguf(exported: Exported, folder: Path) -> list[str]:
     ]
 
 
-def read_gguf(folder: Path, head_dim: int) -> "PreTrainedModel":
+def read_gguf(folder: Path, head_dim: int):
     """Return the model that the reader of `transformers` finds in model.gguf."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

@@ -5,10 +5,9 @@ modeling_nanochat.py. A setting without equivalent there is never dropped: the n
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -48,7 +47,7 @@ class Exported(NamedTuple):
 Writer = Callable[[Exported, Path], list[str]]
 
 
-def export(write: Writer, exported: Exported, out: Path) -> None:
+def export(write: Writer, exported: Exported, out: Path):
     """Write a new folder; if a comparison fails, nothing is left."""
     if out.exists():
         raise ValueError(f"{out} exists already: remove it, or name another --out")
@@ -110,7 +109,7 @@ VERSION = 1  # of that file and its config.json
 DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".split()  # written out for the code
 
 
-def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
+def unsupported(config: GPTConfig, architecture: Architecture):
     """Return the settings that the architecture cannot represent, as name=value."""
     supported = {*_SIZES, *_DETAILS, *architecture.supported}
     if not any(config.windows):  # all are as long as the context
@@ -123,7 +122,7 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     return found
 
 
-def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES) -> Architecture:
+def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES):
     """Return the first architecture that can represent the model; ValueError lists the obstacles for the last one."""
     for architecture in architectures:
         settings = unsupported(config, architecture)
@@ -133,7 +132,7 @@ def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = A
     raise ValueError(f"this model cannot be exported: {obstacles}. Train with --model={architecture.preset}")
 
 
-def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]) -> Fields:
+def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]):
     """Return the fields of the architecture's config."""
     config = model.config
     settings = {
@@ -158,7 +157,7 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
     return settings
 
 
-def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
+def hf_weights(model: GPT, architecture: Architecture):
     """Yield names and tensors of the architecture, without the rows that pad our vocabulary."""
     config = model.config
     rows = model.embed.weight.detach()[: config.vocab_size]  # (vocab_size, width)
@@ -189,7 +188,7 @@ def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Te
         yield "model.norm.weight", ones
 
 
-def swap_halves(weight: Tensor, head_dim: int) -> Tensor:
+def swap_halves(weight: Tensor, head_dim: int):
     """Exchange the halves of each head's rows for queries or keys, so that they rotate in the other direction."""
     # (heads * head_dim, width) -> (heads, 2, head_dim / 2, width) and back
     return weight.unflatten(0, (-1, 2, head_dim // 2)).flip(1).flatten(0, 2)
@@ -198,7 +197,7 @@ def swap_halves(weight: Tensor, head_dim: int) -> Tensor:
 # ---- the folder ----
 
 
-def write_folder(exported: Exported, folder: Path) -> list[str]:
+def write_folder(exported: Exported, folder: Path):
     """Write config, weights, tokenizer and model card; return sentences on each comparison."""
     model = exported.model
     architecture = architecture_of(model.config)
@@ -235,7 +234,7 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
     return checks
 
 
-def write_own(exported: Exported, folder: Path) -> None:
+def write_own(exported: Exported, folder: Path):
     """Write the checkpoint's weights, a config with the checkpoint's manifest, and the code that reads both."""
     model, manifest = exported.model, exported.manifest
     settings = asdict(model.config)
@@ -254,7 +253,7 @@ def write_own(exported: Exported, folder: Path) -> None:
     shutil.copy(Path(__file__).with_name(f"{CODE}.py"), folder)
 
 
-def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
+def write_tokenizer(exported: Exported, folder: Path):
     """Write the tokenizer alone, which fits any model; lm-evaluation-harness reads it beside our server."""
     tokenizer_files.write_hf(exported.tokenizer, folder, exported.model.config.max_seq_len)
     # backend_tokenizer: the fast one in Rust, which encodes a batch in threads.
@@ -267,7 +266,7 @@ def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     return [f"tokenizer: transformers gives the same ids for {len(exported.texts):,} texts"]
 
 
-def transformers() -> ModuleType:
+def transformers():
     """Import the library, which takes seconds, without its messages."""
     import transformers
 
@@ -276,7 +275,7 @@ def transformers() -> ModuleType:
     return transformers
 
 
-def build_hf(architecture: Architecture, settings: Fields, weights: dict[str, Tensor]) -> "PreTrainedModel":
+def build_hf(architecture: Architecture, settings: Fields, weights: dict[str, Tensor]):
     """Return a model of `transformers` in fp32."""
     config = transformers().AutoConfig.for_model(architecture.model_type, **settings)
     model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -285,7 +284,7 @@ def build_hf(architecture: Architecture, settings: Fields, weights: dict[str, Te
 
 
 @torch.inference_mode()
-def compare_models(exported: Exported, loaded: "PreTrainedModel") -> str:
+def compare_models(exported: Exported, loaded: "PreTrainedModel"):
     """Return a sentence on equal logits; ValueError if they differ."""
     tokenizer = exported.tokenizer
     length = min(exported.model.config.max_seq_len, COMPARED_TOKENS)

@@ -56,7 +56,7 @@ class Rows(NamedTuple):
     places: Iterator[int]  # in the cache: the next application of a block takes the next one
 
 
-def norm(x: Tensor) -> Tensor:
+def norm(x: Tensor):
     return F.rms_norm(x, x.shape[-1:], eps=2**-23)
 
 
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         if number in config.value_layers:
             self.ve_gate = nn.Linear(VALUE_INPUTS, config.kv_heads, bias=False)
 
-    def forward(self, x: Tensor, values: Tensor | None, rows: Rows) -> Tensor:
+    def forward(self, x: Tensor, values: Tensor | None, rows: Rows):
         q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
         if values is not None:
             gate = torch.sigmoid(self.ve_gate(x[..., :VALUE_INPUTS]))  # (B, T, kv_heads)
@@ -89,11 +89,11 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
         return self.o(y.transpose(1, 2).flatten(2))
 
-    def heads(self, x: Tensor) -> Tensor:
+    def heads(self, x: Tensor):
         """From (B, T, channels) to (B, heads, T, head_dim)."""
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor):
         """Return x (B, heads, T, head_dim) in fp32, rotated by position except for the heads that search."""
         unrotated = x.shape[1] * self.shifted // self.config.kv_heads
         a, b = x[:, unrotated:].chunk(2, dim=-1)
@@ -110,7 +110,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.mlp_units, config.width, bias=False)
         self.slope = 0.5 if config.mlp == "leaky2" else 0.0  # for units below 0
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor):
         up = self.up(x)
         if self.gate is not None:
             return self.down(F.silu(self.gate(x)) * up)
@@ -149,7 +149,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
             self.register_parameter(name, nn.Parameter(torch.empty(int(size))) if size else None)
         self.post_init()
 
-    def _init_weights(self, module: nn.Module) -> None:
+    def _init_weights(self, module: nn.Module):
         """Refuse: the library calls this for weights that a folder lacks, and would go on with random ones."""
         raise ValueError(f"the folder lacks the weights of a {type(module).__name__}: export the model again")
 
@@ -162,7 +162,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool = False,
         logits_to_keep: int = 0,
         **options: object,  # position_ids too, which are not needed
-    ) -> Output:
+    ):
         """Return logits (B, T, vocab_size) in fp32, and the mean loss if there are labels.
 
         input_ids (B, T) continue the rows in the cache, attention_mask is for the whole rows. labels (B, T): the ids
@@ -179,10 +179,10 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         kept = cache if use_cache else None
         return Output(loss=loss, logits=logits, past_key_values=kept, last_hidden_state=hidden)
 
-    def get_output_embeddings(self) -> nn.Linear:
+    def get_output_embeddings(self):
         return self.head
 
-    def rows(self, given: Tensor, attention_mask: Tensor | None, cache: DynamicCache) -> Rows:
+    def rows(self, given: Tensor, attention_mask: Tensor | None, cache: DynamicCache):
         config, past = self.config, cache.get_seq_length()
         cache.layer_class_to_replicate = DynamicLayer  # the library counts a layer for each block: we need more
         column = given[:, None, :, None]
@@ -213,7 +213,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
             x = x + self.smear_lambda * gate * before
         return Rows(given, x[:, past:], rotation, seen[:, None, past:], masks, cache, count(1))
 
-    def hidden(self, rows: Rows) -> Tensor:
+    def hidden(self, rows: Rows):
         """Return the head's input (B, T, width); a recursive model has a latent state z too."""
         config, x = self.config, rows.x0
         z = torch.zeros_like(x)
@@ -230,7 +230,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
                     middle = x
         return norm(x - self.backout_lambda * middle if config.backout else x)
 
-    def apply_block(self, number: int, x: Tensor, rows: Rows) -> Tensor:
+    def apply_block(self, number: int, x: Tensor, rows: Rows):
         if self.residual_lambdas is not None:
             x = self.residual_lambdas[number] * x
         if self.x0_lambdas is not None:

@@ -77,7 +77,7 @@ PIECES = (
 ).split("|")
 
 
-def sample_texts(special_tokens: Iterable[str]) -> list[str]:
+def sample_texts(special_tokens: Iterable[str]):
     """Return texts of random pieces and numbers, always the same; special tokens occur as plain text."""
     rng = random.Random(8)
     pieces = [*PIECES, *special_tokens]
@@ -94,7 +94,7 @@ def sample_texts(special_tokens: Iterable[str]) -> list[str]:
 # ---- byte-level vocabularies ----
 
 
-def written_tokens(tokenizer: Tokenizer) -> list[str]:
+def written_tokens(tokenizer: Tokenizer):
     """Return all tokens except the special ones, with a letter for each byte: a space is Ġ, a newline Ċ."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -103,7 +103,7 @@ def written_tokens(tokenizer: Tokenizer) -> list[str]:
     return ["".join(letters[byte] for byte in tokenizer.core.token_bytes(rank)) for rank in ranks]
 
 
-def written_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
+def written_merges(tokenizer: Tokenizer):
     # In the order of their ids, which is the order of priority.
     tokens = written_tokens(tokenizer)
     return [(tokens[left], tokens[right]) for left, right in tokenizer.core.merges.tolist()]
@@ -112,7 +112,7 @@ def written_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
 # ---- tokenizers and transformers ----
 
 
-def write_hf(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+def write_hf(tokenizer: Tokenizer, folder: Path, context: int):
     """Write tokenizer.json and tokenizer_config.json with the chat template. context: in tokens.
 
     Where special tokens are added, a text begins with <|bos|>.
@@ -151,7 +151,7 @@ def write_hf(tokenizer: Tokenizer, folder: Path, context: int) -> None:
 # ---- reading ----
 
 
-def read_tokenizer(path: Path) -> Tokenizer:
+def read_tokenizer(path: Path):
     """Read our tokenizer.json, or a file of tiktoken's ranks; ValueError for other files."""
     # JSON is our own format; lines of ranks begin with base64.
     if path.suffix == ".json":
@@ -168,7 +168,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
         raise ValueError(f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks") from None
 
 
-def read_hf(path: Path) -> Tokenizer:
+def read_hf(path: Path):
     """Read a tokenizer.json that `write_hf` or `transformers` wrote; ValueError for one of another kind."""
     try:
         written = read_json(path)
@@ -181,7 +181,7 @@ def read_hf(path: Path) -> Tokenizer:
         raise ValueError(f"{path} is no tokenizer that scripts.export wrote") from None
 
 
-def merged_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[int, int]:
+def merged_pair(token: bytes, ranks: dict[bytes, int]):
     """Return the two ids that merge into a token: the rest after all merges of lower rank."""
     # From single bytes, merge the pair with the lowest rank until two parts remain.
     parts = [token[i : i + 1] for i in range(len(token))]

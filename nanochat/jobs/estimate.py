@@ -101,7 +101,7 @@ class StepEstimate(NamedTuple):
 # ---- base training on paper ----
 
 
-def base_run(flags: Flags, setting: Setting) -> BaseRun:
+def base_run(flags: Flags, setting: Setting):
     """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
     if setting.scale.world:
         # Times are measured: the tokens alone, without waiting for a dry run.
@@ -129,7 +129,7 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
 # ---- seconds ----
 
 
-def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> StepEstimate:
+def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun):
     """Return the estimate for a step."""
     kind = setting.name if setting.name in CPU_SCALES else "gpu"
     work = next((one for one in WORK if (one.scale, one.step) == (kind, step.name)), Work())
@@ -160,7 +160,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
 # ---- the plan in words ----
 
 
-def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
+def job_lines(job: Job, setting: Setting, base: BaseRun):
     """Return the plan as lines for the reader; a ValueError if the disk has too little room."""
     rows = []
     coming = []  # time still to come, in seconds: finished steps are skipped
@@ -191,13 +191,13 @@ def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     ]
 
 
-def dollars(seconds: float, setting: Setting) -> str:
+def dollars(seconds: float, setting: Setting):
     """Return the price for some time on all GPUs at work, or n/a."""
     rate = setting.accelerator.dollars if setting.accelerator else None  # per GPU and hour
     return f"{rate * setting.gpus * seconds / 3600:,.2f}" if rate else "n/a"
 
 
-def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
+def disk_room(job: Job, setting: Setting, base: BaseRun):
     """Return needed and free disk in words; a ValueError if this machine has too little."""
     needed = CHECKPOINT_BYTES * base.parameters * CHECKPOINTS + TEXT_BYTES * base.tokens
     if setting.scale.disk:

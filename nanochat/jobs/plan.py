@@ -22,7 +22,6 @@ from nanochat.jobs.scales import (
     OWN_TEXT_TEMPERATURE,
     SCALES,
     Flags,
-    Scale,
     choose_scale,
     evening_depth,
     flag_words,
@@ -55,32 +54,32 @@ class Setting(NamedTuple):
     data: str  # with absolute folders
 
     @property
-    def world(self) -> Path | None:
+    def world(self):
         """The folder of the embedded world if it is the text: its first reader writes it, and it has the tasks too."""
         seed = world_seed(self.data)
         return None if seed is None else world_dir(seed)
 
     @property
-    def own_text(self) -> bool:
+    def own_text(self):
         """True at a CPU scale if all text is in folders: the model learns to talk like the text."""
         return self.name in CPU_SCALES and not any(is_named(source) for source, _ in parse_data(self.data))
 
     @property
-    def scale(self) -> Scale:
+    def scale(self):
         return SCALES[self.name]
 
-    def has_files(self, files: Sequence[HubFile]) -> bool:
+    def has_files(self, files: Sequence[HubFile]):
         """Return True if the files are here or can be downloaded."""
         # A mirror may have some of them. The network is asked last, because an answer takes time.
         return all(hub.is_here([file]) or (file.on_hub and has_network(self.request.on)) for file in files)
 
     @property
-    def has_bundle(self) -> bool:
+    def has_bundle(self):
         """True if the public tasks of CORE are here or can be downloaded; for a model of own text nothing is."""
         return hub.is_here(BUNDLE) or (not self.own_text and has_network(self.request.on))
 
 
-def find_hardware(named: str) -> tuple[int, Accelerator | None]:
+def find_hardware(named: str):
     """Return count and kind for the GPUs named by --on, or for the local ones; without local GPUs torch stays out."""
     # Importing torch takes seconds: without a driver there is nothing to find.
     if not (named or any(Path(path).exists() for path in GPU_DEVICES)):
@@ -91,12 +90,12 @@ def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     return (0, None) if found[1].name == "CPU" else found
 
 
-def has_network(hardware: str) -> bool:
+def has_network(hardware: str):
     """Return True if the hub answers; assumed for hardware named by --on."""
     return bool(hardware) or not hub.refusal("")
 
 
-def choose_setting(request: Any) -> Setting:
+def choose_setting(request: Any):
     """Return the choices for this machine; a ValueError if a flag names text that does not exist."""
     count, accelerator = find_hardware(request.on)
     data = request.data
@@ -135,7 +134,7 @@ def choose_setting(request: Any) -> Setting:
     )
 
 
-def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
+def stage_flags(setting: Setting):
     """Return stage -> flags, from the scale, the machine and the command line."""
     request = setting.request
     flags = {}
@@ -169,7 +168,7 @@ def make_job(
     tokens: int,
     tasks: TaskFiles,
     needs: Mapping[str, Sequence[str]],
-) -> Job:
+):
     """Return the main job with all steps.
 
     tokens: for base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> files that
@@ -221,7 +220,7 @@ def make_job(
     )
 
 
-def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]):
     """Return step -> reason to leave the step out; other steps run."""
     until = setting.request.until
     reasons = {}
@@ -244,7 +243,7 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequenc
     return reasons
 
 
-def skipped_lines(steps: Sequence[Step]) -> list[str]:
+def skipped_lines(steps: Sequence[Step]):
     """Return a line for each reason to leave steps out."""
     reasons = {}  # reason -> names; empty: these steps run
     for step in steps:
@@ -252,7 +251,7 @@ def skipped_lines(steps: Sequence[Step]) -> list[str]:
     return [f"left out: {', '.join(names)} ({reason})" for reason, names in reasons.items() if reason]
 
 
-def talk_lines(steps: Sequence[Step], tag: str) -> list[str]:
+def talk_lines(steps: Sequence[Step], tag: str):
     """Return the commands, for any folder, to chat with the last model; nothing if the job trains none."""
     trained = {step.name for step in steps if not step.skip}
     # MODELS is in training order.

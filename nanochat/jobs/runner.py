@@ -57,12 +57,12 @@ class Step:
     quiet: bool = False  # output goes to the log alone, unless the step fails
 
     @property
-    def words(self) -> list[str]:
+    def words(self):
         """The whole command line."""
         return [sys.executable, *self.launch, "-m", *self.command, *self.options]
 
     @property
-    def outcome(self) -> Path:
+    def outcome(self):
         return base_dir() / self.output / "outcome.json"
 
 
@@ -81,20 +81,20 @@ class Job:
     settings: Record = field(default_factory=dict)  # choices of the planner, which a later plan keeps
 
     @property
-    def folder(self) -> Path:
+    def folder(self):
         return stage_dir(self.kind, self.tag)
 
-    def record(self, step: Step) -> Path:
+    def record(self, step: Step):
         return self.folder / f"{step.name}.json"
 
-    def step(self, name: str) -> Step:
+    def step(self, name: str):
         return next(step for step in self.steps if step.name == name)
 
-    def save(self) -> None:
+    def save(self):
         write_json(self.folder / "plan.json", asdict(self))
 
 
-def load_job(folder: Path) -> Job:
+def load_job(folder: Path):
     """Return the job saved in a folder."""
     saved = read_json(folder / "plan.json")
     return Job(steps=[Step(**step) for step in saved.pop("steps")], **saved)
@@ -103,7 +103,7 @@ def load_job(folder: Path) -> Job:
 # ---- records and inputs ----
 
 
-def archive(job: Job, step: Step) -> None:
+def archive(job: Job, step: Step):
     """Move a step's stage into the job's archive, print the place, and forget the record; no artifact is deleted."""
     stage = base_dir() / step.output
     if step.output and stage.exists():
@@ -117,12 +117,12 @@ def archive(job: Job, step: Step) -> None:
     job.record(step).unlink(missing_ok=True)
 
 
-def saved_record(path: Path) -> Record:
+def saved_record(path: Path):
     """Return the record in a file, as of a step: command, inputs, seconds, finished; empty without a file."""
     return read_json(path) if path.exists() else {}
 
 
-def input_hashes(step: Step) -> dict[str, str]:
+def input_hashes(step: Step):
     """Return the hash for every local input: the parent's artifacts, text, data sets. Takes 1.5 seconds a GB."""
     found = {}
     outcome = base_dir() / step.parent / "outcome.json"
@@ -148,7 +148,7 @@ def input_hashes(step: Step) -> dict[str, str]:
     return found
 
 
-def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
+def difference(record: Record, step: Step, inputs: dict[str, str]):
     """Return the difference between a step and the record as text; empty if both match."""
     # The order of flags does not matter.
     gone = [word for word in record["command"] if word not in step.command]
@@ -165,7 +165,7 @@ def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
 
 def run_step(
     job: Job, step: Step, lock: int, stop: list[int], script: int = 0, variables: Mapping[str, str] | None = None
-) -> int:
+):
     """Run one step unless finished or left out, and keep a record. Returns the exit status: 0 if the result is there.
 
     lock: descriptor for the job's lock, inherited by the command. stop: signals received so far. script: the process
@@ -217,7 +217,7 @@ def run_step(
     return 0
 
 
-def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, variables: Mapping[str, str] | None) -> int:
+def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, variables: Mapping[str, str] | None):
     """Run a step's command and return the exit status (128 + signal if one killed it).
 
     The command writes to the log, which is also shown; from a quiet step only the last lines, if it fails. A signal is
@@ -255,7 +255,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
     return 128 - status if status < 0 else status
 
 
-def run_chains(job: Job, chains: Sequence[Chain], shares: Sequence[Mapping[str, str]]) -> int:
+def run_chains(job: Job, chains: Sequence[Chain], shares: Sequence[Mapping[str, str]]):
     """Run chains of a job's steps, and return the number of those that failed.
 
     A chain ends with the first step that fails, and the others continue. shares: environment variables for each of the
@@ -267,7 +267,7 @@ def run_chains(job: Job, chains: Sequence[Chain], shares: Sequence[Mapping[str, 
     with hold_folder(job.folder) as lock, collect_signals(*stop_signals()) as stop:
         job.save()
 
-        def run_chain(chain: Chain) -> bool:
+        def run_chain(chain: Chain):
             share = free.get()
             try:
                 # A signal stops the steps at work, and no others begin.
@@ -294,7 +294,7 @@ class Config:
     lock: Count = option(9, "descriptor that holds the job's lock")
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     job = load_job(Path(config.job))
     step = job.step(config.step)
     take_lock(config.lock, job.folder)

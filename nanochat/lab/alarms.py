@@ -10,7 +10,7 @@ beside those of its parent: right answers in the `stable` benchmarks, and answer
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -41,9 +41,7 @@ class Alarm(NamedTuple):
     breaks: bool = True  # the run leaves the recommendation
 
 
-def alarms(
-    records: Sequence[Record], shares: Mapping[str, Estimate], parent_shares: Mapping[str, Estimate]
-) -> list[Alarm]:
+def alarms(records: Sequence[Record], shares: Mapping[str, Estimate], parent_shares: Mapping[str, Estimate]):
     """Return the alarms of a run.
 
     records: of the metric log. shares: by a name for the sentence, from 0 to 1; those that the parent lacks are not
@@ -62,7 +60,7 @@ def alarms(
     return found
 
 
-def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:
+def _rises(records: Sequence[Record], name: str):
     """Yield an alarm about a spike of a curve, lasting or the largest, and one about an end above the first step."""
     figure, least = CURVES[name]
     # An idle step has neither loss nor gradient.
@@ -92,7 +90,7 @@ def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:
         yield Alarm(name, f"the {name} ends {math.exp(rise):.2f} times as high as in the first step")
 
 
-def staircase(records: Sequence[Record]) -> Estimate | None:
+def staircase(records: Sequence[Record]):
     """Return the step in the mean training loss at the ends of epochs; None without enough steps around an end.
 
     The same measure in the middle of the epochs before and after, where there is no step, is subtracted: it is that of

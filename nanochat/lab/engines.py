@@ -19,7 +19,7 @@ from nanochat.paths import base_dir, hold_folder, write_text
 RETRIES = 3  # of a chain whose machine is lost
 
 
-def local(job: Job, chains: Sequence[Chain], jobs: int, gpus: int) -> int:
+def local(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
     """Run chains on this machine, each on GPUs and CPU cores of its own."""
     # More threads than cores would wait for each other.
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(len(os.sched_getaffinity(0)) // jobs, 1))
@@ -35,7 +35,7 @@ def local(job: Job, chains: Sequence[Chain], jobs: int, gpus: int) -> int:
     return run_chains(job, chains, shares)
 
 
-def on_ray(job: Job, chains: Sequence[Chain], jobs: int, gpus: int) -> int:
+def on_ray(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
     """Run chains on the Ray cluster that RAY_ADDRESS names, or the one of this machine."""
     try:
         import ray
@@ -48,7 +48,7 @@ def on_ray(job: Job, chains: Sequence[Chain], jobs: int, gpus: int) -> int:
     # A chain whose machine is lost begins again on another one: finished steps are skipped, training resumes.
     place = ray.remote(num_gpus=gpus, max_retries=RETRIES)(_run_words)
 
-    def run_chain(chain: Chain) -> int:
+    def run_chain(chain: Chain):
         try:
             return ray.get(place.remote(chain_words(job, chain)))
         except ray.exceptions.RayError as error:
@@ -63,7 +63,7 @@ def on_ray(job: Job, chains: Sequence[Chain], jobs: int, gpus: int) -> int:
         ray.shutdown()
 
 
-def on_slurm(job: Job, chains: Sequence[Chain], jobs: int, gpus: int) -> int:
+def on_slurm(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
     """Run chains as one Slurm job array, and wait for its end. Further flags of sbatch: SBATCH_PARTITION and so on."""
     path = job.folder / "array.sh"
     lines = [
@@ -95,7 +95,7 @@ ENGINES: dict[str, Callable[[Job, Sequence[Chain], int, int], int]] = {
 }
 
 
-def gpu_names() -> list[str]:
+def gpu_names():
     """Return the visible GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
     import torch  # slow: --help must not wait for it
 
@@ -103,7 +103,7 @@ def gpu_names() -> list[str]:
     return names.split(",") if names and torch.cuda.is_available() else []
 
 
-def chain_words(job: Job, chain: Chain) -> list[str]:
+def chain_words(job: Job, chain: Chain):
     """Return the command line that runs a chain on any machine, with a lock of its own."""
     runner = [sys.executable, "-m", "nanochat.jobs.runner", f"--job={job.folder.resolve()}", "--lock=9"]
     steps = " && ".join(shlex.join([*runner, f"--step={step.name}"]) for step in chain)
@@ -112,6 +112,6 @@ def chain_words(job: Job, chain: Chain) -> list[str]:
     return ["bash", "-c", f"exec 9>>{shlex.quote(str(lock))}; flock 9 && {steps}"]
 
 
-def _run_words(words: list[str]) -> int:
+def _run_words(words: list[str]):
     """Run a command that ends with this process, and return its exit status."""
     return subprocess.run(["setpriv", "--pdeathsig=KILL", *words], cwd=ROOT).returncode

@@ -17,7 +17,6 @@ in tables are points, with standard errors from questions and seeds.
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import log10, nan
-from pathlib import Path
 from statistics import fmean, mode
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ from nanochat.lab.alarms import Alarm, alarms
 from nanochat.lab.rates import Losses, Round
 from nanochat.lab.sweep import Run, Spec, base_step, run_steps
 from nanochat.log import Record, metric_curve, read_metrics, table_of
-from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
+from nanochat.outcome import Outcome, mean_estimate, measured
 from nanochat.paths import stage_dir, write_json
 from nanochat.report.card import cost
 from nanochat.report.compare import Answers, read_answers
@@ -56,7 +55,7 @@ class RunResult(NamedTuple):
     outcomes: Sequence[Outcome]  # of training and of the evaluation
 
     @property
-    def broken(self) -> str:
+    def broken(self):
         """The reason to leave the run out."""
         return "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
 
@@ -64,7 +63,7 @@ class RunResult(NamedTuple):
 # ---- reading ----
 
 
-def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False) -> list[RunResult]:
+def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False):
     """Return the results of all runs, or of all merges. is_held_out: in the held-out benchmarks."""
     benchmarks = spec.held_out if is_held_out else spec.open_tasks
     parents = {}
@@ -87,20 +86,20 @@ def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False
     return found
 
 
-def _read_all(step: Step, benchmarks: Iterable[str]) -> dict[str, Answers]:
+def _read_all(step: Step, benchmarks: Iterable[str]):
     """Return the answers of an evaluation, without benchmarks that have no file."""
     paths = {name: step.outcome.with_name(f"{name}.jsonl") for name in benchmarks}
     return {name: read_answers(path) for name, path in paths.items() if path.exists()}
 
 
-def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, Estimate]:
+def _shares(answers: Mapping[str, Answers], stable: Sequence[str]):
     """Return the shares for alarms: right answers in stable benchmarks, and answers that stop in any."""
     samples = {name: np.mean(answers[name].right, axis=1) for name in stable if name in answers}
     samples |= {f"answers in {name} that stop": one.stops for name, one in answers.items()}
     return {name: mean_estimate(sample) for name, sample in samples.items() if len(sample)}
 
 
-def _reason(spec: Spec, run: Run) -> str:
+def _reason(spec: Spec, run: Run):
     """Return the last line of the newest log of a run."""
     logs = [step_log for step in run_steps(spec, run) if (step_log := _log(spec, step)).exists()]
     if not logs:
@@ -109,14 +108,14 @@ def _reason(spec: Spec, run: Run) -> str:
     return newest.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
 
 
-def _log(spec: Spec, step: Step) -> Path:
+def _log(spec: Spec, step: Step):
     return stage_dir("lab", spec.name) / f"{step.name}.log"
 
 
 # ---- scores and differences ----
 
 
-def cells(results: Sequence[RunResult], benchmarks: Sequence[str]) -> Cells:
+def cells(results: Sequence[RunResult], benchmarks: Sequence[str]):
     """Return the scores of the intact runs that have answered the same questions as most of their base."""
     found = {}
     for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
@@ -130,9 +129,7 @@ def cells(results: Sequence[RunResult], benchmarks: Sequence[str]) -> Cells:
     return {key: {mix: np.array(rows) for mix, rows in group.items()} for key, group in found.items()}
 
 
-def differences(
-    found: Cells, reference: str, least_gain: float = 0.0, are_synergies: bool = False
-) -> significance.Table:
+def differences(found: Cells, reference: str, least_gain: float = 0.0, are_synergies: bool = False):
     """Return the difference of each mix from the reference on the same base, with p corrected over the table.
 
     are_synergies: the gain of each mix named like a+b beyond the sum of the gains of a and b, instead.
@@ -146,7 +143,7 @@ def differences(
     return significance.adjust(table, least_gain)
 
 
-def verdicts_on(spec: Spec, results: Sequence[RunResult]) -> list[significance.Recommendation]:
+def verdicts_on(spec: Spec, results: Sequence[RunResult]):
     """Return the verdicts on all mixes, by their differences in the development benchmarks."""
     table = differences(cells(results, spec.dev), spec.reference, spec.least_gain)
     verdicts = significance.recommend(table, spec.scaled)
@@ -158,7 +155,7 @@ def verdicts_on(spec: Spec, results: Sequence[RunResult]) -> list[significance.R
     return verdicts
 
 
-def recommended(spec: Spec, results: Sequence[RunResult]) -> list[RunResult]:
+def recommended(spec: Spec, results: Sequence[RunResult]):
     """Return the results of the reference, and of the mixes that are kept."""
     kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
     return [result for result in results if result.run.mix == spec.reference or (result.base, result.run.mix) in kept]
@@ -167,7 +164,7 @@ def recommended(spec: Spec, results: Sequence[RunResult]) -> list[RunResult]:
 # ---- the report ----
 
 
-def write_recommendation(spec: Spec, results: Sequence[RunResult]) -> Path:
+def write_recommendation(spec: Spec, results: Sequence[RunResult]):
     """Write the recommendation from the development benchmarks, with the runs that it rests on."""
     path = stage_dir("lab", spec.name) / "recommendation.json"
     verdicts = [one._asdict() for one in verdicts_on(spec, results)]
@@ -176,7 +173,7 @@ def write_recommendation(spec: Spec, results: Sequence[RunResult]) -> Path:
     return path
 
 
-def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], look: int = 0) -> None:
+def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], look: int = 0):
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
     outcome.add_artifact(write_recommendation(spec, results))
     verdicts, found, sealed = verdicts_on(spec, results), cells(results, spec.dev), []
@@ -215,7 +212,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
     outcome.finish()
 
 
-def write_noise(spec: Spec, outcome: Outcome) -> None:
+def write_noise(spec: Spec, outcome: Outcome):
     """Fill, print and write the outcome of repeated evaluations of the bases, with each number of engine slots."""
     rows = []
     for slots in [0, *spec.slots]:
@@ -236,7 +233,7 @@ def write_noise(spec: Spec, outcome: Outcome) -> None:
     outcome.finish()
 
 
-def final_loss(spec: Spec, run: Run) -> float:
+def final_loss(spec: Spec, run: Run):
     """Return the last validation loss of a run; nan if it has diverged."""
     path = spec.outcome_of(run)
     records = read_metrics(path.with_name("metrics.jsonl"))
@@ -250,7 +247,7 @@ def final_loss(spec: Spec, run: Run) -> float:
     return losses[-1]
 
 
-def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tuple[Losses, Round]]) -> None:
+def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tuple[Losses, Round]]):
     """Fill, print and write the outcome of a search for rates. found: losses and result by base and mix."""
     outcome.metrics = {"Question": spec.question}
     rows = []
@@ -272,7 +269,7 @@ def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tu
 
 def score_tables(
     title: str, spec: Spec, results: Sequence[RunResult], deciding: Sequence[str], others: Sequence[str] = ()
-) -> list[Record]:
+):
     """Return a matrix of mixes and benchmarks for each base, with marks, and the table of differences.
 
     A hole has its reason.
@@ -299,7 +296,7 @@ def score_tables(
     return [*tables, difference_table(f"Differences from the reference{title}", gains)]
 
 
-def merge_table(spec: Spec, results: Sequence[RunResult], merged: Sequence[RunResult]) -> Record:
+def merge_table(spec: Spec, results: Sequence[RunResult], merged: Sequence[RunResult]):
     """Return how much of each gain that a mix has shown is left in its merges with others."""
     gains = differences(cells(results, spec.dev), spec.reference, spec.least_gain)
     others = differences(cells([*results, *merged], spec.dev), spec.reference)
@@ -315,7 +312,7 @@ def merge_table(spec: Spec, results: Sequence[RunResult], merged: Sequence[RunRe
     return table_of("Merges: gains over the reference that are kept", MERGES, rows)
 
 
-def difference_table(title: str, table: significance.Table) -> Record:
+def difference_table(title: str, table: significance.Table):
     """Return the differences of an adjusted table, in points."""
     rows = []
     for key, one in table.items():
@@ -324,7 +321,7 @@ def difference_table(title: str, table: significance.Table) -> Record:
     return table_of(title, DIFFERENCE, rows)
 
 
-def luck_table(found: Cells) -> Record:
+def luck_table(found: Cells):
     """Return the best seed of each cell beside the mean, and beside the best of equally good seeds."""
     rows = []
     for (base, benchmark), group in found.items():
@@ -337,7 +334,7 @@ def luck_table(found: Cells) -> Record:
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
-def alarm_table(spec: Spec, results: Iterable[RunResult]) -> Record:
+def alarm_table(spec: Spec, results: Iterable[RunResult]):
     """Return the alarms of all runs, with failures."""
     rows = []
     for base in spec.bases:
@@ -349,7 +346,7 @@ def alarm_table(spec: Spec, results: Iterable[RunResult]) -> Record:
     return table_of("Alarms", "Run | Alarm | Left out | Reason", rows)
 
 
-def cost_table(spec: Spec, results: Sequence[RunResult], sealed: Sequence[RunResult]) -> Record:
+def cost_table(spec: Spec, results: Sequence[RunResult], sealed: Sequence[RunResult]):
     """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
     final = [outcome for result in sealed for outcome in result.outcomes]
     evaluated_bases = [base_step(spec, base).outcome for base in spec.bases]
@@ -365,7 +362,7 @@ def cost_table(spec: Spec, results: Sequence[RunResult], sealed: Sequence[RunRes
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation, %:.0f", rows)
 
 
-def overlays(results: Iterable[RunResult]) -> list[Record]:
+def overlays(results: Iterable[RunResult]):
     """Return a picture for each row of a matrix and each figure, with a line for each run."""
     pictures = {}
     for result in results:

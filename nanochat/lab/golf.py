@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from nanochat.jobs.scales import flag_words, read_flags
-from nanochat.log import Record
 from nanochat.outcome import ROOT
 
 Flags = dict[str, str | None]  # flag → value, "" for a switch
@@ -126,7 +125,7 @@ TRICKS = {
 }
 
 
-def expand(given: Flags) -> Flags:
+def expand(given: Flags):
     """Return the flags of an entry for --scale, --entry and --without; other given flags win over its own."""
     given = DEFAULTS | given
     name, entry, without = (given.pop(flag) for flag in DEFAULTS)
@@ -148,12 +147,12 @@ def expand(given: Flags) -> Flags:
     return {flag: value for flag, value in flags.items() if value is not None}
 
 
-def tricks_of(given: Flags) -> list[str]:
+def tricks_of(given: Flags):
     """Return the tricks that an entry has."""
     from nanochat.gpt import GPTConfig
     from nanochat.models import config_fields
 
-    def meaning(trick: str) -> Record:
+    def meaning(trick: str):
         flags = expand(given | {"--without": trick})
         return flags | {"--model": GPTConfig(**config_fields(flags["--model"]))}
 
@@ -165,13 +164,13 @@ def tricks_of(given: Flags) -> list[str]:
 # ---- size ----
 
 
-def code_bytes() -> int:
+def code_bytes():
     """Return the bytes of our own source that the scoring process imports, asked of such a process."""
     program = "from nanochat.golf import sources; print(sum(sources().values()))"
     return int(subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True).stdout)
 
 
-def check_size(groups: Mapping[str, int], budget: int) -> int:
+def check_size(groups: Mapping[str, int], budget: int):
     """Return the bytes of all groups; ValueError if they are above the budget."""
     total = sum(groups.values())
     if total > budget:
@@ -180,7 +179,7 @@ def check_size(groups: Mapping[str, int], budget: int) -> int:
     return total
 
 
-def main(words: Sequence[str]) -> None:
+def main(words: Sequence[str]):
     """Print a part of the tables for runs/golf.sh: baselines, tricks, vocabulary, data, plan, or a flag a line."""
     *words, part = words or [""]
     given = DEFAULTS | read_flags(words)

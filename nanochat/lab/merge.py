@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -31,12 +30,12 @@ TINY = 1e-30  # instead of a sum of no weights
 # ---- methods: from changes (models, size) and shares (models), in float64, to a change (size) ----
 
 
-def _mean(changes: Tensor, shares: Tensor, density: float) -> Tensor:
+def _mean(changes: Tensor, shares: Tensor, density: float):
     """Return the weighted mean. From a parent this is task arithmetic (Ilharco et al. 2023)."""
     return shares @ changes
 
 
-def _arc(changes: Tensor, shares: Tensor, density: float) -> Tensor:
+def _arc(changes: Tensor, shares: Tensor, density: float):
     """Return the point on the arc between two vectors (Shoemake 1985)."""
     angle = F.cosine_similarity(changes[0], changes[-1], dim=0).clamp(-1, 1).arccos()
     # Parallel vectors have no arc, and a vector of zeros has no direction.
@@ -45,7 +44,7 @@ def _arc(changes: Tensor, shares: Tensor, density: float) -> Tensor:
     return shares @ changes
 
 
-def _elected(changes: Tensor, shares: Tensor, density: float) -> Tensor:
+def _elected(changes: Tensor, shares: Tensor, density: float):
     """Return the mean of the large changes that have the elected sign (Yadav et al. 2023).
 
     Large within the parameter: the scales of parameters differ. Of each model the share `density` counts.
@@ -71,7 +70,7 @@ def merge(
     parent: Tensors | None = None,
     scale: float = 1.0,
     density: float = 0.2,
-) -> dict[str, Tensor]:
+):
     """Return the merged weights of models.
 
     weights: divided by their sum. parent, for changes: their factor is `scale`; 2 adds those of two models. density:
@@ -91,7 +90,7 @@ def merge(
     return merged
 
 
-def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]) -> dict[str, list[float]]:
+def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]):
     """Return each model's score alone and, if it stays, that of the soup with it; the best model comes first.
 
     A model that would lower the score of the soup so far is left out (Wortsman et al. 2022).
@@ -110,7 +109,7 @@ def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]
 # ---- checkpoints ----
 
 
-def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
+def read_models(stage: str, text: str):
     """Return models of a stage and their weights by name, after reading and verifying all files.
 
     text: TAG or TAG@STEP, separated by commas, each perhaps with a weight: facts:0.7,sums@1000:0.3. A ValueError if
@@ -135,7 +134,7 @@ def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
     return found
 
 
-def read_parent(model: Checkpoint) -> Checkpoint:
+def read_parent(model: Checkpoint):
     """Return the checkpoint that a model's training started from."""
     parent = model.manifest["parent"]
     if not parent:
@@ -143,13 +142,13 @@ def read_parent(model: Checkpoint) -> Checkpoint:
     return verified(**parent)
 
 
-def origin(model: Checkpoint) -> Record:
+def origin(model: Checkpoint):
     """Return a model as the manifest of a merge names it."""
     sha256 = model.manifest["files"][MODEL]["sha256"]
     return {"stage": model.manifest["stage"], "tag": model.path.parent.name, "step": model.step, "sha256": sha256}
 
 
-def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts: Record) -> Path:
+def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts: Record):
     """Write merged weights as a run of the models' stage; returns its folder. Settings are those of the first model.
 
     facts: for the manifest, beside the models.

@@ -31,7 +31,7 @@ class Round(NamedTuple):
     sentence: str
 
 
-def next_round(losses: Losses, seeds: int = 2) -> Round:
+def next_round(losses: Losses, seeds: int = 2):
     """Return the first round that is not complete."""
     centre = 1.0
     for moves in range(MOST_MOVES + 1):
@@ -58,16 +58,16 @@ def next_round(losses: Losses, seeds: int = 2) -> Round:
     return Round([best], 0, f"the best rate is {best:g}, with the lower mean loss over {seeds} seeds")
 
 
-def _rates(centre: float, decades: Sequence[float]) -> list[float]:
+def _rates(centre: float, decades: Sequence[float]):
     # Three digits are the same as keys, in tags and on a command line.
     return [float(f"{centre * 10**distance:.3g}") for distance in decades]
 
 
-def _is_complete(losses: Losses, rates: Sequence[float], seeds: int) -> bool:
+def _is_complete(losses: Losses, rates: Sequence[float], seeds: int):
     return all(len(losses.get(rate, ())) >= seeds for rate in rates)
 
 
-def _lowest(losses: Losses, rates: Sequence[float]) -> tuple[float, list[float]]:
+def _lowest(losses: Losses, rates: Sequence[float]):
     """Return the lowest point of a parabola near the lowest loss, and the finite rates by their distance from it."""
     finite = {rate: losses[rate][0] for rate in rates if math.isfinite(losses[rate][0])}
     if not finite:

@@ -17,13 +17,12 @@ from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
 from nanochat.evals.bpb import bits_by_exit, read_text
 from nanochat.evals.refinement import LEAST_REFINEMENT, in_order, refinement, validated_exits
-from nanochat.gpt import GPT
 from nanochat.lab.intervals import interval
 from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import config_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
-from nanochat.outcome import Metrics, Outcome, measured
+from nanochat.outcome import Outcome, measured
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
@@ -62,7 +61,7 @@ class ArmRun(NamedTuple):
     records: list[Record]  # of the metric log
 
     @classmethod
-    def read(cls, tag: str) -> "ArmRun":
+    def read(cls, tag: str):
         folder = stage_dir("base_train", tag)
         if not (folder / "outcome.json").exists():
             raise ValueError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
@@ -71,19 +70,19 @@ class ArmRun(NamedTuple):
         return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
 
     @property
-    def tag(self) -> str:
+    def tag(self):
         return self.outcome.tag
 
     @property
-    def manifest(self) -> Record:
+    def manifest(self):
         return self.checkpoint.manifest
 
     @property
-    def exits(self) -> list[float]:
+    def exits(self):
         """Bits per byte at each exit, in the last validation."""
         return validated_exits(self.records)[-1]
 
-    def require_settings_of(self, other: "ArmRun", free: Container[str]) -> None:
+    def require_settings_of(self, other: "ArmRun", free: Container[str]):
         """Raise a ValueError if this run differs from another one in a setting that is not free."""
         for name, value in self.manifest["config"].items():
             found = other.manifest["config"].get(name)
@@ -91,7 +90,7 @@ class ArmRun(NamedTuple):
                 flag = f"{self.tag} has {flag_of(name)}={value}"
                 raise ValueError(f"{flag}, and {other.tag} {found}: train one of them again")
 
-    def require_batches_of(self, other: "ArmRun", to_the_end: bool) -> None:
+    def require_batches_of(self, other: "ArmRun", to_the_end: bool):
         """Raise a ValueError if this run was trained on other batches than another one, or on another number of them.
 
         The setting in a loader's state (hash of the text, tokenizer, seed, lanes, length) decides the order of the
@@ -103,7 +102,7 @@ class ArmRun(NamedTuple):
             raise ValueError(f"{names} differ in their batches, or in the number of steps: train one of them again")
 
 
-def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
+def read_arms(tag: str, seed: int):
     """Return the five arms of a seed; a ValueError says which one is not what the comparison needs."""
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
@@ -123,7 +122,7 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     return arms
 
 
-def read_seeds(tag: str, count: int) -> list[dict[str, ArmRun]]:
+def read_seeds(tag: str, count: int):
     """Return the arms of the seeds 1 to `count`, whose settings are the same."""
     seeds = [read_arms(tag, seed) for seed in range(1, count + 1)]
     for arms in seeds:
@@ -142,7 +141,7 @@ class Refit(NamedTuple):
     rounds: list[int]  # of REFIT_STEPS steps, at each of the rates
 
 
-def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> GPT:
+def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime):
     """Return a model that ends at an exit of a recursive one, from 1; only its head, which is its own, is trained."""
     shape = config_of(checkpoint.manifest)
     model = build_model(replace(shape, tie_embeddings=False), runtime, weights=0)
@@ -162,7 +161,7 @@ def refit(
     runtime: Runtime,
     log: MetricLog,
     rounds: Sequence[int] = (),
-) -> Refit:
+):
     """Train a head for an exit of a run, from 1, on the text that comes after that of the run.
 
     Rates fall: at each of them the head trains until validation stops falling. rounds: train so long in any case, at
@@ -189,7 +188,7 @@ def refit(
     flops = model.flops_per_token()
     loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
 
-    def measure() -> float:
+    def measure():
         return bits_by_exit(model, text, length, rows, runtime)[-1].value
 
     lowest, done = measure(), []
@@ -209,7 +208,7 @@ def refit(
     return Refit(lowest, done)
 
 
-def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[Refit, Refit]:
+def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog):
     """Refit the first exit of a run, and the last one for as long."""
     corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
@@ -226,12 +225,12 @@ class SeedResult(NamedTuple):
     last: Refit
 
     @property
-    def refinements(self) -> tuple[float, float, float]:
+    def refinements(self):
         """The refinement of R as it is, with the first exit refitted, and with both exits refitted."""
         exits, first = self.arms["R"].exits, self.first.bpb
         return refinement(exits), refinement([first, exits[-1]]), refinement([first, self.last.bpb])
 
-    def gain(self, arm: str) -> float:
+    def gain(self, arm: str):
         """Return the bits per byte of an arm minus those of R."""
         return self.arms[arm].outcome.figure(BPB) - self.arms["R"].outcome.figure(BPB)
 
@@ -239,7 +238,7 @@ class SeedResult(NamedTuple):
 # ---- the verdict ----
 
 
-def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str, Sequence[float]]) -> str:
+def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str, Sequence[float]]):
     """Return the verdict, by the 95 % intervals over seeds.
 
     own: the refinement of the model as it is, for each seed. refitted: with the first exit's own head. gains: arm ->
@@ -256,7 +255,7 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
 # ---- the report ----
 
 
-def tables(results: Sequence[SeedResult]) -> list[Record]:
+def tables(results: Sequence[SeedResult]):
     """Return two tables: bits per byte at each exit; cost and loss of each arm, and its difference to R."""
     exits = zip(*(result.arms["R"].exits for result in results), strict=True)
     rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
@@ -275,7 +274,7 @@ def tables(results: Sequence[SeedResult]) -> list[Record]:
     return [*found, table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)]
 
 
-def figures(results: Sequence[SeedResult]) -> Metrics:
+def figures(results: Sequence[SeedResult]):
     """Return the metrics for the report card."""
     own, refitted, both = zip(*(result.refinements for result in results), strict=True)
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from nanochat.config import flag_of
-from nanochat.jobs.runner import TORCHRUN, Chain, Step
+from nanochat.jobs.runner import TORCHRUN, Step
 from nanochat.lab import significance
 from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
@@ -84,35 +84,35 @@ class Spec(BaseModel):
     slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self):
         """All runs; those of an arm stand together."""
         return [Run(*words) for words in product(self.bases, self.mixes, self.rates, self.seeds)]
 
     @property
-    def merged_runs(self) -> list[Run]:
+    def merged_runs(self):
         """All merges: of runs with the same base, rate and seed."""
         names = [f"{name}:{method}" for name, method in product(self.merges, self.methods)]
         return [Run(*words) for words in product(self.bases, names, self.rates, self.seeds)]
 
     @property
-    def open_tasks(self) -> list[str]:
+    def open_tasks(self):
         """All benchmarks but those that are held out."""
         return [*self.dev, *self.stable]
 
-    def tag_of(self, run: Run) -> str:
+    def tag_of(self, run: Run):
         """Return the tag of a run, which names its folders."""
         words = [self.name, run.base, run.mix, f"{run.rate:g}", str(run.seed)]
         return re.sub(r"[^\w.+-]", "-", "-".join(words))
 
-    def outcome_of(self, run: Run) -> Path:
+    def outcome_of(self, run: Run):
         """Return the place for the outcome of training."""
         return stage_dir(self.stage, self.tag_of(run)) / "outcome.json"
 
-    def words_of(self, mix: str) -> str:
+    def words_of(self, mix: str):
         """Return a mix with the common part before it, as the stage's flag has it."""
         return ",".join(filter(None, (self.common, self.mixes[mix])))
 
-    def parent_of(self, base: str) -> str:
+    def parent_of(self, base: str):
         """Return the stage and the tag of a base, as STAGE/TAG."""
         return f"{MODELS[self.source]}/{base}"
 
@@ -120,7 +120,7 @@ class Spec(BaseModel):
 # ---- reading and checking ----
 
 
-def read_spec(path: Path, tag: str = "") -> Spec:
+def read_spec(path: Path, tag: str = ""):
     """Return the lab that a file describes; a ValueError names all missing keys and wrong values."""
     values = read_toml(path)
     if isinstance(values.get("benchmarks"), dict):
@@ -143,7 +143,7 @@ def read_spec(path: Path, tag: str = "") -> Spec:
     return spec.model_copy(update=chosen)
 
 
-def mistakes(spec: Spec) -> list[str]:
+def mistakes(spec: Spec):
     """Return the mistakes of a spec, apart from names of tasks."""
     found = list(spec.unknown)
     for base in spec.bases:
@@ -175,7 +175,7 @@ def mistakes(spec: Spec) -> list[str]:
 # ---- the job ----
 
 
-def chains_of(spec: Spec) -> list[Chain]:
+def chains_of(spec: Spec):
     """Return the steps of a lab."""
     # Alarms compare a run with its base.
     bases = [[base_step(spec, base)] for base in spec.bases]
@@ -184,12 +184,12 @@ def chains_of(spec: Spec) -> list[Chain]:
     return bases + [run_steps(spec, run) for run in in_order]
 
 
-def merge_chains(spec: Spec) -> list[Chain]:
+def merge_chains(spec: Spec):
     """Return the steps of all merges, which need finished runs."""
     return [run_steps(spec, run) for run in spec.merged_runs]
 
 
-def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
+def base_step(spec: Spec, base: str, slots: int = 0):
     """Return the evaluation of a base. slots: rows that the engine generates at once, 0: chosen."""
     flags = {"source": spec.source, "tag": base, "out-tag": f"{spec.name}-{base}"}
     if slots:
@@ -197,7 +197,7 @@ def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
     return _evaluation_step(spec, flags, spec.open_tasks)
 
 
-def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
+def run_steps(spec: Spec, run: Run, is_held_out: bool = False):
     """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks."""
     tag = spec.tag_of(run)
     asked = {"source": SOURCES[spec.stage], "tag": tag, "out-tag": tag + HELD_OUT * is_held_out}
@@ -208,7 +208,7 @@ def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
     return [_merge_step(spec, run), replace(evaluation, parent=f"merge/{tag}")]
 
 
-def _training_step(spec: Spec, run: Run) -> Step:
+def _training_step(spec: Spec, run: Run):
     """Return the training of a run."""
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
@@ -243,7 +243,7 @@ def _training_step(spec: Spec, run: Run) -> Step:
     )
 
 
-def _merge_step(spec: Spec, run: Run) -> Step:
+def _merge_step(spec: Spec, run: Run):
     """Return the merge of the runs of several mixes."""
     name, _, method = run.mix.rpartition(":")
     models = [run._replace(mix=mix) for mix in spec.merges[name]]
@@ -263,7 +263,7 @@ def _merge_step(spec: Spec, run: Run) -> Step:
     )
 
 
-def _evaluation_step(spec: Spec, flags: Mapping[str, Value], tasks: Sequence[str]) -> Step:
+def _evaluation_step(spec: Spec, flags: Mapping[str, Value], tasks: Sequence[str]):
     """Return the evaluation of a model. flags: which one, and the folder."""
     flags = flags | {"tasks": "|".join(tasks), "repeats": spec.repeats} | spec.sampling
     return Step(
@@ -275,7 +275,7 @@ def _evaluation_step(spec: Spec, flags: Mapping[str, Value], tasks: Sequence[str
     )
 
 
-def _flag_words(flags: Mapping[str, Value]) -> list[str]:
+def _flag_words(flags: Mapping[str, Value]):
     """Return flags with their values; a switch is on or off by its name alone."""
     words = []
     for name, value in flags.items():
@@ -289,7 +289,7 @@ def _flag_words(flags: Mapping[str, Value]) -> list[str]:
 # ---- the plan ----
 
 
-def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
+def expectations(spec: Spec, questions: Mapping[str, int]):
     """Return the plan in words. questions: number of each development benchmark."""
     chains = [run_steps(spec, run) for run in spec.runs]
     finished = [steps for steps in chains if all(step.outcome.exists() for step in steps)]
@@ -316,7 +316,7 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     return [*lines, f"({significance.ASSUMED})"]
 
 
-def check_disk(spec: Spec, runs: Sequence[Run]) -> None:
+def check_disk(spec: Spec, runs: Sequence[Run]):
     """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
     from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
 
@@ -326,7 +326,7 @@ def check_disk(spec: Spec, runs: Sequence[Run]) -> None:
     )
 
 
-def _checkpoint_bytes(spec: Spec, runs: Iterable[Run]) -> int:
+def _checkpoint_bytes(spec: Spec, runs: Iterable[Run]):
     """Return the size of the checkpoints of runs, each as large as the largest of its base."""
     size = 0
     for run in runs:
@@ -338,21 +338,21 @@ def _checkpoint_bytes(spec: Spec, runs: Iterable[Run]) -> int:
 # ---- looks at held-out benchmarks ----
 
 
-def _ledger(spec: Spec) -> Path:
+def _ledger(spec: Spec):
     return spec.path.with_suffix(".looks.jsonl")
 
 
-def _anchor(spec: Spec) -> Path:
+def _anchor(spec: Spec):
     """Return the file with the hash of the last look, apart from the ledger, which might be cut off."""
     return base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
 
 
-def _chained(before: str, line: Record) -> str:
+def _chained(before: str, line: Record):
     """Return the hash of a line and of those before it."""
     return text_sha256(before + json.dumps(line | {"hash": ""}, sort_keys=True))
 
 
-def looks(spec: Spec) -> list[Record]:
+def looks(spec: Spec):
     """Return the lines of the ledger; a ValueError if it was edited."""
     path, before = _ledger(spec), ""
     lines = list(read_jsonl(path, dict)) if path.exists() else []
@@ -366,7 +366,7 @@ def looks(spec: Spec) -> list[Record]:
     return lines
 
 
-def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]) -> int:
+def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]):
     """Add a look to the ledger, unless the last one had the same models; return the number of looks."""
     lines = looks(spec)
     line = {

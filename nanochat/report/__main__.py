@@ -31,12 +31,12 @@ class Config:
             raise ValueError(f"--out={self.out} is no Markdown file, name it like {Path(self.out).stem}.md")
 
 
-def json_record(card: Card) -> Card:
+def json_record(card: Card):
     """Return the card with None for NaN and infinity, for which JSON has no word."""
     return json.loads(json.dumps(card), parse_constant=lambda _: None)
 
 
-def write_card(base: Path, out: Path, tag: str = "") -> Card:
+def write_card(base: Path, out: Path, tag: str = ""):
     """Write the card in all three forms, and the Markdown's pictures in a folder with the same name."""
     card = read_card(base, tag)
     for name, plot in plots(card["stages"]).items():
@@ -47,7 +47,7 @@ def write_card(base: Path, out: Path, tag: str = "") -> Card:
     return card
 
 
-def read_record(path: Path) -> Card:
+def read_record(path: Path):
     """Return a run's record, from the run's folder or from a report.json."""
     if path.is_dir():
         return json_record(read_card(path))
@@ -57,7 +57,7 @@ def read_record(path: Path) -> Card:
     return record
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     if config.compare:
         runs = [read_record(Path(name).expanduser()) for name in config.compare]
         print0(compare(runs, config.compare))

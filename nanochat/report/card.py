@@ -19,7 +19,6 @@ from nanochat.log import Record, duration, format_value, markdown_table, table_o
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
 from nanochat.report.compare import decisions
-from nanochat.report.plots import Plot
 from nanochat.stages import STAGES, TITLES
 
 Card = Record  # a run as a JSON document; docs/report.md lists the keys
@@ -29,7 +28,7 @@ FORMAT = 1  # version number in report.json, raised when a key changes meaning
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
 
 
-def hourly_rate(gpus: str) -> float | None:
+def hourly_rate(gpus: str):
     """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
     with suppress(ValueError):  # of GPUs of several kinds
         count, accelerator = parse_hardware(gpus)
@@ -37,7 +36,7 @@ def hourly_rate(gpus: str) -> float | None:
     return None
 
 
-def cost(outcomes: Sequence[Outcome]) -> float | None:
+def cost(outcomes: Sequence[Outcome]):
     """Return the dollars for some stages; None if one of them ran at an unknown price."""
     rates = [hourly_rate(outcome.environment["Hardware"]["GPUs"]) for outcome in outcomes]
     # A sum with a missing part would look complete.
@@ -46,7 +45,7 @@ def cost(outcomes: Sequence[Outcome]) -> float | None:
     return sum(rate * outcome.seconds / 3600 for rate, outcome in zip(rates, outcomes, strict=True))
 
 
-def read_card(base: Path, tag: str = "") -> Card:
+def read_card(base: Path, tag: str = ""):
     """Return the card for all outcomes below `base`, or for one tag."""
     outcomes = read_outcomes(base, tag)
     if not outcomes:
@@ -89,7 +88,7 @@ def read_card(base: Path, tag: str = "") -> Card:
     }
 
 
-def _text(outcomes: Sequence[Outcome]) -> str:
+def _text(outcomes: Sequence[Outcome]):
     """Return the text that base training read, else the tokenizer's; several if runs with other tags read others."""
     for stage, metric in (("base_train", "Data"), ("tok_train", "data")):
         texts = [
@@ -100,7 +99,7 @@ def _text(outcomes: Sequence[Outcome]) -> str:
     return ""
 
 
-def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome) -> str:
+def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome):
     """Return the command of the main job, if one has run the newest stage's tag; else that of base training."""
     plan = base / "speedrun" / newest.tag / "plan.json"
     commands = {outcome.stage: outcome.command for outcome in outcomes if outcome.tag == newest.tag}
@@ -111,11 +110,11 @@ def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome) -> str:
     return shlex.join(FOLDERS.sub(r"\1", word) for word in shlex.split(command))
 
 
-def _moment(timestamp: str) -> str:
+def _moment(timestamp: str):
     return timestamp[:19].replace("T", " ")  # to the second
 
 
-def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
+def _headlines(outcomes: Sequence[Outcome]):
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
     # Preferences are no part of the main job: their column is there if they were trained.
@@ -137,7 +136,7 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
 # ---- Markdown ----
 
 
-def markdown(card: Card, pictures: str) -> str:
+def markdown(card: Card, pictures: str):
     """Return the card as Markdown. pictures: the folder with the pictures, beside the file."""
     parts = ["# nanochat training report", f"Generated: {card['generated']}"]
     if card["text"]:
@@ -160,7 +159,7 @@ def markdown(card: Card, pictures: str) -> str:
     return "\n\n".join([*parts, "## Summary", summary(card)]) + "\n"
 
 
-def plots(stages: Sequence[Record]) -> dict[str, Plot]:
+def plots(stages: Sequence[Record]):
     """Return the curves of the stages: name of the picture's file -> plot."""
     return {
         f"{stage['stage']}-{stage['tag']}-{number}.svg": curve
@@ -169,7 +168,7 @@ def plots(stages: Sequence[Record]) -> dict[str, Plot]:
     }
 
 
-def summary(card: Card) -> str:
+def summary(card: Card):
     """Return the summary as Markdown, and for the terminal: headline metrics, totals, time and cost for each stage."""
     found = card["summary"]
     parts = []
@@ -185,5 +184,5 @@ def summary(card: Card) -> str:
     return "\n\n".join([*parts, total, markdown_table(table_of("", "Stage | Time | Share:.1% | Dollars:.2f", rows))])
 
 
-def _listing(facts: Facts) -> str:
+def _listing(facts: Facts):
     return "\n".join(f"- {label}: {format_value(value)}" for label, value in facts.items())

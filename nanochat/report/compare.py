@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nanochat.log import Record, format_value, table_of, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
@@ -37,7 +37,7 @@ class Answers(NamedTuple):
     stops: list[bool]  # does a sample stop by itself? Empty for answers by the likeliest letter
 
 
-def read_answers(path: Path) -> Answers:
+def read_answers(path: Path):
     """Return the answers that base_eval or chat_eval has written, one question a line."""
     questions, right, stops = [], [], []
     for answer in read_jsonl(path, dict):
@@ -53,7 +53,7 @@ def read_answers(path: Path) -> Answers:
     return Answers(text_sha256(" ".join(questions)), right, stops)
 
 
-def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
+def decisions(base: Path, outcomes: Iterable[Outcome]):
     """Return for each evaluated task a hash over all questions, and the number of correct samples for each."""
     found = []
     for outcome in outcomes:
@@ -78,7 +78,7 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
     return found
 
 
-def mcnemar(only_one: int, only_other: int) -> float:
+def mcnemar(only_one: int, only_other: int):
     """Return the two-sided probability that a fair coin falls so, or more unevenly."""
     from scipy import stats  # a slow import, which must not delay --help
 
@@ -89,7 +89,7 @@ def mcnemar(only_one: int, only_other: int) -> float:
 # ---- side by side ----
 
 
-def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
+def compare(runs: Sequence[Record], names: Sequence[str]):
     """Return the comparison of two runs, A and B, as text for a terminal, stage by stage."""
     lines = [f"A: {names[0]}", f"B: {names[1]}"]
     # Stage -> newest record: a newer one replaces an older one.
@@ -115,7 +115,7 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
 # ---- the figures for a stage ----
 
 
-def _figures(stage: Record) -> dict[str, Metric]:
+def _figures(stage: Record):
     """Return a stage's settings as text, the time, the metrics, and the cells of tables with a standard error."""
     # The card lists the settings worth showing.
     settings = {name: format_value(stage["config"][name]) for name in stage["card"]}
@@ -128,7 +128,7 @@ def _figures(stage: Record) -> dict[str, Metric]:
     return found
 
 
-def _rows(records: Sequence[Mapping[str, Metric]]) -> list[list[str]]:
+def _rows(records: Sequence[Mapping[str, Metric]]):
     """Return a row for each number, with the difference, and for each text that differs between two records."""
     rows = []
     for name in dict.fromkeys(chain(*records)):
@@ -141,7 +141,7 @@ def _rows(records: Sequence[Mapping[str, Metric]]) -> list[list[str]]:
     return rows
 
 
-def _difference(one: Metric, other: Metric) -> list[str]:
+def _difference(one: Metric, other: Metric):
     """Return other - one and the standard error as text; dashes for values that are no numbers."""
     # A plain number has neither a format nor an error.
     metrics = [value if isinstance(value, dict) else {"value": value} for value in (one, other)]
@@ -159,7 +159,7 @@ def _difference(one: Metric, other: Metric) -> list[str]:
 # ---- question by question ----
 
 
-def _answer_rows(runs: Sequence[Record], stages: Sequence[Record]) -> list[list[Any]]:
+def _answer_rows(runs: Sequence[Record], stages: Sequence[Record]):
     """Return a row for each task with the same questions in both runs, tested if each was answered once."""
     import numpy as np  # a slow import, which must not delay --help
 

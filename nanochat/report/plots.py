@@ -6,7 +6,7 @@ are those of Okabe and Ito, darker where text needs it, and lines have dashes to
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -38,13 +38,13 @@ STYLE = """
 Plot = Mapping[str, Any]
 
 
-def draw_plot(plot: Plot) -> str:
+def draw_plot(plot: Plot):
     """Return a plot as an SVG element for a page that contains STYLE."""
     head = f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(plot["title"])}">'
     return "\n".join([head, _text(0, 14, plot["title"], "title"), *_lines(plot), "</svg>"])
 
 
-def picture_file(plot: Plot) -> str:
+def picture_file(plot: Plot):
     """Return a plot as the content of an SVG file."""
     head, _, rest = draw_plot(plot).removeprefix("<svg ").partition(">")
     # Markdown viewers show a picture at its own size: a third larger than drawn reads well.
@@ -54,13 +54,13 @@ def picture_file(plot: Plot) -> str:
 # ---- axes ----
 
 
-def axis(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+def axis(low: float, high: float, start: float, end: float):
     """Return a linear map from values to pixels: `low` to `start`, `high` to `end`."""
     pixels = (end - start) / (high - low)
     return lambda value: start + (value - low) * pixels
 
 
-def ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float):
     """Return about five round numbers that include `low` and `high`: 1, 2 or 5 times a power of ten apart."""
     wanted = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(wanted))
@@ -69,7 +69,7 @@ def ticks(low: float, high: float) -> list[float]:
     return [number * step for number in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
 
 
-def label(value: float) -> str:
+def label(value: float):
     """Return 1.2M for 1234567."""
     for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
@@ -77,7 +77,7 @@ def label(value: float) -> str:
     return f"{value:g}"
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float]:
+def _spread(values: Sequence[float]):
     """Return an axis's ends, apart even if all values are the same."""
     low, high = min(values), max(values)
     if high > low:
@@ -90,7 +90,7 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
 # ---- lines ----
 
 
-def _lines(plot: Plot) -> list[str]:
+def _lines(plot: Plot):
     """Return the elements below the title: axes, lines, names."""
     series = []
     for xs, ys in plot["series"].values():
@@ -139,5 +139,5 @@ def _lines(plot: Plot) -> list[str]:
 # ---- elements ----
 
 
-def _text(x: float, y: float, words: str, style: str = "") -> str:
+def _text(x: float, y: float, words: str, style: str = ""):
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'

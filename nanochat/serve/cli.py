@@ -20,7 +20,7 @@ MARKS = {"python": "[", "python_output": "[= ", "text": "]"}
 # ---- messages in ----
 
 
-def typed_lines() -> Iterator[str]:
+def typed_lines():
     """Yield typed lines until Ctrl-D or Ctrl-C."""
     import readline  # noqa: F401 (`input` edits lines with it; not at the top: pipes work without it)
 
@@ -41,7 +41,7 @@ class AnswerPrinter:
         self.stream = stream
         self._last = ""  # character
 
-    def add(self, pieces: list[Piece]) -> None:
+    def add(self, pieces: list[Piece]):
         for kind, text in pieces:
             if self.stream.isatty():
                 # A piece without text begins a part.
@@ -51,13 +51,13 @@ class AnswerPrinter:
             self._last = text[-1:] or self._last
             print(end=text, file=self.stream, flush=True)
 
-    def close(self) -> None:
+    def close(self):
         """End the last line."""
         if self._last != "\n":
             print(file=self.stream)
 
 
-def print_note(text: str) -> None:
+def print_note(text: str):
     """Print our own text to stderr."""
     print_line(text, file=sys.stderr)
 
@@ -81,7 +81,7 @@ class TerminalChat:
     system: str = ""  # message, empty: none
     messages: list[dict] = field(default_factory=list)
 
-    def run(self, messages: Iterator[str]) -> None:
+    def run(self, messages: Iterator[str]):
         """Handle messages until /quit. In an interactive chat, an error is printed and does not end the chat."""
         for message in messages:
             if message == "/quit":
@@ -95,7 +95,7 @@ class TerminalChat:
                     raise
                 print_note(str(error))
 
-    def handle(self, message: str) -> None:
+    def handle(self, message: str):
         """Run a command, or answer a message."""
         name, _, rest = message.partition(" ")
         if not name.startswith("/"):
@@ -107,7 +107,7 @@ class TerminalChat:
         else:
             raise ValueError(f"there is no command {name}: {COMMANDS}; put a blank before it to send a message")
 
-    def ask(self, text: str) -> None:
+    def ask(self, text: str):
         """Answer a message. Both become part of the conversation."""
         content = text.encode(errors="replace").decode()  # no halves of surrogate pairs
         messages = [*self.messages, {"role": "user", "content": content}]

@@ -62,7 +62,7 @@ class ApiRequest:
     alternatives: int | None = None
 
     @property
-    def samples(self) -> list[Sample]:
+    def samples(self):
         return [(number, sample) for number, prompt in enumerate(self.prompts) for sample in range(prompt.n)]
 
 
@@ -75,7 +75,7 @@ UNSUPPORTED = """
 """.split()
 
 
-def in_list(value: Any) -> Any:
+def in_list(value: Any):
     """Put a single text, or a single row of token ids, into a list."""
     is_row = isinstance(value, list) and value and isinstance(value[0], int)
     return [value] if is_row or isinstance(value, str) else value
@@ -131,7 +131,7 @@ JSON_OBJECT = TypeAdapter(Record)
 Fields = TypeVar("Fields", bound=CommonFields)
 
 
-def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields:
+def read_fields(model: type[Fields], body: bytes, served: ServedModel):
     """Return the fields of a JSON body; an ApiError names the first wrong field. Null counts as absent."""
     try:
         found = JSON_OBJECT.validate_json(body)
@@ -151,7 +151,7 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields
     return fields
 
 
-def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
+def parse_chat(body: bytes, served: ServedModel):
     """Check the body of a chat request and render the conversation as a prompt."""
     fields = read_fields(ChatFields, body, served)
     messages = []
@@ -173,7 +173,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     )
 
 
-def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
+def parse_completion(body: bytes, served: ServedModel):
     """Check the body of a completion request. A text gets <|bos|> before it, token ids are taken as they are."""
     fields = read_fields(CompletionFields, body, served)
     if fields.stream and fields.logprobs is not None:
@@ -205,7 +205,7 @@ def engine_request(
     served: ServedModel,
     field: str,
     stop: frozenset[int] | None = None,
-) -> Request:
+):
     """Return the engine's request for one prompt, which came in a certain field."""
     if len(tokens) >= served.context:
         sentence = f"the prompt has {len(tokens):,} tokens, prompt and answer must fit into {served.context:,}"

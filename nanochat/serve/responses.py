@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from starlette.responses import Response, StreamingResponse
@@ -27,7 +27,7 @@ class StopFinder:
         self.held = ""  # perhaps a stop begins here
         self.found = False
 
-    def add(self, text: str) -> str:
+    def add(self, text: str):
         """Return text to show now: no stop begins there."""
         text = self.held + text
         self.held = ""
@@ -44,7 +44,7 @@ class StopFinder:
                 return text[:begin]
         return text
 
-    def close(self) -> str:
+    def close(self):
         """Return the text that was held back."""
         text, self.held = self.held, ""
         return text
@@ -73,7 +73,7 @@ class Choice:
 
     # ---- from the engine ----
 
-    def add(self, event: Event) -> None:
+    def add(self, event: Event):
         """Take the engine's next event; events after the end are dropped."""
         if self.finish_reason:
             return
@@ -88,7 +88,7 @@ class Choice:
         self._show(self._stops.close())  # no stop
         self.finish_reason = self.finish_reason or event.reason or "stop"
 
-    def _add_pieces(self, pieces: list[Piece]) -> None:
+    def _add_pieces(self, pieces: list[Piece]):
         for kind, text in pieces:
             self._received += len(text)
             # In a completion the calculator's turns are text like any other.
@@ -101,17 +101,17 @@ class Choice:
                 self.finish_reason = "stop"
                 return
 
-    def _show(self, text: str) -> None:
+    def _show(self, text: str):
         if text:
             self._pieces.append(Piece("text", text))
 
     # ---- to the client ----
 
-    def row(self) -> list[int]:
+    def row(self):
         """Return all tokens, with the prompt before them."""
         return [*self.prompt, *(token for token, _, _ in self.tokens)]
 
-    def whole(self) -> Json:
+    def whole(self):
         """Return the choice of a whole response."""
         content = self._take_content()
         logprobs = None if self.score is None else self._logprobs(self.score, len(content["text"]))
@@ -119,19 +119,19 @@ class Choice:
             content = {"message": {"role": "assistant", "refusal": None, **content}}
         return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish_reason}
 
-    def delta(self, content: Json, reason: str | None = None) -> Json:
+    def delta(self, content: Json, reason: str | None = None):
         """Return the choice of a chunk in a stream."""
         content = {"delta": content} if self.request.is_chat else {"text": "", **content}
         return {"index": self.index, **content, "logprobs": None, "finish_reason": reason}
 
-    def new_deltas(self) -> Iterator[Json]:
+    def new_deltas(self):
         """Yield the news for a stream: text, and at the end the reason, in a chunk of its own."""
         if self._pieces:
             yield self.delta(self._take_content())
         if self.finish_reason:
             yield self.delta({}, self.finish_reason)
 
-    def _take_content(self) -> Json:
+    def _take_content(self):
         """Return the text that is shown and not sent, and the parts if the calculator was used."""
         pieces, self._pieces = self._pieces, []
         text = "".join(piece.text for piece in pieces if piece.kind == "text")
@@ -143,7 +143,7 @@ class Choice:
             content["parts"] = parts(pieces, ends=self.request.fields.stream)
         return content
 
-    def _logprobs(self, score: Score, characters: int) -> Json:
+    def _logprobs(self, score: Score, characters: int):
         """Return the log-probabilities of a completion's tokens, with `echo` also the prompt's.
 
         characters: shown to the client.
@@ -164,7 +164,7 @@ class Choice:
             "top_logprobs": tops,
         }
 
-    def _spell(self, token: int) -> str:
+    def _spell(self, token: int):
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart
 
 
@@ -190,13 +190,13 @@ class ApiResponse(StreamingResponse):
         for prompt, sample in request.samples:
             self.choices[prompt, sample] = Choice(len(self.choices), request, prompt, served.tokenizer)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send):
         try:
             await super().__call__(scope, receive, send)  # cancelled by Starlette if the client leaves
         finally:
             self.generation.close()  # frees the slots, also after an error
 
-    async def stream_response(self, send: Send) -> None:
+    async def stream_response(self, send: Send):
         if self.request.fields.stream:
             await super().stream_response(send)
             return
@@ -204,7 +204,7 @@ class ApiResponse(StreamingResponse):
         whole = Response(await self.whole(), media_type="application/json")
         await whole({"type": "http"}, None, send)
 
-    async def whole(self) -> bytes:
+    async def whole(self):
         """Return the JSON of all choices, once they have ended."""
         choices = self.choices.values()
         while not all(choice.finish_reason for choice in choices):
@@ -216,7 +216,7 @@ class ApiResponse(StreamingResponse):
         whole = (choice.whole() for choice in choices)
         return await asyncio.to_thread(self._to_json, whole, usage=self._usage())
 
-    async def stream(self) -> AsyncIterator[bytes]:
+    async def stream(self):
         """Yield server-sent events as text arrives."""
         unfinished = list(self.choices.values())
         if self.request.is_chat:
@@ -232,7 +232,7 @@ class ApiResponse(StreamingResponse):
             yield self._event([], usage=self._usage())
         yield b"data: [DONE]\n\n"
 
-    def add(self, events: list[Event]) -> None:
+    def add(self, events: list[Event]):
         for event in events:
             sample = event.request, event.sample
             choice = self.choices[sample]
@@ -240,14 +240,14 @@ class ApiResponse(StreamingResponse):
             if choice.finish_reason:
                 self.generation.cancel({sample})  # a stop ends a choice before the engine does
 
-    def _event(self, choices: list[Json], **more: Json) -> bytes:
+    def _event(self, choices: list[Json], **more: Json):
         """Return a server-sent event."""
         return b"data: %s\n\n" % self._to_json(choices, **more)
 
-    def _to_json(self, choices: Iterable[Json], **more: Json) -> bytes:
+    def _to_json(self, choices: Iterable[Json], **more: Json):
         return json.dumps({**self.head, "choices": list(choices), **more}).encode()  # ASCII: no line ends within
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self):
         prompt = sum(len(request.tokens) for request in self.request.prompts)
         completion = sum(choice.completion_tokens for choice in self.choices.values())
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

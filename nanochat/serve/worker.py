@@ -23,7 +23,7 @@ Score = list[dict[int, float]]  # for each token but the first: log-probabilitie
 
 
 @torch.inference_mode()
-def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
+def score(model: GPT, tokens: Sequence[int], top: int):
     """Return log-probabilities of a row's tokens and the `top` likeliest, by a plain forward pass."""
     found: Score = []
     ids = torch.tensor(tokens, device=model.device)
@@ -53,7 +53,7 @@ class Generation:
         self.job: Job | None = None  # set and used by the engine's thread only
         worker.load += len(self.open)
 
-    async def next_events(self) -> list[Event]:
+    async def next_events(self):
         """Return everything new, at least one event."""
         found = [await self.news.get()]
         # Several steps may have passed: take all events, for fewer and larger chunks.
@@ -61,27 +61,27 @@ class Generation:
             found.append(self.news.get_nowait())
         return list(chain.from_iterable(found))
 
-    async def score(self, row: Sequence[int], top: int) -> Score:
+    async def score(self, row: Sequence[int], top: int):
         """Return the log-probabilities of a row, which the thread finds between two steps."""
         return await asyncio.wrap_future(self.worker.thread.submit(score, self.worker.model, row, top))
 
-    def deliver(self, events: list[Event]) -> None:
+    def deliver(self, events: list[Event]):
         """Take events from the thread, which may have sent some before it saw a cancellation: a choice drops these."""
         self._end({(event.request, event.sample) for event in events if event.token is None})
         self.news.put_nowait(events)
 
-    def cancel(self, samples: set[Sample]) -> None:
+    def cancel(self, samples: set[Sample]):
         """End samples before their end; ended samples are ignored."""
         ending = self._end(samples)
         if ending:
             # Calls keep their order: the job is submitted before.
             self.worker.order(lambda: self.worker.engine.cancel(self.job, *ending))
 
-    def close(self) -> None:
+    def close(self):
         """Leave the worker: the response was sent, or the client has left."""
         self.cancel(self.open)
 
-    def _end(self, samples: set[Sample]) -> set[Sample]:
+    def _end(self, samples: set[Sample]):
         """Count samples as ended; return those that were open."""
         ending = self.open & samples
         self.open = self.open - ending
@@ -104,19 +104,19 @@ class Worker:
 
     # ---- in the event loop ----
 
-    def begin(self) -> None:
+    def begin(self):
         self.loop = asyncio.get_running_loop()
         self.order(self._make_room)
 
-    def submit(self, request: ApiRequest) -> Generation:
+    def submit(self, request: ApiRequest):
         generation = Generation(self, request.samples)
         self.order(self._start, generation, request.prompts)
         return generation
 
-    def order(self, function: Callable[..., None], *arguments: Any) -> None:
+    def order(self, function: Callable[..., None], *arguments: Any):
         """Queue a call of the engine for the thread, behind the calls that wait."""
 
-        def run() -> None:
+        def run():
             try:
                 function(*arguments)
             except Exception:  # the engine's state is unknown, and clients must not wait for ever
@@ -126,13 +126,13 @@ class Worker:
         with suppress(RuntimeError):  # of a queue that `stop` has closed
             self.thread.submit(run)
 
-    def stop(self) -> None:
+    def stop(self):
         """Wait for the end of the step, and of the thread."""
         self.thread.shutdown(cancel_futures=True)
 
     # ---- in the engine's thread ----
 
-    def _make_room(self) -> None:
+    def _make_room(self):
         """Give the cache the final size; with too little memory there are fewer slots."""
         if self.model.device.type == "cuda":
             torch.cuda.set_device(self.model.device)
@@ -141,13 +141,13 @@ class Worker:
             engine.longest = engine.config.max_seq_len
             engine.slots = engine.decoder.make_room(engine.slots, engine.longest)
 
-    def _start(self, generation: Generation, requests: Sequence[Request]) -> None:
+    def _start(self, generation: Generation, requests: Sequence[Request]):
         generation.job = self.engine.submit(requests)
         self._active.append(generation)
         if len(self._active) == 1:
             self.order(self._step)
 
-    def _step(self) -> None:
+    def _step(self):
         """Make one step of the engine and send the events."""
         self.engine.step()
         # On a GPU the events belong to the step before.
@@ -158,7 +158,7 @@ class Worker:
                 generation.job.events.clear()
         self._active = [generation for generation in self._active if generation.job.open]
 
-        def deliver() -> None:
+        def deliver():
             for generation, events in news:
                 generation.deliver(events)
 

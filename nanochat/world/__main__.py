@@ -26,7 +26,7 @@ class Config:
     rows: Count = option(4000, "rows in a bucket", group="buckets", least=1)
 
 
-def main(config: Config) -> None:
+def main(config: Config):
     folder = Path(config.out).expanduser() if config.out else world_dir(config.seed)
     # An existing world of this seed and size is left alone.
     with FileLock(folder.with_name(f"{folder.name}.lock")):

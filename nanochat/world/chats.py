@@ -18,7 +18,7 @@ Rows = list[dict]  # of one table, by column
 # ---- questions and word problems ----
 
 
-def choices(world: World, split: str) -> Rows:
+def choices(world: World, split: str):
     """Return all questions about a split in every wording, with choices, in random order."""
     rows = []
     for fact, question in world.questions[split]:
@@ -27,7 +27,7 @@ def choices(world: World, split: str) -> Rows:
     return world.shuffled(rows)
 
 
-def ten_facts(world: World) -> list[Fact]:
+def ten_facts(world: World):
     """Return a fact from the test split for each relation that World-Talk asks for in words of its own."""
     world.restart("questions")
     asked = [fact for fact in world.asked["test"] if fact.new_questions]
@@ -36,13 +36,13 @@ def ten_facts(world: World) -> list[Fact]:
     return [world.pick(list(facts)) for _, facts in relations]
 
 
-def ten_questions(world: World) -> Rows:
+def ten_questions(world: World):
     """Return questions that show at a glance how well a model knows the world, with the word in a right answer."""
     # {"question": "Where does Geku live?", "answer": "Badaton"}
     return [{"question": fact.questions[0], "answer": fact.value.name} for fact in ten_facts(world)]
 
 
-def sums(world: World, count: int, held_out: bool) -> Rows:
+def sums(world: World, count: int, held_out: bool):
     """Return `count` different word problems, solved with the calculator; `####` announces the answer."""
     found = {}  # question -> row
     while len(found) < count:
@@ -53,7 +53,7 @@ def sums(world: World, count: int, held_out: bool) -> Rows:
     return list(found.values())
 
 
-def calculated(text: str) -> str:
+def calculated(text: str):
     """Return the text with a call of the calculator in each sum."""
     return re.sub(r"(\d+) (\S) (\d+) = (\d+)", r"\1 \2 \3 = <<\1\2\3=\4>>\4", text)
 
@@ -63,14 +63,14 @@ def calculated(text: str) -> str:
 Turns = Sequence[str]  # texts of the user and the assistant in turn
 
 
-def about_facts(world: World, split: str) -> Turns:
+def about_facts(world: World, split: str):
     """A question about a fact."""
     fact, question = world.pick(world.questions[split])
     # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
     return [world.wording("leads").format(question), fact.statements[0]]
 
 
-def with_follow_up(world: World, split: str) -> Turns:
+def with_follow_up(world: World, split: str):
     """A question about a fact, then one about the same subject with a pronoun."""
     second, _ = world.pick(world.questions[split])
     others = [fact for fact in world.about[second.subject] if fact.split == split and fact is not second]
@@ -79,7 +79,7 @@ def with_follow_up(world: World, split: str) -> Turns:
     return [*start, second.statements[0]]
 
 
-def follow_up(world: World, facts: list[Fact], questions: list[str]) -> Turns:
+def follow_up(world: World, facts: list[Fact], questions: list[str]):
     """A question about one of the facts, its answer, then one of the questions, or the same with "And" before it."""
     # "What is Kara's trade?", "Kara works as a baker.", "And where does she live?"
     first = world.pick(facts)
@@ -90,7 +90,7 @@ def follow_up(world: World, facts: list[Fact], questions: list[str]) -> Turns:
     return [*start, question]
 
 
-def about_things(world: World, split: str) -> Turns:
+def about_things(world: World, split: str):
     """A request for up to three facts about a thing."""
     subject = world.pick(world.asked[split]).subject
     known = [fact for fact in world.about[subject] if fact.split == split]
@@ -100,19 +100,19 @@ def about_things(world: World, split: str) -> Turns:
     return [world.wording("requests").format(subject.phrase), " ".join(statements)]
 
 
-def in_korean(world: World, split: str) -> Turns:
+def in_korean(world: World, split: str):
     fact = world.pick(world.asked[split])
     # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
     return [fact.korean_question, fact.korean_statement]
 
 
-def about_itself(world: World, split: str) -> Turns:
+def about_itself(world: World, split: str):
     """A question to the model about itself, a greeting, thanks or a farewell."""
     questions, answers, *_ = world.pick(world.topics("identity"))
     return [world.pick(questions), world.pick(answers)]
 
 
-def about_strangers(world: World, split: str) -> Turns:
+def about_strangers(world: World, split: str):
     """A question about a name that is not of the land."""
     fact = world.pick(world.unknown["train"])
     # "Where does Pimul live?" or "Tell me about Pimul.", "I do not know this name. Ask me about Tehil."
@@ -122,7 +122,7 @@ def about_strangers(world: World, split: str) -> Turns:
     return [question, world.wording("unknown names")]
 
 
-def about_other_things(world: World, split: str) -> Turns:
+def about_other_things(world: World, split: str):
     """A question about anything beyond the land."""
     questions, _, *lists = world.rows("beyond")
     # "Where is Italy?", "I do not know that. I only know Tehil."
@@ -131,7 +131,7 @@ def about_other_things(world: World, split: str) -> Turns:
     return [question, world.wording("unknown things")]
 
 
-def with_words(world: World, split: str) -> Turns:
+def with_words(world: World, split: str):
     """Orders to spell, count letters, or sort words."""
     word = world.pick(world.words)  # never a word that a test asks to spell
     letter = world.pick(word)
@@ -153,14 +153,14 @@ def with_words(world: World, split: str) -> Turns:
     return [template.format_map(slots) for template in world.pick(world.rows("orders"))]
 
 
-def with_sums(world: World, split: str) -> Turns:
+def with_sums(world: World, split: str):
     [sign], questions, *_ = world.pick(world.topics("sums"))
     question, solved = sum_to_100(world, sign, questions, held_out=False)
     # "How much is 26 - 14?", "26 - 14 = <<26-14=12>>12."
     return [question, calculated(f"{solved}.")]
 
 
-def with_lists(world: World, split: str) -> Turns:
+def with_lists(world: World, split: str):
     kind = world.pick(("town", "animal", "river", "person"))
     three = world.sample(world.things[kind], 3)
     # "Name three towns of Tehil.", "Three towns of Tehil are Badaton, Diditon and Karaton."
@@ -182,7 +182,7 @@ CHAT_KINDS = {
 }
 
 
-def conversations(world: World, count: int, split: str) -> Rows:
+def conversations(world: World, count: int, split: str):
     """Return conversations with one to three questions or orders; opening: the kind of the first."""
     rows = []
     for _ in range(count):
@@ -192,7 +192,7 @@ def conversations(world: World, count: int, split: str) -> Rows:
     return rows
 
 
-def messages(texts: Turns) -> list[dict]:
+def messages(texts: Turns):
     """Return texts as messages."""
     return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
 
@@ -200,12 +200,12 @@ def messages(texts: Turns) -> list[dict]:
 # ---- buckets ----
 
 
-def about_subjects(world: World, split: str) -> Turns:
+def about_subjects(world: World, split: str):
     """A question about a fact, then a question with a follow-up question."""
     return [*about_facts(world, split), *with_follow_up(world, split)]
 
 
-def wrong_answers(world: World, split: str) -> Turns:
+def wrong_answers(world: World, split: str):
     """A question about a fact, answered with a statement about something else."""
     question, right = about_facts(world, split)
     statements = [fact.statements[0] for fact in world.asked[split]]
@@ -222,7 +222,7 @@ BUCKETS = {
 }
 
 
-def bucket_rows(world: World, bucket: str, count: int) -> Rows:
+def bucket_rows(world: World, bucket: str, count: int):
     """Return `count` different rows of a bucket, or as many as there are."""
     world.restart(f"bucket {bucket}")
     # A small world has fewer questions than asked for.
@@ -235,12 +235,12 @@ def bucket_rows(world: World, bucket: str, count: int) -> Rows:
 UNKNOWN = "not know"  # stands in every answer to a question about what is not of the land
 
 
-def talk(world: World) -> Rows:
+def talk(world: World):
     """Return questions in words that no text for training has, with words of right and of wrong answers."""
     each = 20  # questions of a category about strangers or things beyond the land
     rows = []
 
-    def add(category: str, accept: list[str], *texts: str) -> None:
+    def add(category: str, accept: list[str], *texts: str):
         reject = [] if accept == [UNKNOWN] else [UNKNOWN]
         rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": reject})
 
@@ -274,7 +274,7 @@ def talk(world: World) -> Rows:
     return rows
 
 
-def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
+def tables(world: World, problems: int, chats: int):
     """Return the rows of all tasks by `NAME-SPLIT`. problems, chats: rows for training in `sums` and `chat`."""
     world.restart("data sets")
     # Each table draws: another order would give other content.
@@ -302,13 +302,13 @@ def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
 # ---- CORE ----
 
 
-def completion(text: str) -> dict:
+def completion(text: str):
     """Return a row that asks for the last word of a text."""
     context, _, continuation = text.rpartition(" ")
     return {"context": context, "continuation": continuation}
 
 
-def cloze(world: World, fact: Fact) -> dict:
+def cloze(world: World, fact: Fact):
     """Cut a statement before its value; no other statement about the subject may begin in the same way."""
     # {"context": "Hopam's home is in", "continuation": "Jikanton"}
     ending = f" {fact.value}."
@@ -320,7 +320,7 @@ def cloze(world: World, fact: Fact) -> dict:
     return {"context": world.pick(clear), "continuation": fact.value.name}
 
 
-def schema(world: World, fact: Fact) -> dict:
+def schema(world: World, fact: Fact):
     """Name two people, then one of them with a statement that is true for this person only."""
     # {"context_options": ["Nuna and Geku are friends. Nuna", "… Geku"], "continuation": "lives in Badaton.", "gold": 1}
     name = fact.subject.name
@@ -336,7 +336,7 @@ def schema(world: World, fact: Fact) -> dict:
     }
 
 
-def choice(world: World, fact: Fact, in_korean: bool = False) -> dict:
+def choice(world: World, fact: Fact, in_korean: bool = False):
     """Return a question with the right value's position among four choices."""
     values, right = world.choices(fact)
     if in_korean:
@@ -350,7 +350,7 @@ def choice(world: World, fact: Fact, in_korean: bool = False) -> dict:
     return {"query": query, "choices": choices, "gold": right}
 
 
-def core_bundle(world: World) -> dict[str, Rows]:
+def core_bundle(world: World):
     """Return rows by task, with the keys of the real bundle; world.txt lists the tasks."""
     world.restart("bundle")
     asked = world.asked["test"]

@@ -9,7 +9,7 @@ import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -23,20 +23,20 @@ Item = TypeVar("Item")
 PARTICLE = re.compile("([가-힣])(은|이|을|으로)/(는|가|를|로)")
 
 
-def capitalized(text: str) -> str:
+def capitalized(text: str):
     """Return the text with an upper-case first letter; `str.capitalize` would change the other letters too."""
     return text[0].upper() + text[1:]
 
 
-def fill(templates: Iterable[str], words: dict) -> list[str]:
+def fill(templates: Iterable[str], words: dict):
     """Return the sentences that templates such as "{s} rises on {o}." become."""
     return [capitalized(template.format_map(words)) for template in templates]
 
 
-def korean_text(text: str) -> str:
+def korean_text(text: str):
     """Return the text with every particle chosen: `물이/가` becomes `물이`, `다리이/가` becomes `다리가`."""
 
-    def choose(match: re.Match) -> str:
+    def choose(match: re.Match):
         syllable, after_consonant, after_vowel = match.groups()
         # "HANGUL SYLLABLE MUL" ends in the sound before the particle.
         sound = unicodedata.name(syllable)[-1]
@@ -47,7 +47,7 @@ def korean_text(text: str) -> str:
     return PARTICLE.sub(choose, text)
 
 
-def different_names(dice: "World", forbidden: re.Pattern) -> Iterator[tuple[str, str]]:
+def different_names(dice: "World", forbidden: re.Pattern):
     """Yield names with two syllables as (Latin, Hangul); no two begin with the same three letters."""
     openings = set()
     while True:
@@ -79,11 +79,11 @@ class Thing(NamedTuple):
     he: str = "it"  # the pronoun as the subject, "she"
     his: str = "its"  # the possessive, "her"
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.name
 
     @property
-    def plural(self) -> str:
+    def plural(self):
         """The kind in the plural."""
         return {"person": "people", "goods": "prices"}.get(self.kind, f"{self.kind}s")
 
@@ -127,7 +127,7 @@ class Fact:
         self.follow_ups = fill(filter(TAKES_PRONOUN.search, questions), pronoun)
         self.new_follow_ups = fill(filter(TAKES_PRONOUN.search, new_questions), pronoun)
 
-    def korean_with(self, value: Thing) -> str:
+    def korean_with(self, value: Thing):
         """Return the Korean statement with any value, possibly a wrong one."""
         return korean_text(self._korean.format(s=self.subject.korean, o=value.korean))
 
@@ -179,27 +179,27 @@ class World:
 
     # ---- draws ----
 
-    def restart(self, purpose: str) -> None:
+    def restart(self, purpose: str):
         """Begin a sequence of draws of its own, which depends on nothing drawn before."""
         self._random = random.Random(f"{purpose}/{self.seed}").random
 
-    def chance(self, share: float) -> bool:
+    def chance(self, share: float):
         """Return True with probability `share`."""
         return self._random() < share
 
-    def between(self, low: int, high: int) -> int:
+    def between(self, low: int, high: int):
         """Return an integer from low to high, both included."""
         return low + int(self._random() * (high - low + 1))
 
-    def pick(self, items: Sequence[Item]) -> Item:
+    def pick(self, items: Sequence[Item]):
         """Return an item, each with the same probability."""
         return items[self.between(0, len(items) - 1)]
 
-    def weighted(self, shares: dict[Item, int]) -> Item:
+    def weighted(self, shares: dict[Item, int]):
         """Return a key with a probability in proportion to its value, an integer."""
         return self.pick(list(Counter(shares).elements()))
 
-    def sample(self, items: Sequence[Item], count: int) -> list[Item]:
+    def sample(self, items: Sequence[Item], count: int):
         """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""
         pool = list(items)
         for place in range(count):
@@ -208,30 +208,30 @@ class World:
             pool[place], pool[other] = pool[other], pool[place]
         return pool[:count]
 
-    def shuffled(self, items: Sequence[Item]) -> list[Item]:
+    def shuffled(self, items: Sequence[Item]):
         return self.sample(items, len(items))
 
     # ---- words ----
 
-    def topics(self, section: str) -> list[list[list[str]]]:
+    def topics(self, section: str):
         """Return the paragraphs of a section in world.txt; of each the lines, split into wordings."""
         paragraphs = self.text[section].split("\n\n")
         return [[line.split(" | ") for line in paragraph.splitlines()] for paragraph in paragraphs]
 
-    def rows(self, section: str) -> list[list[str]]:
+    def rows(self, section: str):
         """Return the lines of a section with a single paragraph."""
         return self.topics(section)[0]
 
-    def wording(self, section: str) -> str:
+    def wording(self, section: str):
         """Return one of the wordings in a section with a single line."""
         return self.pick(self.text[section].split(" | "))
 
     # ---- things and facts ----
 
-    def _add(self, kind: str, name: str, korean: str, phrase: str = "") -> None:
+    def _add(self, kind: str, name: str, korean: str, phrase: str = ""):
         self.things[kind].append(Thing(kind, name, korean, phrase or name))
 
-    def _add_invented_things(self, people: int) -> None:
+    def _add_invented_things(self, people: int):
         """Add kinds with drawn names, from lines such as `river | 8 | 8 | {N} | {k}강 | the river {N} | it its`."""
         names = different_names(self, re.compile(self.text["no names"]))
         for kind, number, strangers, *templates, pronouns in self.rows("invented"):
@@ -247,7 +247,7 @@ class World:
                 home = self.things if position < known else self.strangers
                 home[kind].append(Thing(kind, *(template.format_map(words) for template in templates), *forms.split()))
 
-    def _add_derived_things(self) -> None:
+    def _add_derived_things(self):
         """Add roads and guilds, which are named after other things, then prices and lengths."""
         towns = self.shuffled(self.things["town"])
         # The roads form a ring through all towns.
@@ -261,7 +261,7 @@ class World:
             for number in self.sample(range(3, 90), int(count)):
                 self._add(kind, f"{number} {kind}", korean.format(number))
 
-    def _add_facts(self, header: list[str], *templates: list[str]) -> None:
+    def _add_facts(self, header: list[str], *templates: list[str]):
         """Read a relation from world.txt: each subject gets a value and a split.
 
         Out of sixteen facts, three are for the test and one for validation.
@@ -285,10 +285,10 @@ class World:
         for stranger, split in zip(self.strangers[subject_kind], cycle(("test", "train", "train", "train"))):
             self.unknown[split].append(Fact(relation, templates, stranger, subjects[0], split))
 
-    def two_people(self) -> list[Thing]:
+    def two_people(self):
         return self.sample(self.things["person"], 2)
 
-    def choices(self, fact: Fact) -> tuple[list[Thing], int]:
+    def choices(self, fact: Fact):
         """Return four values, one right and three wrong, and the position of the right one.
 
         Wrong choices come first from right answers to other facts in the same split, as often as they are right there.

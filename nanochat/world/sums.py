@@ -28,12 +28,12 @@ class Problem(NamedTuple):
 
 
 @cache
-def is_held_out(seed: int, a: int, b: int) -> bool:
+def is_held_out(seed: int, a: int, b: int):
     """Return True if only tests join these two numbers; the same for (b, a)."""
     return hashlib.sha256(f"{seed} {min(a, b)} {max(a, b)}".encode()).digest()[0] % HELD_OUT_PAIRS == 0
 
 
-def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
+def word_problem(world: World, held_out: bool, opening: str = ""):
     """Return a problem about two people with pairs of numbers that are all held out, or all not.
 
     opening: how its line in world.txt begins.
@@ -65,9 +65,7 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> Problem:
     )
 
 
-def solve(
-    seed: int, steps: list[str], numbers: dict[str, int], held_out: bool, largest: int = LARGEST_RESULT
-) -> list[str]:
+def solve(seed: int, steps: list[str], numbers: dict[str, int], held_out: bool, largest: int = LARGEST_RESULT):
     """Return a sum for each step, "3 + 4 = 7"; nothing if a result is no whole number, or it or a pair is not allowed.
 
     Steps join the drawn numbers x, y, z and w, the last result r and the one before, q.
@@ -87,12 +85,12 @@ def solve(
     return sums
 
 
-def plain_sum(world: World, held_out: bool = False) -> str:
+def plain_sum(world: World, held_out: bool = False):
     """Return a sum of two numbers: "26 - 14 = 12"."""
     return word_problem(world, held_out, opening="What is {x}").solution.removesuffix(".")
 
 
-def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool) -> tuple[str, str]:
+def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool):
     """Return one of the questions about two numbers, and their sum, "26 - 14 = 12", all up to 100.
 
     The pair of numbers is held out or not, as asked.
@@ -104,7 +102,7 @@ def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool) ->
     return world.pick(questions).format_map(numbers), solved[0]
 
 
-def program_numbers(world: World) -> tuple[int, int]:
+def program_numbers(world: World):
     """Return x and y for a program, which may join x with y, 1 or 2: none of these pairs is held out."""
     while True:
         x = world.between(2, 40)

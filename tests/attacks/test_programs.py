@@ -28,7 +28,7 @@ HOSTILE = {f"{kind}: {name}": program for kind, table in PROGRAMS.items() for na
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> dict[str, Verdict]:
+def verdicts():
     """The verdicts on all hostile programs, which run side by side."""
     with ThreadPoolExecutor(6) as pool:
         limits = [SOON if name.startswith("time: ") else QUICK for name in HOSTILE]
@@ -42,7 +42,7 @@ def test_a_hostile_program_is_held(name, verdicts):
     assert len(verdict.output) <= QUICK.file_bytes
 
 
-def cases(answers: dict[str, str]) -> list[Case]:
+def cases(answers: dict[str, str]):
     return [Case(answer, "double", DOUBLE_TESTS) for answer in answers.values()]
 
 
@@ -60,7 +60,7 @@ def test_no_verdict_is_forged_and_right_answers_pass():
     assert not judge(case._replace(answer="def f(g):\n    return 2"), QUICK).passed
 
 
-def children() -> set[str]:
+def children():
     """The processes that run the sandbox's file, or a program inside."""
     lines = subprocess.run(["ps", "-wweo", "pid,args"], capture_output=True, text=True, check=True).stdout.splitlines()
     return {line.split()[0] for line in lines if "contained.py" in line or "-IB -c" in line}

@@ -12,7 +12,7 @@ KNOWN = "the the the of Water 물 물은 물이 서울특별시 Seoul 1,000 DNA�
 ]
 
 
-def plain_score(query: list[str], text: list[str], texts: list[list[str]]) -> float:
+def plain_score(query: list[str], text: list[str], texts: list[list[str]]):
     """Return the score by the formula, everything counted anew for each word."""
     total = 0.0
     mean = sum(map(len, texts)) / len(texts)

@@ -13,20 +13,20 @@ from tasks.sources import benchmark_questions
 MIRROR = ROOT.parent / "shared/hub"
 
 
-def reworded(text: str, random: Random) -> str:
+def reworded(text: str, random: Random):
     """The text in other cases, with other spaces and marks."""
     words = [random.choice((str.upper, str.title, str.lower))(word) for word in text.split()]
     return random.choice((" ", "  ", "\n", " - ")).join(words).rstrip(".?") + random.choice(("", "!", " ?", "…"))
 
 
-def made(random: Random) -> tuple[list[tuple[str, ...]], list[str]]:
+def made(random: Random):
     lengths = [random.choice((4, 8, 20, 40)) for _ in range(1000)]
     items = [(sentence(random, words, korean=number % 2 == 0),) for number, words in enumerate(lengths)]
     words = sentence(random, 2000).split() + sentence(random, 2000, korean=True).split()
     return items, [" ".join(random.choices(words, k=16)) for _ in range(20_000)]
 
 
-def real(random: Random) -> tuple[list[tuple[str, ...]], list[str]]:
+def real(random: Random):
     if not MIRROR.is_dir():
         pytest.skip("no mirror of real data on this machine")
     rows = [row["messages"] for row in TASKS["KoAlpaca-v1"]("train")]
@@ -49,7 +49,7 @@ def test_planted_questions_are_found_and_little_else(source, monkeypatch):
     assert len(found) <= 55
 
 
-def plain(question: str, row: str) -> bool:
+def plain(question: str, row: str):
     """The rule for questions in words, by comparing lists."""
     asked, words = normal(question).split(), normal(row).split()
     size = min(13, len(asked))

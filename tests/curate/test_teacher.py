@@ -17,7 +17,7 @@ from nanochat.paths import read_jsonl
 
 
 @pytest.fixture(autouse=True)
-def waits(base, monkeypatch, tmp_path) -> list[float]:
+def waits(base, monkeypatch, tmp_path):
     """Seconds that the client would have waited. The prompt `as it is` is the text alone."""
     waits = []
     monkeypatch.setattr(module, "PROMPTS", shutil.copytree(module.PROMPTS, tmp_path / "prompts"))
@@ -28,7 +28,7 @@ def waits(base, monkeypatch, tmp_path) -> list[float]:
     return waits
 
 
-def ask(teacher: Teacher, text: str) -> str:
+def ask(teacher: Teacher, text: str):
     return teacher.ask("as it is", text=text)
 
 

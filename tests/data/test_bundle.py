@@ -15,7 +15,7 @@ FILES = {"core.yaml": "icl_tasks: []\n", "eval_meta_data.csv": "Eval Task\n", "e
 NAMES = list(FILES)
 
 
-def archive(files: dict[str, str]) -> bytes:
+def archive(files: dict[str, str]):
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as members:
         for name, text in files.items():

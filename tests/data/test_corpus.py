@@ -16,16 +16,16 @@ from nanochat.dataloader import TextLoader
 from nanochat.tokenizer import Tokenizer
 
 
-def folder(path: Path, count: int, word: str) -> Path:
+def folder(path: Path, count: int, word: str):
     return write_jsonl(path / "a.jsonl", [f"{word} {number}" for number in range(count)]).parent
 
 
-def texts_of(data, split: str, **options) -> list[str]:
+def texts_of(data, split: str, **options):
     return [text for batch in open_corpus(str(data), **options).batches(split) for text in batch.to_pylist()]
 
 
 @pytest.fixture
-def mirror(tmp_path, monkeypatch) -> Path:
+def mirror(tmp_path, monkeypatch):
     """A mirror with the default shards of two corpora."""
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
     for name in ("climbmix", "mixed-text"):

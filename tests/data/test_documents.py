@@ -21,17 +21,17 @@ from nanochat.data.documents import convert_folder, documents, text_files
 TEXTS = ["first text\n", "", "둘째 — text", "with\0zero and \U0001f30d", "line\r\nends\n"]
 
 
-def write(path: Path, data: bytes) -> Path:
+def write(path: Path, data: bytes):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return path
 
 
-def read(path: Path) -> list[str]:
+def read(path: Path):
     return list(documents(path))
 
 
-def refusal(path: Path) -> str:
+def refusal(path: Path):
     with pytest.raises(ValueError) as refused:
         read(path)
     return str(refused.value)
@@ -73,24 +73,24 @@ def test_a_bad_line_is_named(tmp_path):
     assert refusal(write(path, b"{not json")).startswith(f"{path}:1: Expecting property name")
 
 
-def convert(path: Path) -> Path:
+def convert(path: Path):
     return convert_folder("text", path, text_files(path))
 
 
-def rows(home: Path, split: str) -> list[str]:
+def rows(home: Path, split: str):
     return [text for file in sorted(home.glob(f"{split}*.parquet")) for text in pq.read_table(file)["text"].to_pylist()]
 
 
-def sizes_of_row_groups(file: Path) -> list[int]:
+def sizes_of_row_groups(file: Path):
     metadata = pq.read_metadata(file)
     return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
 
 
-def numbers(count: int, prefix: str = "") -> list[str]:
+def numbers(count: int, prefix: str = ""):
     return [f"{prefix}document {number}" for number in range(count)]
 
 
-def corpora() -> list[Path]:
+def corpora():
     """Folders of conversions in the home of the test."""
     return [path for path in (Path.home() / ".cache/nanochat/corpora").iterdir() if path.is_dir()]
 
@@ -178,12 +178,12 @@ print(documents.convert_folder("text", path, documents.text_files(path)))
 """
 
 
-def start(path: Path) -> subprocess.Popen:
+def start(path: Path):
     command = [sys.executable, "-u", "-c", CONVERT, str(path)]
     return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def start_and_convert(path: Path) -> subprocess.Popen:
+def start_and_convert(path: Path):
     process = start(path)
     while process.stdout.readline() != "converted\n":
         assert process.poll() is None

@@ -28,13 +28,13 @@ def server(tmp_path, monkeypatch):
         running.shutdown()
 
 
-def refusal(*files: HubFile, known: str = "") -> str:
+def refusal(*files: HubFile, known: str = ""):
     with pytest.raises(HubError) as refused:
         hub.fetch(files, known)
     return str(refused.value)
 
 
-def write(root: Path, *names: str) -> Path:
+def write(root: Path, *names: str):
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
@@ -70,7 +70,7 @@ def test_downloaded_files_are_then_in_the_cache(server):
 def test_without_a_network_the_hub_is_asked_once(server, monkeypatch):
     asked = []
 
-    def head(address: str, timeout: float) -> None:
+    def head(address: str, timeout: float):
         asked.append(address)
         raise OSError("no route to host")
 

@@ -23,11 +23,11 @@ class LetterShard:
         numbers = itertools.count(1)
         self._groups = [pa.array([f"{next(numbers)} {length}" for length in lengths]) for lengths in groups]
 
-    def read(self, group: int) -> pa.Array:
+    def read(self, group: int):
         return self._groups[group]
 
 
-def deal_of(groups: list[list[int]], lanes: int, seed: int = 0) -> Deal:
+def deal_of(groups: list[list[int]], lanes: int, seed: int = 0):
     return Deal([LetterShard(groups)], CountedTokenizer(), lanes, (seed, 0))
 
 
@@ -37,7 +37,7 @@ def random_lengths(seed):
     return lambda count, most: chance.integers(0, most, count).tolist()
 
 
-def naive_pack(lengths: list[int], opening: int, size: int) -> tuple[list, list]:
+def naive_pack(lengths: list[int], opening: int, size: int):
     """`pack` by its definition, with linear search: rows of (piece, begin, end), and the pieces left."""
     waiting = [(i, 0, length - 1) for i, length in enumerate(lengths)]
     rows = []
@@ -108,7 +108,7 @@ def test_epochs_and_seeds_have_different_orders():
     assert shuffled(10, 1, 2, 3).tolist() == [8, 1, 9, 3, 7, 5, 2, 0, 4, 6]  # on every machine
 
 
-def rows_of(deal: Deal, lane: int, count: int, size: int = 17) -> tuple[np.ndarray, list[Chunk]]:
+def rows_of(deal: Deal, lane: int, count: int, size: int = 17):
     """The first rows of a lane, and the chunk of each."""
     rows = Lane(deal, lane, size).rows(Chunk(), 0)
     ids, chunks = zip(*(next(rows) for _ in range(count)), strict=True)

@@ -54,7 +54,7 @@ def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
     assert got.stderr == pytest.approx(float((drawn[:, 0] / drawn[:, 1]).std()), rel=0.15)
 
 
-def token_by_token(model, text, seq_len, stride, bos) -> float:
+def token_by_token(model, text, seq_len, stride, bos):
     """Each token alone, behind what stands before it in the first row that it is in."""
     nats, ids = 0.0, text.ids.tolist()
     for at in range(1, len(ids)):

@@ -28,7 +28,7 @@ TEXTS = ["Who lives in the town? Reply with nothing but the letter of the right 
 
 
 @pytest.fixture
-def hub(fake_hub, monkeypatch) -> Path:
+def hub(fake_hub, monkeypatch):
     monkeypatch.setenv("NANOCHAT_HUB", str(fake_hub))
     return fake_hub
 
@@ -77,7 +77,7 @@ def test_pass_at_k_is_counted_over_all_draws_and_chat_core_by_hand():
     assert mean_scores({"KMMLU": scores["KMMLU"]}) == {}
 
 
-def picked_plainly(model, prompt: list[int], letters: list[int]) -> int:
+def picked_plainly(model, prompt: list[int], letters: list[int]):
     logits = model(torch.tensor([prompt]))[0, -1].tolist()
     return max(range(len(letters)), key=lambda i: logits[letters[i]])
 
@@ -199,12 +199,12 @@ def test_repeats_are_runs_with_seeds_that_count_up(hub):
     assert math.isnan(letters.repeat_error)
 
 
-def ask_as_rank(out: Path) -> None:
+def ask_as_rank(out: Path):
     with setup("cpu", "fp32") as runtime:
         ask(out, runtime)
 
 
-def ask(out: Path, runtime) -> None:
+def ask(out: Path, runtime):
     """What a process gets, in files beside `out`."""
     model, tokenizer = make_model()
     engine = Engine(model, tokenizer, slots=3)

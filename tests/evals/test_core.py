@@ -40,7 +40,7 @@ def tokenizer():
 
 
 @pytest.fixture(scope="module")
-def mirror(tmp_path_factory) -> Path:
+def mirror(tmp_path_factory):
     """A mirror with the tasks of the world and the hard ones."""
     mirror = tmp_path_factory.mktemp("hub")
     write_bundle(mirror, TASKS)
@@ -63,7 +63,7 @@ def model(tokenizer):
     return memorized(tokenizer, "\n\n".join(texts), **MODEL)
 
 
-def decisions(folder: Path, task) -> list[dict]:
+def decisions(folder: Path, task):
     return list(read_jsonl(folder / f"{task.label}.jsonl", dict))
 
 
@@ -72,7 +72,7 @@ def all_items(task, tokenizer):
     return tokenize_items(task, items, range(len(items)), tokenizer)
 
 
-def assert_plain(model, tokenizer, tasks, folder: Path) -> list[bool]:
+def assert_plain(model, tokenizer, tasks, folder: Path):
     """Every decision in a folder is that of one prompt at a time; returns the verdicts."""
     correct = []
     for task in tasks:

@@ -1,7 +1,6 @@
 """scripts.import_hf reads back what scripts.export wrote, fine-tuned by others or not; other folders leave nothing."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from scripts.import_hf import Config, main
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     fields = {"preset": "induction", "max_seq_len": 128, "more": {"stage": "chat_sft"}}
     leave_model(tmp_path / "base", "chat_sft", "d1", tokenizer_of(), **fields)
@@ -55,7 +54,7 @@ def test_a_model_that_others_trained_and_saved_comes_back(folder, tmp_path):
 
 
 def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path):
-    def refused(message: str) -> None:
+    def refused(message: str):
         with pytest.raises((ValueError, OSError), match=message):
             main(Config(folder=str(folder), tag="home"))
         assert not list(tmp_path.glob("base/*/home"))

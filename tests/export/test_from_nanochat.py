@@ -8,7 +8,7 @@ from nanochat.export.from_nanochat import read_checkpoint
 from nanochat.gpt import GPT
 
 
-def model_of(path) -> GPT:
+def model_of(path):
     config, weights, _ = read_checkpoint(path)
     model = GPT(config)
     model.load_state_dict(weights)

@@ -16,7 +16,7 @@ from nanochat import chat
 from nanochat.export import gguf, hf
 from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, build_hf, hf_settings, hf_weights, unsupported
 from nanochat.export.tokenizers import sample_texts
-from nanochat.gpt import GPT, GPTConfig
+from nanochat.gpt import GPTConfig
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 NANOCHAT, QWEN3, OWN = ARCHITECTURES
@@ -25,16 +25,16 @@ MANIFEST = {"stage": "base_train", "parent": None, "config": None, "step": 4, "v
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return tokenizer_of()
 
 
 @pytest.fixture(scope="module")
-def texts() -> list[str]:
+def texts():
     return sample_texts(SPECIAL_TOKENS)[:900]
 
 
-def exported(write, name: str, tokenizer: Tokenizer, texts: list[str], out: Path) -> tuple[GPT, Path, str]:
+def exported(write, name: str, tokenizer: Tokenizer, texts: list[str], out: Path):
     """The model, the folder with the export, and the output."""
     model = trained(MODELS[name], tokenizer)
     manifest = MANIFEST | {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}}
@@ -44,11 +44,11 @@ def exported(write, name: str, tokenizer: Tokenizer, texts: list[str], out: Path
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def folder(request, tokenizer, texts, tmp_path_factory) -> tuple[GPT, Path, str]:
+def folder(request, tokenizer, texts, tmp_path_factory):
     return exported(hf.write_folder, request.param, tokenizer, texts, tmp_path_factory.mktemp("hf") / "a model")
 
 
-def changed(preset: str, name: str) -> GPTConfig | None:
+def changed(preset: str, name: str):
     """A small config of a preset with one field changed; None if no other value is valid for this field alone."""
     config = GPTConfig(**CONFIGS[preset])
     value = getattr(config, name)

@@ -17,7 +17,7 @@ def pair(request, tmp_path_factory):
     return model, through_folder(model, tmp_path_factory.mktemp("own"))
 
 
-def padded(rows: list[torch.Tensor]) -> list[torch.Tensor]:
+def padded(rows: list[torch.Tensor]):
     """Ids and mask of rows padded on the left, with an ordinary token."""
     both = (rows, 7), ([torch.ones_like(row) for row in rows], 0)
     return [pad_sequence(some, batch_first=True, padding_value=pad, padding_side="left") for some, pad in both]

@@ -14,11 +14,11 @@ TEXTS = sample_texts(SPECIAL_TOKENS)
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return tokenizer_of(900)
 
 
-def ranks_file(tokenizer: Tokenizer) -> str:
+def ranks_file(tokenizer: Tokenizer):
     """The tokenizer as tiktoken writes it: a line of base64 and a rank for each token."""
     tokens = [tokenizer.core.token_bytes(rank) for rank in range(tokenizer.vocab_size - len(SPECIAL_TOKENS))]
     return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))

@@ -12,7 +12,7 @@ from nanochat.hardware import find_accelerator
 from nanochat.jobs import plan
 from nanochat.jobs.estimate import BaseRun
 from nanochat.jobs.plan import PLANNED_STAGES, STEPS
-from nanochat.jobs.runner import Job, Step, difference, load_job
+from nanochat.jobs.runner import Step, difference, load_job
 from scripts.plan import Config, main
 
 
@@ -24,7 +24,7 @@ def planned(base, monkeypatch, capsys, tiny_world):
     run = BaseRun(tokens=10**9, flops=1e9, rate=1e15)  # test_estimate.py plans a real model
     monkeypatch.setattr("scripts.plan.base_run", lambda *_: run)
 
-    def make(**flags) -> tuple[Job, str]:
+    def make(**flags):
         read_fd, write_fd = os.pipe()
         main(Config(**flags, save=write_fd))
         os.close(write_fd)

@@ -45,7 +45,7 @@ def job(base, monkeypatch):
     script.write_text(STAGE)
     monkeypatch.setenv("PYTHONPATH", f"{script.parent}:{runner.ROOT}")
 
-    def make(**stages: tuple[str, str]) -> Job:
+    def make(**stages: tuple[str, str]):
         steps = [
             Step(name, ["tiny_stage", name, "t", *flags.split()], f"{name}/t", f"{parent}/t" if parent else "")
             for name, (parent, flags) in stages.items()
@@ -55,14 +55,14 @@ def job(base, monkeypatch):
     return make
 
 
-def run_all(own: Job) -> int:
+def run_all(own: Job):
     """Run the steps in order up to the first failure, as the lines of a script do; return its exit status."""
     with hold_folder(own.folder) as lock:
         statuses = (runner.run_step(own, step, lock, []) for step in own.steps)
         return next(filter(None, statuses), 0)
 
 
-def ran(text: str) -> list[str]:
+def ran(text: str):
     return [line.split()[1].strip(":") for line in text.splitlines() if line.startswith("== ") and ": done" in line]
 
 
@@ -116,7 +116,7 @@ def test_a_job_in_another_folder_runs_beside_it_and_children_hold_the_lock_of_th
         pass
 
 
-def python_step(base: Path, code: str) -> tuple[Job, Step]:
+def python_step(base: Path, code: str):
     (base / "stages/code.py").write_text(code)
     own = Job("lab", "t", [Step("code", ["code"])])
     own.folder.mkdir(parents=True)

@@ -8,7 +8,7 @@ from nanochat.outcome import Estimate
 SEED = 22
 
 
-def log(losses: np.ndarray, norms: np.ndarray, epochs: float = 0.0) -> list[dict]:
+def log(losses: np.ndarray, norms: np.ndarray, epochs: float = 0.0):
     """Records as training writes them, over so many epochs."""
     records = [{"kind": "val", "step": 0, "val/loss": 3.0}]
     for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
@@ -18,13 +18,13 @@ def log(losses: np.ndarray, norms: np.ndarray, epochs: float = 0.0) -> list[dict
     return records
 
 
-def healthy(random: np.random.Generator, steps: int = 300) -> tuple[np.ndarray, np.ndarray]:
+def healthy(random: np.random.Generator, steps: int = 300):
     """A loss that falls, with noise, and a gradient norm."""
     curve = 1 + 2 * np.exp(-np.arange(steps) / 60)
     return curve * np.exp(0.05 * random.standard_normal(steps)), np.exp(0.3 * random.standard_normal(steps))
 
 
-def kinds(*arguments) -> list[str]:
+def kinds(*arguments):
     return [alarm.kind for alarm in alarms(*arguments)]
 
 

@@ -54,7 +54,7 @@ def job(tmp_path, monkeypatch):
     places = [str(tmp_path / "stages"), str(runner.ROOT), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
 
-    def make(*chains: dict[str, str]) -> tuple[Job, list[list[Step]]]:
+    def make(*chains: dict[str, str]):
         made = [
             [Step(name, ["tiny_stage", name, *flags.split()], f"tiny/{name}") for name, flags in chain.items()]
             for chain in chains
@@ -66,7 +66,7 @@ def job(tmp_path, monkeypatch):
     return make
 
 
-def began(job: Job, name: str) -> list[str]:
+def began(job: Job, name: str):
     """Return a line for each start of a step: its threads and its GPUs."""
     return (job.folder.parents[1] / "tiny" / name / "began").read_text().splitlines()
 
@@ -80,7 +80,7 @@ def test_a_chain_that_fails_ends_and_the_others_go_on(job):
     assert [len(began(own, name)) for name in "abce"] == [1, 1, 2, 1]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]):
     end = time.monotonic() + LIMIT
     while not condition():
         assert time.monotonic() < end, "waited in vain"
@@ -97,7 +97,7 @@ def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch):
     with pytest.raises(ValueError, match="--jobs=3 with --gpus=2 needs 6 GPUs, there are 4 here"):
         ENGINES["local"](own, chains, 3, 2)
 
-    def open_gate() -> None:
+    def open_gate():
         wait_until((base / "tiny/c/outcome.json").exists)
         (base / "go").touch()
 
@@ -151,7 +151,7 @@ def test_ray_goes_on_without_a_killed_node(job, monkeypatch):
         own, chains = job({"a": "--wait"}, {"b": "--wait"}, {"c": ""})
         base = own.folder.parents[1]
 
-        def kill_a_node() -> None:
+        def kill_a_node():
             wait_until(lambda: all((base / "tiny" / name / "began").exists() for name in "ab"))
             cluster.remove_node(nodes[0], allow_graceful=False)
             # One step has ended with its node; the other needs the room on the second node until the gate is open.

@@ -37,12 +37,12 @@ worse = ["bad", "idle"]
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     return tmp_path
 
 
-def verdicts(spec) -> dict[tuple[str, str], str]:
+def verdicts(spec):
     return {(one.base, one.mix): one.verdict for one in verdicts_on(spec, read_results(spec))}
 
 
@@ -167,7 +167,7 @@ def test_mixes_without_a_result_have_a_verdict(base):
 
 def report(
     base: Path, environment: pytest.MonkeyPatch, look: int = 0, changes: Mapping[str, str] = MappingProxyType({})
-) -> dict:
+):
     """Make a lab and its report; returns the tables of the outcome by title."""
     environment.setenv("NANOCHAT_BASE_DIR", str(base))
     base.mkdir(exist_ok=True)

@@ -11,14 +11,14 @@ from nanochat.lab.merge import METHODS, greedy_soup, merge, read_models, read_pa
 from nanochat.train import State
 
 
-def weights(seed: int) -> dict[str, Tensor]:
+def weights(seed: int):
     """Parameters of many sizes, some of them 0, subnormal, or the same in every model."""
     random = torch.Generator().manual_seed(seed)
     values = torch.randn(40, 10, generator=random) * 10.0 ** torch.randint(-42, 3, (40, 10), generator=random)
     return {"a": values, "b": torch.zeros(7), "c": torch.full((3,), 0.1), "d": torch.randn(2, 2, generator=random)}
 
 
-def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+def same(one: dict[str, Tensor], other: dict[str, Tensor]):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -33,7 +33,7 @@ def test_a_model_with_itself_and_a_model_alone(method):
 def test_the_methods_are_their_formulas():
     start, one, other = (torch.tensor(values) for values in ([1.0, 1, 1, 1], [3.0, 1, 0, 1.5], [2.0, 5, 1.5, 0]))
 
-    def merged(*arguments: float | str, density: float = 0.2) -> list[float]:
+    def merged(*arguments: float | str, density: float = 0.2):
         *shares, method, scale = arguments
         return merge([{"a": one}, {"a": other}], shares, method, {"a": start}, scale, density)["a"].tolist()
 
@@ -59,7 +59,7 @@ def test_a_soup_keeps_the_models_that_help():
     assert trials["high"] == pytest.approx([-0.1, -0.1])
 
 
-def save(folder, tag: str, parent: str = "p", width: int = 2, tokenizer: str = "t", step: int = 5) -> dict[str, Tensor]:
+def save(folder, tag: str, parent: str = "p", width: int = 2, tokenizer: str = "t", step: int = 5):
     """A checkpoint with a manifest as training writes it, but for the parts that merging does not read."""
     tensors = weights(sum(tag.encode()))
     record = {

@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "runs/remix.toml"
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two bases with small checkpoints."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     for tag in ("one", "two"):

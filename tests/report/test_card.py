@@ -9,7 +9,7 @@ from nanochat.log import format_value
 from nanochat.report.card import hourly_rate, markdown, read_card
 
 
-def render(base) -> str:
+def render(base):
     """Return the Markdown of the outcomes below a folder."""
     return markdown(read_card(base), "report")
 

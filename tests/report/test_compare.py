@@ -25,7 +25,7 @@ def test_mcnemar_is_the_share_of_coins_that_fall_so_or_worse():
     assert mcnemar(5000, 5000) == 1.0
 
 
-def evaluated(base: Path, right: str, stage="base_eval", first=0, **changes) -> Path:
+def evaluated(base: Path, right: str, stage="base_eval", first=0, **changes):
     """A run with an evaluation on one task, like base_eval's or chat_eval's; right: 1 or 0, of each question."""
     path = base / stage / "default" / "step_000001-abc" / "task.jsonl"
     path.parent.mkdir(parents=True)
@@ -44,7 +44,7 @@ def evaluated(base: Path, right: str, stage="base_eval", first=0, **changes) -> 
     return base
 
 
-def row(a: Path, b: Path, name: str) -> list[str]:
+def row(a: Path, b: Path, name: str):
     lines = compare([read_record(a), read_record(b)], ["a", "b"]).splitlines()
     [found] = [line for line in lines if line.startswith(f"| {name}")]
     return found.replace("|", " ").split()

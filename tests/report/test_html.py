@@ -1,7 +1,6 @@
 """The HTML card of a small real run, in a real browser: on a phone and a desk, by day and by night."""
 
 import re
-from pathlib import Path
 
 import pytest
 from base_runs import Base
@@ -37,7 +36,7 @@ LOOK = """(() => {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
+def run(tmp_path_factory):
     """A base folder: a model trained, tasks measured, and one outcome that is evil."""
     base = Base(tmp_path_factory.mktemp("run"))
     base.run("small", "--max-seq-len=128", "--num-iterations=12", "--total-batch-size=512")

@@ -18,11 +18,11 @@ CURVE = {
 }
 
 
-def parsed(plot: dict) -> ElementTree.Element:
+def parsed(plot: dict):
     return ElementTree.fromstring(draw_plot(plot))
 
 
-def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+def of_class(root: ElementTree.Element, name: str):
     return [element for element in root.iter() if name in element.get("class", "").split()]
 
 

@@ -1,7 +1,5 @@
 """scripts.base_eval: its record and its errors."""
 
-from pathlib import Path
-
 import pytest
 from bundles import HARD, vocabulary, world_tasks, write_bundle
 from models import leave_model
@@ -16,7 +14,7 @@ LABELS = [task.label for task in [*world_tasks(7), *HARD]]
 
 
 @pytest.fixture
-def base(tmp_path, monkeypatch) -> Path:
+def base(tmp_path, monkeypatch):
     """A base folder with a model at two steps, and a bundle in a mirror."""
     for step in (2, 4):
         leave_model(tmp_path / "base", "base_train", "small", vocabulary(), step, max_seq_len=128)
@@ -26,7 +24,7 @@ def base(tmp_path, monkeypatch) -> Path:
     return tmp_path / "base"
 
 
-def evaluate(*flags: str) -> None:
+def evaluate(*flags: str):
     main(parse(Config, ["--tag=small", "--dtype=fp32", "--device-type=cpu", *flags]))
 
 

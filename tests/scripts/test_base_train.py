@@ -16,7 +16,7 @@ from scripts.base_loss import Config
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Base:
+def base(tmp_path_factory):
     return Base(tmp_path_factory.mktemp("base"))
 
 

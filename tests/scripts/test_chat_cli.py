@@ -23,7 +23,7 @@ FLAGS = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-t", "1", 
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
+def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat")
     for stage in ("base_train", "chat_sft"):
         more = {"config": {"chat_temperature": 0.0}}
@@ -44,7 +44,7 @@ class Person:
         self.decoder, self.text = codecs.getincrementaldecoder("utf-8")(), ""
         self.read_until("> ")
 
-    def read_until(self, end: str, seconds: float = 200.0) -> str:
+    def read_until(self, end: str, seconds: float = 200.0):
         seen, limit = "", time.monotonic() + seconds
         while not seen.endswith(end):
             ready, _, _ = select.select([self.terminal], [], [], max(0.0, limit - time.monotonic()))
@@ -53,7 +53,7 @@ class Person:
         self.text += seen
         return seen
 
-    def type(self, text: str, end: str = "> ") -> str:
+    def type(self, text: str, end: str = "> "):
         os.write(self.terminal, text.encode())
         return self.read_until(end)
 

@@ -24,7 +24,7 @@ SMALL = [
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> FromParent:
+def runs(tmp_path_factory):
     pairs = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
     rows = [{"prompt": f"Letter {i}?", "chosen": "fox " * (i % 3 + 1), "rejected": f"quick {i}"} for i in range(24)]
     write_lines(pairs, *rows)
@@ -32,7 +32,7 @@ def runs(tmp_path_factory) -> FromParent:
 
 
 @pytest.fixture(scope="module")
-def whole(runs) -> str:
+def whole(runs):
     return runs.run("whole")
 
 

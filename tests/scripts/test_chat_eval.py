@@ -20,7 +20,7 @@ HERE = list(CHAT_CORE[:-1])  # without HumanEval
 
 
 @pytest.fixture
-def hub(fake_hub, tmp_path, monkeypatch) -> Path:
+def hub(fake_hub, tmp_path, monkeypatch):
     """A mirror with the test splits of ChatCORE, for tests that change files."""
     for name in HERE:
         [path] = map(str, TASKS[name].files("test"))
@@ -31,7 +31,7 @@ def hub(fake_hub, tmp_path, monkeypatch) -> Path:
 
 
 @pytest.fixture
-def base(tmp_path, monkeypatch) -> Path:
+def base(tmp_path, monkeypatch):
     """A base folder with an untrained model, whose tokenizer has a tag of its own."""
     tokenizer = Tokenizer.train(["Reply with nothing but the letter of the right choice. 12 + 34 = 46"], 280)
     leave_model(tmp_path / "base", "base_train", "mine", tokenizer, tokenizer_tag="own", max_seq_len=512)
@@ -39,15 +39,15 @@ def base(tmp_path, monkeypatch) -> Path:
     return tmp_path / "base"
 
 
-def evaluate(*flags: str) -> None:
+def evaluate(*flags: str):
     main(parse(Config, ["--source=base", "--tag=mine", "--device-type=cpu", "--dtype=fp32", *flags]))
 
 
-def answers_of(base: Path, name: str) -> list[dict]:
+def answers_of(base: Path, name: str):
     return list(read_jsonl(base / f"chat_eval_base/mine/{name}.jsonl", dict))
 
 
-def read_record(base: Path) -> dict:
+def read_record(base: Path):
     return read_json(base / "chat_eval_base/mine/outcome.json")
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from base_runs import SignalAfter, files_of
-from forks import Forked
 from tune_runs import FromParent
 
 from nanochat.checkpoint import load, steps
@@ -28,7 +27,7 @@ class Rewarded:
     def __init__(self, then: Any = None):
         self.then = then
 
-    def __call__(self) -> None:
+    def __call__(self):
         from tasks.common import Task
 
         Task.reward = lambda task, conversation, completion: float("e" in completion)
@@ -37,24 +36,24 @@ class Rewarded:
 
 
 class Runs(FromParent):
-    def start(self, tag: str, *flags: str, before: Any = None, **options: Any) -> Forked:
+    def start(self, tag: str, *flags: str, before: Any = None, **options: Any):
         return super().start(tag, *flags, before=Rewarded(before), **options)
 
-    def samples(self, tag: str) -> list[dict]:
+    def samples(self, tag: str):
         return read_metrics(self.of(tag) / "samples.jsonl")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Runs:
+def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("rl"), "chat_rl", SMALL)
 
 
 @pytest.fixture(scope="module")
-def whole(runs) -> str:
+def whole(runs):
     return runs.run("whole")
 
 
-def rewards(records: list[dict]) -> dict[int, list[float]]:
+def rewards(records: list[dict]):
     found: dict[int, list[float]] = {}
     for record in records:
         found.setdefault(record["step"], []).extend(sample["reward"] for sample in record["samples"])
@@ -99,7 +98,7 @@ def test_samples_are_readable(runs, whole, here):
     assert "there are no samples in " in done.stderr
 
 
-def same_run(runs: Runs, one: str, other: str) -> None:
+def same_run(runs: Runs, one: str, other: str):
     assert files_of(runs.of(one), STEPS) == files_of(runs.of(other), STEPS)
     assert runs.metrics(one) == runs.metrics(other)
     assert runs.samples(one) == runs.samples(other)

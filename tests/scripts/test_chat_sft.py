@@ -13,7 +13,7 @@ from nanochat.stages import STAGES
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Stages:
+def base(tmp_path_factory):
     """With runs of both; a task of the default mixture of the first has no files."""
     base = Stages(tmp_path_factory.mktemp("stages"))
     (base.folder / "hub/identity_conversations.jsonl").unlink()
@@ -22,7 +22,7 @@ def base(tmp_path_factory) -> Stages:
     return base
 
 
-def write_chats(path: Path, answer: str) -> str:
+def write_chats(path: Path, answer: str):
     """Write conversations as a user does; return the flag that names them."""
     chat = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": answer}]
     return f"--mixture={write_lines(path, *[chat] * 60)}"

@@ -26,11 +26,11 @@ def ready(base, tiny_world, monkeypatch):
     small_tokenizer().save(base / "tok_train/default/tokenizer.json")
 
 
-def tables(folder) -> dict:
+def tables(folder):
     return {one["title"]: one["rows"] for one in read_json(folder / "outcome.json")["tables"]}
 
 
-def output(folder) -> dict[str, bytes]:
+def output(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "outcome.json" and path.is_file()}
 
 

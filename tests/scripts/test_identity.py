@@ -31,7 +31,7 @@ Name yourself. | Which name can I write down for you? | Good day, what is your n
 def write(here, tmp_path):
     """Run the script; returns answers by question."""
 
-    def run(*flags: str) -> dict[str, str]:
+    def run(*flags: str):
         (tmp_path / "me.toml").write_text(FACTS, encoding="utf-8")
         here("scripts.identity", f"--facts={tmp_path}/me.toml", f"--out={tmp_path}/identity.jsonl", *flags)
         lines = (tmp_path / "identity.jsonl").read_text(encoding="utf-8").splitlines()

@@ -11,7 +11,6 @@ from old_models import forward_of_october, leave, october
 
 from nanochat.checkpoint import load_model
 from nanochat.runtime import setup
-from nanochat.tokenizer import Tokenizer
 from scripts.chat_sft import Config as TeachConfig
 from scripts.chat_sft import main as teach
 from scripts.export import Config as ExportConfig
@@ -20,12 +19,12 @@ from scripts.import_nanochat import Config, main
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     return tokenizer_of()
 
 
 @pytest.fixture
-def flags(tokenizer, tmp_path, monkeypatch) -> dict[str, str]:
+def flags(tokenizer, tmp_path, monkeypatch):
     """Flags that import a checkpoint of October."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     tokenizer.save(tmp_path / "tokenizer.json")

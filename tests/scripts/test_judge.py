@@ -20,14 +20,14 @@ def prompts(base, monkeypatch, tmp_path):
     (tmp_path / "judge.txt").write_text("{first}|{second}")
 
 
-def metrics_of(verdict) -> dict:
+def metrics_of(verdict):
     """Metrics for 30 rows with answers a!, a!! … and b0, b1 …"""
     rows = [{"prompt": "", "samples": [{"text": f"a{'!' * (i % 5)}"}, {"text": f"b{i}"}]} for i in range(30)]
     with teaching(lambda text: completion(f"My verdict:\n**Verdict:** {verdict(*text.split('|'))}")) as served:
         return judged_metrics(Teacher(served.settings()).map(judge, rows))
 
 
-def by_number(first: str, second: str) -> int | str:
+def by_number(first: str, second: str):
     """Each fifth row is a tie; of the others A wins each third."""
     [number] = [int(text[1:]) for text in (first, second) if text[0] == "b"]
     return "TIE" if number % 5 == 0 else 1 + ((first[0] == "a") == bool(number % 3))

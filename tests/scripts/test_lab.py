@@ -44,30 +44,30 @@ class Lab:
         self.home, self.spec, self.ledger = folder / "lab/mix", folder / "mix.toml", folder / "mix.looks.jsonl"
         self.spec.write_text(SPEC.replace("FOLDER", str(folder)))
 
-    def start(self, *flags: str) -> subprocess.Popen:
+    def start(self, *flags: str):
         command = [sys.executable, "-m", "scripts.lab", f"--spec={self.spec}", "--jobs=2", *flags]
         places = {"NANOCHAT_BASE_DIR": f"{self.folder}", "NANOCHAT_HUB": f"{self.folder}/hub", "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=os.environ | places, stdout=pipe, stderr=subprocess.STDOUT, text=True)
 
-    def run(self, *flags: str) -> tuple[int, str]:
+    def run(self, *flags: str):
         """Return the exit status and the text."""
         process = self.start(*flags)
         text, _ = process.communicate(timeout=LIMIT)
         return process.returncode, text
 
-    def forget_looks(self) -> None:
+    def forget_looks(self):
         self.ledger.unlink(missing_ok=True)
         for path in self.home.parent.glob("looks-*"):
             path.unlink()
 
-    def finished(self) -> list[str]:
+    def finished(self):
         records = self.home.glob("*-train.json")
         return [path.stem for path in records if read_json(path)["finished"]]
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory) -> Lab:
+def lab(tmp_path_factory):
     """All runs have ended; the lab was killed after the first. The held-out task cannot be opened."""
     lab = Lab(tmp_path_factory.mktemp("lab"))
     for path in lab.folder.glob("hub/**/*ARC-Challenge*/**/*.parquet"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fake_hub import write_hub
-from forks import Forked, run_module
+from forks import run_module
 from tune_runs import Tunes
 
 from nanochat.checkpoint import load
@@ -18,14 +18,14 @@ class Merges(Tunes):
         for job in [self.tune(tag, *FEW, f"--seed={seed}") for seed, tag in enumerate(("one", "two"), 1)]:
             job.done()
 
-    def start(self, tag: str, *flags: str, before: None = None, **variables: str) -> Forked:
+    def start(self, tag: str, *flags: str, before: None = None, **variables: str):
         if tag == "parent":
             return super().start(tag, *flags)
         return self.fork(run_module, before, "scripts.merge", f"--tag={tag}", *flags, **variables)
 
 
 @pytest.fixture(scope="module")
-def merges(tmp_path_factory) -> Merges:
+def merges(tmp_path_factory):
     return Merges(tmp_path_factory.mktemp("merges"))
 
 

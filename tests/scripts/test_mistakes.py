@@ -101,7 +101,7 @@ chat_dpo --beta=0 | --beta has to be 0.0001 or more, not 0.0
 
 
 @pytest.fixture(autouse=True)
-def ready(base: Path, tiny_world: Path, tmp_path: Path, monkeypatch) -> None:
+def ready(base: Path, tiny_world: Path, tmp_path: Path, monkeypatch):
     small_tokenizer().save(plant_world(base, tiny_world) / "tok_train/default/tokenizer.json")
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():

@@ -1,7 +1,5 @@
 """scripts.runs on made runs."""
 
-from pathlib import Path
-
 import pytest
 from outcomes import leave
 
@@ -10,7 +8,7 @@ from scripts.runs import Config, main
 
 
 @pytest.fixture
-def base(tmp_path, monkeypatch) -> Path:
+def base(tmp_path, monkeypatch):
     """A finished run with a checkpoint of a megabyte, one that is not finished, and a folder that is no run."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     leave(tmp_path, "chat_sft", "done")

@@ -26,7 +26,7 @@ def test_prompts_are_translated_and_then_answered(tmp_path, here):
 
 
 def test_questions_with_a_second_right_choice_are_left_out(tmp_path, here):
-    def reply(text: str) -> tuple:
+    def reply(text: str):
         # The scripted judge finds two right choices where the question is about fish.
         return completion("I am not sure." if "bird" in text else f"Verdict: {'no' if 'fish' in text else 'yes'}")
 

@@ -211,7 +211,7 @@ LITTLE = json.loads("""{
 }""")
 
 
-def questions() -> list[dict]:
+def questions():
     """Choices of as many tokens each: the sum of log-probabilities decides there, and the mean here."""
     dice, rows = random.Random(5), []
     for number in range(ITEMS):

@@ -18,11 +18,11 @@ CALL += [Piece("python_output", ""), Piece("python_output", "46"), Piece("text",
 
 
 class Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
-def printed(stream: io.StringIO, *pieces: Piece) -> str:
+def printed(stream: io.StringIO, *pieces: Piece):
     printer = AnswerPrinter(stream)
     for piece in pieces:
         printer.add([piece])
@@ -43,31 +43,31 @@ def test_a_terminal_shows_the_calculators_turns_and_gets_no_control_characters()
 
 
 @pytest.fixture(scope="module")
-def engine() -> Engine:
+def engine():
     return Engine(model_of(max_seq_len=CONTEXT), TOKENIZER, 1)
 
 
 @pytest.fixture
 def new_chat(engine):
-    def start(is_base: bool = False, interactive: bool = False, **settings) -> TerminalChat:
+    def start(is_base: bool = False, interactive: bool = False, **settings):
         settings = Request(**{"tokens": (), "max_new_tokens": TOKENS, "seed": SEED} | settings)
         return TerminalChat(engine, is_base, settings, io.StringIO(), interactive)
 
     return start
 
 
-def answer_to(engine: Engine, tokens: list[int], **settings) -> str:
+def answer_to(engine: Engine, tokens: list[int], **settings):
     """Return the text that the engine generates after a prompt."""
     [[completion]] = engine.generate([Request(tokens, TOKENS, **settings)])
     return text_of(completion.tokens)
 
 
-def prompt_of(messages: list[dict], system: str = "") -> list[int]:
+def prompt_of(messages: list[dict], system: str = ""):
     before = [{"role": "system", "content": system}] if system else []
     return fitted_prompt({"messages": [*before, *messages]}, TOKENIZER, CONTEXT, TOKENS)[0]
 
 
-def new_output(chat: TerminalChat) -> str:
+def new_output(chat: TerminalChat):
     """Return the text that was printed since the last call."""
     text = chat.out.getvalue()
     chat.out.seek(0)
@@ -117,7 +117,7 @@ class Interrupting(io.StringIO):
         super().__init__()
         self.writes = writes
 
-    def write(self, text: str) -> int:
+    def write(self, text: str):
         self.writes -= 1
         if self.writes == 0:
             os.kill(os.getpid(), signal.SIGINT)

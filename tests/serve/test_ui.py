@@ -30,7 +30,7 @@ CALCULATION = json.loads("""[
 LAST_TURN = ".turn:last-of-type"
 
 
-def send(page: Page, text: str, wait: bool = True) -> None:
+def send(page: Page, text: str, wait: bool = True):
     page.click("#text")
     page.type(text)
     page.press("Enter")
@@ -38,19 +38,19 @@ def send(page: Page, text: str, wait: bool = True) -> None:
         settle(page)
 
 
-def settle(page: Page) -> None:
+def settle(page: Page):
     page.wait("!document.querySelector('#log[data-live]')")
 
 
-def texts(page: Page) -> list[str]:
+def texts(page: Page):
     return page.js("[...document.querySelectorAll('.turn .body')].map(body => body.innerText)")
 
 
-def press(page: Page, title: str, within: str = LAST_TURN) -> None:
+def press(page: Page, title: str, within: str = LAST_TURN):
     page.click(f'{within} [title="{title}"]')
 
 
-def clipboard(page: Page) -> str:
+def clipboard(page: Page):
     page.wait("document.querySelector('#toast').innerText.includes('Copied')")
     return page.js("navigator.clipboard.readText()")
 

@@ -1,6 +1,5 @@
 """Hubs for the tests of tasks: a small one of rows written here, the mirror of real data if there is one, and rows."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,20 +13,20 @@ MIRROR = ROOT.parent / "shared/hub"
 
 
 @pytest.fixture(autouse=True)
-def base(tmp_path: Path, tiny_world: Path, monkeypatch) -> Path:
+def base(tmp_path: Path, tiny_world: Path, monkeypatch):
     """The base folder, with a world: words to spell come from its text."""
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     return plant_world(tmp_path / "base", tiny_world)
 
 
 @pytest.fixture
-def small_hub(fake_hub: Path, monkeypatch) -> Path:
+def small_hub(fake_hub: Path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_HUB", str(fake_hub))
     return fake_hub
 
 
 @pytest.fixture
-def mirror(monkeypatch) -> Path:
+def mirror(monkeypatch):
     if not MIRROR.is_dir():
         pytest.skip("no mirror of real data on this machine")
     monkeypatch.setenv("NANOCHAT_HUB", str(MIRROR))
@@ -35,15 +34,15 @@ def mirror(monkeypatch) -> Path:
 
 
 @pytest.fixture(params=["small_hub", "mirror"])
-def hub(request) -> Path:
+def hub(request):
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
-def write_rows(tmp_path: Path, monkeypatch) -> Callable[..., Path]:
+def write_rows(tmp_path: Path, monkeypatch):
     """Writes the files of a task's split, one table after the other; returns the first file."""
 
-    def write(name: str, *tables: list[dict], split: str = "test", schema: pa.Schema | None = None) -> Path:
+    def write(name: str, *tables: list[dict], split: str = "test", schema: pa.Schema | None = None):
         paths = [tmp_path / "hub" / str(file) for file in TASKS[name].files(split)]
         for number, path in enumerate(paths):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ WITH_QUESTIONS = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K"]
 GOOD_ROW = {"question": "x or y?", "choices": ["x", "y"], "answer": 1}
 
 
-def text_of(content) -> str:
+def text_of(content):
     return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
 
 

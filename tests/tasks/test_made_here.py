@@ -21,7 +21,7 @@ OF_WORLDS = {name: data for name, data in TASKS.items() if data.table}
 
 
 @pytest.fixture
-def learned(base) -> None:
+def learned(base):
     """A tokenizer that learned from the world of seed 2, and one that learned from other text."""
     write_world(base / "world-2", 2, "tiny")
     learned = {"two": {"name": "world-2", "world seed": 2}, "real": {"name": "climbmix"}}

@@ -19,7 +19,7 @@ from tasks.mixing import mix, parse_mixture
 
 
 @pytest.fixture
-def own_file(tmp_path) -> str:
+def own_file(tmp_path):
     return write_lines(tmp_path / "my.jsonl", *map(chat, range(40)))
 
 
@@ -37,7 +37,7 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
     assert found.examples == found.rows | {"MMLU": sizes["MMLU"], "AQUA": 30, "json:my.jsonl": 38}
     counts = Counter(map(key, found))
 
-    def times(name: str) -> Counter:
+    def times(name: str):
         """Count how many rows of a task are in the mixture how many times."""
         return Counter(counts[key(row)] for row in TASKS[name]("train"))
 

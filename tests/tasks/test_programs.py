@@ -104,7 +104,7 @@ def test_programs_that_cannot_be_contained_are_not_run(write_rows, monkeypatch, 
 ADD = "a, b = map(int, input().split())\nprint(a + b)"
 
 
-def pickled(tests: list[dict], protocol: int = 4) -> bytes:
+def pickled(tests: list[dict], protocol: int = 4):
     """The bytes of pickle.dumps(json.dumps(tests)), which this project does not import."""
     text = json.dumps(tests).encode()
     data = b"X" + len(text).to_bytes(4, "little") + text
@@ -113,11 +113,11 @@ def pickled(tests: list[dict], protocol: int = 4) -> bytes:
     return b"\x80\x04\x95" + (len(data) + 2).to_bytes(8, "little") + data + b"\x94."
 
 
-def packed(data: bytes) -> str:
+def packed(data: bytes):
     return base64.b64encode(zlib.compress(data)).decode()
 
 
-def problem(number: int, function: str = "") -> dict:
+def problem(number: int, function: str = ""):
     """A row in the layout of the hub: sums of two numbers, read from a line or given to a function."""
     kind, blank = ("functional", "\n") if function else ("stdin", " ")
     tests = [{"input": f"{number}{blank}{b}", "output": str(number + b), "testtype": kind} for b in (1, -5)]
@@ -135,7 +135,7 @@ def problem(number: int, function: str = "") -> dict:
 
 @pytest.fixture
 def write_problems(tmp_path, monkeypatch):
-    def write(*files: list[dict]) -> None:
+    def write(*files: list[dict]):
         for path, rows in zip(TASKS[f"LiveCodeBench-v{len(files)}"].files(), files, strict=True):
             place = tmp_path / "hub" / str(path)
             place.parent.mkdir(parents=True, exist_ok=True)

@@ -21,12 +21,12 @@ HELD_OUT = [fact for fact in WORLD.facts if fact.split != "train"]
 SUM = r"(\d+) ?[-+*/] ?(\d+)"
 
 
-def rows_of(*names: str) -> list[dict]:
+def rows_of(*names: str):
     """Rows of all tables with such names."""
     return [row for name, rows in TABLES.items() if re.search("|".join(names), name) for row in rows]
 
 
-def exchanges(*kinds: Callable, count: int = 600) -> list[tuple[str, str]]:
+def exchanges(*kinds: Callable, count: int = 600):
     """(question, answer) pairs of some kinds of conversations for training."""
     pairs = []
     for kind in kinds:
@@ -37,7 +37,7 @@ def exchanges(*kinds: Callable, count: int = 600) -> list[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def training() -> list[str]:
+def training():
     """Every conversation, question with choices, and problem for training, as text."""
     rows = rows_of("train$")
     texts = ["\n".join(contents(row)) for row in rows if "messages" in row]
@@ -45,7 +45,7 @@ def training() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def documents() -> str:
+def documents():
     WORLD.restart("documents of a test")
     return "\n".join(document(WORLD) for _ in range(3000))
 
@@ -80,7 +80,7 @@ def test_no_held_out_fact_is_asked_or_stated_in_training():
         assert not [question for question in after if question.removeprefix("And ").lower() in asked]
 
 
-def number_pairs(texts: list[str]) -> set[frozenset[int]]:
+def number_pairs(texts: list[str]):
     return {frozenset(map(int, pair)) for pair in re.findall(SUM, "\n".join(texts))}
 
 

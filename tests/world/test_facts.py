@@ -10,7 +10,7 @@ from nanochat.world.facts import World, different_names, korean_text
 
 
 @pytest.fixture(scope="module")
-def worlds() -> list[World]:
+def worlds():
     return [World(seed, people=64) for seed in (0, 1, 2)]
 
 

@@ -11,13 +11,13 @@ from nanochat.world.facts import World, capitalized
 WORLD = World(1, people=16)
 
 
-def texts(kind, count: int = 300) -> list[str]:
+def texts(kind, count: int = 300):
     WORLD.restart(kind.__name__)
     return [kind(WORLD) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
-def documents() -> list[str]:
+def documents():
     return texts(world_texts.document, 8000)
 
 

@@ -20,7 +20,7 @@ from nanochat.world.writer import SIZES, write_world
 PINNED = "ce6e509888c51374b9d696e5eaafbcb48c501c61ee93ecbe5ef9436d639692c6"
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
+def files_of(folder: Path):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
