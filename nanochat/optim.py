@@ -259,6 +259,7 @@ class AdamWStack(_Stack):
     """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
     counts_steps = True
+    states_of = ("exp_avg", "exp_avg_sq")
     state_bytes = 8
     scheduled = ("lr",)
 
@@ -267,7 +268,7 @@ class AdamWStack(_Stack):
         self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
         self.share = 4 * math.ceil(self.per_chunk * slot / (4 * self.ranks))
         self.layout = _Layout(self.shape, slot)
-        self.layouts = dict.fromkeys(("exp_avg", "exp_avg_sq"), self.layout)
+        self.layouts = dict.fromkeys(self.states_of, self.layout)
 
     def update(self, scale: Tensor, optimizer: "Optimizer"):
         group = self.group
