@@ -79,7 +79,7 @@ class Spec(BaseModel):
     sampling: dict[Sampling, int | float] = {}
     least_gain: float = 0.0
     scaled: bool = False
-    merges: dict[str, list[str]] = {}  # name -> mixes whose models are merged
+    merges: dict[str, list[str]] = {}  # name -> mixes whose models are merged, perhaps with weights: facts:0.2
     methods: list[Method] = ["linear", "slerp", "task", "ties"]
     slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
 
@@ -143,6 +143,11 @@ def read_spec(path: Path, tag: str = ""):
     return spec.model_copy(update=chosen)
 
 
+def mix_of(word: str):
+    """Return the mix in a word of a merge, which may have a weight after a colon."""
+    return word.partition(":")[0]
+
+
 def mistakes(spec: Spec):
     """Return the mistakes of a spec, apart from names of tasks."""
     found = list(spec.unknown)
@@ -150,10 +155,10 @@ def mistakes(spec: Spec):
         folder = base_dir() / spec.parent_of(base)
         if not any(folder.glob("step_*/manifest.json")):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
-    for name, mixes in spec.merges.items():
-        found += [f"the merge {name} has {mix}, which is no mix" for mix in mixes if mix not in spec.mixes]
-        if "slerp" in spec.methods and len(mixes) != 2:
-            found.append(f"slerp merges two models, and {name} has {len(mixes)}: name other methods")
+    for name, words in spec.merges.items():
+        found += [f"the merge {name} has {mix}, which is no mix" for mix in map(mix_of, words) if mix not in spec.mixes]
+        if "slerp" in spec.methods and len(words) != 2:
+            found.append(f"slerp merges two models, and {name} has {len(words)}: name other methods")
     tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
     tasks = [*spec.dev, *spec.held_out, *spec.stable]
     for names, sentence in ((tags, "two runs have the tag"), (tasks, "two lists of benchmarks have")):
@@ -246,9 +251,11 @@ def _training_step(spec: Spec, run: Run):
 def _merge_step(spec: Spec, run: Run):
     """Return the merge of the runs of several mixes."""
     name, _, method = run.mix.rpartition(":")
-    models = [run._replace(mix=mix) for mix in spec.merges[name]]
+    words = spec.merges[name]
+    models = [run._replace(mix=mix_of(word)) for word in words]
     tag, tags = spec.tag_of(run), [spec.tag_of(model) for model in models]
-    flags = {"tag": tag, "source": SOURCES[spec.stage], "models": ",".join(tags), "method": method}
+    weighted = [own + word.removeprefix(mix_of(word)) for own, word in zip(tags, words, strict=True)]
+    flags = {"tag": tag, "source": SOURCES[spec.stage], "models": ",".join(weighted), "method": method}
     if method == "task":
         flags["scale"] = len(models)  # the sum of the changes, not their mean
     if method == "soup":

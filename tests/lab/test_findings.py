@@ -31,7 +31,7 @@ from nanochat.report.compare import compare
 from scripts.lab import Config, search_rates
 
 MERGES = """[merges]
-both = ["good", "idle"]
+both = ["good", "idle:2"]
 worse = ["bad", "idle"]
 [benchmarks]"""
 
@@ -147,7 +147,7 @@ def test_merges_keep_a_share_of_gains(base):
     assert merging.command[1:] == [
         "--tag=lab-one-both-linear-1-1",
         "--source=sft",
-        "--models=lab-one-good-1-1,lab-one-idle-1-1",
+        "--models=lab-one-good-1-1,lab-one-idle-1-1:2",
         "--method=linear",
     ]
     assert evaluation.parent == merging.output == "merge/lab-one-both-linear-1-1"
