@@ -23,11 +23,10 @@ def base(tmp_path, monkeypatch):
 
 def test_runs_are_listed_with_their_sizes(base, capsys):
     main(Config(list=True))
-    first, second = capsys.readouterr().out.splitlines()[-3:-1]
-    assert first.split()[0] == "base_train/going"
-    assert "not finished" in first
-    assert second.split()[0] == "chat_sft/done"
-    assert second.split()[-2:] == ["1", "0.001"]
+    rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()[-3:-1]]
+    assert [row[1] for row in rows] == ["base_train/going", "chat_sft/done"]
+    assert rows[0][2] == "not finished"
+    assert rows[1][3:5] == ["1", "0.001"]
 
 
 def test_nothing_asked(base):
