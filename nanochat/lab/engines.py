@@ -22,7 +22,7 @@ RETRIES = 3  # of a chain whose machine is lost
 def local(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
     """Run chains on this machine, each on GPUs and CPU cores of its own."""
     # More threads than cores would wait for each other.
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(len(os.sched_getaffinity(0)) // jobs, 1))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // jobs, 1))
     shares = [{"OMP_NUM_THREADS": threads} for _ in range(jobs)]
     if gpus:
         devices = gpu_names()
