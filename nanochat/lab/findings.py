@@ -179,11 +179,13 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
     verdicts, found, sealed = verdicts_on(spec, results), cells(results, spec.dev), []
     synergies = differences(found, spec.reference, spec.least_gain, are_synergies=True)
     merged = read_results(spec, are_merged=True)
+    # A stable benchmark raises alarms, and decides nothing.
+    *matrices, gains = score_tables("", spec, results, spec.dev, spec.stable)
     outcome.tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
-        # A stable benchmark raises alarms, and decides nothing.
-        *score_tables("", spec, results, spec.dev, spec.stable),
+        *matrices,
         table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
+        gains,
         difference_table("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
         merge_table(spec, results, merged),
