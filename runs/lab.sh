@@ -62,9 +62,10 @@ max_problems = 1000
 TOML
 "$python" -m scripts.lab --spec="$spec" --jobs=2 ${flags[@]+"${flags[@]}"}
 
-# The same lab with a broken run: its alarm is in the report of this second lab.
+case " ${flags[*]-} " in *" --plan "*) exit ;; esac
+"$python" -m nanochat.report --tag="$tag" --out="$out"
+
+# The same lab with broken runs: their alarms are in the table of this second lab.
 sed -e 's/^seeds = .*/seeds = [1]\nrates = [100.0]/' -e 's/^bases = .*/bases = ["'"$run"'"]/' -e '/^\(arithmetic\|korean\|spelling\|poison\|both\) /d' \
   "$spec" >"$base/lab/$tag-broken.toml"
-case " ${flags[*]-} " in *" --plan "*) exit ;; esac
 "$python" -m scripts.lab --spec="$base/lab/$tag-broken.toml" --jobs=2
-"$python" -m nanochat.report --tag="$tag" --out="$out"

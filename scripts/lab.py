@@ -34,7 +34,7 @@ from nanochat.lab.findings import (
 from nanochat.lab.rates import next_round
 from nanochat.log import print0
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir
+from nanochat.paths import base_dir, read_json
 from tasks import JUDGED, TASKS, find_task
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import Member, parse_mixture
@@ -67,7 +67,8 @@ def main(config: Config):
     path = Path(config.spec).expanduser().resolve()
     spec = sweep.read_spec(path, config.tag or path.stem + f"-{config.kind}" * (config.kind != "mixes"))
     files, found = open_mixes(spec)
-    found += sweep.mistakes(spec) + flag_mistakes(spec)
+    wrong = sweep.mistakes(spec)
+    found += wrong or flag_mistakes(spec)
     for name in [*spec.dev, *spec.stable, *spec.held_out]:
         try:
             if find_task(name, JUDGED) != name:  # it is not opened
@@ -83,14 +84,15 @@ def main(config: Config):
             config.kind == "rates" and spec.flags.get("eval-every", 0) == -1
         ),
         "--kind=variance needs repeats = 2 or more": config.kind == "variance" and spec.repeats == 1,
+        "--engine=ray and slurm need --gpus, as a number for each run": config.engine != "local" and config.gpus < 0,
         "--final needs benchmarks that are held_out": config.final and not spec.held_out,
     }
     found += [sentence for sentence, is_wrong in refused.items() if is_wrong]
     if found:
         raise ValueError("\n  ".join([f"{config.spec}:", *found]))
+    # Tasks without files are found before anything runs. Those that are held out are not opened.
+    questions = count_questions(spec)
     if config.plan:
-        most = spec.sampling.get("max_problems", sys.maxsize)
-        questions = {name: min(len(TASKS[name]()), most) for name in spec.dev}
         print0(*sweep.expectations(spec, questions), sep="\n")
         return
     kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
@@ -129,16 +131,24 @@ def has(members: Sequence[Member], least: str):
     return bool(shares) and sum(shares) >= float(share or 0)
 
 
+def count_questions(spec: sweep.Spec):
+    """Return the number of questions that a model is asked, by development benchmark."""
+    manifests = (base_dir() / spec.parent_of(spec.bases[0])).glob("step_*/manifest.json")
+    tokenizer = read_json(max(manifests))["tokenizer"]["tag"]  # names the world of the world's tasks
+    counts = {name: len(TASKS[name](tokenizer=tokenizer, unsafe_exec=True)) for name in spec.open_tasks}
+    most = spec.sampling.get("max_problems") or sys.maxsize
+    return {name: min(counts[name], most) for name in spec.dev}
+
+
 def flag_mistakes(spec: sweep.Spec):
     """Return the mistakes in flags and sampling, as the scripts themselves would say them."""
-    found = []
-    for step in sweep.run_steps(spec, spec.runs[0]):
-        script, *flags = step.command
-        try:
+    try:
+        for step in sweep.run_steps(spec, spec.runs[0]):
+            script, *flags = step.command
             parse(importlib.import_module(script).Config, flags)
-        except ValueError as error:
-            found.append(f"{script}: {error}")
-    return found
+    except ValueError as error:
+        return [f"flags or sampling: {error}"]
+    return []
 
 
 def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config):

@@ -50,11 +50,12 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
 
 def main(config: Config):
     # Slow imports stay out of --help.
-    from nanochat.checkpoint import MANIFEST, steps
+    from nanochat.checkpoint import MANIFEST, newest
     from nanochat.lab import merge
 
     stage = MODELS[config.source]
-    if steps(stage_dir(stage, config.tag)):
+    earlier = newest(stage_dir(stage, config.tag))
+    if earlier and "merge" not in earlier.manifest:
         raise ValueError(f"{stage_dir(stage, config.tag)} holds a run, take another --tag")
     outcome = Outcome.begin("merge", config.tag, config)
     found = merge.read_models(stage, config.models)

@@ -43,7 +43,9 @@ def runs_on_disk():
 def row_of(folder: Path):
     """Return a row of the list: run, state, number of checkpoints, size."""
     path = folder / "outcome.json"
-    state = f"finished {Outcome.load(path).timestamp[:16]}" if path.exists() else "not finished"
+    state = "a merge" if (base_dir() / "merge" / folder.name).exists() else "not finished"
+    if path.exists():
+        state = f"finished {Outcome.load(path).timestamp[:16]}"
     size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
     return [f"{folder.parent.name}/{folder.name}", state, len(list(folder.glob("step_*"))), size / 1e9]
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from nanochat.jobs.runner import Chain, Job, run_chains, saved_record
+from nanochat.jobs.runner import Chain, Job, Step, difference, run_chains, saved_record
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, hold_folder, write_text
 
@@ -43,7 +43,8 @@ def on_ray(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
         raise ValueError("--engine=ray needs Ray: pip install 'nanochat[ray]'") from None
 
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    variables = {"PYTHONPATH": path, "NANOCHAT_BASE_DIR": str(base_dir().resolve())}
+    variables = {name: value for name, value in os.environ.items() if name.startswith("NANOCHAT_")}
+    variables |= {"PYTHONPATH": path, "NANOCHAT_BASE_DIR": str(base_dir().resolve())}
     ray.init(address=os.environ.get("RAY_ADDRESS", "auto"), runtime_env={"env_vars": variables}, log_to_driver=False)
     # A chain whose machine is lost begins again on another one: finished steps are skipped, training resumes.
     place = ray.remote(num_gpus=gpus, max_retries=RETRIES)(_run_words)
@@ -85,7 +86,7 @@ def on_slurm(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
             subprocess.run(["sbatch", "--wait", str(path)], check=False)  # its status is that of the worst task
         except FileNotFoundError:
             raise ValueError("--engine=slurm needs the command sbatch, which is not on this machine") from None
-    return sum(not all(saved_record(job.record(step)).get("finished") for step in chain) for chain in chains)
+    return sum(not all(_is_finished(job, step) for step in chain) for chain in chains)
 
 
 ENGINES: dict[str, Callable[[Job, Sequence[Chain], int, int], int]] = {
@@ -101,6 +102,12 @@ def gpu_names():
 
     names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     return names.split(",") if names and torch.cuda.is_available() else []
+
+
+def _is_finished(job: Job, step: Step):
+    """Return True if a step has finished with this command, not with an earlier one."""
+    record = saved_record(job.record(step))
+    return record.get("finished") and not difference(record, step, {})
 
 
 def chain_words(job: Job, chain: Chain):

@@ -68,7 +68,8 @@ def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False
     benchmarks = spec.held_out if is_held_out else spec.open_tasks
     parents = {}
     for base in spec.bases:
-        parents[base] = _shares(_read_all(base_step(spec, base), spec.open_tasks), spec.stable)
+        step = base_step(spec, base)
+        parents[base] = _shares(_read_all(step, spec.open_tasks), spec.stable) if step.outcome.exists() else {}
     found = []
     for run in spec.merged_runs if are_merged else spec.runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
@@ -80,7 +81,7 @@ def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False
         if spec.stage == "chat_rl":  # the loss of a policy is near 0, and says nothing
             signs = [sign for sign in signs if sign.kind != "loss"]
         if not answers:
-            signs.insert(0, Alarm("failed", _reason(spec, run)))
+            signs.insert(0, Alarm("failed", _reason(spec, steps)))
         base = run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}"
         found.append(RunResult(run, base, answers, signs, records, outcomes))
     return found
@@ -99,17 +100,14 @@ def _shares(answers: Mapping[str, Answers], stable: Sequence[str]):
     return {name: mean_estimate(sample) for name, sample in samples.items() if len(sample)}
 
 
-def _reason(spec: Spec, run: Run):
-    """Return the last line of the newest log of a run."""
-    logs = [step_log for step in run_steps(spec, run) if (step_log := _log(spec, step)).exists()]
+def _reason(spec: Spec, steps: Sequence[Step]):
+    """Return the last line of the newest log of some steps."""
+    logs = [stage_dir("lab", spec.name) / f"{step.name}.log" for step in steps]
+    logs = [path for path in logs if path.exists()]
     if not logs:
         return "not run"
     newest = max(logs, key=lambda path: path.stat().st_mtime)
     return newest.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
-
-
-def _log(spec: Spec, step: Step):
-    return stage_dir("lab", spec.name) / f"{step.name}.log"
 
 
 # ---- scores and differences ----
@@ -194,9 +192,9 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
     if look:
         title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
         # Others may have answers from an earlier look.
-        runs = [result.run for result in recommended(spec, results)]
-        sealed = [result for result in read_results(spec, is_held_out=True) if result.answers and result.run in runs]
-        outcome.tables += score_tables(title, spec, sealed, spec.held_out)
+        runs = [result.run for result in recommended(spec, results) if not result.broken]
+        sealed = [result for result in read_results(spec, is_held_out=True) if result.run in runs]
+        outcome.tables += [*score_tables(title, spec, sealed, spec.held_out), alarm_table(spec, sealed, title)]
     outcome.tables = [
         table for table in [*outcome.tables, cost_table(spec, [*results, *merged], sealed)] if table["rows"]
     ]
@@ -219,7 +217,7 @@ def write_noise(spec: Spec, outcome: Outcome):
     rows = []
     for slots in [0, *spec.slots]:
         evaluations = [_read_all(base_step(spec, base, slots), spec.open_tasks) for base in spec.bases]
-        if not all(evaluations):
+        if not all(base_step(spec, base, slots).outcome.exists() for base in spec.bases):
             raise ValueError(f"an evaluation has failed, see the logs in {stage_dir('lab', spec.name)}")
         for name in spec.open_tasks:
             # (bases, repeats, questions)
@@ -242,7 +240,7 @@ def final_loss(spec: Spec, run: Run):
     if not path.exists():
         if any(record["kind"] == "diverged" for record in records):
             return nan
-        raise ValueError(f"{path.parent} has no result, and did not diverge: {_reason(spec, run)}")
+        raise ValueError(f"{path.parent} has no result, and did not diverge: {_reason(spec, run_steps(spec, run))}")
     losses = [record["val/loss"] for record in records if "val/loss" in record]
     if not losses:
         raise ValueError(f"{path.parent} has no validation loss: let the flags of the lab have eval-every = 0")
@@ -336,7 +334,7 @@ def luck_table(found: Cells):
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
-def alarm_table(spec: Spec, results: Iterable[RunResult]):
+def alarm_table(spec: Spec, results: Iterable[RunResult], title: str = ""):
     """Return the alarms of all runs, with failures."""
     rows = []
     for base in spec.bases:
@@ -345,7 +343,7 @@ def alarm_table(spec: Spec, results: Iterable[RunResult]):
     for result in results:
         tag = spec.tag_of(result.run)
         rows += [[tag, alarm.kind, "yes" if alarm.breaks else "no", alarm.sentence] for alarm in result.alarms]
-    return table_of("Alarms", "Run | Alarm | Left out | Reason", rows)
+    return table_of(f"Alarms{title}", "Run | Alarm | Left out | Reason", rows)
 
 
 def cost_table(spec: Spec, results: Sequence[RunResult], sealed: Sequence[RunResult]):

@@ -11,6 +11,7 @@ method, weights and all models with hashes under `merge`. It has no optimizer st
 
 import math
 import re
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
@@ -167,5 +168,7 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
         "source": {"setting": None},
     }
     with hold(folder), Saver(folder) as saver:
+        for earlier in folder.glob("step_*"):  # of a merge that is made again
+            shutil.rmtree(earlier)
         saver.save(first.step, tensors, [], record)
     return folder

@@ -55,7 +55,7 @@ def next_round(losses: Losses, seeds: int = 2):
         return Round(two, seeds, "the rates nearest to the lowest point of all, with all seeds")
     means = [np.mean(losses[rate]) for rate in two]
     best = two[np.argsort(means)[0]]  # a rate with a diverged seed has no mean, and comes last
-    return Round([best], 0, f"the best rate is {best:g}, with the lower mean loss over {seeds} seeds")
+    return Round([best], 0, f"the best rate is {best:g}, by the mean loss, seeds: {seeds}")
 
 
 def _rates(centre: float, decades: Sequence[float]):

@@ -170,6 +170,9 @@ def mistakes(spec: Spec):
         ),
         "with one seed nothing is shown, and scaled = true would drop every mix": not spec.scaled
         or len(spec.seeds) > 1,
+        "eval-metrics-every in flags would score held-out benchmarks while runs train: leave it out": (
+            not spec.held_out or spec.flags.get("eval-metrics-every", -1) == -1
+        ),
         "a budget in tokens needs total-batch-size in flags": (
             "tokens" not in spec.budget or "total-batch-size" in spec.flags
         ),
@@ -190,8 +193,14 @@ def chains_of(spec: Spec):
 
 
 def merge_chains(spec: Spec):
-    """Return the steps of all merges, which need finished runs."""
-    return [run_steps(spec, run) for run in spec.merged_runs]
+    """Return the steps of all merges of finished runs."""
+    return [run_steps(spec, run) for run in spec.merged_runs if all(path.exists() for path in _merged(spec, run))]
+
+
+def _merged(spec: Spec, run: Run):
+    """Return the outcomes of the runs that a merge is made of."""
+    words = spec.merges[run.mix.rpartition(":")[0]]
+    return [spec.outcome_of(run._replace(mix=mix_of(word))) for word in words]
 
 
 def base_step(spec: Spec, base: str, slots: int = 0):
@@ -251,21 +260,20 @@ def _training_step(spec: Spec, run: Run):
 def _merge_step(spec: Spec, run: Run):
     """Return the merge of the runs of several mixes."""
     name, _, method = run.mix.rpartition(":")
-    words = spec.merges[name]
-    models = [run._replace(mix=mix_of(word)) for word in words]
-    tag, tags = spec.tag_of(run), [spec.tag_of(model) for model in models]
+    words, outcomes = spec.merges[name], _merged(spec, run)
+    tag, tags = spec.tag_of(run), [path.parent.name for path in outcomes]
     weighted = [own + word.removeprefix(mix_of(word)) for own, word in zip(tags, words, strict=True)]
     flags = {"tag": tag, "source": SOURCES[spec.stage], "models": ",".join(weighted), "method": method}
     if method == "task":
-        flags["scale"] = len(models)  # the sum of the changes, not their mean
+        flags["scale"] = len(words)  # the sum of the changes, not their mean
     if method == "soup":
-        flags |= {"dev": "|".join(spec.dev)} | spec.sampling
+        flags |= {"dev": "|".join(spec.dev), "repeats": spec.repeats} | spec.sampling
     return Step(
         f"{tag}-merge",
         ["scripts.merge", *_flag_words(flags)],
         output=f"merge/{tag}",
         parent=f"{spec.stage}/{tags[0]}",
-        local=[str(spec.outcome_of(model)) for model in models],
+        local=list(map(str, outcomes)),
         quiet=True,
     )
 
@@ -349,9 +357,9 @@ def _ledger(spec: Spec):
     return spec.path.with_suffix(".looks.jsonl")
 
 
-def _anchor(spec: Spec):
-    """Return the file with the hash of the last look, apart from the ledger, which might be cut off."""
-    return base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
+def _anchors(spec: Spec):
+    """Return files with the hash of the last look: the ledger might be cut off, or the spec copied."""
+    return base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}", stage_dir("lab", spec.name) / "look"
 
 
 def _chained(before: str, line: Record):
@@ -367,9 +375,9 @@ def looks(spec: Spec):
         before = _chained(before, line)
         if line.get("hash") != before:
             raise ValueError(f"{path}:{number} was edited: {UNCOUNTED}")
-    anchor = _anchor(spec)
-    if anchor.exists() and anchor.read_text() not in [line["hash"] for line in lines]:
-        raise ValueError(f"{path} lacks its last look: {UNCOUNTED}")
+    for anchor in _anchors(spec):
+        if anchor.exists() and anchor.read_text() not in [line["hash"] for line in lines]:
+            raise ValueError(f"{path} lacks its last look: {UNCOUNTED}")
     return lines
 
 
@@ -387,5 +395,6 @@ def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]):
     line["hash"] = _chained(last["hash"], line)
     with open(_ledger(spec), "a", encoding="utf-8") as ledger:
         ledger.write(json.dumps(line) + "\n")
-    write_text(_anchor(spec), line["hash"])
+    for anchor in _anchors(spec):
+        write_text(anchor, line["hash"])
     return len(lines) + 1

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -124,6 +125,9 @@ def test_slurm_runs_an_array(job, tmp_path, monkeypatch):
     assert "--gpus-per-node=4" in script
     assert read_json(own.record(chains[0][1]))["finished"]
     assert ENGINES["slurm"](own, chains, 2, 4) == 1
+    changed = [[replace(step, command=[*step.command, "--more"]) for step in chain] for chain in chains]
+    fake.write_text("#!/usr/bin/env bash\nexit 1\n")  # nothing has run: results of other commands do not count
+    assert ENGINES["slurm"](replace(own, steps=[step for chain in changed for step in chain]), changed, 2, 4) == 3
     assert [len(began(own, name)) for name in "abce"] == [1, 1, 2, 1]
 
 

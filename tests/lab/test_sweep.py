@@ -137,3 +137,6 @@ def test_a_look_is_counted_once_for_the_same_models(base):
         (base / "lab.looks.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
         with pytest.raises(ValueError, match=r"looks\.jsonl lacks its last look: the looks at held-out"):
             looks(spec)
+    # Another file with the same tag.
+    with pytest.raises(ValueError, match=r"copy\.looks\.jsonl lacks its last look"):
+        looks(spec.model_copy(update={"path": base / "copy.toml"}))

@@ -58,7 +58,7 @@ class Lab:
 
     def forget_looks(self):
         self.ledger.unlink(missing_ok=True)
-        for path in self.home.parent.glob("looks-*"):
+        for path in [*self.home.parent.glob("looks-*"), *self.home.glob("look")]:
             path.unlink()
 
     def finished(self):
@@ -109,7 +109,10 @@ def test_a_killed_lab_loses_no_run(lab):
 def test_a_run_that_fails_is_a_hole_with_its_reason(lab):
     name = write_lines(lab.folder / "broken.jsonl", {"messages": 1})
     spec = lab.folder / "more.toml"
-    spec.write_text(lab.spec.read_text().replace("[benchmarks]", f'broken = "{name}"\n[benchmarks]'))
+    text = lab.spec.read_text().replace("[benchmarks]", f'broken = "{name}"\n[benchmarks]')
+    spec.write_text(
+        text.replace('both = ["plain", "letters"]', 'both = ["plain", "letters"]\nnone = ["plain", "broken"]')
+    )
     code, text = lab.run(f"--spec={spec}", "--tag=mix")
     # Four runs and four merges of two steps, and the base's evaluation.
     assert (code, text.count("already finished")) == (0, 17), text
@@ -189,7 +192,7 @@ def test_bad_input_is_refused(lab, tmp_path):
         "the mix plain: there is no file /no/chats.jsonl",
         "the mix letters: ARC-Esy is no task",
         "  MLU is",
-        "  scripts.chat_sft: unknown argument --no-compille",
+        "  flags or sampling: unknown argument --no-compille",
     ):
         assert part in text
     minimal = 'minimal = ["arc-easy%60"]\nstage'

@@ -46,15 +46,18 @@ def test_a_merge_is_a_checkpoint_like_any(merges):
     job = merges.tune("sum", *FEW, "--seed=1")  # the settings of the first model
     assert job.codes() == [2]
     assert "holds a merge, which does not train on: start from it with --model-tag" in job.err()
-    assert "holds a run, take another --tag" in merges.refused("sum", "--models=one,two")
+    assert "holds a run, take another --tag" in merges.refused("one", "--models=sum,two")
     assert "a merge needs a weight above 0" in merges.refused("never", "--models=one:0,two:0")
     assert "--method=slerp two models" in merges.refused("never", "--models=one", "--method=slerp")
     assert "give it with --method=soup alone" in merges.refused("never", "--models=one,two", "--method=soup")
-    # Models that answer alike: all stay, and the soup is their mean.
+    # Models that answer alike: all stay.
     merges.start("soup", "--models=one,two", "--method=soup", "--dev=ARC-Easy", "--max-problems=4").done()
     soup = load(merges.of("soup"), 2).manifest["merge"]
     assert soup["method"] == "soup"
-    assert set(soup["weights"]) <= {0.0, 1.0}
+    assert soup["weights"] == [1, 1]
+    # A merge is made again in place of the earlier one.
+    merges.start("soup", "--models=one").done()
+    assert [model["tag"] for model in load(merges.of("soup"), 2).manifest["merge"]["models"]] == ["one"]
     # A merge has the parent of its models, and can be merged with them.
     merges.start("again", "--models=sum,one:0").done()
     assert all(torch.equal(value, merged[name]) for name, value in load(merges.of("again"), 2).model_tensors().items())
