@@ -36,7 +36,7 @@ CURVES = {"loss": ("train/loss", 1.0), "gradient norm": ("train/grad_norm", 10.0
 class Alarm(NamedTuple):
     """A sign of a broken run."""
 
-    kind: str  # loss, gradient norm, share or staircase
+    kind: str  # loss, gradient norm, share, staircase, collapse or failed
     sentence: str
     breaks: bool = True  # the run leaves the recommendation
 

@@ -33,6 +33,7 @@ from nanochat.paths import stage_dir, write_json
 from nanochat.report.card import cost
 from nanochat.report.compare import Answers, read_answers
 
+COLLAPSED = 0.95  # share of equal answers
 LONGEST = 160  # characters of a reason
 POINTS = 100  # of a curve
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
@@ -69,7 +70,7 @@ def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False
     parents = {}
     for base in spec.bases:
         step = base_step(spec, base)
-        parents[base] = _shares(_read_all(step, spec.open_tasks), spec.stable) if step.outcome.exists() else {}
+        parents[base] = _read_all(step, spec.open_tasks) if step.outcome.exists() else {}
     found = []
     for run in spec.merged_runs if are_merged else spec.runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
@@ -77,7 +78,11 @@ def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False
         # Answers of an evaluation that is still running are not complete.
         answers = _read_all(steps[1], benchmarks) if len(outcomes) == len(steps) else {}
         records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
-        signs = alarms(records, _shares(answers, spec.stable), parents[run.base])
+        parent = parents[run.base]
+        signs = alarms(records, _shares(answers, spec.stable), _shares(parent, spec.stable))
+        for name in spec.stable:
+            if name in answers and answers[name].commonest >= COLLAPSED > parent.get(name, answers[name]).commonest:
+                signs.append(Alarm("collapse", f"{answers[name].commonest:.0%} of the answers in {name} are the same"))
         if spec.stage == "chat_rl":  # the loss of a policy is near 0, and says nothing
             signs = [sign for sign in signs if sign.kind != "loss"]
         if not answers:

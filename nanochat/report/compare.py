@@ -7,6 +7,7 @@ unevenly by chance.
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -35,22 +36,25 @@ class Answers(NamedTuple):
     questions: str  # hash over all
     right: list[list[bool]]  # each sample of each question
     stops: list[bool]  # does a sample stop by itself? Empty for answers by the likeliest letter
+    commonest: float  # share of the most frequent text
 
 
 def read_answers(path: Path):
     """Return the answers that base_eval or chat_eval has written, one question a line."""
-    questions, right, stops = [], [], []
+    questions, right, stops, texts = [], [], [], Counter()
     for answer in read_jsonl(path, dict):
         # chat_eval draws several samples for a question.
         if "completions" in answer:
             right.append([completion["right"] for completion in answer["completions"]])
             questions.append(text_sha256(json.dumps([answer["prompt"], answer["answer"]])))
             stops += [one["reason"] != "length" for one in answer["completions"] if "reason" in one]
+            texts.update(completion.get("text") for completion in answer["completions"])
         # base_eval scores each question once, and has hashed the text itself.
         else:
             right.append([answer["correct"]])
             questions.append(answer["question"])
-    return Answers(text_sha256(" ".join(questions)), right, stops)
+    commonest = max(texts.values(), default=0) / max(texts.total(), 1)
+    return Answers(text_sha256(" ".join(questions)), right, stops, commonest)
 
 
 def decisions(base: Path, outcomes: Iterable[Outcome]):

@@ -110,6 +110,10 @@ def test_a_stable_benchmark_that_falls_is_an_alarm(base):
     write_jsonl(path, [record | {"completions": [{"right": False}] * 2} for record in read_jsonl(path, dict)])
     assert len(read_results(spec)[0].alarms) == 1
     assert not any(result.alarms for result in others)
+    # Made runs have the same answer to all questions: an alarm, unless the base has too.
+    path = base / "chat_eval_mid/lab-one/World-Choices.jsonl"
+    path.write_text(path.read_text().replace('"text": ""', '"text": "A"', 100))
+    assert "collapse" in str([result.alarms for result in read_results(spec)])
 
 
 def test_synergy_is_the_gain_beyond_the_sum_of_both():
