@@ -16,7 +16,7 @@ in tables are points, with standard errors from questions and seeds.
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from math import log10, nan
+from math import nan
 from statistics import fmean, mode
 from typing import NamedTuple
 
@@ -39,8 +39,8 @@ POINTS = 100  # of a curve
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
 MARKS = {"gain": " ▲", "harm": " ▼", significance.UNCLEAR: ""}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
-MERGES = "Base|Merge|Method|Benchmark|Mix|Its gain:+.1f|±:.1f|Gain of the merge:+.1f|±:.1f|Kept, %:.0f"
-NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Class|Explained by questions, %:.0f|k for a very stable Avg@k"
+MERGES = "Base|Merge|Method|Benchmark|Mix|Its gain:+.1f|±:.1f|Gain of the merge:+.1f|±:.1f|Kept:.0%"
+NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Explained by questions:.0%|Class|k for a very stable Avg@k"
 
 Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
 
@@ -67,10 +67,7 @@ class RunResult(NamedTuple):
 def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False):
     """Return the results of all runs, or of all merges. is_held_out: in the held-out benchmarks."""
     benchmarks = spec.held_out if is_held_out else spec.open_tasks
-    parents = {}
-    for base in spec.bases:
-        step = base_step(spec, base)
-        parents[base] = _read_all(step, spec.open_tasks) if step.outcome.exists() else {}
+    parents = {base: _read_base(spec, base) for base in spec.bases}
     found = []
     for run in spec.merged_runs if are_merged else spec.runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
@@ -81,7 +78,7 @@ def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False
         parent = parents[run.base]
         signs = alarms(records, _shares(answers, spec.stable), _shares(parent, spec.stable))
         for name in spec.stable:
-            if name in answers and answers[name].commonest >= COLLAPSED > parent.get(name, answers[name]).commonest:
+            if name in answers and answers[name].commonest >= COLLAPSED > parent[name].commonest:
                 signs.append(Alarm("collapse", f"{answers[name].commonest:.0%} of the answers in {name} are the same"))
         if spec.stage == "chat_rl":  # the loss of a policy is near 0, and says nothing
             signs = [sign for sign in signs if sign.kind != "loss"]
@@ -90,6 +87,14 @@ def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False
         base = run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}"
         found.append(RunResult(run, base, answers, signs, records, outcomes))
     return found
+
+
+def _read_base(spec: Spec, base: str, slots: int = 0):
+    """Return the answers of a base; a ValueError if its evaluation has failed."""
+    step = base_step(spec, base, slots)
+    if not step.outcome.exists():
+        raise ValueError(f"the evaluation of {base} has failed, see the logs in {stage_dir('lab', spec.name)}")
+    return _read_all(step, spec.open_tasks)
 
 
 def _read_all(step: Step, benchmarks: Iterable[str]):
@@ -128,7 +133,7 @@ def cells(results: Sequence[RunResult], benchmarks: Sequence[str]):
         for one in intact:
             answers, group = one.answers[benchmark], found.setdefault((base, benchmark), {})
             if answers.questions == common:
-                group.setdefault(one.run.mix, []).append(np.mean(answers.right, axis=1))
+                group.setdefault(one.run.mix, []).append(100 * np.mean(answers.right, axis=1))
     return {key: {mix: np.array(rows) for mix, rows in group.items()} for key, group in found.items()}
 
 
@@ -147,15 +152,9 @@ def differences(found: Cells, reference: str, least_gain: float = 0.0, are_syner
 
 
 def verdicts_on(spec: Spec, results: Sequence[RunResult]):
-    """Return the verdicts on all mixes, by their differences in the development benchmarks."""
+    """Return the verdicts on all mixes with a result, by their differences in the development benchmarks."""
     table = differences(cells(results, spec.dev), spec.reference, spec.least_gain)
-    verdicts = significance.recommend(table, spec.scaled)
-    known = {(one.base, one.mix) for one in verdicts}
-    for base, mix in dict.fromkeys((result.base, result.run.mix) for result in results):
-        if mix != spec.reference and (base, mix) not in known:
-            reason = "no run to compare, of this mix or of the reference"
-            verdicts.append(significance.Recommendation(base, mix, "no result", reason))
-    return verdicts
+    return significance.recommend(table, spec.scaled)
 
 
 def recommended(spec: Spec, results: Sequence[RunResult]):
@@ -179,15 +178,14 @@ def write_recommendation(spec: Spec, results: Sequence[RunResult]):
 def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], look: int = 0):
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
     outcome.add_artifact(write_recommendation(spec, results))
-    verdicts, found, sealed = verdicts_on(spec, results), cells(results, spec.dev), []
+    found, sealed = cells(results, spec.dev), []
     synergies = differences(found, spec.reference, spec.least_gain, are_synergies=True)
     merged = read_results(spec, are_merged=True)
-    # A stable benchmark raises alarms, and decides nothing.
-    *matrices, gains = score_tables("", spec, results, spec.dev, spec.stable)
+    *matrices, gains = score_tables("", spec, results, spec.open_tasks)
     outcome.tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
         *matrices,
-        table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
+        table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts_on(spec, results)),
         gains,
         difference_table("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
@@ -210,9 +208,6 @@ def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], loo
         "Budget of a run": ", ".join(f"{name} {value:,}" for name, value in spec.budget.items()),
         "Rule": significance.RULE,
     }
-    for verdict in dict.fromkeys(one.verdict for one in verdicts):
-        mixes = [f"{one.mix} on {one.base}" for one in verdicts if one.verdict == verdict]
-        outcome.metrics[verdict.capitalize()] = ", ".join(mixes)
     outcome.curves = overlays(results)
     outcome.finish()
 
@@ -221,18 +216,15 @@ def write_noise(spec: Spec, outcome: Outcome):
     """Fill, print and write the outcome of repeated evaluations of the bases, with each number of engine slots."""
     rows = []
     for slots in [0, *spec.slots]:
-        evaluations = [_read_all(base_step(spec, base, slots), spec.open_tasks) for base in spec.bases]
-        if not all(base_step(spec, base, slots).outcome.exists() for base in spec.bases):
-            raise ValueError(f"an evaluation has failed, see the logs in {stage_dir('lab', spec.name)}")
+        evaluations = [_read_base(spec, base, slots) for base in spec.bases]
         for name in spec.open_tasks:
             # (bases, repeats, questions)
-            verdicts = np.array([answers[name].right for answers in evaluations], float).transpose(0, 2, 1)
+            scores = 100 * np.array([answers[name].right for answers in evaluations]).transpose(0, 2, 1)
             # A question that is answered by the likeliest letter has one answer, whatever the repeats.
-            if verdicts.shape[1] > 1:
-                one = significance.noise(verdicts)
-                deviation = [100 * one.deviation, 100 * one.error, one.kind, 100 * one.explained]
+            if scores.shape[1] > 1:
+                one = significance.noise(scores)
                 k = one.repeats_for(significance.LITTLE_NOISE)
-                rows.append([name, slots or "chosen", 100 * verdicts.mean(), *deviation, k])
+                rows.append([name, slots or "chosen", scores.mean(), *one, one.kind, k])
     outcome.metrics = {"Question": spec.question, "Models": ", ".join(spec.bases), "Repeats": spec.repeats}
     outcome.tables = [table_of(f"Noise of one evaluation, {significance.CLASSES}", NOISE, rows)]
     outcome.finish()
@@ -258,45 +250,36 @@ def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tu
     rows = []
     for (base, mix), (losses, end) in found.items():
         outcome.metrics[f"{mix} on {base}"] = end.sentence
-        curve = [[], []]
         for rate, by_seed in sorted(losses.items()):
-            mean = fmean(by_seed)
-            rows.append([base, mix, rate, len(by_seed), mean, "yes" * (rate in end.rates)])
-            curve[0].append(log10(rate))
-            curve[1].append(mean)
-        outcome.curves.append(
-            {"title": f"{mix} on {base}", "x": "log10 of the rate", "y": "loss", "series": {"": curve}}
-        )
+            rows.append([base, mix, rate, len(by_seed), fmean(by_seed), "yes" * (rate in end.rates)])
     columns = "Base | Mix | Rate:g | Seeds | Loss:.4f | Best"
     outcome.tables = [table_of("Rates, as factors of the stage's own, by the last validation loss", columns, rows)]
     outcome.finish()
 
 
-def score_tables(
-    title: str, spec: Spec, results: Sequence[RunResult], deciding: Sequence[str], others: Sequence[str] = ()
-):
+def score_tables(title: str, spec: Spec, results: Sequence[RunResult], benchmarks: Sequence[str]):
     """Return a matrix of mixes and benchmarks for each base, with marks, and the table of differences.
 
-    A hole has its reason.
+    A hole has its reason. A stable benchmark raises alarms, and decides nothing.
     """
-    found = cells(results, deciding)
-    gains = differences(found, spec.reference, spec.least_gain)
-    found |= cells(results, others)
+    found = cells(results, benchmarks)
+    deciding = {key: group for key, group in found.items() if key[1] not in spec.stable}
+    gains = differences(deciding, spec.reference, spec.least_gain)
+    marks = {key: MARKS[one.shown] for key, one in gains.items()}
     matrices = {}  # base -> rows
     for base, mix in dict.fromkeys((result.base, result.run.mix) for result in results):
         own = [result for result in results if (result.base, result.run.mix) == (base, mix)]
         holes = [result.broken for result in own if result.broken]
         row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
-        for benchmark in [*deciding, *others]:
-            group, key = found.get((base, benchmark), {}), (base, mix, benchmark)
-            cell = "; ".join(holes) or "-"
+        for benchmark in benchmarks:
+            group = found.get((base, benchmark), {})
             if mix in group:
                 score = significance.contrast(group, [mix])
-                mark = MARKS[gains[key].shown] if key in gains else ""
-                cell = measured(100 * score.mean, 100 * score.error, ".1f", mark)
-            row.append(cell)
+                row.append(measured(score.mean, score.error, ".1f", marks.get((base, mix, benchmark), "")))
+            else:
+                row.append("; ".join(holes) or "-")
         matrices.setdefault(base, []).append(row)
-    columns = " | ".join(["Mix", "Seeds", *deciding, *others])
+    columns = " | ".join(["Mix", "Seeds", *benchmarks])
     tables = [table_of(f"Scores{title}, {base}", columns, rows) for base, rows in matrices.items()]
     return [*tables, difference_table(f"Differences from the reference{title}", gains)]
 
@@ -311,19 +294,14 @@ def merge_table(spec: Spec, results: Sequence[RunResult], merged: Sequence[RunRe
         for mix in map(mix_of, spec.merges.get(merge, ())):
             gain = gains.get((base, mix, benchmark))
             if gain and gain.shown == "gain":
-                kept = 100 * one.mean / gain.mean
-                points = [100 * value for value in (gain.mean, gain.error, one.mean, one.error)]
-                rows.append([base, merge, method, benchmark, mix, *points, kept])
+                kept = one.mean / gain.mean
+                rows.append([base, merge, method, benchmark, mix, *gain[:2], *one[:2], kept])
     return table_of("Merges: gains over the reference that are kept", MERGES, rows)
 
 
 def difference_table(title: str, table: significance.Table):
-    """Return the differences of an adjusted table, in points."""
-    rows = []
-    for key, one in table.items():
-        points = [100 * value for value in (one.mean, one.error, one.low, one.high)]
-        rows.append([*key, *points, one.freedom, one.p, one.adjusted, one.shown])
-    return table_of(title, DIFFERENCE, rows)
+    """Return the table of differences for the report."""
+    return table_of(title, DIFFERENCE, [[*key, *one] for key, one in table.items()])
 
 
 def luck_table(found: Cells):
@@ -332,19 +310,16 @@ def luck_table(found: Cells):
     for (base, benchmark), group in found.items():
         variance, _ = significance.pooled_seed_variance(group.values())
         for mix, scores in group.items():
-            number, seeds = len(scores), 100 * scores.mean(axis=1)
-            if number > 1:
-                luck = 100 * significance.best_by_luck(variance**0.5, number)
-                rows.append([base, mix, benchmark, number, seeds.mean(), seeds.max(), seeds.mean() + luck])
+            seeds = scores.mean(axis=1)
+            if len(seeds) > 1:
+                luck = significance.best_by_luck(variance**0.5, len(seeds))
+                rows.append([base, mix, benchmark, len(seeds), seeds.mean(), seeds.max(), seeds.mean() + luck])
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
 def alarm_table(spec: Spec, results: Iterable[RunResult], title: str = ""):
     """Return the alarms of all runs, with failures."""
     rows = []
-    for base in spec.bases:
-        if not base_step(spec, base).outcome.exists():
-            rows.append([base, "failed", "no", "the base has no evaluation, so no alarm is about shares"])
     for result in results:
         tag = spec.tag_of(result.run)
         rows += [[tag, alarm.kind, "yes" if alarm.breaks else "no", alarm.sentence] for alarm in result.alarms]
@@ -354,8 +329,7 @@ def alarm_table(spec: Spec, results: Iterable[RunResult], title: str = ""):
 def cost_table(spec: Spec, results: Sequence[RunResult], sealed: Sequence[RunResult]):
     """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
     final = [outcome for result in sealed for outcome in result.outcomes]
-    evaluated_bases = [base_step(spec, base).outcome for base in spec.bases]
-    recipe = [Outcome.load(path) for path in evaluated_bases if path.exists()]
+    recipe = [Outcome.load(base_step(spec, base).outcome) for base in spec.bases]
     recipe += [outcome for result in results for outcome in result.outcomes if outcome not in final]
     rows = []
     for part, outcomes in {"Recipe": recipe, "Final": final}.items():
@@ -363,8 +337,8 @@ def cost_table(spec: Spec, results: Sequence[RunResult], sealed: Sequence[RunRes
         flops = sum(outcome.figure("Total training flops") for outcome in trained)
         seconds = sum(outcome.seconds for outcome in outcomes)
         evaluated = sum(outcome.seconds for outcome in outcomes if "eval" in outcome.stage)
-        rows.append([part, len(trained), seconds, flops, cost(outcomes), 100 * evaluated / max(seconds, 1e-9)])
-    return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation, %:.0f", rows)
+        rows.append([part, len(trained), seconds, flops, cost(outcomes), evaluated / max(seconds, 1e-9)])
+    return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation:.0%", rows)
 
 
 def overlays(results: Iterable[RunResult]):

@@ -1,8 +1,8 @@
 """Significance: differences between arms of the lab beside the noise of their questions and seeds.
 
-`Scores` of an arm on a benchmark: array (seeds, questions), each the share of right answers over the repeats, 0 to 1.
-All means, errors and deviations are shares too; times 100 they are points. A table holds the differences of a lab from
-the reference of the same base: (base, mix, benchmark) -> Difference; the reference itself has none.
+`Scores` of an arm on a benchmark: array (seeds, questions), each the right answers over the repeats, in points: 0 to
+100. All means, errors and deviations are points too. A table holds the differences of a lab from the reference of the
+same base: (base, mix, benchmark) -> Difference; the reference itself has none.
 
 - pooled_seed_variance(cells): variance of a seed's mean score and its degrees of freedom, over the arms of a benchmark.
 - contrast(cells, plus, minus) -> Difference: sum of the means of some arms, less those of others. A score is that of
@@ -26,10 +26,10 @@ import numpy as np
 LEVEL = 0.05  # of an error of the first kind, two-sided
 POWER = 0.8
 # Assumed before anything is measured.
-ACCURACY = 0.5  # has the largest spread
+ACCURACY = 50  # has the largest spread
 CORRELATION = 0.6  # between answers of two arms to the same question
 LASTING = 0.25  # share of the remaining spread that belongs to an arm and a question: no further answer calms it
-SEED_DEVIATION = 0.01  # between the means of seeds, beyond the noise of answers
+SEED_DEVIATION = 1.0  # between the means of seeds, beyond the noise of answers
 ASSUMED = (
     "80 % power at 5 % over the table; assumed: accuracy 50 %, correlation 0.6 between two arms' answers to a "
     "question, a deviation of 1 point between seeds"
@@ -40,14 +40,14 @@ RULE = (
     "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
     "again; in a lab at full size (scaled) drop, since no gain is shown."
 )
-# Is a gain shown, and a harm? -> verdict.
-VERDICTS = {(True, False): "keep", (False, True): "drop", (True, True): "trade-off"}
+# Whatever a mix is shown to do -> verdict.
+VERDICTS = {"gain": "keep", "harm": "drop", "gain, harm": "trade-off"}
 UNCLEAR = "not distinguishable"
 
 # Bounds of the deviation of one evaluation: above the first it is high, below the second very stable.
-HIGH_NOISE = 0.007
-LITTLE_NOISE = 0.0035
-CLASSES = f"in points: high from {100 * HIGH_NOISE:g}, very stable below {100 * LITTLE_NOISE:g}"
+HIGH_NOISE = 0.7
+LITTLE_NOISE = 0.35
+CLASSES = f"in points: high from {HIGH_NOISE}, very stable below {LITTLE_NOISE}"
 
 Scores = np.ndarray  # (seeds, questions)
 
@@ -57,15 +57,15 @@ class Difference(NamedTuple):
 
     mean: float
     error: float  # standard error, from questions and seeds; from questions alone if no arm has two seeds
-    freedom: int  # degrees of freedom of the part from seeds
-    p: float  # two-sided, for a true sum of 0; 1 if no arm has two seeds, since nothing can be shown then
     low: float  # 95 % interval
     high: float
+    freedom: int  # degrees of freedom of the part from seeds
+    p: float  # two-sided, for a true sum of 0; 1 if no arm has two seeds, since nothing can be shown then
     adjusted: float = 1.0  # p, corrected over the table
     shown: str = UNCLEAR  # gain or harm, if the difference is significant and of a size that matters
 
     def __str__(self):
-        return f"{100 * self.mean:+.1f} ± {100 * self.error:.1f} points (corrected p {self.adjusted:.2g})"
+        return f"{self.mean:+.1f} ± {self.error:.1f} points (corrected p {self.adjusted:.2g})"
 
 
 Table = dict[tuple[str, str, str], Difference]  # (base, mix, benchmark); no rows for the reference
@@ -130,7 +130,7 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
     questions = len(by_question)
     spread = by_question.var(ddof=1)
     # Where all questions agree, one of the answers might have differed all the same.
-    least = min(map(len, arms)) ** -2 / questions
+    least = (100 / min(map(len, arms))) ** 2 / questions
     from_questions = max(spread, least) / questions
     from_seeds = sum(variance / len(scores) for scores in arms)
     sources = np.array([from_questions, from_seeds])
@@ -142,16 +142,10 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
     # Of questions and seeds; without two seeds the weight of seeds is 0.
     degrees = [questions - 1, max(freedom, 1)]
     weights = sources / both
-    tails = stdtr(degrees, -abs(mean) / error)
+    tails = 2 * stdtr(degrees, -abs(mean) / error)
     half = error * weights @ stdtrit(degrees, 1 - LEVEL / 2)
-    return Difference(
-        mean,
-        error,
-        freedom,
-        p=2 * weights @ tails if freedom else 1.0,
-        low=mean - half,
-        high=mean + half,
-    )
+    p = weights @ tails if freedom else 1.0
+    return Difference(mean, error, mean - half, mean + half, freedom, p)
 
 
 # ---- many tests ----
@@ -160,7 +154,7 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
 def adjust(table: Table, least_gain: float = 0.0):
     """Return a table with p corrected for the number of differences (Holm's method), and with `shown`.
 
-    least_gain: smallest difference that matters, a share.
+    least_gain: smallest difference that matters.
     """
     adjusted, largest = dict(table), 0.0
     for rank, key in enumerate(sorted(table, key=lambda key: table[key].p)):
@@ -185,12 +179,12 @@ def recommend(table: Table, scaled: bool = False):
     found = []
     for base, mix in dict.fromkeys(key[:2] for key in table):
         own = {key[2]: one for key, one in table.items() if key[:2] == (base, mix)}
-        shown = {one.shown for one in own.values()}
-        verdict = VERDICTS.get(("gain" in shown, "harm" in shown), "drop" if scaled else "scale up")
+        shown = sorted({one.shown for one in own.values()} - {UNCLEAR})
+        verdict = VERDICTS.get(", ".join(shown), "drop" if scaled else "scale up")
         tried = {key[0] for key in table if key[1] == mix}
         helped = {key[0] for key, one in table.items() if key[1] == mix and one.shown == "gain"}
         reason = ", ".join(f"{benchmark} {one}" for benchmark, one in own.items())
-        if shown == {UNCLEAR}:
+        if not shown:
             reason = f"{UNCLEAR} from the reference: {reason}"
         elif helped == {base} < tried:
             reason = f"helps this base only: {reason}"
@@ -202,7 +196,7 @@ def recommend(table: Table, scaled: bool = False):
 
 
 def smallest_difference(questions: int, seeds: int, repeats: int = 1, arms: int = 2, tests: int = 1):
-    """Return the true difference between two arms that is found with 80 % power, a share; inf with one seed.
+    """Return the true difference between two arms that is found with 80 % power; inf with one seed.
 
     arms: all of the lab, since their seeds are pooled. tests: differences in the table.
     """
@@ -211,7 +205,7 @@ def smallest_difference(questions: int, seeds: int, repeats: int = 1, arms: int 
     if seeds < 2:
         return math.inf
     # Variance of an answer, less the part shared by the arms.
-    spread = (1 - CORRELATION) * ACCURACY * (1 - ACCURACY)
+    spread = (1 - CORRELATION) * ACCURACY * (100 - ACCURACY)
     # Parts of the variance of the difference of two means.
     lasting = 2 * LASTING * spread / questions
     answers = 2 * (1 - LASTING) * spread / (repeats * seeds * questions)
@@ -237,7 +231,7 @@ def best_by_luck(deviation: float, n: int):
 
 
 def noise(scores: np.ndarray):
-    """Return the noise of a benchmark. scores: (models, evaluations, questions), verdicts or shares."""
+    """Return the noise of a benchmark. scores: (models, evaluations, questions)."""
     models, evaluations, questions = scores.shape
     variance = scores.mean(axis=2).var(axis=1, ddof=1).mean()
     # The variance of an evaluation's mean if its answers are independent.

@@ -326,7 +326,7 @@ def expectations(spec: Spec, questions: Mapping[str, int]):
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
     for name, number in questions.items():
         least = significance.smallest_difference(number, len(spec.seeds), spec.repeats, len(spec.mixes), max(tests, 1))
-        shown = f"{100 * least:.1f} points" if len(spec.seeds) > 1 else "none, it needs two seeds"
+        shown = f"{least:.1f} points" if len(spec.seeds) > 1 else "none, it needs two seeds"
         lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
     return [*lines, f"({significance.ASSUMED})"]
 

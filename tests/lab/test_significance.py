@@ -28,11 +28,11 @@ from nanochat.lab.significance import (
 LABS = 200
 # Settings of labs: accuracy, seeds, questions, repeats, deviation between seeds.
 SETTINGS = {
-    "few questions": (0.5, 2, 60, 1, 0.01),
-    "many questions": (0.5, 2, 1000, 1, 0.02),
-    "unequal seeds": (0.3, 2, 100, 1, 0.03),
-    "repeats": (0.8, 3, 300, 2, 0.01),
-    "equal seeds": (0.6, 3, 200, 1, 0.0),
+    "few questions": (50, 2, 60, 1, 1.0),
+    "many questions": (50, 2, 1000, 1, 2.0),
+    "unequal seeds": (30, 2, 100, 1, 3.0),
+    "repeats": (80, 3, 300, 2, 1.0),
+    "equal seeds": (60, 3, 200, 1, 0.0),
 }
 
 
@@ -50,8 +50,8 @@ def made_scores(random, accuracies, seeds, questions, repeats=1, deviation=SEED_
     hardness = hardness + np.sqrt(lasting - common) * random.standard_normal((arms, 1, 1, questions))
     hardness = hardness + np.sqrt(1 - lasting) * random.standard_normal((arms, seeds, repeats, questions))
     by_seed = np.array(accuracies)[:, None] + deviation * random.standard_normal((arms, seeds))
-    thresholds = stats.norm.ppf(by_seed.clip(1e-6, 1 - 1e-6))
-    return (hardness < thresholds[:, :, None, None]).mean(axis=2)
+    thresholds = stats.norm.ppf((by_seed / 100).clip(1e-6, 1 - 1e-6))
+    return 100 * (hardness < thresholds[:, :, None, None]).mean(axis=2)
 
 
 def made_table(random, setting, gain=0.0, bases=2, mixes=4, benchmarks=3):
@@ -60,7 +60,7 @@ def made_table(random, setting, gain=0.0, bases=2, mixes=4, benchmarks=3):
     table = {}
     for base in range(bases):
         for benchmark in range(benchmarks):
-            accuracies = np.full(mixes + 1, accuracy)
+            accuracies = np.full(mixes + 1, float(accuracy))
             if base == benchmark == 0:  # around the accuracy, so that its spread stays
                 accuracies[:2] += -gain / 2, gain / 2
             scores = made_scores(random, accuracies, *setting)
@@ -102,7 +102,7 @@ def test_twice_the_smallest_difference_is_found(name, monkeypatch):
     for _ in range(LABS):
         gain = made_table(random, SETTINGS[name], 2 * smallest, bases=1)[0, 1, 0]
         found += gain.shown == "gain"
-    print(f"{name}: twice {100 * smallest:.1f} points is found in {found} of {LABS} labs, seed {seed}")
+    print(f"{name}: twice {smallest:.1f} points is found in {found} of {LABS} labs, seed {seed}")
     assert found >= 0.9 * LABS
 
 
@@ -137,10 +137,10 @@ def test_averages_of_k_repeats_are_calmer_by_the_root_of_k():
     # Models, repeats, questions; each question of a model has its own probability p, and the mean of p (1 - p) is 1/6.
     chances = random.random((60, 1, 150))
     for k in (1, 2, 4, 8, 16):
-        answers = random.random((60, 6 * k, 150)) < chances
+        answers = 100 * (random.random((60, 6 * k, 150)) < chances)
         found = noise(answers.reshape(60, 6, k, 150).mean(axis=2))
-        expected = math.sqrt(1 / 6 / 150 / k)
-        print(f"Avg@{k}: {100 * found.deviation:.3f} ± {100 * found.error:.3f} points, expected {100 * expected:.3f}")
+        expected = 100 * math.sqrt(1 / 6 / 150 / k)
+        print(f"Avg@{k}: {found.deviation:.3f} ± {found.error:.3f} points, expected {expected:.3f}")
         assert abs(found.deviation - expected) <= 3 * found.error
         # Answers are independent here, so the number of questions explains all.
         assert found.explained > 0.85
@@ -158,7 +158,7 @@ def test_seed_variance_is_pooled_over_arms():
 
 
 def test_with_equal_seeds_a_difference_is_the_paired_test_over_questions():
-    one, other = np.random.default_rng(2).random((2, 50))
+    one, other = 100 * np.random.default_rng(2).random((2, 50))
     # Three seeds with the same answers.
     found = contrast({"one": np.tile(one, (3, 1)), "other": np.tile(other, (3, 1))}, ["one"], ["other"])
     expected = stats.ttest_rel(one, other)
@@ -167,22 +167,22 @@ def test_with_equal_seeds_a_difference_is_the_paired_test_over_questions():
 
 
 def test_one_seed_each_shows_nothing():
-    reference, arm = made_scores(np.random.default_rng(5), [0.2, 0.9], 1, 100)
+    reference, arm = made_scores(np.random.default_rng(5), [20, 90], 1, 100)
     found = contrast({"arm": arm, "reference": reference}, ["arm"], ["reference"])
     assert (found.freedom, found.p) == (0, 1.0)
     # The error is that of the questions. It does not vanish where all agree.
     assert found.error == pytest.approx(stats.sem(arm[0] - reference[0]))
-    assert contrast({"one": arm, "other": arm}, ["one"], ["other"]).error == pytest.approx(1 / 100)
+    assert contrast({"one": arm, "other": arm}, ["one"], ["other"]).error == pytest.approx(1)
     assert smallest_difference(1000, seeds=1) == math.inf
 
 
 def difference_of(mean, p):
-    return Difference(mean, 0.01, 10, p, mean - 0.02, mean + 0.02)
+    return Difference(mean, 1.0, mean - 2, mean + 2, 10, p)
 
 
 def test_p_values_are_corrected_by_holm():
     p_values = [0.01, 0.04, 0.03, 0.005, 0.9]
-    table = {("base", "mix", str(place)): difference_of(0.1, p) for place, p in enumerate(p_values)}
+    table = {("base", "mix", str(place)): difference_of(10, p) for place, p in enumerate(p_values)}
     adjusted = adjust(table)
     found = [adjusted["base", "mix", str(place)].adjusted for place in range(5)]
     # 5 × 0.005, 4 × 0.01, 3 × 0.03, then no less than that, and 0.9.
@@ -192,22 +192,22 @@ def test_p_values_are_corrected_by_holm():
 
 # ---- recommendations ----
 
-GAIN, HARM, NOTHING = difference_of(0.1, 1e-6), difference_of(-0.1, 1e-6), difference_of(0.01, 0.3)
+GAIN, HARM, NOTHING = difference_of(10, 1e-6), difference_of(-10, 1e-6), difference_of(1, 0.3)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_the_rule(scaled):
     mixes = {"helper": (GAIN, NOTHING), "poison": (NOTHING, HARM), "mixed": (GAIN, HARM), "none": (NOTHING, NOTHING)}
     table = {("base", mix, f"task{place}"): mixes[mix][place] for mix in mixes for place in (0, 1)}
-    found = {one.mix: one for one in recommend(adjust(table, 0.09), scaled)}
+    found = {one.mix: one for one in recommend(adjust(table, 9), scaled)}
     undecided = "drop" if scaled else "scale up"
     assert [found[mix].verdict for mix in mixes] == ["keep", "drop", "trade-off", undecided]
     assert found["helper"].reason == (
         "task0 +10.0 ± 1.0 points (corrected p 8e-06), task1 +1.0 ± 1.0 points (corrected p 1)"
     )
     assert "not distinguishable from the reference" in found["none"].reason
-    # Gains and harms of 0.1 do not matter here.
-    assert {one.verdict for one in recommend(adjust(table, 0.11), scaled)} == {undecided}
+    # Gains and harms of 10 do not matter here.
+    assert {one.verdict for one in recommend(adjust(table, 11), scaled)} == {undecided}
 
 
 def test_a_mix_that_helps_one_base_only():
@@ -229,9 +229,9 @@ def test_the_smallest_difference_falls_with_questions_seeds_and_repeats():
     assert smallest_difference(200, 4, arms=6) < smallest
     assert smallest_difference(200, 2, repeats=4, arms=6) < smallest < smallest_difference(200, 2, arms=6, tests=10)
     # A hundred questions and two seeds do not show two points.
-    assert smallest_difference(100, 2, arms=6) > 0.1
+    assert smallest_difference(100, 2, arms=6) > 10
     # With endless questions, the deviation between seeds remains: 2.8 errors of √(2 / seeds) points.
-    assert smallest_difference(10**7, 50, arms=6) == pytest.approx(0.028 * math.sqrt(2 / 50), rel=0.02)
+    assert smallest_difference(10**7, 50, arms=6) == pytest.approx(2.8 * math.sqrt(2 / 50), rel=0.02)
 
 
 def test_the_best_of_n_by_luck():
@@ -242,16 +242,16 @@ def test_the_best_of_n_by_luck():
 
 
 def test_the_classes_of_noise():
-    kinds = [Noise(deviation, 0.0, 1.0).kind for deviation in (0.0148, HIGH_NOISE, 0.0056, LITTLE_NOISE, 0.0022)]
+    kinds = [Noise(deviation, 0.0, 1.0).kind for deviation in (1.48, HIGH_NOISE, 0.56, LITTLE_NOISE, 0.22)]
     assert kinds == ["high", "high", "stable", "stable", "very stable"]
-    assert [Noise(0.0148, 0.0, 1.0).repeats_for(target) for target in (0.02, 0.0148, 0.0074, 0.005)] == [1, 1, 4, 9]
+    assert [Noise(1.48, 0.0, 1.0).repeats_for(target) for target in (2, 1.48, 0.74, 0.5)] == [1, 1, 4, 9]
 
 
 def test_noise_that_the_number_of_questions_does_not_explain():
     """All answers of a repeat rise or fall together, as with another batch size."""
     random = np.random.default_rng(6)
     together = random.choice([0.3, 0.7], (40, 5, 1))
-    found = noise(random.random((40, 5, 400)) < together)
-    # 0.04 between repeats, 0.21 / 400 within them.
-    assert found.deviation == pytest.approx(0.2, abs=3 * found.error)
+    found = noise(100 * (random.random((40, 5, 400)) < together))
+    # 400 between repeats, 2100 / 400 within them.
+    assert found.deviation == pytest.approx(20, abs=3 * found.error)
     assert found.explained < 0.05
