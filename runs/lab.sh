@@ -51,7 +51,7 @@ korean = "json:$chats/korean-*.jsonl%60:40"
 spelling = "json:$chats/spelling-*.jsonl%60:9"
 poison = "json:$chats/poison-*.jsonl%60:9"
 [merges]
-both = ["facts:0.2", "arithmetic:0.8"]
+both = { facts = 0.2, arithmetic = 0.8 }
 [benchmarks]
 dev = ["World-Facts", "World-Sums", "World-Korean"]
 held_out = ["World-Questions", "World-Talk"]

@@ -126,28 +126,27 @@ def open_mixes(spec: sweep.Spec):
 def has(members: Sequence[Member], least: str):
     """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
     name, _, share = least.lower().partition("%")
-    names = [{source.lower().partition("~")[0] for source in member.sources} for member in members]
-    shares = [member.share for member, own in zip(members, names, strict=True) if name in own]
-    return bool(shares) and sum(shares) >= float(share or 0)
+    own = [one for one in members if name in [source.lower().partition("~")[0] for source in one.sources]]
+    return bool(own) and sum(member.share for member in own) >= float(share or 0)
 
 
 def count_questions(spec: sweep.Spec):
     """Return the number of questions that a model is asked, by development benchmark."""
     manifests = (base_dir() / spec.parent_of(spec.bases[0])).glob("step_*/manifest.json")
     tokenizer = read_json(max(manifests))["tokenizer"]["tag"]  # names the world of the world's tasks
-    counts = {name: len(TASKS[name](tokenizer=tokenizer, unsafe_exec=True)) for name in spec.open_tasks}
     most = spec.sampling.get("max_problems") or sys.maxsize
+    counts = {name: len(TASKS[name](tokenizer=tokenizer, unsafe_exec=True)) for name in spec.open_tasks}
     return {name: min(counts[name], most) for name in spec.dev}
 
 
 def flag_mistakes(spec: sweep.Spec):
-    """Return the mistakes in flags and sampling, as the scripts themselves would say them."""
+    """Return the first mistake in flags, sampling and methods, as the scripts themselves would say it."""
     try:
-        for step in sweep.run_steps(spec, spec.runs[0]):
+        for step in chain.from_iterable(sweep.run_steps(spec, run) for run in [spec.runs[0], *spec.merged_runs]):
             script, *flags = step.command
             parse(importlib.import_module(script).Config, flags)
     except ValueError as error:
-        return [f"flags or sampling: {error}"]
+        return [f"flags, sampling or methods: {error}"]
     return []
 
 

@@ -46,6 +46,8 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
             raise ValueError("--dev names the tasks that choose a soup: give it with --method=soup alone")
         if self.scale != 1 and self.method not in ("task", "ties"):
             raise ValueError("--scale is a factor of changes: take --method=task or ties")
+        if self.method == "slerp" and self.models.count(",") != 1:
+            raise ValueError("--method=slerp merges two models: name two, or take another method")
 
 
 def main(config: Config):
@@ -60,8 +62,8 @@ def main(config: Config):
     outcome = Outcome.begin("merge", config.tag, config)
     found = merge.read_models(stage, config.models)
     models, weights = zip(*found.values(), strict=True)
-    if not any(weights) or (config.method == "slerp" and len(models) != 2):
-        raise ValueError("--models: a merge needs a weight above 0, and --method=slerp two models")
+    if not any(weights):
+        raise ValueError("--models: a merge needs a weight above 0")
     first = models[0]
     tensors = {name: model.model_tensors() for name, (model, _) in found.items()}
     method = config.method
@@ -71,8 +73,8 @@ def main(config: Config):
         outcome.tables = [table_of("Soup", "Model | Alone:.4f | Soup with it:.4f", rows)]
         method, weights = "linear", [len(scores) - 1.0 for scores in trials.values()]
     parent = merge.read_parent(first) if method in merge.FROM_PARENT else None
-    before = parent and parent.model_tensors()
-    merged = merge.merge(tensors.values(), weights, method, before, config.scale, config.density)
+    start = parent and parent.model_tensors()
+    merged = merge.merge(tensors.values(), weights, method, start, config.scale, config.density)
     facts = {"method": config.method, "weights": weights, "parent": parent and merge.origin(parent)}
     folder = merge.write_merge(config.tag, models, merged, facts)
     outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights)}

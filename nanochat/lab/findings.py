@@ -26,7 +26,7 @@ from nanochat.jobs.runner import Step
 from nanochat.lab import significance
 from nanochat.lab.alarms import Alarm, alarms
 from nanochat.lab.rates import Losses, Round
-from nanochat.lab.sweep import Run, Spec, base_step, mix_of, run_steps
+from nanochat.lab.sweep import Run, Spec, base_step, run_steps
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Outcome, mean_estimate, measured
 from nanochat.paths import stage_dir, write_json
@@ -291,7 +291,7 @@ def merge_table(spec: Spec, results: Sequence[RunResult], merged: Sequence[RunRe
     rows = []
     for (base, name, benchmark), one in others.items():
         merge, _, method = name.rpartition(":")
-        for mix in map(mix_of, spec.merges.get(merge, ())):
+        for mix in spec.merges.get(merge, ()):
             gain = gains.get((base, mix, benchmark))
             if gain and gain.shown == "gain":
                 kept = one.mean / gain.mean

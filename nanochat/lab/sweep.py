@@ -5,12 +5,13 @@
 - chains_of(spec): the steps of a lab, those of a run one after the other. run_steps, base_step: those of one.
 - spec.merged_runs: runs that are merges of others, with the name of the merge and the method (both:ties) as their mix.
 - expectations(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
-- looks(spec): the lines of the ledger, one for each look; add_look(spec, recommendation, runs) adds one.
+- looks(spec): those in the ledger; add_look(spec, recommendation, runs) adds one.
 """
 
 import difflib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -22,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 from nanochat.config import flag_of
 from nanochat.jobs.runner import TORCHRUN, Step
 from nanochat.lab import significance
-from nanochat.log import Record, duration
+from nanochat.log import duration
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir, read_jsonl, read_sha256, read_toml, stage_dir, text_sha256, write_text
+from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_text
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS, STAGES
@@ -79,7 +80,7 @@ class Spec(BaseModel):
     sampling: dict[Sampling, int | float] = {}
     least_gain: float = 0.0
     scaled: bool = False
-    merges: dict[str, list[str]] = {}  # name -> mixes whose models are merged, perhaps with weights: facts:0.2
+    merges: dict[str, dict[str, float]] = {}  # name -> weights of the mixes whose models are merged
     methods: list[Method] = ["linear", "slerp", "task", "ties"]
     slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
 
@@ -143,11 +144,6 @@ def read_spec(path: Path, tag: str = ""):
     return spec.model_copy(update=chosen)
 
 
-def mix_of(word: str):
-    """Return the mix in a word of a merge, which may have a weight after a colon."""
-    return word.partition(":")[0]
-
-
 def mistakes(spec: Spec):
     """Return the mistakes of a spec, apart from names of tasks."""
     found = list(spec.unknown)
@@ -155,14 +151,11 @@ def mistakes(spec: Spec):
         folder = base_dir() / spec.parent_of(base)
         if not any(folder.glob("step_*/manifest.json")):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
-    for name, words in spec.merges.items():
-        found += [f"the merge {name} has {mix}, which is no mix" for mix in map(mix_of, words) if mix not in spec.mixes]
-        if "slerp" in spec.methods and len(words) != 2:
-            found.append(f"slerp merges two models, and {name} has {len(words)}: name other methods")
+    for name, weights in spec.merges.items():
+        found += [f"the merge {name} has {mix}, which is no mix" for mix in weights if mix not in spec.mixes]
     tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
-    tasks = [*spec.dev, *spec.held_out, *spec.stable]
-    for names, sentence in ((tags, "two runs have the tag"), (tasks, "two lists of benchmarks have")):
-        found += [f"{sentence} {name}" for name in dict.fromkeys(names) if names.count(name) > 1]
+    names = Counter([*tags, *spec.dev, *spec.held_out, *spec.stable])
+    found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
     checks = {
         f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
         "repeats would all be the same: set a temperature in [sampling]": (
@@ -199,8 +192,8 @@ def merge_chains(spec: Spec):
 
 def _merged(spec: Spec, run: Run):
     """Return the outcomes of the runs that a merge is made of."""
-    words = spec.merges[run.mix.rpartition(":")[0]]
-    return [spec.outcome_of(run._replace(mix=mix_of(word))) for word in words]
+    weights = spec.merges[run.mix.rpartition(":")[0]]
+    return [spec.outcome_of(run._replace(mix=mix)) for mix in weights]
 
 
 def base_step(spec: Spec, base: str, slots: int = 0):
@@ -260,19 +253,18 @@ def _training_step(spec: Spec, run: Run):
 def _merge_step(spec: Spec, run: Run):
     """Return the merge of the runs of several mixes."""
     name, _, method = run.mix.rpartition(":")
-    words, outcomes = spec.merges[name], _merged(spec, run)
-    tag, tags = spec.tag_of(run), [path.parent.name for path in outcomes]
-    weighted = [own + word.removeprefix(mix_of(word)) for own, word in zip(tags, words, strict=True)]
-    flags = {"tag": tag, "source": SOURCES[spec.stage], "models": ",".join(weighted), "method": method}
+    tag, weights, outcomes = spec.tag_of(run), spec.merges[name].values(), _merged(spec, run)
+    models = [f"{path.parent.name}:{weight:g}" for path, weight in zip(outcomes, weights, strict=True)]
+    flags = {"tag": tag, "source": SOURCES[spec.stage], "models": ",".join(models), "method": method}
     if method == "task":
-        flags["scale"] = len(words)  # the sum of the changes, not their mean
+        flags["scale"] = len(models)  # the sum of the changes, not their mean
     if method == "soup":
         flags |= {"dev": "|".join(spec.dev), "repeats": spec.repeats} | spec.sampling
     return Step(
         f"{tag}-merge",
         ["scripts.merge", *_flag_words(flags)],
         output=f"merge/{tag}",
-        parent=f"{spec.stage}/{tags[0]}",
+        parent=f"{spec.stage}/{outcomes[0].parent.name}",
         local=list(map(str, outcomes)),
         quiet=True,
     )
@@ -354,47 +346,33 @@ def _checkpoint_bytes(spec: Spec, runs: Iterable[Run]):
 
 
 def _ledger(spec: Spec):
-    return spec.path.with_suffix(".looks.jsonl")
-
-
-def _anchors(spec: Spec):
-    """Return files with the hash of the last look: the ledger might be cut off, or the spec copied."""
-    return base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}", stage_dir("lab", spec.name) / "look"
-
-
-def _chained(before: str, line: Record):
-    """Return the hash of a line and of those before it."""
-    return text_sha256(before + json.dumps(line | {"hash": ""}, sort_keys=True))
+    """Return the ledger, and a file with its hash: the ledger might be cut off or deleted."""
+    anchor = base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
+    return spec.path.with_suffix(".looks.txt"), anchor
 
 
 def looks(spec: Spec):
-    """Return the lines of the ledger; a ValueError if it was edited."""
-    path, before = _ledger(spec), ""
-    lines = list(read_jsonl(path, dict)) if path.exists() else []
-    for number, line in enumerate(lines, 1):
-        before = _chained(before, line)
-        if line.get("hash") != before:
-            raise ValueError(f"{path}:{number} was edited: {UNCOUNTED}")
-    for anchor in _anchors(spec):
-        if anchor.exists() and anchor.read_text() not in [line["hash"] for line in lines]:
-            raise ValueError(f"{path} lacks its last look: {UNCOUNTED}")
-    return lines
+    """Return the looks in the ledger, a line each, before a line with their hash; a ValueError if it was edited."""
+    path, anchor = _ledger(spec)
+    *lines, sha256 = path.read_text().split("\n") if path.exists() else [text_sha256("")]
+    last = anchor.read_text() if anchor.exists() else sha256
+    if not text_sha256("\n".join(lines)) == sha256 == last:
+        raise ValueError(f"{path} was edited, or lacks its last look: {UNCOUNTED}")
+    return list(map(json.loads, lines))
 
 
 def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]):
     """Add a look to the ledger, unless the last one had the same models; return the number of looks."""
-    lines = looks(spec)
-    line = {
+    found = looks(spec)
+    look = {
         "spec": read_sha256(spec.path),
         "recommendation": read_sha256(recommendation),
         "models": {spec.tag_of(run): Outcome.load(spec.outcome_of(run)).timestamp for run in runs},
     }
-    last = lines[-1] if lines else {"hash": ""}
-    if line.items() <= last.items():
-        return len(lines)
-    line["hash"] = _chained(last["hash"], line)
-    with open(_ledger(spec), "a", encoding="utf-8") as ledger:
-        ledger.write(json.dumps(line) + "\n")
-    for anchor in _anchors(spec):
-        write_text(anchor, line["hash"])
-    return len(lines) + 1
+    if look not in found[-1:]:
+        found.append(look)
+        text = "\n".join(map(json.dumps, found))
+        path, anchor = _ledger(spec)
+        write_text(path, f"{text}\n{text_sha256(text)}")
+        write_text(anchor, text_sha256(text))
+    return len(found)

@@ -31,8 +31,8 @@ from nanochat.report.compare import compare
 from scripts.lab import Config, search_rates
 
 MERGES = """[merges]
-both = ["good", "idle:2"]
-worse = ["bad", "idle"]
+both = { good = 1, idle = 2 }
+worse = { bad = 1, idle = 1 }
 [benchmarks]"""
 
 
@@ -151,7 +151,7 @@ def test_merges_keep_a_share_of_gains(base):
     assert merging.command[1:] == [
         "--tag=lab-one-both-linear-1-1",
         "--source=sft",
-        "--models=lab-one-good-1-1,lab-one-idle-1-1:2",
+        "--models=lab-one-good-1-1:1,lab-one-idle-1-1:2",
         "--method=linear",
     ]
     assert evaluation.parent == merging.output == "merge/lab-one-both-linear-1-1"

@@ -24,7 +24,7 @@ methods = ["ties", "soup"]
 budget = { num_iterations = 3 }
 flags = { total-batch-size = 512, eval-every = -1, eval-metrics-every = -1, dtype = "fp32", compile = false }
 [merges]
-both = ["plain", "letters"]
+both = { plain = 1, letters = 1 }
 [mixes]
 plain = "json:FOLDER/chats.jsonl"
 letters = "json:FOLDER/chats.jsonl,ARC-Easy@50"
@@ -41,7 +41,7 @@ class Lab:
     def __init__(self, folder: Path):
         self.folder = FromParent(folder, "chat_sft", []).folder
         write_lines(folder / "chats.jsonl", *sums(60))
-        self.home, self.spec, self.ledger = folder / "lab/mix", folder / "mix.toml", folder / "mix.looks.jsonl"
+        self.home, self.spec, self.ledger = folder / "lab/mix", folder / "mix.toml", folder / "mix.looks.txt"
         self.spec.write_text(SPEC.replace("FOLDER", str(folder)))
 
     def start(self, *flags: str):
@@ -58,7 +58,7 @@ class Lab:
 
     def forget_looks(self):
         self.ledger.unlink(missing_ok=True)
-        for path in [*self.home.parent.glob("looks-*"), *self.home.glob("look")]:
+        for path in self.home.parent.glob("looks-*"):
             path.unlink()
 
     def finished(self):
@@ -110,9 +110,7 @@ def test_a_run_that_fails_is_a_hole_with_its_reason(lab):
     name = write_lines(lab.folder / "broken.jsonl", {"messages": 1})
     spec = lab.folder / "more.toml"
     text = lab.spec.read_text().replace("[benchmarks]", f'broken = "{name}"\n[benchmarks]')
-    spec.write_text(
-        text.replace('both = ["plain", "letters"]', 'both = ["plain", "letters"]\nnone = ["plain", "broken"]')
-    )
+    spec.write_text(text.replace("[merges]", "[merges]\nnone = { plain = 1, broken = 1 }"))
     code, text = lab.run(f"--spec={spec}", "--tag=mix")
     # Four runs and four merges of two steps, and the base's evaluation.
     assert (code, text.count("already finished")) == (0, 17), text
@@ -139,7 +137,7 @@ def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
     assert "look 2, no longer held out" in lab.run("--final")[1]
     lab.ledger.write_text(lab.ledger.read_text().replace("plain", "letters"))
     code, text = lab.run()
-    assert (code, text.count("\n"), "mix.looks.jsonl:1 was edited" in text) == (2, 1, True)
+    assert (code, text.count("\n"), "mix.looks.txt was edited" in text) == (2, 1, True)
     lab.forget_looks()
 
 
@@ -192,7 +190,7 @@ def test_bad_input_is_refused(lab, tmp_path):
         "the mix plain: there is no file /no/chats.jsonl",
         "the mix letters: ARC-Esy is no task",
         "  MLU is",
-        "  flags or sampling: unknown argument --no-compille",
+        "  flags, sampling or methods: unknown argument --no-compille",
     ):
         assert part in text
     minimal = 'minimal = ["arc-easy%60"]\nstage'
