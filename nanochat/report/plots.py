@@ -25,7 +25,7 @@ STYLE = """
 @media (prefers-color-scheme: dark) { .plot { color: #a3adba; }
   .plot .s0 { --color: #56b4e9; } .plot .s1 { --color: #ff8c42; } .plot .s2 { --color: #2fc79a; }
   .plot .s3 { --color: #d68fb8; } .plot .s4 { --color: #f0c040; } .plot .s5 { --color: #ffffff; } }
-.plot text { fill: var(--color, currentColor); }
+.plot :is(text, tspan) { fill: var(--color, currentColor); }
 .plot .title { font-size: 13px; font-weight: 600; }
 .plot .end { text-anchor: end; }
 .plot .middle { text-anchor: middle; }
@@ -54,12 +54,6 @@ def picture_file(plot: Plot):
 # ---- axes ----
 
 
-def axis(low: float, high: float, start: float, end: float):
-    """Return a linear map from values to pixels: `low` to `start`, `high` to `end`."""
-    pixels = (end - start) / (high - low)
-    return lambda value: start + (value - low) * pixels
-
-
 def ticks(low: float, high: float):
     """Return about five round numbers that include `low` and `high`: 1, 2 or 5 times a power of ten apart."""
     wanted = (high - low) / 5
@@ -80,10 +74,8 @@ def label(value: float):
 def _spread(values: Sequence[float]):
     """Return an axis's ends, apart even if all values are the same."""
     low, high = min(values), max(values)
-    if high > low:
-        return low, high
     # Half the value on each side; half a unit around zero.
-    margin = 0.5 * (abs(low) or 1)
+    margin = 0.0 if high > low else 0.5 * (abs(low) or 1)
     return low - margin, high + margin
 
 
@@ -92,6 +84,8 @@ def _spread(values: Sequence[float]):
 
 def _lines(plot: Plot):
     """Return the elements below the title: axes, lines, names."""
+    import numpy as np  # a slow import, which must not delay --help
+
     series = []
     for xs, ys in plot["series"].values():
         # A diverged loss is NaN or infinite: only other points can be drawn.
@@ -99,40 +93,37 @@ def _lines(plot: Plot):
     points = [point for some in series for point in some]
     xs, ys = zip(*points or [(0.0, 0.0)], strict=True)  # an empty plot has axes too
     rows = ticks(*_spread(ys))
-    first, last = _spread(xs)
+    ends = _spread(xs)
     # The labels stand to the left, and need room for the longest.
-    longest = max(len(label(row)) for row in rows)
-    left = 10 + CHARACTER * longest
-    across = axis(first, last, left, WIDTH - 6)
+    left = 10 + CHARACTER * max(len(label(row)) for row in rows)
+    width = left, WIDTH - 6
     # Pixels count from the top, values from the bottom.
-    down = axis(rows[0], rows[-1], BOTTOM, TOP)
-    elements = [_text(0, 31, plot["y"])]
-    for row in rows:
-        y = down(row)
+    heights = np.linspace(BOTTOM, TOP, len(rows))
+    elements = [_text(0, 31, plot["y"]), _text(WIDTH, HEIGHT - 6, plot["x"], "end")]
+    for row, y in zip(rows, heights, strict=True):
         elements.append(f'<path class="grid" d="M{left:.1f} {y:.1f}H{WIDTH}"/>')
         # Four pixels lower: text stands on the baseline, and the label is centred.
         elements.append(_text(left - 6, y + 4, label(row), "end"))
-    for column in ticks(first, last):
+    for column in ticks(*ends):
         # Round numbers beyond the data would lie outside the picture.
-        if first <= column <= last:
-            x = min(across(column), WIDTH - CHARACTER * len(label(column)) / 2)  # the last one is not cut
+        if ends[0] <= column <= ends[1]:
+            x = np.interp(column, ends, width)
+            # The last one is not cut.
+            x = min(x, WIDTH - CHARACTER * len(label(column)) / 2)
             elements.append(_text(x, BOTTOM + 16, label(column), "middle"))
-    elements.append(_text(WIDTH, HEIGHT - 6, plot["x"], "end"))
-    for number, some in enumerate(series):
+    names = []
+    for number, (name, some) in enumerate(zip(plot["series"], series, strict=True)):
         color = f"s{number % COLORS}"
-        pixels = [(across(x), down(y)) for x, y in some]
+        names.append(f'<tspan class="{color}">{escape(name)}</tspan>')
+        pixels = [(np.interp(x, ends, width), np.interp(y, rows, heights)) for x, y in some]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
         elements.append(f'<polyline class="line {color}" points="{path}"/>')
         # A short series has a mark at each point.
         if len(pixels) < MOST_MARKS:
             elements += [f'<circle class="{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in pixels]
-    # The names in their colours, from right to left; a single series is explained by the title.
-    place = float(WIDTH)  # right end for the next name
-    if len(series) > 1:
-        for number, name in reversed(list(enumerate(plot["series"]))):
-            style = f"end s{number % COLORS}"
-            elements.append(_text(place, 31, name, style))
-            place -= CHARACTER * len(name) + 14
+    # A single series is explained by the title.
+    if len(names) > 1:
+        elements.append(f'<text class="end" x="{WIDTH}" y="31">{" &#160; ".join(names)}</text>')
     return elements
 
 

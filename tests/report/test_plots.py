@@ -27,7 +27,7 @@ def of_class(root: ElementTree.Element, name: str):
 
 
 def test_a_curve_has_its_words_and_round_ticks():
-    words = [text.text for text in parsed(CURVE).iter("text")]
+    words = [text.text for text in parsed(CURVE).iter() if text.tag in ("text", "tspan")]
     assert {"Loss <of> a run", "tokens", "nats", "train", "val", "0", "5"} <= set(words)
     alone = draw_plot(CURVE | {"series": {"train": CURVE["series"]["train"]}})
     assert ">train<" not in alone  # one series needs no legend
