@@ -42,7 +42,7 @@ check() {
 }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
-stride=auto
+stride=-1
 run_entry() { # name in the tag, seed, entry, trick to leave out
   local run="$tag-$1-$2" row plan settings
   row=$(table --entry="$3" --without="${4:-}" flags)

@@ -33,8 +33,8 @@ class Config(TagSettings):
     """Score an artifact, or compare a series of entries."""
 
     tag = "golf"
-    stride: str = option(
-        "auto", "tokens from row to row (0: rows do not overlap; auto: the scale's, or more if it does not fit)"
+    stride: Count = option(
+        -1, "tokens from row to row (0: rows do not overlap; -1: the scale's, or more if it does not fit)"
     )
     rows: Count = option(8, "rows at once", least=1)
     count_tokenizer: bool = option(False, "count the vocabulary's bytes too")
@@ -94,25 +94,21 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0):
     return json.loads(last)
 
 
-def choose_stride(asked: str, plain: Record, scale: Scale):
+def choose_stride(asked: int, plain: Record, scale: Scale):
     """Print the cost of each stride, by the pass without overlap; return the one asked for, or the first that fits."""
-    context = plain["stride"]
-    rows, chosen, stride = [], context, context
+    context = stride = plain["stride"]
+    costs = {}  # stride → seconds
     while stride >= SHORTEST:
         more_rows = context / stride - 1  # relative to the pass without overlap
-        cost = plain["seconds"] + more_rows * plain["seconds of the model"]
-        fits = MARGIN * cost <= scale.scoring
-        rows.append([stride, cost, "yes" if fits else "no"])
-        if fits and stride >= scale.stride:
-            chosen = stride
+        costs[stride] = plain["seconds"] + more_rows * plain["seconds of the model"]
         stride //= 2
+    fitting = [stride for stride in costs if MARGIN * costs[stride] <= scale.scoring]
+    rows = [[stride, cost, "yes" * (stride in fitting)] for stride, cost in costs.items()]
     title = f"Cost of each stride, from measured speed; it fits if twice that is within {scale.scoring:g} seconds"
     print0(terminal_table(table_of(title, "Stride | Seconds:,.1f | Fits", rows)))
-    if asked == "auto":
-        return chosen
-    if not asked.isdecimal():
-        raise ValueError(f"--stride={asked} has to be auto or a number of tokens")
-    return int(asked) or context
+    if asked < 0:
+        return min((stride for stride in fitting if stride >= scale.stride), default=context)
+    return asked or context
 
 
 def record_of(path: Path):

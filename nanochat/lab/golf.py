@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from nanochat.jobs.scales import flag_words, read_flags
+from nanochat.log import parse_rows
 from nanochat.outcome import ROOT
 
-Flags = dict[str, str | None]  # flag → value, "" for a switch
+Flags = dict[str, str]  # flag → value, "" for a switch
 DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
 
 
@@ -23,7 +24,7 @@ class Scale(NamedTuple):
     bytes: int  # of the model and of the code that scores it
     seconds: float  # for training (its part stands in the flags), calibration, quantization and packing
     scoring: float  # seconds
-    stride: int  # tokens; the shortest that --stride=auto takes
+    stride: int  # tokens; the shortest that --stride=-1 takes
     eval_bytes: int  # of validation text
     vocabulary: int
     flags: str
@@ -73,7 +74,6 @@ GOLF = f"--qat={CODES} --plan={CODES}"
 # A code of Gaussian weights has about 2.05 + log2(largest code / clip) bits, and LZMA takes 2.5 % more: 23 M codes take
 # 15.8 MB. Six bits would clip at three deviations, so the codes are eight bits wide.
 LARGE_CODES = "int8-row+clip-13.3"
-GPTQ = "embed|head=int8-row+clip-40,blocks=int6-row+clip-12+gptq"
 # The seed of the track, as it was trained on one H100. Learning rates and decay are divided by the factors that
 # param_groups and scaling apply at this width and size.
 SEED = (
@@ -106,45 +106,46 @@ ENTRIES = {  # entry → scale → flags, and --plan for scripts.golf_pack
     },
 }
 VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
-# Trick of the entry golf → flags that take it back, None: without the flag. A field of the model adds to --model.
-TRICKS = {
-    "tied embeddings": {"--model": "tie_embeddings=false"},
-    "induction": {"--model": "induction=false"},
-    "XSA": {"--model": "exclusive_last=0"},
-    "leaky2": {"--model": "mlp=relu2"},
-    "narrow MLP": {"--model": "mlp_ratio=4"},
-    "partial RoPE": {"--model": "rope_dims=0"},
-    "QK gain": {"--model": "query_gain=0"},
-    "attention eps": {"--model": "qk_eps=1.1920928955078125e-07"},  # 2^-23, as in all norms
-    "orthogonal init": {"--model": "orthogonal=false"},
-    "smear": {"--model": "smear=false,induction=false"},
-    "backout": {"--model": "backout=false"},
-    "residual factors": {"--model": "residual_lambdas=false,x0_lambdas=false"},
-    "late QAT": {"--qat": None, "--plan": GPTQ},
-    "compilation": {"--no-compile": ""},
-}
+# Trick of the entry golf → flags that take it back. A field of the model adds to --model. The eps of all norms is 2^-23.
+TRICKS = dict(
+    parse_rows("""
+tied embeddings   --model=tie_embeddings=false
+induction         --model=induction=false
+XSA               --model=exclusive_last=0
+leaky2            --model=mlp=relu2
+narrow MLP        --model=mlp_ratio=4
+partial RoPE      --model=rope_dims=0
+QK gain           --model=query_gain=0
+attention eps     --model=qk_eps=1.1920928955078125e-07
+orthogonal init   --model=orthogonal=false
+smear             --model=smear=false,induction=false
+backout           --model=backout=false
+residual factors  --model=residual_lambdas=false,x0_lambdas=false
+late QAT          --plan=embed|head=int8-row+clip-40,blocks=int6-row+clip-12+gptq
+compilation       --no-compile
+""")
+)
 
 
 def expand(given: Flags):
     """Return the flags of an entry for --scale, --entry and --without; other given flags win over its own."""
     given = DEFAULTS | given
+    entries = [entry for entry, rows in ENTRIES.items() if given["--scale"] in rows]
+    for flag, known in {"--scale": SCALES, "--entry": entries, "--without": ["", *TRICKS]}.items():
+        if given[flag] not in known:
+            raise ValueError(f"{flag}={given[flag]} is not known here, take one of {', '.join(known)}")
     name, entry, without = (given.pop(flag) for flag in DEFAULTS)
-    if name not in SCALES:
-        raise ValueError(f"--scale={name} is not known, take one of {', '.join(SCALES)}")
-    if name not in ENTRIES.get(entry, ()):
-        known = [other for other, rows in ENTRIES.items() if name in rows]
-        raise ValueError(f"--entry={entry} is not known at --scale={name}, take one of {', '.join(known)}")
-    if without not in ("", *TRICKS):
-        raise ValueError(f"--without={without} is not known, take one of {', '.join(TRICKS)}")
     flags = read_flags(f"{SCALES[name].flags} {ENTRIES[entry][name]}".split())
     if given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
         del flags["--target-seconds"]
     flags |= given
     model = flags["--model"]
-    flags |= TRICKS.get(without, {})
+    flags |= read_flags(TRICKS.get(without, "").split())
     if flags["--model"] != model:  # the changed field alone
         flags["--model"] = f"{model},{flags['--model']}"
-    return {flag: value for flag, value in flags.items() if value is not None}
+    if without == "late QAT":  # GPTQ stands in for it
+        flags.pop("--qat", None)
+    return flags
 
 
 def tricks_of(given: Flags):

@@ -43,7 +43,7 @@ def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(golf_eval, "ROOT", tmp_path / "repository")
     golf_pack.main(golf_pack.Config(tag="entry", plan="embed=int8-row,blocks=int8-row", eval_bytes=3000))
     shutil.move(base.of("entry"), base.folder / "elsewhere")  # the checkpoint is not there when the file is scored
-    config = golf_eval.Config(tag="entry", stride="16")
+    config = golf_eval.Config(tag="entry", stride=16)
     golf_eval.main(config)
     outcome = scored(base, "entry")
     metrics, groups = outcome["metrics"], dict(outcome["tables"][0]["rows"])
@@ -67,7 +67,7 @@ def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
 @NEEDS_SANDBOX
 def test_entries_are_compared_with_the_best_baseline(base):
     golf_pack.main(golf_pack.Config(tag="entry", eval_bytes=3000))
-    golf_eval.main(golf_eval.Config(tag="entry", stride="32", count_tokenizer=True))
+    golf_eval.main(golf_eval.Config(tag="entry", stride=32, count_tokenizer=True))
     outcome = scored(base, "entry")
     assert outcome["metrics"]["Bytes"] == sum(size for _, size in outcome["tables"][0]["rows"])
     for entry, worse in {"golf": 0.0, "naive-narrow": 0.3, "naive-middle": 0.2, "naive-wide": 0.4}.items():
@@ -105,11 +105,9 @@ def speed(factor):
 def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_take_it():
     scale = EMBEDDED._replace(scoring=5)
     for factor, least, stride in ((1, 8, 8), (1, 16, 16), (2, 8, 16), (4, 8, 32), (100, 8, 32)):
-        assert golf_eval.choose_stride("auto", speed(factor), scale._replace(stride=least)) == stride
-    assert golf_eval.choose_stride("16", speed(100), scale) == 16
-    assert golf_eval.choose_stride("0", speed(1), scale) == 32
-    with pytest.raises(ValueError, match="--stride=long has to be auto or a number of tokens"):
-        golf_eval.choose_stride("long", speed(1), scale)
+        assert golf_eval.choose_stride(-1, speed(factor), scale._replace(stride=least)) == stride
+    assert golf_eval.choose_stride(16, speed(100), scale) == 16
+    assert golf_eval.choose_stride(0, speed(1), scale) == 32
 
 
 def test_on_a_gpu_the_scoring_process_gets_the_device_and_no_sandbox():
