@@ -106,7 +106,7 @@ ENTRIES = {  # entry → scale → flags, and --plan for scripts.golf_pack
     },
 }
 VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
-# Trick of the entry golf → flags that take it back. A field of the model adds to --model. The eps of all norms is 2^-23.
+# Trick of the entry golf → flags that take it back. A field of the model adds to --model. 2^-23 is the eps of all norms
 TRICKS = dict(
     parse_rows("""
 tied embeddings   --model=tie_embeddings=false
