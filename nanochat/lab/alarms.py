@@ -11,7 +11,6 @@ beside those of its parent: right answers in the `stable` benchmarks, and answer
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +25,7 @@ LASTING = 3  # steps of a spike that breaks a run
 LEAST_FALL = 0.10
 FALL_ERRORS = 5.0
 STAIR_ERRORS = 5.0
-STAIR_STEPS = (3, 25)  # least and most steps in a part of the curve around the end of an epoch
-# Weights of four such parts, two before and two after: the step, less the trend within each pair.
-STAIR = [0.5, -1.5, 1.5, -0.5]
+STAIR_STEPS = (6, 50)  # least and most steps of the curve on either side of the end of an epoch
 # Name of a curve → its figure in the metric log, and the smallest factor that counts.
 CURVES = {"loss": ("train/loss", 1.0), "gradient norm": ("train/grad_norm", 10.0)}
 
@@ -93,24 +90,21 @@ def _rises(records: Sequence[Record], name: str):
 def staircase(records: Sequence[Record]):
     """Return the step in the mean training loss at the ends of epochs; None without enough steps around an end.
 
-    The same measure in the middle of the epochs before and after, where there is no step, is subtracted: it is that of
-    a curve which bends.
+    A cubic curve with a step is fitted to the mean of the losses around all ends, so a trend or bend is no step.
     """
     points = [(record["train/epoch"], record["train/loss"]) for record in records if "train/epoch" in record]
     epochs, losses = np.array(points).reshape(-1, 2).T
-    # A step across an end has rows of both epochs, and is left out.
     ends = np.flatnonzero(np.diff(np.floor(epochs))) + 1
     least, most = STAIR_STEPS
-    length = int(np.diff(ends).min(initial=len(losses)))
-    half, size = length // 2, min(most, (length - 1) // 4)
-    inside = [end for end in ends if length - 1 <= end < len(losses) - half - 2 * size]
+    size = min(most, int(np.diff(ends).min(initial=len(losses))) // 2)
+    inside = [end for end in ends if size <= end < len(losses) - size]
     if size < least or not inside:
         return None
-    part = np.repeat(STAIR, size) / size / len(inside)
-    weights = np.zeros(len(losses))  # of the loss of each step in the estimate
-    for end, (offset, factor) in product(inside, ((0, 1.0), (-half, -0.5), (half, -0.5))):
-        place = end + offset
-        weights[place - 2 * size : place] += factor * part[: 2 * size]
-        weights[place + 1 : place + 1 + 2 * size] += factor * part[2 * size :]
-    noise = np.diff(losses, n=2).var() / 6  # of the loss of one step: second differences have no trend
-    return Estimate(float(weights @ losses), math.sqrt(noise * (weights**2).sum()))
+    # A step across an end has rows of both epochs, and is left out.
+    around = np.delete(np.arange(-size, size + 1), size)
+    curve = np.column_stack([np.sign(around) / 2, np.vander(around / size, 4)])
+    mean = np.mean([losses[end + around] for end in inside], axis=0)
+    inverse = np.linalg.pinv(curve)  # its first row has the weight of each loss in the step
+    rest = mean - curve @ inverse @ mean
+    noise = rest @ rest / (len(rest) - curve.shape[1])
+    return Estimate(float(inverse[0] @ mean), math.sqrt(noise * (inverse[0] ** 2).sum()))
