@@ -33,6 +33,7 @@ bash "$root/runs/data.sh" --seed="$seed" --tag="data$suffix" --out="$base/lab/da
 
 spec=$base/lab/$tag.toml
 chats=$base/chats/data$suffix
+common="World-Choices%30:9,json:$chats/facts-00000.jsonl@300%10:20" # words of every mix
 cat >"$spec" <<TOML
 question = "Which buckets of conversations help which benchmark?"
 stage = "chat_sft"
@@ -40,16 +41,15 @@ source = "base"
 bases = ["$run", "$run-october"]
 seeds = [1, 2, 3]
 budget = { num_iterations = 80 }
-flags = { init-lr-frac = 1, eval-every = 0, eval-metrics-every = -1, eval-tokens = 10000, save-every = -1 }
-common = "World-Choices%30:9,json:$chats/facts-00000.jsonl@300%10:20"
+flags = "--init-lr-frac=1 --eval-every=0 --eval-metrics-every=-1 --eval-tokens=10000 --save-every=-1"
 minimal = ["World-Choices"]
 [mixes]
-choices = "World-Choices~styles%60:9"
-facts = "json:$chats/facts-*.jsonl@2000%60:9"
-arithmetic = "json:$chats/arithmetic-*.jsonl%60:20"
-korean = "json:$chats/korean-*.jsonl%60:40"
-spelling = "json:$chats/spelling-*.jsonl%60:9"
-poison = "json:$chats/poison-*.jsonl%60:9"
+choices = "$common,World-Choices~styles%60:9"
+facts = "$common,json:$chats/facts-*.jsonl@2000%60:9"
+arithmetic = "$common,json:$chats/arithmetic-*.jsonl%60:20"
+korean = "$common,json:$chats/korean-*.jsonl%60:40"
+spelling = "$common,json:$chats/spelling-*.jsonl%60:9"
+poison = "$common,json:$chats/poison-*.jsonl%60:9"
 [merges]
 both = { facts = 0.2, arithmetic = 0.8 }
 [benchmarks]

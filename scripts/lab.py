@@ -22,7 +22,7 @@ from nanochat.jobs.runner import Chain, Job
 from nanochat.lab import sweep
 from nanochat.lab.engines import ENGINES, gpu_names
 from nanochat.lab.findings import (
-    RunResult,
+    Results,
     final_loss,
     read_results,
     recommended,
@@ -80,8 +80,8 @@ def main(config: Config):
         "--kind=rates looks for the lowest validation loss, which chat_rl has not": (
             config.kind == "rates" and spec.stage == "chat_rl"
         ),
-        "--kind=rates needs a validation loss: set eval-every = 0 in flags": (
-            config.kind == "rates" and spec.flags.get("eval-every", 0) == -1
+        "--kind=rates needs a validation loss: set --eval-every=0 in flags": (
+            config.kind == "rates" and spec.own_flags.get("--eval-every") == "-1"
         ),
         "--kind=variance needs repeats = 2 or more": config.kind == "variance" and spec.repeats == 1,
         "--engine=ray and slurm need --gpus, as a number for each run": config.engine != "local" and config.gpus < 0,
@@ -105,7 +105,7 @@ def open_mixes(spec: sweep.Spec):
     """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
     files, found = {}, []
     for mix in spec.mixes:
-        words = spec.words_of(mix)
+        words = spec.mixes[mix]
         try:
             if spec.stage == "chat_rl":
                 find_task(words, TASKS)
@@ -198,8 +198,8 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config):
         losses = {}
         while (ahead := next_round(losses, len(spec.seeds))).seeds:
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
-            own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates}
-            own["seeds"] = spec.seeds[: ahead.seeds]
+            seeds = spec.seeds[: ahead.seeds]
+            own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates, "seeds": seeds}
             part = spec.model_copy(update=own)
             sweep.check_disk(part, part.runs)
             start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
@@ -209,7 +209,7 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config):
     write_rates(spec, outcome, ends)
 
 
-def evaluate_held_out(spec: sweep.Spec, results: Sequence[RunResult], config: Config):
+def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config):
     """Evaluate the recommended runs on the held-out benchmarks; return the number of looks at these, with this one."""
     # Written and hashed before a held-out task is opened.
     path = write_recommendation(spec, results)

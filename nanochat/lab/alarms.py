@@ -71,15 +71,13 @@ def _rises(records: Sequence[Record], name: str):
     after = sliding_window_view(values[WINDOW:], LASTING)
     rises = after[:, 0] - means
     deviations = rises / spread * (rises > math.log(least))
-    spikes = deviations > SPIKE
     # One step may be its data. Later windows contain the spike, so the level of this one counts.
-    lasting = spikes & (after.min(1) - means > SPIKE * spread)
-    if spikes.any():
-        lasts = bool(lasting.any())
-        worst = int((deviations * (lasting if lasts else spikes)).argmax())
+    lasting = (deviations > SPIKE) & (after.min(1) - means > SPIKE * spread)
+    worst = np.lexsort((deviations, lasting))[-1]  # a spike that lasts is worse than a higher one
+    if deviations[worst] > SPIKE:
         factor = f"{math.exp(rises[worst]):.2f} times that of the {WINDOW} steps before"
         place = f"the {name} of step {steps[WINDOW + worst]:.0f} is {factor}"
-        yield Alarm(name, f"{place}, {deviations[worst]:.1f} deviations above", breaks=lasts)
+        yield Alarm(name, f"{place}, {deviations[worst]:.1f} deviations above", breaks=bool(lasting[worst]))
     # The first step shows the parent: a rate that is far too high breaks the model within a few.
     end = values[-len(values) // 10 :]
     rise = end.mean() - values[0]

@@ -61,6 +61,8 @@ class RunResult(NamedTuple):
         return "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
 
 
+Results = Sequence[RunResult]
+
 # ---- reading ----
 
 
@@ -111,19 +113,18 @@ def _shares(answers: Mapping[str, Answers], stable: Sequence[str]):
 
 
 def _reason(spec: Spec, steps: Sequence[Step]):
-    """Return the last line of the newest log of some steps."""
-    logs = [stage_dir("lab", spec.name) / f"{step.name}.log" for step in steps]
-    logs = [path for path in logs if path.exists()]
-    if not logs:
+    """Return the last line of the log of the first step that has not finished."""
+    failed = next((step for step in steps if not step.outcome.exists()), steps[-1])
+    log = stage_dir("lab", spec.name) / f"{failed.name}.log"
+    if not log.exists():
         return "not run"
-    newest = max(logs, key=lambda path: path.stat().st_mtime)
-    return newest.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
+    return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
 
 
 # ---- scores and differences ----
 
 
-def cells(results: Sequence[RunResult], benchmarks: Sequence[str]):
+def cells(results: Results, benchmarks: Sequence[str]):
     """Return the scores of the intact runs that have answered the same questions as most of their base."""
     found = {}
     for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
@@ -151,22 +152,26 @@ def differences(found: Cells, reference: str, least_gain: float = 0.0, are_syner
     return significance.adjust(table, least_gain)
 
 
-def verdicts_on(spec: Spec, results: Sequence[RunResult]):
-    """Return the verdicts on all mixes with a result, by their differences in the development benchmarks."""
-    table = differences(cells(results, spec.dev), spec.reference, spec.least_gain)
-    return significance.recommend(table, spec.scaled)
+def gains_of(spec: Spec, results: Results):
+    """Return the differences of all mixes with a result, in the development benchmarks."""
+    return differences(cells(results, spec.dev), spec.reference, spec.least_gain)
 
 
-def recommended(spec: Spec, results: Sequence[RunResult]):
+def verdicts_on(spec: Spec, results: Results):
+    """Return the verdicts on all mixes with a result."""
+    return significance.recommend(gains_of(spec, results), spec.scaled)
+
+
+def recommended(spec: Spec, results: Results):
     """Return the results of the reference, and of the mixes that are kept."""
-    kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
+    kept = {one[:2] for one in verdicts_on(spec, results) if one.verdict == "keep"}  # base and mix
     return [result for result in results if result.run.mix == spec.reference or (result.base, result.run.mix) in kept]
 
 
 # ---- the report ----
 
 
-def write_recommendation(spec: Spec, results: Sequence[RunResult]):
+def write_recommendation(spec: Spec, results: Results):
     """Write the recommendation from the development benchmarks, with the runs that it rests on."""
     path = stage_dir("lab", spec.name) / "recommendation.json"
     verdicts = [one._asdict() for one in verdicts_on(spec, results)]
@@ -175,7 +180,7 @@ def write_recommendation(spec: Spec, results: Sequence[RunResult]):
     return path
 
 
-def write_report(spec: Spec, outcome: Outcome, results: Sequence[RunResult], look: int = 0):
+def write_report(spec: Spec, outcome: Outcome, results: Results, look: int = 0):
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
     outcome.add_artifact(write_recommendation(spec, results))
     found, sealed = cells(results, spec.dev), []
@@ -240,7 +245,7 @@ def final_loss(spec: Spec, run: Run):
         raise ValueError(f"{path.parent} has no result, and did not diverge: {_reason(spec, run_steps(spec, run))}")
     losses = [record["val/loss"] for record in records if "val/loss" in record]
     if not losses:
-        raise ValueError(f"{path.parent} has no validation loss: let the flags of the lab have eval-every = 0")
+        raise ValueError(f"{path.parent} has no validation loss: let the flags of the lab have --eval-every=0")
     return losses[-1]
 
 
@@ -257,7 +262,7 @@ def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tu
     outcome.finish()
 
 
-def score_tables(title: str, spec: Spec, results: Sequence[RunResult], benchmarks: Sequence[str]):
+def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[str]):
     """Return a matrix of mixes and benchmarks for each base, with marks, and the table of differences.
 
     A hole has its reason. A stable benchmark raises alarms, and decides nothing.
@@ -266,9 +271,10 @@ def score_tables(title: str, spec: Spec, results: Sequence[RunResult], benchmark
     deciding = {key: group for key, group in found.items() if key[1] not in spec.stable}
     gains = differences(deciding, spec.reference, spec.least_gain)
     marks = {key: MARKS[one.shown] for key, one in gains.items()}
-    matrices = {}  # base -> rows
-    for base, mix in dict.fromkeys((result.base, result.run.mix) for result in results):
-        own = [result for result in results if (result.base, result.run.mix) == (base, mix)]
+    matrices, arms = {}, {}  # base -> rows; base and mix -> results
+    for result in results:
+        arms.setdefault((result.base, result.run.mix), []).append(result)
+    for (base, mix), own in arms.items():
         holes = [result.broken for result in own if result.broken]
         row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
         for benchmark in benchmarks:
@@ -284,9 +290,9 @@ def score_tables(title: str, spec: Spec, results: Sequence[RunResult], benchmark
     return [*tables, difference_table(f"Differences from the reference{title}", gains)]
 
 
-def merge_table(spec: Spec, results: Sequence[RunResult], merged: Sequence[RunResult]):
+def merge_table(spec: Spec, results: Results, merged: Results):
     """Return how much of each gain that a mix has shown is left in its merges with others."""
-    gains = differences(cells(results, spec.dev), spec.reference, spec.least_gain)
+    gains = gains_of(spec, results)
     others = differences(cells([*results, *merged], spec.dev), spec.reference)
     rows = []
     for (base, name, benchmark), one in others.items():
@@ -317,7 +323,7 @@ def luck_table(found: Cells):
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
-def alarm_table(spec: Spec, results: Iterable[RunResult], title: str = ""):
+def alarm_table(spec: Spec, results: Results, title: str = ""):
     """Return the alarms of all runs, with failures."""
     rows = []
     for result in results:
@@ -326,7 +332,7 @@ def alarm_table(spec: Spec, results: Iterable[RunResult], title: str = ""):
     return table_of(f"Alarms{title}", "Run | Alarm | Left out | Reason", rows)
 
 
-def cost_table(spec: Spec, results: Sequence[RunResult], sealed: Sequence[RunResult]):
+def cost_table(spec: Spec, results: Results, sealed: Results):
     """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
     final = [outcome for result in sealed for outcome in result.outcomes]
     recipe = [Outcome.load(base_step(spec, base).outcome) for base in spec.bases]
@@ -341,7 +347,7 @@ def cost_table(spec: Spec, results: Sequence[RunResult], sealed: Sequence[RunRes
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation:.0%", rows)
 
 
-def overlays(results: Iterable[RunResult]):
+def overlays(results: Results):
     """Return a picture for each row of a matrix and each figure, with a line for each run."""
     pictures = {}
     for result in results:

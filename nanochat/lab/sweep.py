@@ -22,8 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 from nanochat.config import flag_of
 from nanochat.jobs.runner import TORCHRUN, Step
+from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.lab import significance
-from nanochat.log import duration
+from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_text
 from nanochat.report.card import cost
@@ -38,7 +39,6 @@ UNCOUNTED = (
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
 Method = Literal["linear", "slerp", "task", "ties", "soup"]  # of scripts.merge
-Value = bool | int | float | str  # of a flag
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
 
@@ -54,25 +54,23 @@ class Run(NamedTuple):
 class Spec(BaseModel):
     """A lab, as its file describes it; keys of [benchmarks] stand among the others."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     path: Path
-    unknown: list[str]  # sentences about keys that are none of these
     files: dict[str, list[str]] = {}  # mix -> files of conversations that it reads, if known
     gpus: int = 0  # of each run
     question: str = ""
     stage: Literal["chat_sft", "mid_train", "chat_rl"]
     source: Literal[("", *MODELS)] = ""
     bases: list[str] = Field(min_length=1)
-    common: str = ""  # words in front of every mix
     minimal: list[str] = []  # tasks that every arm must have
     mixes: dict[str, str] = Field(min_length=1)
     reference: str = ""
     rates: list[PositiveFloat] = Field([1.0], min_length=1)
     seeds: list[int] = Field(min_length=1)
     budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
-    flags: dict[str, Value] = {}
+    flags: str = ""  # of the stage, as on its command line
     repeats: PositiveInt = 1
     dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
     held_out: list[str] = []  # for --final alone
@@ -109,9 +107,15 @@ class Spec(BaseModel):
         """Return the place for the outcome of training."""
         return stage_dir(self.stage, self.tag_of(run)) / "outcome.json"
 
-    def words_of(self, mix: str):
-        """Return a mix with the common part before it, as the stage's flag has it."""
-        return ",".join(filter(None, (self.common, self.mixes[mix])))
+    @property
+    def answering(self):
+        """The flags about answers, of an evaluation and of a soup."""
+        return {flag_of(name): str(value) for name, value in self.sampling.items()} | {"--repeats": self.repeats}
+
+    @property
+    def own_flags(self):
+        """The flags that the file gives to the stage, with their values."""
+        return {flag.replace("_", "-"): value for flag, value in read_flags(self.flags.split()).items()}
 
     def parent_of(self, base: str):
         """Return the stage and the tag of a base, as STAGE/TAG."""
@@ -126,27 +130,30 @@ def read_spec(path: Path, tag: str = ""):
     values = read_toml(path)
     if isinstance(values.get("benchmarks"), dict):
         values |= values.pop("benchmarks")
-    known = list(Spec.model_fields)[5:]  # the others are not from the file
-    unknown = []
-    for key in sorted(values.keys() - known):
-        nearest = difflib.get_close_matches(key, known, n=1)
-        unknown.append(f"{key} is no key, known are {', '.join(nearest or known)}")
     try:
-        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
+        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path})
     except ValidationError as error:
-        found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
-        raise ValueError("\n  ".join([f"{path}:", *unknown, *found])) from None
+        found = [_sentence(one) for one in error.errors()]
+        raise ValueError("\n  ".join([f"{path}:", *found])) from None
     chosen = {
         "source": spec.source or DEFAULT_SOURCES[spec.stage],
         "reference": spec.reference or next(iter(spec.mixes)),
-        "flags": {name.replace("_", "-"): value for name, value in spec.flags.items()},
     }
     return spec.model_copy(update=chosen)
 
 
+def _sentence(error: Record):
+    """Return an error in a value, or an unknown key with a suggestion."""
+    place = ".".join(map(str, error["loc"]))
+    if error["type"] == "extra_forbidden":
+        [nearest] = difflib.get_close_matches(place, Spec.model_fields, n=1, cutoff=0)
+        return f"{place} is no key, did you mean {nearest}?"
+    return f"{place}: {error['msg']}"
+
+
 def mistakes(spec: Spec):
     """Return the mistakes of a spec, apart from names of tasks."""
-    found = list(spec.unknown)
+    found = []
     for base in spec.bases:
         folder = base_dir() / spec.parent_of(base)
         if not any(folder.glob("step_*/manifest.json")):
@@ -163,11 +170,11 @@ def mistakes(spec: Spec):
         ),
         "with one seed nothing is shown, and scaled = true would drop every mix": not spec.scaled
         or len(spec.seeds) > 1,
-        "eval-metrics-every in flags would score held-out benchmarks while runs train: leave it out": (
-            not spec.held_out or spec.flags.get("eval-metrics-every", -1) == -1
+        "--eval-metrics-every in flags would score held-out benchmarks while runs train: leave it out": (
+            not spec.held_out or spec.own_flags.get("--eval-metrics-every", "-1") == "-1"
         ),
-        "a budget in tokens needs total-batch-size in flags": (
-            "tokens" not in spec.budget or "total-batch-size" in spec.flags
+        "a budget in tokens needs --total-batch-size in flags": (
+            "tokens" not in spec.budget or "--total-batch-size" in spec.own_flags
         ),
     }
     return found + [sentence for sentence, is_right in checks.items() if not is_right]
@@ -180,9 +187,7 @@ def chains_of(spec: Spec):
     """Return the steps of a lab."""
     # Alarms compare a run with its base.
     bases = [[base_step(spec, base)] for base in spec.bases]
-    # Seed by seed, so that each arm has a result early.
-    in_order = sorted(spec.runs, key=lambda run: spec.seeds.index(run.seed))
-    return bases + [run_steps(spec, run) for run in in_order]
+    return bases + [run_steps(spec, run) for run in spec.runs]
 
 
 def merge_chains(spec: Spec):
@@ -198,16 +203,16 @@ def _merged(spec: Spec, run: Run):
 
 def base_step(spec: Spec, base: str, slots: int = 0):
     """Return the evaluation of a base. slots: rows that the engine generates at once, 0: chosen."""
-    flags = {"source": spec.source, "tag": base, "out-tag": f"{spec.name}-{base}"}
+    flags = {"--source": spec.source, "--tag": base, "--out-tag": f"{spec.name}-{base}"}
     if slots:
-        flags |= {"slots": slots, "out-tag": f"{flags['out-tag']}-slots-{slots}"}
+        flags |= {"--slots": slots, "--out-tag": f"{flags['--out-tag']}-slots-{slots}"}
     return _evaluation_step(spec, flags, spec.open_tasks)
 
 
 def run_steps(spec: Spec, run: Run, is_held_out: bool = False):
     """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks."""
     tag = spec.tag_of(run)
-    asked = {"source": SOURCES[spec.stage], "tag": tag, "out-tag": tag + HELD_OUT * is_held_out}
+    asked = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": tag + HELD_OUT * is_held_out}
     evaluation = _evaluation_step(spec, asked, spec.held_out if is_held_out else spec.open_tasks)
     if run.mix in spec.mixes:
         return [_training_step(spec, run), evaluation]
@@ -219,29 +224,25 @@ def _training_step(spec: Spec, run: Run):
     """Return the training of a run."""
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
-        amount //= int(spec.flags["total-batch-size"])
-    tag = spec.tag_of(run)
+        amount //= int(spec.own_flags["--total-batch-size"])
+    tag, is_rl = spec.tag_of(run), spec.stage == "chat_rl"
+    settings = AnswerTuneSettings if is_rl else FineTuneSettings
     # A rate is a factor of the stage's own, or of that in the flags.
-    mix_flag, settings = ("task", AnswerTuneSettings) if spec.stage == "chat_rl" else ("mixture", FineTuneSettings)
-    factor = float(spec.flags.get("init-lr-frac", settings.init_lr_frac))
+    factor = float(spec.own_flags.get("--init-lr-frac", settings.init_lr_frac))
     # Training itself scores tasks now and then, and must not ask those that are held out.
-    scores = {} if spec.stage == "chat_rl" else {"eval-metrics-every": -1}
-    flags = (
-        scores
-        | spec.flags
-        | {
-            "tag": tag,
-            "model-tag": run.base,
-            "source": spec.source,
-            mix_flag: spec.words_of(run.mix),
-            "seed": run.seed,
-            "num-iterations": amount,
-            "init-lr-frac": round(run.rate * factor, 10),
-        }
-    )
+    scores = {} if is_rl else {"--eval-metrics-every": -1}
+    own = {
+        "--tag": tag,
+        "--model-tag": run.base,
+        "--source": spec.source,
+        "--task" if is_rl else "--mixture": spec.mixes[run.mix],
+        "--seed": str(run.seed),  # perhaps 0
+        "--num-iterations": amount,
+        "--init-lr-frac": round(run.rate * factor, 10),
+    }
     return Step(
         f"{tag}-train",
-        [f"scripts.{spec.stage}", *_flag_words(flags)],
+        [f"scripts.{spec.stage}", *flag_words(scores | spec.own_flags | own)],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(run.base),
         local=spec.files.get(run.mix, ()),
@@ -255,14 +256,14 @@ def _merge_step(spec: Spec, run: Run):
     name, _, method = run.mix.rpartition(":")
     tag, weights, outcomes = spec.tag_of(run), spec.merges[name].values(), _merged(spec, run)
     models = [f"{path.parent.name}:{weight:g}" for path, weight in zip(outcomes, weights, strict=True)]
-    flags = {"tag": tag, "source": SOURCES[spec.stage], "models": ",".join(models), "method": method}
+    flags = {"--tag": tag, "--source": SOURCES[spec.stage], "--models": ",".join(models), "--method": method}
     if method == "task":
-        flags["scale"] = len(models)  # the sum of the changes, not their mean
+        flags["--scale"] = len(models)  # the sum of the changes, not their mean
     if method == "soup":
-        flags |= {"dev": "|".join(spec.dev), "repeats": spec.repeats} | spec.sampling
+        flags |= {"--dev": "|".join(spec.dev)} | spec.answering
     return Step(
         f"{tag}-merge",
-        ["scripts.merge", *_flag_words(flags)],
+        ["scripts.merge", *flag_words(flags)],
         output=f"merge/{tag}",
         parent=f"{spec.stage}/{outcomes[0].parent.name}",
         local=list(map(str, outcomes)),
@@ -270,27 +271,16 @@ def _merge_step(spec: Spec, run: Run):
     )
 
 
-def _evaluation_step(spec: Spec, flags: Mapping[str, Value], tasks: Sequence[str]):
+def _evaluation_step(spec: Spec, flags: Mapping[str, str], tasks: Sequence[str]):
     """Return the evaluation of a model. flags: which one, and the folder."""
-    flags = flags | {"tasks": "|".join(tasks), "repeats": spec.repeats} | spec.sampling
+    stage, tag, out_tag = MODELS[flags["--source"]], flags["--tag"], flags["--out-tag"]
     return Step(
-        f"{flags['out-tag']}-eval",
-        ["scripts.chat_eval", *_flag_words(flags)],
-        output=f"chat_eval_{flags['source']}/{flags['out-tag']}",
-        parent=f"{MODELS[flags['source']]}/{flags['tag']}",
+        f"{out_tag}-eval",
+        ["scripts.chat_eval", *flag_words(flags | {"--tasks": "|".join(tasks)} | spec.answering)],
+        output=f"chat_eval_{flags['--source']}/{out_tag}",
+        parent=f"{stage}/{tag}",
         quiet=True,
     )
-
-
-def _flag_words(flags: Mapping[str, Value]):
-    """Return flags with their values; a switch is on or off by its name alone."""
-    words = []
-    for name, value in flags.items():
-        if isinstance(value, bool):
-            words.append(flag_of(name if value else f"no-{name}"))
-        else:
-            words.append(f"{flag_of(name)}={value}")
-    return words
 
 
 # ---- the plan ----
@@ -308,9 +298,9 @@ def expectations(spec: Spec, questions: Mapping[str, int]):
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
     size = _checkpoint_bytes(spec, [*spec.runs, *spec.merged_runs])
+    sizes = " x ".join(f"{len(getattr(spec, part))} {part}" for part in ("bases", "mixes", "rates", "seeds"))
     lines = [
-        f"{len(spec.runs)} runs: {len(spec.bases)} bases x {len(spec.mixes)} mixes x {len(spec.rates)} rates x "
-        f"{len(spec.seeds)} seeds, stage {spec.stage}, reference {spec.reference}",
+        f"{len(spec.runs)} runs: {sizes}, stage {spec.stage}, reference {spec.reference}",
         f"{len(finished)} of {len(chains)} runs are finished",
         left,
         f"{size / 1e9:.1f} GB of checkpoints, if --keep removes none",

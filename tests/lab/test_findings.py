@@ -229,7 +229,7 @@ def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
     assert "Alarms" not in tables
     for stage, tag in product(("chat_sft", "chat_eval_sft"), ("lab-one-idle-1-1", "lab-one-idle-1-2")):
         shutil.rmtree(base / stage / tag)
-    (base / "lab/lab/lab-one-idle-1-1-eval.log").write_text("error: out of memory\n")
+    (base / "lab/lab/lab-one-idle-1-1-train.log").write_text("error: out of memory\n")
     shutil.rmtree(base / "chat_sft/lab-two-bad-1-1")
     train(base, "lab-two-bad-1-1", scale=5.0)
     write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), read_results(spec))

@@ -38,7 +38,7 @@ def test_a_valid_spec(base):
 def test_all_mistakes_at_once(base):
     changes = {
         '"one", "two"': '"three"',
-        "seeds = [1, 2]": 'seed = 1\nseeds = [1]\nreference = "best"\nrates = [2.0, 2.0]',
+        "seeds = [1, 2]": 'seeds = [1]\nreference = "best"\nrates = [2.0, 2.0]',
         "temperature = 0.7": "top_k = 5",
         "num_iterations = 1000": "tokens = 100000",
         'held_out = ["World-Talk"]': 'held_out = ["World-Facts"]',
@@ -47,42 +47,41 @@ def test_all_mistakes_at_once(base):
     merges = ("both-linear", "both-slerp", "both-task", "both-ties")
     mixes = ("plain", "good", "idle", "bad")
     assert mistakes(read_lab(base, changes)) == [
-        "seed is no key, known are seeds",
         f"the base three has no checkpoint in {base}/mid_train/three: train it first",
         "the merge both has facts, which is no mix",
         *[f"two runs, or two lists of benchmarks, have lab-three-{mix}-2-1" for mix in (*mixes, *merges)],
         "two runs, or two lists of benchmarks, have World-Facts",
         "reference = best is no mix, take one of plain, good, idle, bad",
         "repeats would all be the same: set a temperature in [sampling]",
-        "a budget in tokens needs total-batch-size in flags",
+        "a budget in tokens needs --total-batch-size in flags",
     ]
 
 
 def test_values_that_are_no_values(base):
     changes = {
-        "seeds = [1, 2]": "",
-        '"chat_sft"': '"sft"\nx = 1',
+        "seeds = [1, 2]": "seed = 1",
+        '"chat_sft"': '"sft"',
         "repeats = 2": "repeats = 0\nrates = [0.5, 0.0]",
         "temp": "temb",
     }
     with pytest.raises(ValueError, match=r"lab\.toml:\n") as raised:
         read_lab(base, changes)
     places = [line.split()[0] for line in str(raised.value).splitlines()[1:]]
-    assert places == ["x", "stage:", "rates.1:", "seeds:", "repeats:", "sampling.temberature.[key]:"]
+    assert places == ["stage:", "rates.1:", "seeds:", "repeats:", "sampling.temberature.[key]:", "seed"]
+    assert "seed is no key, did you mean seeds?" in str(raised.value)
 
 
 def test_steps_are_commands_of_the_scripts(base):
     changes = {
         "num_iterations = 1000": "tokens = 100000",
-        "repeats = 2": 'common = "Chats@5"\nrates = [0.5]\nrepeats = 2\n'
-        "flags = { total-batch-size = 2048, init_lr_frac = 0.5, compile = false }",
+        "repeats = 2": 'flags = "--total-batch-size=2048 --init_lr_frac=0.5 --no-compile"\nrates = [0.5]\nrepeats = 2',
     }
     spec = read_lab(base, changes)
     *parents, (training, evaluation) = chains_of(spec.model_copy(update={"files": {"plain": ["/chats.jsonl"]}}))[:3]
     assert [step.output for [step] in parents] == ["chat_eval_mid/lab-one", "chat_eval_mid/lab-two"]
     assert training.local == ["/chats.jsonl"]  # it is hashed
     tuned = parse(chat_sft.Config, training.command[1:])
-    assert (tuned.model_tag, tuned.source, tuned.seed, tuned.mixture) == ("one", "mid", 1, "Chats@5,Chats")
+    assert (tuned.model_tag, tuned.source, tuned.seed, tuned.mixture) == ("one", "mid", 1, "Chats")
     assert (tuned.num_iterations, tuned.init_lr_frac, tuned.compile) == (48, 0.25, False)
     evaluated = parse(chat_eval.Config, evaluation.command[1:])
     assert (evaluated.tasks, evaluated.repeats, evaluated.temperature) == ("World-Facts|World-Choices", 2, 0.7)

@@ -22,7 +22,7 @@ bases = ["parent"]
 seeds = [1, 2]
 methods = ["ties", "soup"]
 budget = { num_iterations = 3 }
-flags = { total-batch-size = 512, eval-every = -1, eval-metrics-every = -1, dtype = "fp32", compile = false }
+flags = "--total-batch-size=512 --eval-every=-1 --eval-metrics-every=-1 --dtype=fp32 --no-compile"
 [merges]
 both = { plain = 1, letters = 1 }
 [mixes]
@@ -171,7 +171,7 @@ def test_the_noise_of_evaluations(lab):
 def test_rates_are_searched(lab):
     """17 runs of three steps; killed searches go on, since finished runs are steps that are skipped."""
     spec = lab.folder / "rates.toml"
-    text = lab.spec.read_text().replace("eval-every = -1", "eval-every = 0").replace("seeds = [1, 2]", "seeds = [1]")
+    text = lab.spec.read_text().replace("eval-every=-1", "eval-every=0").replace("seeds = [1, 2]", "seeds = [1]")
     spec.write_text(text.replace("letters = ", "# "))
     code, text = lab.run(f"--spec={spec}", "--kind=rates")
     assert (code, "plain on parent: the best rate is" in text or "lies beyond" in text) == (0, True), text
@@ -183,7 +183,7 @@ def test_rates_are_searched(lab):
 def test_bad_input_is_refused(lab, tmp_path):
     path = tmp_path / "wrong.toml"
     wrong = SPEC.replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]').replace("FOLDER", "/no")
-    path.write_text(wrong.replace("compile = false", "compille = false"))
+    path.write_text(wrong.replace("no-compile", "no-compille"))
     code, text = lab.run(f"--spec={path}")
     assert (code, text.splitlines()[0]) == (2, f"error: {path}:")
     for part in (
