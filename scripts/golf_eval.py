@@ -193,14 +193,13 @@ def compare(config: Config):
     if others:
         title = f"{own.name} without a trick each, against it"
         outcome.tables.append(comparison_table(title, [own, *others], own))
-    outcome.show()
     outcome.tables += own.runs[0].tables
     clock = {"title": "Validation over the clock, first seed", "x": "seconds", "y": "bits per byte", "series": {}}
     for entry in (own.name, best.name):
         records = read_metrics(stage_dir("base_train", f"{config.tag}-{entry}-1") / "metrics.jsonl")
         clock["series"][entry] = metric_curve(records, "val/bpb", over="total_training_time")
     outcome.curves = [clock]
-    outcome.write()
+    outcome.finish()
 
 
 def main(config: Config):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
 from nanochat.lab.golf import SCALES, code_bytes
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import TagSettings
@@ -169,9 +169,9 @@ def main(config: Config):
         new = stage_dir(STAGE, config.tag) / f"{FILE}.new"
         write_bytes(new, data)
         packing = time.monotonic() - started
-        clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
         if loop["seconds"] + packing > scale.seconds:
             new.unlink()
+            clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
             raise ValueError(f"{clocks}, over the limit of {scale.seconds:g} s")
         # No longer on the clock.
         path = new.replace(new.with_suffix(""))
@@ -194,12 +194,9 @@ def main(config: Config):
         "Packing seconds": measured(packing, spec=".1f"),
         "bpb before quantization": measured(before),
     }
-    table = tensors_table(read_artifact(data), matrices(model))
-    outcome.tables = [table]
-    print0(terminal_table(table))
-    print0(f"golf_pack: {path}: {size:,} bytes of model; {clocks}")
+    outcome.tables = [tensors_table(read_artifact(data), matrices(model))]
     outcome.add_artifact(path)
-    outcome.write()
+    outcome.finish()
 
 
 if __name__ == "__main__":

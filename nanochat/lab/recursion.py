@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
-from nanochat.config import flag_of
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
 from nanochat.evals.bpb import bits_by_exit, read_text
@@ -41,9 +40,10 @@ ONE_SEED = "no verdict: one seed"
 # Metrics of base training, and the seconds that its checkpoint has.
 BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
 SECONDS = "Seconds of training"
+POSITION = {"rows", "lanes"}  # of a loader; W reads more rows than R, or fewer
 # Settings in which an arm may differ from R, and a run from that of another seed.
 FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
-FREE_IN_SEED = {"seed", "target_seconds"}  # W takes as long as its R
+FREE_IN_SEED = {"seed", "setting", *POSITION, "target_seconds"}  # W takes as long as its R
 TOLERANCE = 0.05  # for the FLOPs of F and the seconds of W, relative to R
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
@@ -82,24 +82,18 @@ class ArmRun(NamedTuple):
         """Bits per byte at each exit, in the last validation."""
         return validated_exits(self.records)[-1]
 
-    def require_settings_of(self, other: "ArmRun", free: Container[str]):
-        """Raise a ValueError if this run differs from another one in a setting that is not free."""
-        for name, value in self.manifest["config"].items():
-            found = other.manifest["config"].get(name)
-            if name not in free and value != found:
-                flag = f"{self.tag} has {flag_of(name)}={value}"
-                raise ValueError(f"{flag}, and {other.tag} {found}: train one of them again")
+    def require_equal(self, other: "ArmRun", free: Container[str]):
+        """Raise a ValueError if this run differs from another one in its settings or batches, unless that is free.
 
-    def require_batches_of(self, other: "ArmRun", to_the_end: bool):
-        """Raise a ValueError if this run was trained on other batches than another one, or on another number of them.
-
-        The setting in a loader's state (hash of the text, tokenizer, seed, lanes, length) decides the order of the
-        rows; the rest is the position at the end. to_the_end: compare the position too.
+        `setting` of a loader (hash of the text, tokenizer, seed, lanes, length) decides the order of the rows; `rows`
+        and `lanes` are its position at the end.
         """
-        own, expected = self.manifest["source"], other.manifest["source"]
-        if own["setting"] != expected["setting"] or (to_the_end and own != expected):
-            names = f"{self.tag} and {other.tag}"
-            raise ValueError(f"{names} differ in their batches, or in the number of steps: train one of them again")
+        own, others = (run.manifest["config"] | run.manifest["source"] for run in (self, other))
+        for name, value in own.items():
+            if name not in free and value != others.get(name):
+                raise ValueError(
+                    f"{self.tag} has {name} = {value}, and {other.tag} {others.get(name)}: train one of them again"
+                )
 
 
 def read_arms(tag: str, seed: int):
@@ -111,8 +105,7 @@ def read_arms(tag: str, seed: int):
     if not validated_exits(recursion.records):
         raise ValueError(f"{recursion.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
-        run.require_settings_of(recursion, FREE_IN_ARM)
-        run.require_batches_of(recursion, to_the_end=arm != "W")  # W reads more rows, or fewer
+        run.require_equal(recursion, FREE_IN_ARM | POSITION if arm == "W" else FREE_IN_ARM)
     tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
     for name, (some, tolerance) in tolerated.items():
         for arm in some:
@@ -127,7 +120,7 @@ def read_seeds(tag: str, count: int):
     seeds = [read_arms(tag, seed) for seed in range(1, count + 1)]
     for arms in seeds:
         for arm, run in arms.items():
-            run.require_settings_of(seeds[0][arm], FREE_IN_SEED)
+            run.require_equal(seeds[0][arm], FREE_IN_SEED)
     return seeds
 
 
@@ -290,5 +283,4 @@ def figures(results: Sequence[SeedResult]):
         "Refinement, first and last exit refitted": measured(*interval(both)),
         "Steps of a refit": ", ".join(f"{REFIT_STEPS * sum(result.first.rounds)}" for result in results),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
-        "Precision": ", ".join(sorted({run.manifest["dtype"] for arms in results for run in arms.arms.values()})),
     }

@@ -25,8 +25,6 @@ FIGURES = " | A | B | B - A | ±"  # the first column has no title
 ANSWERS = "Question by question | Questions:d | A:.4f | B:.4f | B - A:+.4f | ±:.4f | only A:d | only B:d | p:.3g"
 NONE = ["-", "-"]  # difference and error where there is no number
 
-Metric = float | str | Record | None  # a record has a value, and perhaps a standard error
-
 # ---- correct answers ----
 
 
@@ -129,35 +127,33 @@ def _figures(stage: Record):
             for (column, _), cell in zip(table["columns"], row, strict=True):
                 if isinstance(cell, dict):
                     found[f"{table['title']}: {row[0]}, {column}"] = cell
-    return found
+    # A plain number has neither a format nor an error.
+    return {name: value if isinstance(value, dict) else {"value": value} for name, value in found.items()}
 
 
-def _rows(records: Sequence[Mapping[str, Metric]]):
+def _rows(records: Sequence[Mapping[str, Record]]):
     """Return a row for each number, with the difference, and for each text that differs between two records."""
     rows = []
     for name in dict.fromkeys(chain(*records)):
-        values = [record.get(name) for record in records]
-        one, other = ("-" if value is None else format_value(value) for value in values)
-        difference = _difference(*values)
+        one, other = (record.get(name, {"value": None}) for record in records)
+        texts = [format_value(one), format_value(other)]
+        difference = _difference(one, other)
         # Compared at full length, shown cut: long texts may differ at the end alone.
-        if one != other or difference != NONE:
-            rows.append([name, one[:WIDEST], other[:WIDEST], *difference])
+        if texts[0] != texts[1] or difference != NONE:
+            rows.append([name, *(text[:WIDEST] for text in texts), *difference])
     return rows
 
 
-def _difference(one: Metric, other: Metric):
+def _difference(one: Record, other: Record):
     """Return other - one and the standard error as text; dashes for values that are no numbers."""
-    # A plain number has neither a format nor an error.
-    metrics = [value if isinstance(value, dict) else {"value": value} for value in (one, other)]
-    before, after = (metric["value"] for metric in metrics)
+    before, after = one["value"], other["value"]
     if not {type(before), type(after)} <= {int, float}:
         return NONE
-    difference = after - before
-    spec = metrics[0].get("format") or (",d" if isinstance(difference, int) else ".4f")
+    spec = one.get("format") or (",d" if isinstance(after - before, int) else ".4f")
     # As if the runs were independent: squares add up.
-    errors = [metric.get("stderr") for metric in metrics]
+    errors = [one.get("stderr"), other.get("stderr")]
     error = "-" if None in errors else format(math.hypot(*errors), spec)
-    return [f"{difference:+{spec}}", error]
+    return [f"{after - before:+{spec}}", error]
 
 
 # ---- question by question ----
