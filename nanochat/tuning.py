@@ -23,30 +23,28 @@ Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], answers: int = 0):
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], rows_per_step: int = 0):
     """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
 
-    open_rows: returns the conversations to learn from, given a tokenizer's tag. answers: to learn from for each of
-    them; 0 for training on the conversations themselves.
+    open_rows: returns the conversations to learn from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has
+    total_batch_size tokens.
     """
     parent = MODELS[config.source], config.model_tag or config.tag
     checkpoint = verified(*parent)
     rows = open_rows(checkpoint.manifest["tokenizer"]["tag"])
     config = inherit(config, checkpoint.manifest)
-    work, step, unit = len(rows), config.total_batch_size, "tokens"
-    if answers:
-        step, unit = config.examples_per_step, f"prompts, with {answers} answers each"
-    else:
+    if not rows_per_step:
         tokenizer = tokenizer_of(checkpoint)
         sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
         # A longer conversation is shortened, or left out.
-        work *= fmean(min(count, config.max_seq_len) for count in sample)
-    steps = config.num_iterations if config.num_iterations != -1 else max(1, int(config.epochs * work / step))
-    until = f"about {steps:,}" if config.target_seconds == -1 else f"as many as {config.target_seconds:g} seconds allow"
+        rows_per_step = config.total_batch_size / fmean(min(count, config.max_seq_len) for count in sample)
+    steps = config.num_iterations if config.num_iterations != -1 else int(config.epochs * len(rows) / rows_per_step)
+    until = f"about {max(steps, 1):,}"
+    if config.target_seconds != -1:
+        until = f"as many as {config.target_seconds:g} seconds allow"
     print0(
         f"Parent: {' '.join(parent)}, step {checkpoint.step:,}",
         f"Training rows: {len(rows):,}",
-        f"A step: {step:,} {unit}",
         f"Steps: {until}",
         f"Learning rates: x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end",
         sep="\n",

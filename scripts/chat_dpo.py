@@ -47,7 +47,7 @@ def main(config: Config):
     objective = Preference(config.loss, config.beta, config.sft_weight)
     pairs = read_pairs(config.pairs)
     if config.dry_run:
-        print_plan(config, lambda tokenizer: pairs[int(len(pairs) * config.held_out) :], answers=2)
+        print_plan(config, lambda tokenizer: pairs[int(len(pairs) * config.held_out) :], config.examples_per_step)
         return
     with training("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
         source = open_pairs(trainer, pairs, objective)

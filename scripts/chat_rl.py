@@ -70,7 +70,7 @@ def main(config: Config):
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
     if config.dry_run:
-        print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], config.num_samples)
+        print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], config.examples_per_step)
         return
     with training(
         "chat_rl", config, rows=config.examples_per_step * config.num_samples

@@ -213,7 +213,7 @@ def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config):
     """Evaluate the recommended runs on the held-out benchmarks; return the number of looks at these, with this one."""
     # Written and hashed before a held-out task is opened.
     path = write_recommendation(spec, results)
-    runs = [result.run for result in recommended(spec, results) if not result.broken]
+    runs = [result.run for result in recommended(spec, results)]
     if not runs:
         raise ValueError(
             "no run of the reference has a result: the report of the lab without --final names the reasons"

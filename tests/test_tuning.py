@@ -41,7 +41,6 @@ def test_steps_follow_from_the_length_of_the_conversations(stages, plan):
     assert "Parent: base_train parent, step 6" in lines
     assert f"Training rows: {len(rows)}" in lines
     assert f"Steps: about {steps}" in lines
-    assert "A step: 1,200 tokens" in lines
     assert "Learning rates: x 0.8 at the start, x 0 of that at the end" in lines
 
 
@@ -53,6 +52,5 @@ def test_a_horizon_a_missing_parent_and_prompts(plan):
     # A plan of reinforcement learning counts prompts.
     flags = ["--source=base", "--examples-per-step=8", "--num-samples=2", "--max-seq-len=300"]
     said = plan("chat_rl", *flags)
-    assert "A step: 8 prompts, with 2 answers each\n" in said
     steps = len(TASKS["GSM8K"]("train")) // 8
     assert f"Steps: about {steps}\n" in said

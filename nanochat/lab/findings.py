@@ -163,9 +163,10 @@ def verdicts_on(spec: Spec, results: Results):
 
 
 def recommended(spec: Spec, results: Results):
-    """Return the results of the reference, and of the mixes that are kept."""
+    """Return the intact results of the reference, and of the mixes that are kept."""
     kept = {one[:2] for one in verdicts_on(spec, results) if one.verdict == "keep"}  # base and mix
-    return [result for result in results if result.run.mix == spec.reference or (result.base, result.run.mix) in kept]
+    kept |= {(result.base, spec.reference) for result in results}
+    return [result for result in results if (result.base, result.run.mix) in kept and not result.broken]
 
 
 # ---- the report ----
@@ -200,7 +201,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, look: int = 0):
     if look:
         title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
         # Others may have answers from an earlier look.
-        runs = [result.run for result in recommended(spec, results) if not result.broken]
+        runs = [result.run for result in recommended(spec, results)]
         sealed = [result for result in read_results(spec, is_held_out=True) if result.run in runs]
         outcome.tables += [*score_tables(title, spec, sealed, spec.held_out), alarm_table(spec, sealed, title)]
     outcome.tables = [

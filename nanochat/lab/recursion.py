@@ -40,11 +40,11 @@ ONE_SEED = "no verdict: one seed"
 # Metrics of base training, and the seconds that its checkpoint has.
 BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
 SECONDS = "Seconds of training"
-POSITION = {"rows", "lanes"}  # of a loader; W reads more rows than R, or fewer
 # Settings in which an arm may differ from R, and a run from that of another seed.
 FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
-FREE_IN_SEED = {"seed", "setting", *POSITION, "target_seconds"}  # W takes as long as its R
-TOLERANCE = 0.05  # for the FLOPs of F and the seconds of W, relative to R
+FREE_IN_SEED = {"seed", "rows", "target_seconds"}  # W takes as long as its R
+EQUAL = [("P", PARAMETERS), ("W", PARAMETERS), ("L", PARAMETERS), ("F", FLOPS), ("W", SECONDS)]  # to those of R
+TOLERANCE = 0.05  # for FLOPs and seconds, which cannot be the same
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
 LEAST_GAIN = 0.001  # of the bits per byte: less counts as no fall
@@ -85,10 +85,13 @@ class ArmRun(NamedTuple):
     def require_equal(self, other: "ArmRun", free: Container[str]):
         """Raise a ValueError if this run differs from another one in its settings or batches, unless that is free.
 
-        `setting` of a loader (hash of the text, tokenizer, seed, lanes, length) decides the order of the rows; `rows`
-        and `lanes` are its position at the end.
+        `setting` of a loader (hash of the text, tokenizer, seed, lanes, length) decides the order of the rows, and
+        `rows` is their number.
         """
-        own, others = (run.manifest["config"] | run.manifest["source"] for run in (self, other))
+        own, others = (
+            run.manifest["config"] | run.manifest["source"]["setting"] | {"rows": run.manifest["source"]["rows"]}
+            for run in (self, other)
+        )
         for name, value in own.items():
             if name not in free and value != others.get(name):
                 raise ValueError(
@@ -105,13 +108,12 @@ def read_arms(tag: str, seed: int):
     if not validated_exits(recursion.records):
         raise ValueError(f"{recursion.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
-        run.require_equal(recursion, FREE_IN_ARM | POSITION if arm == "W" else FREE_IN_ARM)
-    tolerated = {PARAMETERS: ("PWL", 0), FLOPS: ("F", TOLERANCE), SECONDS: ("W", TOLERANCE)}
-    for name, (some, tolerance) in tolerated.items():
-        for arm in some:
-            own, other = arms[arm].outcome.figure(name), recursion.outcome.figure(name)
-            if abs(own / other - 1) > tolerance:
-                raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
+        # W reads more rows, or fewer.
+        run.require_equal(recursion, {*FREE_IN_ARM, "rows"} if arm == "W" else FREE_IN_ARM)
+    for arm, name in EQUAL:
+        own, other = arms[arm].outcome.figure(name), recursion.outcome.figure(name)
+        if abs(own / other - 1) > TOLERANCE:
+            raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
     return arms
 
 

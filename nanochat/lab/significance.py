@@ -126,7 +126,7 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
     variance, freedom = pooled_seed_variance(cells.values())
     arms = [cells[name] for name in [*plus, *minus]]
     # On the same questions, the part that the arms share cancels.
-    by_question = sum(cells[name].mean(axis=0) for name in plus) - sum(cells[name].mean(axis=0) for name in minus)
+    by_question = np.repeat([1, -1], [len(plus), len(minus)]) @ [scores.mean(axis=0) for scores in arms]
     questions = len(by_question)
     spread = by_question.var(ddof=1)
     # Where all questions agree, one of the answers might have differed all the same.

@@ -41,16 +41,12 @@ def read_answers(path: Path):
     """Return the answers that base_eval or chat_eval has written, one question a line."""
     questions, right, stops, texts = [], [], [], Counter()
     for answer in read_jsonl(path, dict):
-        # chat_eval draws several samples for a question.
-        if "completions" in answer:
-            right.append([completion["right"] for completion in answer["completions"]])
-            questions.append(text_sha256(json.dumps([answer["prompt"], answer["answer"]])))
-            stops += [one["reason"] != "length" for one in answer["completions"] if "reason" in one]
-            texts.update(completion.get("text") for completion in answer["completions"])
-        # base_eval scores each question once, and has hashed the text itself.
-        else:
-            right.append([answer["correct"]])
-            questions.append(answer["question"])
+        # chat_eval draws several samples for a question; base_eval scores each once, and has hashed the text itself.
+        samples = answer.get("completions") or [{"right": answer["correct"]}]
+        questions.append(answer.get("question") or text_sha256(json.dumps([answer["prompt"], answer["answer"]])))
+        right.append([sample["right"] for sample in samples])
+        stops += [sample["reason"] != "length" for sample in samples if "reason" in sample]
+        texts.update(sample.get("text") for sample in samples)
     commonest = max(texts.values(), default=0) / max(texts.total(), 1)
     return Answers(text_sha256(" ".join(questions)), right, stops, commonest)
 

@@ -85,4 +85,4 @@ def test_another_reference_is_refused_and_a_plan_needs_none(runs, whole, monkeyp
     path.unlink()
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
     chat_dpo.main(parse(chat_dpo.Config, [*runs.own_flags, "--dry-run"]))
-    assert "A step: 4 prompts, with 2 answers each\n" in capsys.readouterr().out
+    assert "\nSteps: about " in capsys.readouterr().out
