@@ -69,7 +69,7 @@ def main(config: Config):
     files, found = open_mixes(spec)
     wrong = sweep.mistakes(spec)
     found += wrong or flag_mistakes(spec)
-    for name in [*spec.dev, *spec.stable, *spec.held_out]:
+    for name in spec.tasks:
         try:
             if find_task(name, JUDGED) != name:  # it is not opened
                 found.append(f"{name}: benchmarks are written as in docs/tasks.md")

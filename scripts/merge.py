@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import changed, option, options, run
-from nanochat.log import print0, table_of
+from nanochat.log import table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
@@ -56,9 +56,10 @@ def main(config: Config):
     from nanochat.lab import merge
 
     stage = MODELS[config.source]
-    earlier = newest(stage_dir(stage, config.tag))
+    home = stage_dir(stage, config.tag)
+    earlier = newest(home)
     if earlier and "merge" not in earlier.manifest:
-        raise ValueError(f"{stage_dir(stage, config.tag)} holds a run, take another --tag")
+        raise ValueError(f"{home} holds a run, take another --tag")
     outcome = Outcome.begin("merge", config.tag, config)
     found = merge.read_models(stage, config.models)
     models, weights = zip(*found.values(), strict=True)
@@ -76,11 +77,10 @@ def main(config: Config):
     start = parent and parent.model_tensors()
     merged = merge.merge(tensors.values(), weights, method, start, config.scale, config.density)
     facts = {"method": config.method, "weights": weights, "parent": parent and merge.origin(parent)}
-    folder = merge.write_merge(config.tag, models, merged, facts)
-    outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights)}
-    outcome.add_artifact(folder / f"step_{first.step:06d}" / MANIFEST)
+    merge.write_merge(config.tag, models, merged, facts)
+    outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights), "Folder": f"{stage}/{config.tag}"}
+    outcome.add_artifact(newest(home).path / MANIFEST)
     outcome.finish()
-    print0(f"merge: {folder}, step {first.step:,}")
 
 
 def dev_score(config: Config, like: "Checkpoint", weights: "Tensors"):

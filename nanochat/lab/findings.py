@@ -14,7 +14,7 @@ with an alarm that breaks them are left out, and so are failed ones: a cell with
 in tables are points, with standard errors from questions and seeds.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import nan
 from statistics import fmean, mode
@@ -68,14 +68,13 @@ Results = Sequence[RunResult]
 
 def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False):
     """Return the results of all runs, or of all merges. is_held_out: in the held-out benchmarks."""
-    benchmarks = spec.held_out if is_held_out else spec.open_tasks
     parents = {base: _read_base(spec, base) for base in spec.bases}
     found = []
     for run in spec.merged_runs if are_merged else spec.runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
         outcomes = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
         # Answers of an evaluation that is still running are not complete.
-        answers = _read_all(steps[1], benchmarks) if len(outcomes) == len(steps) else {}
+        answers = _read_all(spec, steps[1]) if len(outcomes) == len(steps) else {}
         records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
         parent = parents[run.base]
         signs = alarms(records, _shares(answers, spec.stable), _shares(parent, spec.stable))
@@ -96,12 +95,12 @@ def _read_base(spec: Spec, base: str, slots: int = 0):
     step = base_step(spec, base, slots)
     if not step.outcome.exists():
         raise ValueError(f"the evaluation of {base} has failed, see the logs in {stage_dir('lab', spec.name)}")
-    return _read_all(step, spec.open_tasks)
+    return _read_all(spec, step)
 
 
-def _read_all(step: Step, benchmarks: Iterable[str]):
+def _read_all(spec: Spec, step: Step):
     """Return the answers of an evaluation, without benchmarks that have no file."""
-    paths = {name: step.outcome.with_name(f"{name}.jsonl") for name in benchmarks}
+    paths = {name: step.outcome.with_name(f"{name}.jsonl") for name in spec.tasks}
     return {name: read_answers(path) for name, path in paths.items() if path.exists()}
 
 

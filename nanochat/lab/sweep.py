@@ -98,6 +98,11 @@ class Spec(BaseModel):
         """All benchmarks but those that are held out."""
         return [*self.dev, *self.stable]
 
+    @property
+    def tasks(self):
+        """All benchmarks."""
+        return [*self.open_tasks, *self.held_out]
+
     def tag_of(self, run: Run):
         """Return the tag of a run, which names its folders."""
         words = [self.name, run.base, run.mix, f"{run.rate:g}", str(run.seed)]
@@ -161,7 +166,7 @@ def mistakes(spec: Spec):
     for name, weights in spec.merges.items():
         found += [f"the merge {name} has {mix}, which is no mix" for mix in weights if mix not in spec.mixes]
     tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
-    names = Counter([*tags, *spec.dev, *spec.held_out, *spec.stable])
+    names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
     checks = {
         f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,

@@ -1,8 +1,8 @@
 """Two runs side by side: the figures for each stage with differences; paired if both answered the same questions.
 
 A run is a dictionary as in report.json. Paired: the mean difference, question by question, with a standard error, and
-McNemar's exact test. Its p-value is the probability that the questions answered correctly by only one run split so
-unevenly by chance.
+the sign test (McNemar's exact test, if each question is answered once). Its p-value is the probability that the
+questions which one run answers better split so unevenly by chance.
 """
 
 import json
@@ -22,7 +22,7 @@ from nanochat.stages import TITLES
 WIDEST = 48  # longest text in a column, in characters
 # Columns with number formats; in the first table all is text.
 FIGURES = " | A | B | B - A | ±"  # the first column has no title
-ANSWERS = "Question by question | Questions:d | A:.4f | B:.4f | B - A:+.4f | ±:.4f | only A:d | only B:d | p:.3g"
+ANSWERS = "Question by question | Questions:d | A:.4f | B:.4f | B - A:+.4f | ±:.4f | A better:d | B better:d | p:.3g"
 NONE = ["-", "-"]  # difference and error where there is no number
 
 # ---- correct answers ----
@@ -76,12 +76,11 @@ def decisions(base: Path, outcomes: Iterable[Outcome]):
     return found
 
 
-def mcnemar(only_one: int, only_other: int):
+def sign_test(one: int, other: int):
     """Return the two-sided probability that a fair coin falls so, or more unevenly."""
     from scipy import stats  # a slow import, which must not delay --help
 
-    tosses = only_one + only_other
-    return float(stats.binomtest(only_one, tosses).pvalue) if tosses else 1.0
+    return float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
 
 
 # ---- side by side ----
@@ -156,7 +155,7 @@ def _difference(one: Record, other: Record):
 
 
 def _answer_rows(runs: Sequence[Record], stages: Sequence[Record]):
-    """Return a row for each task with the same questions in both runs, tested if each was answered once."""
+    """Return a row for each task with the same questions in both runs."""
     import numpy as np  # a slow import, which must not delay --help
 
     # (task, hash over the questions) -> the answers from a stage
@@ -171,12 +170,7 @@ def _answer_rows(runs: Sequence[Record], stages: Sequence[Record]):
     )
     rows = []
     for key in sorted(ours.keys() & theirs.keys()):
-        pair = ours[key], theirs[key]
-        a, b = (np.array(answers["right"].split(), float) / answers["samples"] for answers in pair)
-        only = [int((a > b).sum()), int((a < b).sum())]
-        tested = [*only, mcnemar(*only)]
-        # McNemar's test needs one verdict per question, not a share.
-        if max(answers["samples"] for answers in pair) > 1:
-            tested = [None, None, None]
-        rows.append([key[0], len(a), a.mean(), b.mean(), *mean_estimate((b - a).tolist()), *tested])
+        a, b = (np.array(one["right"].split(), float) / one["samples"] for one in (ours[key], theirs[key]))
+        better = (a > b).sum(), (a < b).sum()
+        rows.append([key[0], len(a), a.mean(), b.mean(), *mean_estimate((b - a).tolist()), *better, sign_test(*better)])
     return rows

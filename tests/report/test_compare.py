@@ -12,17 +12,17 @@ from outcomes import leave
 from nanochat.paths import read_sha256
 from nanochat.report.__main__ import read_record
 from nanochat.report.card import read_card
-from nanochat.report.compare import compare, mcnemar
+from nanochat.report.compare import compare, sign_test
 
 
-def test_mcnemar_is_the_share_of_coins_that_fall_so_or_worse():
+def test_the_sign_test_is_the_share_of_coins_that_fall_so_or_worse():
     for only_one, only_other in itertools.product(range(6), range(6)):
         tosses, fewer = only_one + only_other, min(only_one, only_other)
         falls = [sum(coins) for coins in itertools.product((0, 1), repeat=tosses)]
         worse = sum(fall <= fewer or fall >= tosses - fewer for fall in falls)
-        assert mcnemar(only_one, only_other) == pytest.approx(float(Fraction(worse, len(falls))))
-    assert mcnemar(0, 10_000) == pytest.approx(0.0, abs=1e-300)
-    assert mcnemar(5000, 5000) == 1.0
+        assert sign_test(only_one, only_other) == pytest.approx(float(Fraction(worse, len(falls))))
+    assert sign_test(0, 10_000) == pytest.approx(0.0, abs=1e-300)
+    assert sign_test(5000, 5000) == 1.0
 
 
 def evaluated(base: Path, right: str, stage="base_eval", first=0, **changes):
@@ -65,7 +65,7 @@ def test_several_answers_and_what_is_no_number(tmp_path):
     a, b = (evaluated(tmp_path / name, right, "chat_eval_sft") for name, right in [("a", "0122"), ("b", "1222")])
     [found] = read_card(a)["decisions"]
     assert (found["samples"], found["right"]) == (2, "0 1 2 2")
-    assert row(a, b, "task ") == "task 4 0.6250 0.8750 +0.2500 0.1443 - - -".split()
+    assert row(a, b, "task ") == "task 4 0.6250 0.8750 +0.2500 0.1443 0 2 0.5".split()
     loss = {"value": math.nan, "stderr": math.nan, "format": ".4f"}
     a, b = (evaluated(tmp_path / name, "10", Loss=loss | more) for name, more in [("a", {}), ("b", {"value": 0.5})])
     assert row(a, b, "Loss ") == "Loss - 0.5000 - -".split()
@@ -93,7 +93,7 @@ def test_the_command_takes_folders_and_records(tmp_path, here):
     outputs = [here("nanochat.report", "--compare", str(a), str(other)) for other in (b, tmp_path / "b.json")]
     texts = [done.stdout.partition("\nB: ")[2].partition("\n")[2] for done in outputs]
     assert texts[0] == texts[1] != ""
-    assert "| +0.5000 | 0.2887 | 0      | 2      | 0.5 |\n" in texts[0]
+    assert "| +0.5000 | 0.2887 | 0        | 2        | 0.5 |\n" in texts[0]
     (tmp_path / "other.json").write_text('{"format": 0}')
     refused = here("nanochat.report", "--compare", str(a), f"{tmp_path}/other.json", code=2)
     assert "other.json is no report.json of this version" in refused.stderr
