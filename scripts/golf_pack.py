@@ -79,22 +79,18 @@ def vocabulary_of(tokenizer: "Tokenizer"):
     return {"merges": tokenizer.core.merges.tolist(), "special_tokens": special, "pattern": tokenizer.core.pattern}
 
 
-def tensors_table(packed: "Artifact", weights: "Tensors"):
-    """Return the table of the quantized tensors: error, entropy of the codes, bytes by the entropy, and real ones."""
+def tensors_table(packed: "Artifact"):
+    """Return the table of the quantized tensors: entropy of the codes, bytes by the entropy, and real ones."""
     from nanochat.artifact import compress
     from nanochat.quant import entropy
 
     rows = []
     for name, recipe in packed.recipes.items():
-        matrix, weight = packed.stored[name], weights[name]
-        count, bits = weight.numel(), entropy(matrix.codes)
-        error = float((matrix.dequantize() - weight).norm() / weight.norm())
+        matrix = packed.stored[name]
+        count, bits = matrix.codes.numel(), entropy(matrix.codes)
         size = len(compress(matrix.unsigned(), matrix.bits)[-1])
-        rows.append([name, recipe, count, error, bits, bits * count / 8, size])
-    columns = (
-        "Tensor | Recipe | Values:,d | Relative error:.4f | Entropy, bits:.3f | Entropy, bytes:,.0f"
-        " | Bytes, compressed alone:,d"
-    )
+        rows.append([name, recipe, count, bits, bits * count / 8, size])
+    columns = "Tensor | Recipe | Values:,d | Entropy, bits:.3f | Entropy, bytes:,.0f | Bytes, compressed alone:,d"
     return table_of("Quantized tensors", columns, rows)
 
 
@@ -151,7 +147,6 @@ def main(config: Config):
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import bits_by_exit, read_text
-    from nanochat.quant import matrices
     from nanochat.runtime import setup
 
     scale = SCALES[config.scale]
@@ -194,7 +189,7 @@ def main(config: Config):
         "Packing seconds": measured(packing, spec=".1f"),
         "bpb before quantization": measured(before),
     }
-    outcome.tables = [tensors_table(read_artifact(data), matrices(model))]
+    outcome.tables = [tensors_table(read_artifact(data))]
     outcome.add_artifact(path)
     outcome.finish()
 

@@ -22,16 +22,14 @@ RETRIES = 3  # of a chain whose machine is lost
 def local(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
     """Run chains on this machine, each on GPUs and CPU cores of its own."""
     # More threads than cores would wait for each other.
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // jobs, 1))
-    shares = [{"OMP_NUM_THREADS": threads} for _ in range(jobs)]
-    if gpus:
-        devices = gpu_names()
-        if jobs * gpus > len(devices):
-            raise ValueError(
-                f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here"
-            )
-        for number, share in enumerate(shares):
-            share["CUDA_VISIBLE_DEVICES"] = ",".join(devices[number * gpus : (number + 1) * gpus])
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(os.cpu_count() // jobs, 1))
+    devices = gpu_names()
+    if jobs * gpus > len(devices):
+        raise ValueError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
+    shares = []
+    for number in range(jobs):
+        own = ",".join(devices[number * gpus : (number + 1) * gpus])  # empty: the CPU alone
+        shares.append({"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": own})
     return run_chains(job, chains, shares)
 
 

@@ -5,7 +5,7 @@ an interrupted search goes on. Rates are factors of the stage's own learning rat
 
 1. Ten rates over two decades, with the first seed. If the optimum lies at an end of the range, the range moves there.
 2. Five rates around the lowest point of a parabola in log rate, with the first seed.
-3. The two of the five that are nearest to the lowest point of all, with all seeds. The lower mean loss wins.
+3. The two rates of all that are nearest to the lowest point, with all seeds. The lower mean loss wins.
 """
 
 import math
@@ -49,8 +49,7 @@ def next_round(losses: Losses, seeds: int = 2):
     if not _is_complete(losses, narrow, 1):
         return Round(narrow, 1, "rates around the lowest point of a parabola")
     _, finite = _lowest(losses, wide + narrow)
-    # Rates of the wide range stand in if all the narrow ones have diverged.
-    two = ([rate for rate in finite if rate in narrow] or finite)[:2]
+    two = finite[:2]
     if not _is_complete(losses, two, seeds):
         return Round(two, seeds, "the rates nearest to the lowest point of all, with all seeds")
     means = [np.mean(losses[rate]) for rate in two]

@@ -283,6 +283,5 @@ def figures(results: Sequence[SeedResult]):
         "Refinement": measured(*interval(own)),
         "Refinement, first exit refitted": measured(*interval(refitted)),
         "Refinement, first and last exit refitted": measured(*interval(both)),
-        "Steps of a refit": ", ".join(f"{REFIT_STEPS * sum(result.first.rounds)}" for result in results),
         "Exits in order": f"{sum(validations)} of {len(validations)} validations",
     }

@@ -12,7 +12,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -302,7 +302,7 @@ def expectations(spec: Spec, questions: Mapping[str, int]):
         seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
-    size = _checkpoint_bytes(spec, [*spec.runs, *spec.merged_runs])
+    size = sum(_checkpoint_bytes(spec, run) for run in [*spec.runs, *spec.merged_runs])
     sizes = " x ".join(f"{len(getattr(spec, part))} {part}" for part in ("bases", "mixes", "rates", "seeds"))
     lines = [
         f"{len(spec.runs)} runs: {sizes}, stage {spec.stage}, reference {spec.reference}",
@@ -322,19 +322,14 @@ def check_disk(spec: Spec, runs: Sequence[Run]):
     """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
     from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
 
-    check_free_space(
-        base_dir(),
-        _checkpoint_bytes(spec, [run for run in runs if not run_steps(spec, run)[0].outcome.exists()]),
-    )
+    size = sum(_checkpoint_bytes(spec, run) for run in runs if not run_steps(spec, run)[0].outcome.exists())
+    check_free_space(base_dir(), size)
 
 
-def _checkpoint_bytes(spec: Spec, runs: Iterable[Run]):
-    """Return the size of the checkpoints of runs, each as large as the largest of its base."""
-    size = 0
-    for run in runs:
-        folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
-        size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
-    return size
+def _checkpoint_bytes(spec: Spec, run: Run):
+    """Return the size of a run's checkpoint: that of the largest of its base."""
+    folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
+    return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
 
 
 # ---- looks at held-out benchmarks ----

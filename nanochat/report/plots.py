@@ -15,6 +15,8 @@ TOP = 44  # the plot area begins below title and legend
 BOTTOM = 214  # the plot area ends above the axis labels
 HEIGHT = 252
 CHARACTER = 7.4  # width per digit in the widest common font
+MARGIN = 24  # right of the points, for half a label
+SUFFIXES = ["", "k", "M", "G", "T"]  # of powers of 1000
 MOST_MARKS = 40  # a longer series has no marks
 COLORS = 6  # STYLE has so many; further series repeat them
 STYLE = """
@@ -64,11 +66,9 @@ def ticks(low: float, high: float):
 
 
 def label(value: float):
-    """Return 1.2M for 1234567."""
-    for size, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.1f}{suffix}".replace(".0", "")
-    return f"{value:g}"
+    """Return 1.2M for 1200000."""
+    power = min(int(math.log10(max(value, 1)) // 3), len(SUFFIXES) - 1)
+    return f"{value / 1000**power:g}{SUFFIXES[power]}"
 
 
 def _spread(values: Sequence[float]):
@@ -96,7 +96,7 @@ def _lines(plot: Plot):
     ends = _spread(xs)
     # The labels stand to the left, and need room for the longest.
     left = 10 + CHARACTER * max(len(label(row)) for row in rows)
-    width = left, WIDTH - 6
+    width = left, WIDTH - MARGIN
     # Pixels count from the top, values from the bottom.
     heights = np.linspace(BOTTOM, TOP, len(rows))
     elements = [_text(0, 31, plot["y"]), _text(WIDTH, HEIGHT - 6, plot["x"], "end")]
@@ -107,10 +107,7 @@ def _lines(plot: Plot):
     for column in ticks(*ends):
         # Round numbers beyond the data would lie outside the picture.
         if ends[0] <= column <= ends[1]:
-            x = np.interp(column, ends, width)
-            # The last one is not cut.
-            x = min(x, WIDTH - CHARACTER * len(label(column)) / 2)
-            elements.append(_text(x, BOTTOM + 16, label(column), "middle"))
+            elements.append(_text(np.interp(column, ends, width), BOTTOM + 16, label(column), "middle"))
     names = []
     for number, (name, some) in enumerate(zip(plot["series"], series, strict=True)):
         color = f"s{number % COLORS}"

@@ -43,8 +43,7 @@ def test_the_finest_codes_that_fit_fill_the_bytes_and_come_again(base):
     golf_pack.main(replace(config, model_bytes=0))
     [tensors] = packed(base)["tables"]
     assert {row[1] for row in tensors["rows"]} == {"int8-row+clip-20", "int6-row+clip-12"}  # as given
-    for *_, error, bits, by_entropy, taken in tensors["rows"]:
-        assert 0 < error < 0.2
+    for *_, bits, by_entropy, taken in tensors["rows"]:
         assert 0 < bits < 8
         assert taken > 0.98 * by_entropy
 
