@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from nanochat.config import Count, option, options, parse, run
-from nanochat.jobs.runner import Chain, Job
+from nanochat.jobs.runner import Job
 from nanochat.lab import sweep
-from nanochat.lab.engines import ENGINES, gpu_names
+from nanochat.lab.engines import ENGINES, Chains, gpu_names
 from nanochat.lab.findings import (
     Results,
     final_loss,
@@ -150,7 +150,7 @@ def flag_mistakes(spec: sweep.Spec):
     return []
 
 
-def start(spec: sweep.Spec, chains: Sequence[Chain], config: Config):
+def start(spec: sweep.Spec, chains: Chains, config: Config):
     """Run chains of steps; a run that fails is a hole in the report."""
     resume = shlex.join(["python", "-m", "scripts.lab", *sys.argv[1:]])
     job = Job("lab", spec.name, list(chain.from_iterable(chains)), resume=resume)

@@ -4,7 +4,7 @@
 - `recursion`: SeedResult, figures, read_seeds, refit_exits, tables: recursion compared with its compute.
 - `series`: Arm, comparison_table, read_arm, require_equal: arms with several seeds each, compared.
 - `golf`: BASELINES, SCALES, Scale, check_size, code_bytes: budgets and entries of the golf track.
-- `engines`: ENGINES, gpu_names: this machine, a Ray cluster, Slurm.
+- `engines`: Chains, ENGINES, gpu_names: this machine, a Ray cluster, Slurm.
 - `merge`: merge, greedy_soup, read_models, read_parent, origin, write_merge, METHODS, Tensors: one model of several.
 - `sweep`: the spec of a lab, its runs as steps, its plan, the ledger; imported as a module.
 - `findings`: read_results, Results, recommended, final_loss, write_recommendation, write_report, write_noise,

@@ -16,10 +16,12 @@ from nanochat.jobs.runner import Chain, Job, Step, difference, run_chains, saved
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, hold_folder, write_text
 
+Chains = Sequence[Chain]
+
 RETRIES = 3  # of a chain whose machine is lost
 
 
-def local(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
+def local(job: Job, chains: Chains, jobs: int, gpus: int):
     """Run chains on this machine, each on GPUs and CPU cores of its own."""
     # More threads than cores would wait for each other.
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(os.cpu_count() // jobs, 1))
@@ -33,7 +35,7 @@ def local(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
     return run_chains(job, chains, shares)
 
 
-def on_ray(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
+def on_ray(job: Job, chains: Chains, jobs: int, gpus: int):
     """Run chains on the Ray cluster that RAY_ADDRESS names, or the one of this machine."""
     try:
         import ray
@@ -62,7 +64,7 @@ def on_ray(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
         ray.shutdown()
 
 
-def on_slurm(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
+def on_slurm(job: Job, chains: Chains, jobs: int, gpus: int):
     """Run chains as one Slurm job array, and wait for its end. Further flags of sbatch: SBATCH_PARTITION and so on."""
     path = job.folder / "array.sh"
     lines = [
@@ -87,7 +89,7 @@ def on_slurm(job: Job, chains: Sequence[Chain], jobs: int, gpus: int):
     return sum(not all(_is_finished(job, step) for step in chain) for chain in chains)
 
 
-ENGINES: dict[str, Callable[[Job, Sequence[Chain], int, int], int]] = {
+ENGINES: dict[str, Callable[[Job, Chains, int, int], int]] = {
     "local": local,
     "ray": on_ray,
     "slurm": on_slurm,

@@ -202,7 +202,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, look: int = 0):
         # Others may have answers from an earlier look.
         runs = [result.run for result in recommended(spec, results)]
         sealed = [result for result in read_results(spec, is_held_out=True) if result.run in runs]
-        outcome.tables += [*score_tables(title, spec, sealed, spec.held_out), alarm_table(spec, sealed, title)]
+        outcome.tables += score_tables(title, spec, sealed, spec.held_out)
     outcome.tables = [
         table for table in [*outcome.tables, cost_table(spec, [*results, *merged], sealed)] if table["rows"]
     ]
@@ -290,7 +290,7 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
 def merge_table(spec: Spec, results: Results, merged: Results):
     """Return how much of each gain that a mix has shown is left in its merges with others."""
     gains = gains_of(spec, results)
-    others = differences(cells([*results, *merged], spec.dev), spec.reference)
+    others = gains_of(spec, [*results, *merged])
     rows = []
     for (base, name, benchmark), one in others.items():
         merge, _, method = name.rpartition(":")
@@ -320,13 +320,13 @@ def luck_table(found: Cells):
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
-def alarm_table(spec: Spec, results: Results, title: str = ""):
+def alarm_table(spec: Spec, results: Results):
     """Return the alarms of all runs, with failures."""
     rows = []
     for result in results:
         tag = spec.tag_of(result.run)
         rows += [[tag, alarm.kind, "yes" if alarm.breaks else "no", alarm.sentence] for alarm in result.alarms]
-    return table_of(f"Alarms{title}", "Run | Alarm | Left out | Reason", rows)
+    return table_of("Alarms", "Run | Alarm | Left out | Reason", rows)
 
 
 def cost_table(spec: Spec, results: Results, sealed: Results):

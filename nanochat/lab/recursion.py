@@ -9,6 +9,7 @@ refitted too, for a comparison on equal terms.
 import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import NamedTuple
 
 from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
@@ -188,11 +189,11 @@ def refit(
 
     lowest, done = measure(), []
     with source:
-        for number, factor in enumerate(REFIT_RATES):
+        for factor, given in zip_longest(REFIT_RATES, rounds):
             head.lr = head.initial_lr * factor
             done.append(0)
             falls = True
-            while done[-1] < rounds[number] if rounds else falls:
+            while falls if given is None else done[-1] < given:
                 done[-1] += 1
                 loop.steps = loop.state.step + REFIT_STEPS
                 loop.run([], lambda state: None, [])

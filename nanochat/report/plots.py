@@ -40,17 +40,17 @@ STYLE = """
 Plot = Mapping[str, Any]
 
 
-def draw_plot(plot: Plot):
+def draw_plot(plot: Plot, head: str = '<svg class="plot"', style: str = ""):
     """Return a plot as an SVG element for a page that contains STYLE."""
-    head = f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(plot["title"])}">'
+    head += f' viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(plot["title"])}">{style}'
     return "\n".join([head, _text(0, 14, plot["title"], "title"), *_lines(plot), "</svg>"])
 
 
 def picture_file(plot: Plot):
     """Return a plot as the content of an SVG file."""
-    head, _, rest = draw_plot(plot).removeprefix("<svg ").partition(">")
     # Markdown viewers show a picture at its own size: a third larger than drawn reads well.
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="520" {head}><style>{STYLE}</style>{rest}\n'
+    head = '<svg xmlns="http://www.w3.org/2000/svg" width="520" class="plot"'
+    return draw_plot(plot, head, f"<style>{STYLE}</style>") + "\n"
 
 
 # ---- axes ----
