@@ -33,15 +33,12 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
         "mean of the weights, arc between two, mean of changes, of the largest with one sign, or a greedy soup",
     )
     scale: float = option(1.0, "factor of the change from the parent, for task and ties")
-    density: float = option(0.2, "share of each model's changes that ties keeps, above 0")
 
     dev: str = option("", "tasks joined by | whose mean score chooses the models of a soup")
 
     def __post_init__(self):
         if not (self.tag and self.models):
             raise ValueError("--models and --tag are needed, see --help")
-        if not 0 < self.density <= 1:
-            raise ValueError(f"--density={self.density:g} has to be above 0, and at most 1")
         if bool(self.dev) != (self.method == "soup"):
             raise ValueError("--dev names the tasks that choose a soup: give it with --method=soup alone")
         if self.scale != 1 and self.method not in ("task", "ties"):
@@ -75,7 +72,7 @@ def main(config: Config):
         method, weights = "linear", [len(scores) - 1.0 for scores in trials.values()]
     parent = merge.read_parent(first) if method in merge.FROM_PARENT else None
     start = parent and parent.model_tensors()
-    merged = merge.merge(tensors.values(), weights, method, start, config.scale, config.density)
+    merged = merge.merge(tensors.values(), weights, method, start, config.scale)
     facts = {"method": config.method, "weights": weights, "parent": parent and merge.origin(parent)}
     merge.write_merge(config.tag, models, merged, facts)
     outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights), "Folder": f"{stage}/{config.tag}"}

@@ -137,7 +137,7 @@ def cells(results: Results, benchmarks: Sequence[str]):
     return {key: {mix: np.array(rows) for mix, rows in group.items()} for key, group in found.items()}
 
 
-def differences(found: Cells, reference: str, least_gain: float = 0.0, are_synergies: bool = False):
+def differences(found: Cells, reference: str, are_synergies: bool = False):
     """Return the difference of each mix from the reference on the same base, with p corrected over the table.
 
     are_synergies: the gain of each mix named like a+b beyond the sum of the gains of a and b, instead.
@@ -148,12 +148,12 @@ def differences(found: Cells, reference: str, least_gain: float = 0.0, are_syner
             plus, minus = ([mix, reference], mix.split("+")) if are_synergies else ([mix], [reference])
             if mix != reference and len(plus) == len(minus) and group.keys() >= {*plus, *minus}:
                 table[base, mix, benchmark] = significance.contrast(group, plus, minus)
-    return significance.adjust(table, least_gain)
+    return significance.adjust(table)
 
 
 def gains_of(spec: Spec, results: Results):
     """Return the differences of all mixes with a result, in the development benchmarks."""
-    return differences(cells(results, spec.dev), spec.reference, spec.least_gain)
+    return differences(cells(results, spec.dev), spec.reference)
 
 
 def verdicts_on(spec: Spec, results: Results):
@@ -184,7 +184,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, look: int = 0):
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
     outcome.add_artifact(write_recommendation(spec, results))
     found, sealed = cells(results, spec.dev), []
-    synergies = differences(found, spec.reference, spec.least_gain, are_synergies=True)
+    synergies = differences(found, spec.reference, are_synergies=True)
     merged = read_results(spec, are_merged=True)
     *matrices, gains = score_tables("", spec, results, spec.open_tasks)
     outcome.tables = [
@@ -266,7 +266,7 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
     """
     found = cells(results, benchmarks)
     deciding = {key: group for key, group in found.items() if key[1] not in spec.stable}
-    gains = differences(deciding, spec.reference, spec.least_gain)
+    gains = differences(deciding, spec.reference)
     marks = {key: MARKS[one.shown] for key, one in gains.items()}
     matrices, arms = {}, {}  # base -> rows; base and mix -> results
     for result in results:

@@ -26,17 +26,18 @@ from nanochat.train import State
 
 Tensors = Mapping[str, Tensor]  # name → weights
 
+KEPT = 0.2  # share of the changes of a parameter that count for ties
 TINY = 1e-30  # instead of a sum of no weights
 
 # ---- methods: from changes (models, size) and shares (models), in float64, to a change (size) ----
 
 
-def _mean(changes: Tensor, shares: Tensor, density: float):
+def _mean(changes: Tensor, shares: Tensor):
     """Return the weighted mean. From a parent this is task arithmetic (Ilharco et al. 2023)."""
     return shares @ changes
 
 
-def _arc(changes: Tensor, shares: Tensor, density: float):
+def _arc(changes: Tensor, shares: Tensor):
     """Return the point on the arc between two vectors (Shoemake 1985)."""
     angle = F.cosine_similarity(changes[0], changes[-1], dim=0).clamp(-1, 1).arccos()
     # Parallel vectors have no arc, and a vector of zeros has no direction.
@@ -45,13 +46,13 @@ def _arc(changes: Tensor, shares: Tensor, density: float):
     return shares @ changes
 
 
-def _elected(changes: Tensor, shares: Tensor, density: float):
+def _elected(changes: Tensor, shares: Tensor):
     """Return the mean of the large changes that have the elected sign (Yadav et al. 2023).
 
-    Large within the parameter: the scales of parameters differ. Of each model the share `density` counts.
+    Large within the parameter: the scales of parameters differ. Of each model the share KEPT counts.
     """
     size = changes.shape[1]
-    dropped = min(size - 1, round((1 - density) * size))
+    dropped = min(size - 1, round((1 - KEPT) * size))
     least = changes.abs().kthvalue(dropped + 1, dim=1, keepdim=True).values
     changes = torch.where(changes.abs() >= least, changes, 0)
     agrees = changes * (shares @ changes) > 0  # with the sign of the weighted sum
@@ -70,12 +71,10 @@ def merge(
     method: str = "linear",
     parent: Tensors | None = None,
     scale: float = 1.0,
-    density: float = 0.2,
 ):
     """Return the merged weights of models.
 
-    weights: divided by their sum. parent, for changes: their factor is `scale`; 2 adds those of two models. density:
-    share of each model's changes that count for ties.
+    weights: divided by their sum. parent, for changes: their factor is `scale`; 2 adds those of two models.
     """
     used = [model for model, weight in zip(models, weights, strict=True) if weight]
     shares = torch.tensor([weight for weight in weights if weight], dtype=torch.float64)
@@ -84,7 +83,7 @@ def merge(
     for name, first in used[0].items():
         values = torch.stack([model[name].double().flatten() for model in used])
         start = parent[name].double().flatten() if parent else 0.0
-        found = start + scale * METHODS[method](values - start, shares, density)
+        found = start + scale * METHODS[method](values - start, shares)
         if scale == 1:  # without a conflict nothing is trimmed, elected or rounded
             found = torch.where((values == values[0]).all(0), values[0], found)
         merged[name] = found.view_as(first).to(first.dtype)

@@ -7,7 +7,7 @@ same base: (base, mix, benchmark) -> Difference; the reference itself has none.
 - pooled_seed_variance(cells): variance of a seed's mean score and its degrees of freedom, over the arms of a benchmark.
 - contrast(cells, plus, minus) -> Difference: sum of the means of some arms, less those of others. A score is that of
   [arm] and [], a difference that of [arm] and [reference], a synergy that of [both, reference] and [one, other].
-- adjust(table, least_gain): the same table with p corrected for the number of differences (Holm), and gain or harm.
+- adjust(table): the same table with p corrected for the number of differences (Holm), and gain or harm.
 - recommend(table, scaled): a verdict and the reason for each base and mix of an adjusted table, by RULE; the reason
   also names a mix that is shown to help one base only, of several.
 - smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
@@ -36,7 +36,7 @@ ASSUMED = (
 )
 RULE = (
     "Each mix is compared with the reference on the same base. A difference counts if p, corrected over the whole "
-    f"table (Holm), is at most {LEVEL}, and if it is no smaller than the least gain. Gains and no harm: keep. Harm and "
+    f"table (Holm), is at most {LEVEL}. Gains and no harm: keep. Harm and "
     "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
     "again; in a lab at full size (scaled) drop, since no gain is shown."
 )
@@ -62,7 +62,7 @@ class Difference(NamedTuple):
     freedom: int  # degrees of freedom of the part from seeds
     p: float  # two-sided, for a true sum of 0; 1 if no arm has two seeds, since nothing can be shown then
     adjusted: float = 1.0  # p, corrected over the table
-    shown: str = UNCLEAR  # gain or harm, if the difference is significant and of a size that matters
+    shown: str = UNCLEAR  # gain or harm, if the difference is significant
 
     def __str__(self):
         return f"{self.mean:+.1f} ± {self.error:.1f} points (corrected p {self.adjusted:.2g})"
@@ -151,18 +151,15 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
 # ---- many tests ----
 
 
-def adjust(table: Table, least_gain: float = 0.0):
-    """Return a table with p corrected for the number of differences (Holm's method), and with `shown`.
-
-    least_gain: smallest difference that matters.
-    """
+def adjust(table: Table):
+    """Return a table with p corrected for the number of differences (Holm's method), and with `shown`."""
     adjusted, largest = dict(table), 0.0
     for rank, key in enumerate(sorted(table, key=lambda key: table[key].p)):
         one = table[key]
         # A larger p never gets a smaller correction.
         largest = max(largest, min(1.0, (len(table) - rank) * one.p))
         shown = UNCLEAR
-        if largest <= LEVEL and abs(one.mean) >= least_gain:
+        if largest <= LEVEL:
             shown = "gain" if one.mean > 0 else "harm"
         adjusted[key] = one._replace(adjusted=largest, shown=shown)
     return adjusted

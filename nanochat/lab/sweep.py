@@ -76,7 +76,6 @@ class Spec(BaseModel):
     held_out: list[str] = []  # for --final alone
     stable: list[str] = []  # those that must not fall
     sampling: dict[Sampling, int | float] = {}
-    least_gain: float = 0.0
     scaled: bool = False
     merges: dict[str, dict[str, float]] = {}  # name -> weights of the mixes whose models are merged
     methods: list[Method] = ["linear", "slerp", "task", "ties"]

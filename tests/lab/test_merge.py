@@ -30,12 +30,12 @@ def test_a_model_with_itself_and_a_model_alone(method):
     assert not same(merge([first, second], [1, 1], method, parent), first)
 
 
-def test_the_methods_are_their_formulas():
+def test_the_methods_are_their_formulas(monkeypatch):
     start, one, other = (torch.tensor(values) for values in ([1.0, 1, 1, 1], [3.0, 1, 0, 1.5], [2.0, 5, 1.5, 0]))
 
-    def merged(*arguments: float | str, density: float = 0.2):
+    def merged(*arguments: float | str):
         *shares, method, scale = arguments
-        return merge([{"a": one}, {"a": other}], shares, method, {"a": start}, scale, density)["a"].tolist()
+        return merge([{"a": one}, {"a": other}], shares, method, {"a": start}, scale)["a"].tolist()
 
     assert merged(3, 1, "linear", 1.0) == (0.75 * one + 0.25 * other).tolist()
     # A third of a right angle, and vectors without an angle.
@@ -45,9 +45,11 @@ def test_the_methods_are_their_formulas():
     # The sum of both changes: 2 and 1, 0 and 4, …
     assert merged(1, 1, "task", 2.0) == [4, 5, 0.5, 0.5]
     # The largest two changes of each, (2, 0, -1, 0) and (1, 4, 0, 0) or (0, 4, 0, -1), whose signs do not conflict.
-    assert merged(1, 1, "ties", 1.0, density=0.5)[1:3] == [5, 0]
+    monkeypatch.setattr("nanochat.lab.merge.KEPT", 0.5)
+    assert merged(1, 1, "ties", 1.0)[1:3] == [5, 0]
     # All changes: the third is -1 against 0.5, the fourth 0.5 against -1.
-    assert merged(1, 1, "ties", 1.0, density=1) == [2.5, 5, 0, 0]
+    monkeypatch.setattr("nanochat.lab.merge.KEPT", 1)
+    assert merged(1, 1, "ties", 1.0) == [2.5, 5, 0, 0]
 
 
 def test_a_soup_keeps_the_models_that_help():

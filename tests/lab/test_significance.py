@@ -199,15 +199,13 @@ GAIN, HARM, NOTHING = difference_of(10, 1e-6), difference_of(-10, 1e-6), differe
 def test_the_rule(scaled):
     mixes = {"helper": (GAIN, NOTHING), "poison": (NOTHING, HARM), "mixed": (GAIN, HARM), "none": (NOTHING, NOTHING)}
     table = {("base", mix, f"task{place}"): mixes[mix][place] for mix in mixes for place in (0, 1)}
-    found = {one.mix: one for one in recommend(adjust(table, 9), scaled)}
+    found = {one.mix: one for one in recommend(adjust(table), scaled)}
     undecided = "drop" if scaled else "scale up"
     assert [found[mix].verdict for mix in mixes] == ["keep", "drop", "trade-off", undecided]
     assert found["helper"].reason == (
         "task0 +10.0 ± 1.0 points (corrected p 8e-06), task1 +1.0 ± 1.0 points (corrected p 1)"
     )
     assert "not distinguishable from the reference" in found["none"].reason
-    # Gains and harms of 10 do not matter here.
-    assert {one.verdict for one in recommend(adjust(table, 11), scaled)} == {undecided}
 
 
 def test_a_mix_that_helps_one_base_only():
