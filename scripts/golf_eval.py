@@ -188,8 +188,7 @@ def compare(config: Config):
         "p": measured(p, spec=".2g"),
         **own.means(),
     }
-    arms = list({arm.name: arm for arm in (own, *baselines)}.values())  # own may be a baseline
-    outcome.tables = [comparison_table("Entries, against the best baseline", arms, best)]
+    outcome.tables = [comparison_table("Entries, against the best baseline", [own, *baselines], best)]
     if others:
         title = f"{own.name} without a trick each, against it"
         outcome.tables.append(comparison_table(title, [own, *others], own))

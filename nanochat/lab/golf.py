@@ -81,29 +81,25 @@ SEED = (
     " --matrix-lr=0.032 --unembedding-lr=0.0327 --scalar-lr=0.32 --weight-decay=0.00542 --qat-share=0.15"
     " --qat=embed|head=int8-row,blocks=int6-row --plan=embed|head=int8-row,blocks=int6-row"
 )
-ENTRIES = {  # entry → scale → flags, and --plan for scripts.golf_pack
-    "golf": {
-        "embedded": f"--model=golf,backout=false --unembedding-lr=0.016 --depth=2 --width=96 {GOLF}",
-        # Larger models have too few steps in the time, so the bytes suffice for int8 without QAT.
-        "cpu": "--model=golf --depth=4 --width=128 --plan=int8-row",
-        "1gpu": f"--model=golf --depth=9 --width=512 --kv-heads=4 --qat={LARGE_CODES} --plan={LARGE_CODES}",
-    },
-    "seed": {"1gpu": SEED},
-    "naive-narrow": {
-        "embedded": f"{SMALL_NAIVE} --depth=3 --width=48 --head-dim=16",
-        "cpu": f"{SMALL_NAIVE} --depth=7 --width=96",
-        "1gpu": f"{NAIVE} --depth=9 --width=384 --kv-heads=3",
-    },
-    "naive-middle": {
-        "embedded": f"{SMALL_NAIVE} --depth=1 --width=64",
-        "cpu": f"{SMALL_NAIVE} --depth=4 --width=128",
-        "1gpu": f"{NAIVE} --depth=5 --width=512 --kv-heads=4",
-    },
-    "naive-wide": {
-        "embedded": f"{SMALL_NAIVE} --depth=1 --width=72 --head-dim=24",
-        "cpu": f"{SMALL_NAIVE} --depth=2 --width=160",
-        "1gpu": f"{NAIVE} --depth=3 --width=640 --kv-heads=5",
-    },
+# Entry and scale → flags, and --plan for scripts.golf_pack. At the scale cpu, larger models have too few steps
+# in the time, so the bytes suffice for int8 without QAT.
+ENTRIES = {
+    (entry, scale): flags
+    for entry, scale, flags in parse_rows(f"""
+golf          embedded  --model=golf,backout=false --unembedding-lr=0.016 --depth=2 --width=96 {GOLF}
+golf          cpu       --model=golf --depth=4 --width=128 --plan=int8-row
+golf          1gpu      --model=golf --depth=9 --width=512 --kv-heads=4 --qat={LARGE_CODES} --plan={LARGE_CODES}
+seed          1gpu      {SEED}
+naive-narrow  embedded  {SMALL_NAIVE} --depth=3 --width=48 --head-dim=16
+naive-narrow  cpu       {SMALL_NAIVE} --depth=7 --width=96
+naive-narrow  1gpu      {NAIVE} --depth=9 --width=384 --kv-heads=3
+naive-middle  embedded  {SMALL_NAIVE} --depth=1 --width=64
+naive-middle  cpu       {SMALL_NAIVE} --depth=4 --width=128
+naive-middle  1gpu      {NAIVE} --depth=5 --width=512 --kv-heads=4
+naive-wide    embedded  {SMALL_NAIVE} --depth=1 --width=72 --head-dim=24
+naive-wide    cpu       {SMALL_NAIVE} --depth=2 --width=160
+naive-wide    1gpu      {NAIVE} --depth=3 --width=640 --kv-heads=5
+""")
 }
 VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
 # Trick of the entry golf → flags that take it back. A field of the model adds to --model. 2^-23 is the eps of all norms
@@ -130,12 +126,12 @@ compilation       --no-compile
 def expand(given: Flags):
     """Return the flags of an entry for --scale, --entry and --without; other given flags win over its own."""
     given = DEFAULTS | given
-    entries = [entry for entry, rows in ENTRIES.items() if given["--scale"] in rows]
+    entries = [entry for entry, scale in ENTRIES if scale == given["--scale"]]
     for flag, known in {"--scale": SCALES, "--entry": entries, "--without": ["", *TRICKS]}.items():
         if given[flag] not in known:
             raise ValueError(f"{flag}={given[flag]} is not known here, take one of {', '.join(known)}")
     name, entry, without = (given.pop(flag) for flag in DEFAULTS)
-    flags = read_flags(f"{SCALES[name].flags} {ENTRIES[entry][name]}".split())
+    flags = read_flags(f"{SCALES[name].flags} {ENTRIES[entry, name]}".split())
     if given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
         del flags["--target-seconds"]
     flags |= given

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import product, starmap
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -84,13 +84,13 @@ class Spec(BaseModel):
     @property
     def runs(self):
         """All runs; those of an arm stand together."""
-        return [Run(*words) for words in product(self.bases, self.mixes, self.rates, self.seeds)]
+        return list(starmap(Run, product(self.bases, self.mixes, self.rates, self.seeds)))
 
     @property
     def merged_runs(self):
         """All merges: of runs with the same base, rate and seed."""
-        names = [f"{name}:{method}" for name, method in product(self.merges, self.methods)]
-        return [Run(*words) for words in product(self.bases, names, self.rates, self.seeds)]
+        names = map(":".join, product(self.merges, self.methods))
+        return list(starmap(Run, product(self.bases, names, self.rates, self.seeds)))
 
     @property
     def open_tasks(self):
