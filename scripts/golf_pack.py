@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
 from nanochat.lab.golf import SCALES, code_bytes
-from nanochat.log import print0, table_of
+from nanochat.log import table_of
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import TagSettings
@@ -112,7 +112,6 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
     matrices = quant.matrices(model)
     recipes, hessians = quant.assign(config.plan, matrices), {}
     if "gptq" in config.plan:
-        print0(f"golf_pack: reading {CALIBRATION:,} tokens for calibration")
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model))
 
     # A function of the factor for the clips.

@@ -104,8 +104,7 @@ def main(config: Config):
 def open_mixes(spec: sweep.Spec):
     """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
     files, found = {}, []
-    for mix in spec.mixes:
-        words = spec.mixes[mix]
+    for mix, words in spec.mixes.items():
         try:
             if spec.stage == "chat_rl":
                 find_task(words, TASKS)

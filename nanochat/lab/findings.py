@@ -35,7 +35,6 @@ from nanochat.report.compare import Answers, read_answers
 
 COLLAPSED = 0.95  # share of equal answers
 LONGEST = 160  # characters of a reason
-POINTS = 100  # of a curve
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
 MARKS = {"gain": " ▲", "harm": " ▼", significance.UNCLEAR: ""}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
@@ -100,8 +99,8 @@ def _read_base(spec: Spec, base: str, slots: int = 0):
 
 def _read_all(spec: Spec, step: Step):
     """Return the answers of an evaluation, without benchmarks that have no file."""
-    paths = {name: step.outcome.with_name(f"{name}.jsonl") for name in spec.tasks}
-    return {name: read_answers(path) for name, path in paths.items() if path.exists()}
+    paths = [step.outcome.with_name(f"{name}.jsonl") for name in spec.tasks]
+    return {path.stem: read_answers(path) for path in paths if path.exists()}
 
 
 def _shares(answers: Mapping[str, Answers], stable: Sequence[str]):
@@ -349,7 +348,7 @@ def overlays(results: Results):
     pictures = {}
     for result in results:
         for name, figure in CURVES.items():
-            points = metric_curve(result.records, figure, POINTS)
+            points = metric_curve(result.records, figure)
             if points[0]:
                 title = f"{result.base}, {result.run.mix}: {name}"
                 picture = pictures.setdefault(title, {"title": title, "x": "step", "y": name, "series": {}})

@@ -154,8 +154,7 @@ def tricks_of(given: Flags):
         return flags | {"--model": GPTConfig(**config_fields(flags["--model"]))}
 
     own = meaning("")
-    tricks = [trick for trick in TRICKS if meaning(trick) != own]
-    return [trick for trick in tricks if trick != "late QAT" or "--qat" in own]
+    return [trick for trick in TRICKS if meaning(trick) != own and (trick != "late QAT" or "--qat" in own)]
 
 
 # ---- size ----

@@ -172,8 +172,6 @@ def mistakes(spec: Spec):
         "repeats would all be the same: set a temperature in [sampling]": (
             spec.repeats == 1 or spec.sampling.get("temperature")
         ),
-        "with one seed nothing is shown, and scaled = true would drop every mix": not spec.scaled
-        or len(spec.seeds) > 1,
         "--eval-metrics-every in flags would score held-out benchmarks while runs train: leave it out": (
             not spec.held_out or spec.own_flags.get("--eval-metrics-every", "-1") == "-1"
         ),
@@ -190,8 +188,7 @@ def mistakes(spec: Spec):
 def chains_of(spec: Spec):
     """Return the steps of a lab."""
     # Alarms compare a run with its base.
-    bases = [[base_step(spec, base)] for base in spec.bases]
-    return bases + [run_steps(spec, run) for run in spec.runs]
+    return [[base_step(spec, base)] for base in spec.bases] + [run_steps(spec, run) for run in spec.runs]
 
 
 def merge_chains(spec: Spec):

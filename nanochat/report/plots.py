@@ -61,7 +61,7 @@ def ticks(low: float, high: float):
     wanted = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(wanted))
     # Tolerances keep rounding errors from adding a tick.
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= wanted * (1 - 1e-9))
+    step = power * min(factor for factor in (1, 2, 5, 10) if factor >= wanted / power - 1e-9)
     return [number * step for number in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
 
 
