@@ -103,9 +103,7 @@ def compare(runs: Sequence[Record], names: Sequence[str]):
             table_of(title, FIGURES, _rows(list(map(_figures, stages)))),
             table_of(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages)),
         ]
-        for table in tables:
-            if table["rows"]:
-                lines += ["", terminal_table(table)]
+        lines += [f"\n{terminal_table(table)}" for table in tables if table["rows"]]
     return "\n".join(lines)
 
 
