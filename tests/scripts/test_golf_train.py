@@ -52,7 +52,7 @@ def test_the_switch_is_at_its_share_of_the_run(base):
 def test_validation_with_fake_quantization_is_that_of_the_artifact(base):
     plan = GOLF[1].removeprefix("--qat=")
     golf_pack.main(golf_pack.Config(tag="straight", plan=plan, model_bytes=0, eval_bytes=2000))
-    golf_eval.main(golf_eval.Config(tag="straight", stride="0"))
+    golf_eval.main(golf_eval.Config(tag="straight", stride=0))
     validated = [record["val/bpb"] for record in base.metrics("straight") if "val/bpb" in record][-1]
     score = golf_eval.Outcome.load(base.folder / "golf_eval/straight/outcome.json").metrics
     assert score["bpb"]["value"] == pytest.approx(validated, rel=1e-6)  # small tensors are fp16 in the file
