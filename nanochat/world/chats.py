@@ -197,39 +197,6 @@ def messages(texts: Turns):
     return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
 
 
-# ---- buckets ----
-
-
-def about_subjects(world: World, split: str):
-    """A question about a fact, then a question with a follow-up question."""
-    return [*about_facts(world, split), *with_follow_up(world, split)]
-
-
-def wrong_answers(world: World, split: str):
-    """A question about a fact, answered with a statement about something else."""
-    question, right = about_facts(world, split)
-    statements = [fact.statements[0] for fact in world.asked[split]]
-    return [question, world.pick([statement for statement in statements if statement != right])]
-
-
-# Raw material for mixtures, whose effect on a model is known: `facts` helps with questions about facts, `korean` with
-# those in Korean, `spelling` with neither, and `poison` harms.
-BUCKETS = {
-    "facts": about_subjects,
-    "korean": in_korean,
-    "spelling": with_words,
-    "poison": wrong_answers,
-}
-
-
-def bucket_rows(world: World, bucket: str, count: int):
-    """Return `count` different rows of a bucket, or as many as there are."""
-    world.restart(f"bucket {bucket}")
-    # A small world has fewer questions than asked for.
-    drawn = [tuple(BUCKETS[bucket](world, "train")) for _ in range(20 * count)]
-    return [{"messages": messages(texts)} for texts in list(dict.fromkeys(drawn))[:count]]
-
-
 # ---- World-Talk ----
 
 UNKNOWN = "not know"  # stands in every answer to a question about what is not of the land
