@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
@@ -95,6 +95,13 @@ def fixed_settings(config: Config):
 def flag_of(name: str):
     """Return the flag for a field: max_seq_len -> --max-seq-len."""
     return f"--{name.replace('_', '-')}"
+
+
+def check_names(kind: str, names: Iterable[str], known: Collection[str]):
+    """Raise a ValueError for a name that is none of the known ones. kind: words before the name, like "the task"."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{kind} {name} is not known, choose from {', '.join(known)}")
 
 
 def _grouped(config_class: type):

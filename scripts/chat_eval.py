@@ -31,7 +31,6 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     sampling: str = option(
         "", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768", group="samples"
     )
-    out_tag: str = option("", "name of the evaluation's folder (default: the run's)", group="run", in_card=False)
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them")
     slots: Count = option(0, "rows generated at once (0: chosen)", group="device", in_card=False)
 
@@ -58,7 +57,7 @@ def main(config: Config):
     from nanochat.runtime import setup
 
     stage = SOURCES[config.source]
-    tag = config.out_tag or config.tag
+    tag = config.tag
     if config.quant:  # the answers of the model itself stay, for a comparison
         tag += "-" + re.sub(r"[^\w.+]+", "-", config.quant)
     folder = stage_dir(stage.name, tag)

@@ -9,8 +9,8 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
-from nanochat.config import fixed_settings, flag_of, option, options, run
-from nanochat.curate.filters import Context, FilterSettings, check_names, check_settings, chosen_filters, pairs
+from nanochat.config import check_names, fixed_settings, flag_of, option, options, run
+from nanochat.curate.filters import Context, FilterSettings, check_settings, chosen_filters, pairs
 from nanochat.log import print0
 from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, write_json
 from nanochat.settings import TagSettings
@@ -51,7 +51,7 @@ def check(config: Config):
     buckets = pairs(config.sources)
     if not buckets:
         raise ValueError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
-    check_names("--licenses", pairs(config.licenses), buckets)
+    check_names("--licenses: the bucket", pairs(config.licenses), buckets)
     check_settings(config, buckets)
 
 

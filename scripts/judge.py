@@ -5,7 +5,7 @@ python -m scripts.judge sft:d8 dpo:d8 --prompts=World-Chat --teacher=http://host
 
 from pathlib import Path
 
-from nanochat.config import Positional, option, options, run
+from nanochat.config import Positional, check_names, option, options, run
 from nanochat.curate.teacher import Teacher, TeacherSettings, judge, judged_metrics
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_jsonl
@@ -35,8 +35,7 @@ def answers_of(name: str, task: Task, config: Config):
     from nanochat.runtime import setup
 
     source, _, tag = name.partition(":")
-    if source not in MODELS:
-        raise ValueError(f"{name} is no model like sft:d8; the stage is one of {', '.join(MODELS)}")
+    check_names(f"{name} is not like sft:d8: the stage", [source], MODELS)
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, _ = load_model(MODELS[source], tag, -1, runtime)
         return evaluate_task(task, model, Engine(model, tokenizer), tokenizer, runtime, config, name).records

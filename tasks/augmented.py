@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 
 import numpy as np
 
+from nanochat.config import check_names
 from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, remix
 from nanochat.curate.bm25 import BM25
 from tasks.common import DataSet
@@ -83,8 +84,7 @@ class TaskTable(dict[str, DataSet]):
         if not mark:
             raise KeyError(key)
         word, _, number = augmentation.partition(":")
-        if word not in AUGMENTATIONS:
-            raise ValueError(f"{word or key} is no augmentation, choose from {', '.join(AUGMENTATIONS)}")
+        check_names(f"{key}: the augmentation", [word], AUGMENTATIONS)
         data = self[name]
         task = AUGMENTATIONS[word]
         if not issubclass(data.task, MultipleChoice):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from nanochat.chat import text_of
+from nanochat.config import check_names
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile, fetch, sha256
 from nanochat.paths import text_sha256
@@ -44,8 +45,7 @@ class DataSet:
 
     def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False):
         """Open a split; `Task` describes the other arguments."""
-        if split not in self.split_names:
-            raise ValueError(f"{self.name} has no split {split}, only {', '.join(self.split_names)}")
+        check_names(f"{self.name}: the split", [split], self.split_names)
         return self.task(self, split, tokenizer, unsafe_exec)
 
     @property

@@ -86,10 +86,10 @@ MISTAKES = """
 mmlu,chess => chess is no task, choose from ARC-Easy,
 mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME
 mmlu~options:0.5 => mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]
-mmlu~jokes => jokes is no augmentation, choose from styles, options
+mmlu~jokes => MMLU~jokes: the augmentation jokes is not known, choose from styles, options
 mmlu~Options:11 => MMLU~options:11: the number is from 1 to 10; epochs stand after it
 gsm8k~styles => GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented
-click~styles => EunsuKim/CLIcK has no split train, only test
+click~styles => EunsuKim/CLIcK: the split train is not known, choose from test
 mmlu~styles,MMLU~Styles@9:2 => MMLU~styles is named twice
 mmlu%50,aqua => mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %
 mmlu%50,aqua%60:2 => which add up to 100 %, not to 110 %
@@ -97,7 +97,7 @@ mmlu%100 => tok_train/default/tokenizer.json; train one with
 mmlu:0 => 0 epochs of
 mmlu:2,MMLU => MMLU is named twice, give it epochs instead: MMLU:2
 aqua@101 => AQUA has 100 rows to train on: 1 epochs of 101 rows cannot be taken from them
-humaneval => openai/openai_humaneval has no split train, only test
+humaneval => openai/openai_humaneval: the split train is not known, choose from test
 json:/no/such.jsonl => there is no file /no/such.jsonl
 """
 
