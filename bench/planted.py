@@ -7,13 +7,15 @@ Rows with faults stand after the others. They name their fault under the key "pl
 scripts.chats keeps: runs/data.sh ends with an error if it finds one.
 """
 
+from collections.abc import Sequence
 from heapq import nlargest
 from pathlib import Path
 
+from nanochat.chat import messages
 from nanochat.config import Count, option, options, run
 from nanochat.log import print0
 from nanochat.paths import read_json, world_dir, write_jsonl
-from nanochat.world.chats import Turns, about_facts, in_korean, messages, with_follow_up, with_words
+from nanochat.world.chats import about_facts, in_korean, with_follow_up, with_words
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES
 
@@ -60,7 +62,7 @@ def bucket_rows(world: World, bucket: str, count: int):
     return [{"messages": messages(texts)} for texts in list(dict.fromkeys(drawn))[:count]]
 
 
-def faulty(world: World, texts: Turns):
+def faulty(world: World, texts: Sequence[str]):
     """Return the texts of a sound row with each of the faults."""
     question, *rest = texts
     fact, test = world.pick(world.questions["test"])

@@ -182,13 +182,10 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None):
         # The default may lie below: -1 often means "chosen for you".
         if not isinstance(value, int | float) or value == one.default:
             continue
-        flag, least, below = flag_of(one.name), one.metadata["least"], one.metadata["below"]
-        if not -math.inf < value < math.inf:  # nor is it NaN
-            raise ValueError(f"{flag} has to be a finite number, not {value}")
-        if value < least:
-            raise ValueError(f"{flag} has to be {least} or more, not {value}")
-        if value >= below:
-            raise ValueError(f"{flag} has to be below {below}, not {value}")
+        least, below = one.metadata["least"], one.metadata["below"]
+        if not least <= value < below:  # nor is it NaN
+            limit = "" if value < below else f" and below {below}"
+            raise ValueError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")
     return config
 
 

@@ -5,10 +5,10 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
-from collections.abc import Sequence
-from itertools import cycle, groupby
+from itertools import groupby
 from operator import attrgetter
 
+from nanochat.chat import messages
 from nanochat.world.facts import Fact, World
 from nanochat.world.sums import plain_sum, sum_to_100, word_problem
 
@@ -59,8 +59,6 @@ def calculated(text: str):
 
 
 # ---- conversations ----
-
-Turns = Sequence[str]  # texts of the user and the assistant in turn
 
 
 def about_facts(world: World, split: str):
@@ -190,11 +188,6 @@ def conversations(world: World, count: int, split: str):
         texts = [text for kind in kinds for text in kind(world, split)]
         rows.append({"messages": messages(texts), "opening": kinds[0].__name__})
     return rows
-
-
-def messages(texts: Turns):
-    """Return texts as messages."""
-    return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
 
 
 # ---- World-Talk ----

@@ -26,12 +26,12 @@ SMALL = "--depth=1 --max-seq-len=32 --total-batch-size=256 --num-iterations=5"
 MISTAKES = """
 chat_cli | : bash speedrun.sh trains one
 chat_cli -p "" | --prompt is empty: give a message, or leave the option out to chat
-chat_cli --top-p=2 | --top-p has to be below 1, not 2.0
+chat_cli --top-p=2 | --top-p has to be 0 or more and below 1, not 2.0
 chat_eval --sampling=0.7,0.9 | --sampling=0.7,0.9 has to be three numbers like 0.7,0.9,32768
 chat_eval --tasks=MMLU~ | MMLU~: the augmentation  is not known, choose from styles, options
 chat_eval --tasks=GSM8K|MMLU~jokes | MMLU~jokes: the augmentation jokes is not known, choose from styles, options
 chat_eval --tasks=MMLU~styles~jokes | the augmentation styles~jokes is not known
-chat_eval --sampling=1,1.9,100 | --top-p has to be below 1, not 1.9
+chat_eval --sampling=1,1.9,100 | --top-p has to be 0 or more and below 1, not 1.9
 chat_eval --repeats=3 | all answers to a problem would be the same, add --temperature=1
 chat_cli -s -2 | --step has to be -1 or more, not -2
 chat_eval --tasks=GSM8K|SmolTalk | SmolTalk is no task, choose from ARC-Easy,
@@ -80,7 +80,7 @@ identity --facts=list.toml | each fact as a text
 identity --facts=broken.toml | is no TOML: Invalid
 judge sft:mine sft:other TEACHER --prompts=World-Talk | the split train is not known, choose from test
 judge sft:mine sft:other TEACHER | is no task, choose from
-judge d8 sft:other TEACHER --prompts=json:good.jsonl | d8 is not like sft:d8: the stage d8 is not known, choose from base,
+judge d8 sft:other TEACHER --prompts=json:good.jsonl | d8 is not like sft:d8: the stage d8 is not known, choose
 judge sft:mine sft:other --num-samples=2 --temperature=1 | each model gives one answer to a prompt
 chat_dpo --total-batch-size=512 | --total-batch-size does not apply to pairs: use --examples-per-step
 chat_dpo | --pairs=: there is no line with prompt, chosen and rejected
