@@ -405,7 +405,7 @@ class ChatTuneSettings(TaskScoreSettings):
 
     # The grammar stands in tasks.mixing, with samples (NAME@ROWS), shares (NAME%SHARE), augmentations and files.
     mixture: str = option(
-        "", "tasks and their epochs, like smoltalk|multi-turn,gsm8k:2 (default: the stage's, if their files are here)"
+        "", "tasks and their epochs, like smoltalk,gsm8k:2 (default: the stage's, if their files are here)"
     )
     eval_every = 200
     # Rows from the mixture's validation split, the same for any number of ranks.

@@ -114,9 +114,8 @@ def open_mixes(spec: sweep.Spec):
             found += [
                 f"the mix {mix} has less than minimal = {least}" for least in spec.minimal if not has(members, least)
             ]
-            sets = chain.from_iterable(member.sources.values() for member in members)
             # The hub's files have no absolute paths.
-            places = [Path(data.path) for data in sets if data.task is JsonLines]
+            places = [Path(member.data.path) for member in members if member.data.task is JsonLines]
             files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
         except ValueError as error:
             found.append(f"the mix {mix}: {error}")
@@ -126,8 +125,7 @@ def open_mixes(spec: sweep.Spec):
 def has(members: Sequence[Member], least: str):
     """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
     name, _, share = least.lower().partition("%")
-    names = [{source.lower().partition("~")[0] for source in member.sources} for member in members]
-    shares = [member.share for member, own in zip(members, names, strict=True) if name in own]
+    shares = [member.share for member in members if member.name.lower().partition("~")[0] == name]
     return bool(shares) and sum(shares) >= float(share or 0)
 
 
