@@ -46,17 +46,14 @@ Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None}
 
 
-def option(default: Any, text: str, **metadata: Any):
-    """Return a config field: default, help, and how both are shown.
+def option(default: Any, text: str | None = None, **metadata: Any):
+    """Return a config field: default, help, and how both are shown. An inherited option keeps what is not given.
 
     metadata: entries of USUAL that differ, and `group`: the title of its box in `--help`, if not that of its class.
     """
     assert metadata.keys() <= {"group", *USUAL}
-    return field(default=default, metadata=USUAL | {"text": text} | metadata)
-
-
-def changed(default: Any, **metadata: Any):
-    """Return an inherited option with another default and, for example, another `text`; see `options`."""
+    if text:
+        metadata["text"] = text
     return field(default=default, metadata=metadata)
 
 
@@ -78,7 +75,7 @@ def options(group: str = ""):
                 config_class.__annotations__.setdefault(name, inherited[name].type)
                 metadata = inherited[name].metadata | own.metadata
             elif isinstance(value, Field):
-                metadata = {"group": group} | own.metadata
+                metadata = USUAL | {"group": group} | own.metadata
             else:  # a method
                 continue
             setattr(config_class, name, field(default=own.default, metadata=metadata))

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pytest
 
-from nanochat.config import Count, changed, option, options, parse, run
+from nanochat.config import Count, option, options, parse, run
 from scripts import base_train
 
 
@@ -78,7 +78,7 @@ class Small(Config):
     """Bake a small cake."""
 
     heat = 0.4
-    fan = changed(True, text="with less air")
+    fan = option(True, "with less air")
     racks: Count | None = None
     trays: Count = option(2, "how many")
     time: float = option(1.0, "how long", group="oven")
