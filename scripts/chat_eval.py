@@ -28,11 +28,9 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
         "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", short="-a"
     )
     # As the settings of a published evaluation are often given.
-    sampling: str = option(
-        "", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768", group="samples"
-    )
+    sampling: str = option("", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768")
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them")
-    slots: Count = option(0, "rows generated at once (0: chosen)", group="device", in_card=False)
+    slots: Count = option(0, "rows generated at once (0: chosen)", in_card=False)
 
     def __post_init__(self):
         if self.sampling:

@@ -31,7 +31,6 @@ class Config(FilterSettings, TagSettings):
     part: str = option(
         "",
         "filter only part i/n of the files, like 1/4; a run without --part does the rest",
-        group="run",
         may_change=True,
     )
 

@@ -73,9 +73,8 @@ def main(config: Config):
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     tokenizer = Tokenizer.load(path)
     corpus = open_corpus(config.data)
-    texts = {}  # name -> documents
-    for name in SAMPLES:
-        texts[name] = [(Path(__file__).parent / f"samples/{name}.txt").read_text(encoding="utf-8")]
+    folder = Path(__file__).parent / "samples"
+    texts = {name: [(folder / f"{name}.txt").read_text(encoding="utf-8")] for name in SAMPLES}  # name -> documents
     # The training split shows fit, the validation split shows generalization.
     for split in ("train", "val"):
         documents = chain.from_iterable(batch.to_pylist() for batch in corpus.batches(split))

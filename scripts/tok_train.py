@@ -18,8 +18,8 @@ class Config(TokenizerSettings):
 
     max_chars: Count = option(2_000_000_000, "characters to read in total", least=1)
     doc_cap: Count = option(10_000, "characters to read of each document", least=1)
-    vocab_size: Count = option(65_536, "bytes, merges and special tokens together", group="tokenizer", least=265)
-    threads: Count = option(0, "threads (0: all cores)", group="run", in_card=False)
+    vocab_size: Count = option(65_536, "bytes, merges and special tokens together", least=265)
+    threads: Count = option(0, "threads (0: all cores)", in_card=False)
 
 
 def main(config: Config):

@@ -60,8 +60,7 @@ class MoreChoices(MultipleChoice):
     def build(self, row: int, copy: int):
         super().build(row, copy)  # finds faults of the row
         questions, index = self._pool
-        remixed = remix(row, questions, index, self.number, self.seed)
-        return self.conversation(*remixed)
+        return self.conversation(*remix(row, questions, index, self.number, self.seed))
 
 
 AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}

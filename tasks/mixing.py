@@ -98,7 +98,7 @@ def mix(
         except HubError as error:
             if not available_only:
                 raise
-            print0(f"{split} mixture: {name} is left out: {' '.join(str(error).split())}")
+            print0(f"{split} mixture: {name} is left out: {error}")
             continue
         task.seed = seed
         if name in parts:
@@ -134,19 +134,22 @@ def parse_mixture(spec: str, known: Mapping[str, DataSet]):
         if not match:
             raise ValueError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]")
         name, rows, share, epochs = match.groups("")
-        if name.startswith("json:"):
-            path = name.removeprefix("json:")
-            name, data = f"json:{Path(path).name}", json_lines(path)
-        else:
-            name = find_task(name, known)
-            data = known[name]
-        members.append(Member(name, data, int(rows or 0), float(share or 0), float(epochs or 1)))
+        members.append(Member(*find_set(name, known), int(rows or 0), float(share or 0), float(epochs or 1)))
     shares = [member.share for member in members]
     total = sum(shares)
     is_whole = all(shares) and abs(total - 100) < 0.01
     if total and not is_whole:
         raise ValueError(f"{spec}: all tasks need shares, which add up to 100 %, not to {total:g} %")
     return members
+
+
+def find_set(word: str, known: Mapping[str, DataSet]):
+    """Return name and data set for a task, or for json: and the path of files."""
+    if word.startswith("json:"):
+        path = word.removeprefix("json:")
+        return f"json:{Path(path).name}", json_lines(path)
+    name = find_task(word, known)
+    return name, known[name]
 
 
 def _open_split(data: DataSet, split: str, tokenizer: str):

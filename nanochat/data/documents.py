@@ -187,8 +187,7 @@ def _deal_out(
         for batch in by_size((text for file in files for text in documents(file)), DEALT_CHARS):
             # Blank documents teach nothing.
             full = [text for text in batch if text.strip()]
-            hashes = [hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest() for text in full]
-            keys = [int.from_bytes(digest, "little") for digest in hashes]
+            keys = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") for text in full]
             smallest = min([smallest, *keys])
             count += len(full)
             blank += len(batch) - len(full)

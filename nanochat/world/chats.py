@@ -32,8 +32,7 @@ def ten_facts(world: World):
     world.restart("questions")
     asked = [fact for fact in world.asked["test"] if fact.new_questions]
     # The facts of a relation stand together.
-    relations = groupby(asked, attrgetter("relation"))
-    return [world.pick(list(facts)) for _, facts in relations]
+    return [world.pick(list(facts)) for _, facts in groupby(asked, attrgetter("relation"))]
 
 
 def ten_questions(world: World):

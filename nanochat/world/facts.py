@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -88,6 +89,7 @@ class Thing(NamedTuple):
         return {"person": "people", "goods": "prices"}.get(self.kind, f"{self.kind}s")
 
 
+@dataclass(eq=False)
 class Fact:
     """A subject and its value in all wordings.
 
@@ -97,26 +99,22 @@ class Fact:
     only World-Talk asks; most relations have none. split: "train", "validation" or "test".
     """
 
-    def __init__(
-        self,
-        relation: str,
-        templates: Sequence[list[str]],
-        subject: Thing,
-        value: Thing,
-        split: str,
-    ):
-        self.relation = relation  # "spring"
-        self.subject = subject
-        self.value = value
-        self.split = split
+    relation: str  # "spring"
+    templates: Sequence[list[str]]
+    subject: Thing
+    value: Thing
+    split: str
+
+    def __post_init__(self):
         # "{s} rises on {o}.", "Where does {s} begin?", "{s}은/는 {o}에서 시작한다." and a question in Korean; then, for
         # some relations, questions for World-Talk, else none. {s}: the subject, {p}: the possessive, {o}: the value.
-        statements, questions, (self._korean, korean_question), new_questions, *_ = [*templates, []]
-        name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value}
+        statements, questions, (self._korean, korean_question), new_questions, *_ = [*self.templates, []]
+        subject = self.subject
+        name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": self.value}
         self.statements = fill(statements, name)
         self.questions = fill(questions, name)
         self.new_questions = fill(new_questions, name)
-        self.korean_statement = self.korean_with(value)
+        self.korean_statement = self.korean_with(self.value)
         self.korean_question = korean_text(korean_question.format(s=subject.korean))
         pronoun = name | {"s": subject.he, "p": subject.his}
         # "The coat of she is grey" would be wrong: in other positions the name stays.
