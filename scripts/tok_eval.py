@@ -43,8 +43,7 @@ def load_reference(name: str):
         with ThreadPool(1) as pool:
             return pool.apply_async(tiktoken.get_encoding, [name]).get(PATIENCE)
     except (OSError, ValueError, TimeoutError) as error:  # no network, a file with another hash, no answer
-        reason = type(error).__name__
-        print0(f"tok_eval: {name} is not available: {reason}, set TIKTOKEN_CACHE_DIR to a folder that holds it")
+        print0(f"tok_eval: {name} is not available: {type(error).__name__}, set TIKTOKEN_CACHE_DIR to its folder")
         return None
 
 

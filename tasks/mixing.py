@@ -172,8 +172,7 @@ def _open_split(data: DataSet, split: str, tokenizer: str):
 
 def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str):
     """Leave each task the first rows, as many as the share of the supervised tokens needs; one task keeps all."""
-    path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
-    encoder = Tokenizer.load(path)
+    encoder = Tokenizer.load(stage_dir("tok_train", tokenizer) / "tokenizer.json")
     reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on
     for name, (task, rows) in parts.items():
         once, places = np.unique(rows, return_inverse=True)  # a row of several epochs is counted once

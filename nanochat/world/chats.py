@@ -45,10 +45,9 @@ def sums(world: World, count: int, held_out: bool):
     """Return `count` different word problems, solved with the calculator; `####` announces the answer."""
     found = {}  # question -> row
     while len(found) < count:
-        problem = word_problem(world, held_out)
+        question, solution, answer = word_problem(world, held_out)
         # "Now Kara has 3 + 4 = <<3+4=7>>7 apples.", "#### 7"
-        row = {"question": problem.question, "answer": f"{calculated(problem.solution)}\n#### {problem.answer}"}
-        found.setdefault(problem.question, row)
+        found.setdefault(question, {"question": question, "answer": f"{calculated(solution)}\n#### {answer}"})
     return list(found.values())
 
 
