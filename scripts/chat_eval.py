@@ -8,7 +8,7 @@ import json
 import re
 
 from nanochat.config import Count, option, options, run
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
@@ -76,7 +76,6 @@ def main(config: Config):
             scores[name] = score
             outcome.metrics[name] = score.accuracy.metric(score.baseline)
         for name, estimate in mean_scores(scores).items():
-            print0(f"{name}: {estimate}")
             # Means are over centered scores, where guessing is 0.
             outcome.metrics[name] = estimate.metric(chance=0.0)
         # All ranks have the scores; one writes the record.
@@ -99,8 +98,7 @@ def main(config: Config):
         ):
             if rows:
                 outcome.tables.append(table_of(title, columns, rows))
-        if repeated:
-            print0(terminal_table(outcome.tables[0]))
+        outcome.show()
         outcome.write_evaluation("tasks", checkpoint.step)
 
 

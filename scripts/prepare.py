@@ -35,8 +35,8 @@ def main(config: Config):
         if config.tokens and not num_shards:
             num_shards = shards_for(config.data, config.tokens)
         about = open_corpus(config.data, num_shards).describe()
-        text = f"{about['files']:,} files, {about['documents']:,} documents, {about['bytes']:,} bytes of text"
-        print0(f"data: {about['name']}: {text}, {about['fingerprint'][:12]}")
+        form = "data: {name}: {files:,} files, {documents:,} documents, {bytes:,} bytes of text, {fingerprint:.12}"
+        print0(form.format_map(about))
     if tasks:
         paths = fetch([file for name in tasks if name != CORE for file in TASKS[name].files()])
         if CORE in tasks:

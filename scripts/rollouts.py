@@ -37,8 +37,8 @@ def main(config: Config):
     step = records[-1]["step"]
     last = [record for record in records if record["step"] == step]
     for record in last[: config.show]:
-        print_line(f"== step {step}, question {record['example']}\n{record['prompt']}")
-        print_line(f"\n-- reference answer: {record['answer']}")
+        form = "== step {step}, question {example}\n{prompt}\n\n-- reference answer: {answer}"
+        print_line(form.format_map(record))
         for sample in sorted(record["samples"], key=itemgetter("reward"), reverse=True):
             form = "\n-- reward {reward:g}, advantage {advantage:+.3g}, {tokens} tokens:\n{text}"
             print_line(form.format_map(sample))
