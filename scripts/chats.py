@@ -95,7 +95,7 @@ def main(config: Config):
         for source, table in list(zip(sources, tables, strict=True))[part_of(config.part)]:
             if not table.exists():
                 filter_file(source.stream(), source.rows, context, table)
-                print0(f"{source.origin['bucket']}: {', '.join(source.hashes)}: {source.rows:,} rows are filtered")
+                print0(f"{', '.join(source.hashes)}: {source.rows:,} rows are filtered")
         if config.part:
             return
         with closing(merge(tables, config, work / "all.db")) as rows:

@@ -79,9 +79,7 @@ class TaskTable(dict[str, DataSet]):
             self[name] = DataSet(**fields)
 
     def __missing__(self, key: str):
-        name, mark, augmentation = key.partition("~")
-        if not mark:
-            raise KeyError(key)
+        name, _, augmentation = key.partition("~")
         word, _, number = augmentation.partition(":")
         check_names(f"{key}: the augmentation", [word], AUGMENTATIONS)
         data = self[name]

@@ -11,7 +11,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -160,9 +160,9 @@ class World:
         self._add_derived_things()
         [country] = self.things["country"]
         self.text = {section: text.replace("{world}", country.name) for section, text in self.text.items()}
-        names = {thing.name for things in self.things.values() for thing in things}
+        things = chain.from_iterable(self.things.values())
         # "Mount Kurim" is no word.
-        self.words = sorted(name for name in names if name.isalpha())
+        self.words = sorted({thing.name for thing in things if thing.name.isalpha()})
         # Tests spell every fourth word.
         self.held_out_words = self.words[::4]
         del self.words[::4]
