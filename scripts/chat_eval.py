@@ -29,6 +29,7 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     )
     # As the settings of a published evaluation are often given.
     sampling: str = option("", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768")
+    out_tag: str = option("", "name of the evaluation's folder (default: the run's)", in_card=False)
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them")
     slots: Count = option(0, "rows generated at once (0: chosen)", in_card=False)
 
@@ -55,7 +56,7 @@ def main(config: Config):
     from nanochat.runtime import setup
 
     stage = SOURCES[config.source]
-    tag = config.tag
+    tag = config.out_tag or config.tag
     if config.quant:  # the answers of the model itself stay, for a comparison
         tag += "-" + re.sub(r"[^\w.+]+", "-", config.quant)
     folder = stage_dir(stage.name, tag)
