@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from nanochat.config import changed, option, options, run
+from nanochat.config import option, options, run
 from nanochat.log import table_of
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import base_dir
@@ -34,7 +34,7 @@ BEST_COLUMNS = "FLOPs:.3g | N:,.0f | Tokens:,.0f | Tokens : N:.2f | Bits per byt
 class Config(TagSettings):
     """Compare finished base models, as runs/miniseries.sh and runs/scaling_laws.sh train them."""
 
-    tag = changed("scaling", text="name of the comparison, and of its folder")
+    tag = option("scaling", "name of the comparison, and of its folder")
     kind: Literal["miniseries", "laws"] = option(
         "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs"
     )

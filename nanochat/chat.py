@@ -10,8 +10,8 @@ and a calculator call inside the answer is `<|python_start|> 12*34 <|python_end|
 """
 
 import codecs
-from collections.abc import Iterable
-from itertools import chain, groupby
+from collections.abc import Iterable, Sequence
+from itertools import chain, cycle, groupby
 from typing import NamedTuple
 
 from nanochat.log import Record
@@ -141,6 +141,11 @@ def _parts_of(message: dict):
 def text_of(message: dict):
     """Return the text of a message, that of its parts joined."""
     return "".join(part["text"] for part in _parts_of(message))
+
+
+def messages(texts: Sequence[str | list[Part]]):
+    """Return contents of the user and the assistant in turn as messages."""
+    return [{"role": role, "content": content} for role, content in zip(cycle(ROLES), texts)]
 
 
 # ---- a reply back to text ----

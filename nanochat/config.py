@@ -6,7 +6,7 @@ import math
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
@@ -46,17 +46,14 @@ Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None}
 
 
-def option(default: Any, text: str, **metadata: Any):
-    """Return a config field: default, help, and how both are shown.
+def option(default: Any, text: str | None = None, **metadata: Any):
+    """Return a config field: default, help, and how both are shown. An inherited option keeps what is not given.
 
     metadata: entries of USUAL that differ, and `group`: the title of its box in `--help`, if not that of its class.
     """
     assert metadata.keys() <= {"group", *USUAL}
-    return field(default=default, metadata=USUAL | {"text": text} | metadata)
-
-
-def changed(default: Any, **metadata: Any):
-    """Return an inherited option with another default and, for example, another `text`; see `options`."""
+    if text:
+        metadata["text"] = text
     return field(default=default, metadata=metadata)
 
 
@@ -78,7 +75,7 @@ def options(group: str = ""):
                 config_class.__annotations__.setdefault(name, inherited[name].type)
                 metadata = inherited[name].metadata | own.metadata
             elif isinstance(value, Field):
-                metadata = {"group": group} | own.metadata
+                metadata = USUAL | {"group": group} | own.metadata
             else:  # a method
                 continue
             setattr(config_class, name, field(default=own.default, metadata=metadata))
@@ -95,6 +92,13 @@ def fixed_settings(config: Config):
 def flag_of(name: str):
     """Return the flag for a field: max_seq_len -> --max-seq-len."""
     return f"--{name.replace('_', '-')}"
+
+
+def check_names(kind: str, names: Iterable[str], known: Collection[str]):
+    """Raise a ValueError for a name that is none of the known ones. kind: words before the name, like "the task"."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{kind} {name} is not known, choose from {', '.join(known)}")
 
 
 def _grouped(config_class: type):
@@ -175,13 +179,10 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None):
         # The default may lie below: -1 often means "chosen for you".
         if not isinstance(value, int | float) or value == one.default:
             continue
-        flag, least, below = flag_of(one.name), one.metadata["least"], one.metadata["below"]
-        if not -math.inf < value < math.inf:  # nor is it NaN
-            raise ValueError(f"{flag} has to be a finite number, not {value}")
-        if value < least:
-            raise ValueError(f"{flag} has to be {least} or more, not {value}")
-        if value >= below:
-            raise ValueError(f"{flag} has to be below {below}, not {value}")
+        least, below = one.metadata["least"], one.metadata["below"]
+        if not least <= value < below:  # nor is it NaN
+            limit = "" if value < below else f" and below {below}"
+            raise ValueError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")
     return config
 
 

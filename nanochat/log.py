@@ -89,7 +89,7 @@ def format_value(value: Any):
     return str(value).replace("\n", " ")
 
 
-def format_cell(value: float | str | None, spec: str = ""):
+def format_cell(value: float | str | None, spec: str):
     """Return a table's cell; texts and NaN ignore the column's format, and None is a dash."""
     if value is None:
         return "-"
@@ -288,24 +288,26 @@ class Progress:
         self._line = ""
 
 
+# Filled in with the figures of a step's record, and with words that are added to them.
+STEP_LINE = (
+    "step {step:05d}{of_all} ({progress:.2%}) | loss: {loss:.4f}{exits} | lrm: {train/lrm:.2f} | dt: {ms:.0f}ms"
+    " | tok/sec: {train/tok_per_sec:,.0f} | mfu: {mfu} | wait: {train/wait:.1%} | total time: {total_time}"
+)
+
+
 def step_line(figures: Figures, loss: float, steps: int | None):
     """Return a training step's line. figures: its record in the metric log. loss: smoothed.
 
     steps: in the whole run; None where a clock or the data ends training.
     """
-    of_all = "" if steps is None else f"/{steps:05d}"
-    mfu = "n/a" if figures["train/mfu"] is None else f"{100 * figures['train/mfu']:.1f}"
-    parts = [
-        f"step {figures['step']:05d}{of_all} ({100 * figures['progress']:.2f}%)",
-        f"loss: {loss:.4f}",
-        f"lrm: {figures['train/lrm']:.2f}",
-        f"dt: {1000 * figures['train/dt']:.0f}ms",
-        f"tok/sec: {figures['train/tok_per_sec']:,.0f}",
-        f"mfu: {mfu}",
-        f"wait: {100 * figures['train/wait']:.1f}%",
-        f"total time: {duration(figures['total_training_time'])}",
-    ]
-    exits = [f"{value:.3f}" for name, value in figures.items() if name.startswith("train/exit_")]
-    if exits:
-        parts[2:2] = [f"exits: {' '.join(exits)}", f"refinement: {100 * figures['train/refinement']:.1f}%"]
-    return " | ".join(parts)
+    exits = " ".join(f"{value:.3f}" for name, value in figures.items() if name.startswith("train/exit_"))
+    mfu = figures["train/mfu"]
+    words = {
+        "of_all": "" if steps is None else f"/{steps:05d}",
+        "loss": loss,
+        "exits": exits and f" | exits: {exits} | refinement: {figures['train/refinement']:.1%}",
+        "ms": 1000 * figures["train/dt"],
+        "mfu": "n/a" if mfu is None else f"{100 * mfu:.1f}",
+        "total_time": duration(figures["total_training_time"]),
+    }
+    return STEP_LINE.format_map({**figures, **words})

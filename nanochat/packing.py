@@ -163,7 +163,7 @@ def best_fit(lengths: Sequence[int], room: int):
     """Return the piece numbers in each row: longest piece first, each into the fullest row with enough room."""
     rows = []
     free = []  # (room left, row), sorted, so that bisect finds the fullest row
-    for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         index = bisect_left(free, (lengths[number], -1))
         # No row has room: start one.
         if index == len(free):

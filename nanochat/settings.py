@@ -7,7 +7,7 @@ flag gets another default by `name = default`. The word in `@options("run")` is 
 from dataclasses import fields
 from typing import Literal, NamedTuple
 
-from nanochat.config import Count, changed, flag_of, option, options
+from nanochat.config import Count, flag_of, option, options
 from nanochat.stages import Source
 
 Rate = float | None  # None: the value of the parent, see run.inherit
@@ -221,11 +221,11 @@ class RecursionSettings(OptimizerSettings):
     detached: Count | None = option(None, "exits after which no gradient is passed back (default: 0)")
     supervision_base: Rate = option(None, "weight of each exit, relative to the one before (default: the preset's)")
     improvement_reward: Rate = option(None, "reward for the relative improvement of each exit (default: the preset's)")
-    warmup_steps: Count | None = changed(
+    warmup_steps: Count | None = option(
         None,
-        text="steps of learning rate warmup, at most a tenth of a run of known length (default: 40, or the preset's)",
+        "steps of learning rate warmup, at most a tenth of a run of known length (default: 40, or the preset's)",
     )
-    grad_clip = changed(None, text="largest norm of the gradient (0: no clipping; default: 0, or the preset's 1)")
+    grad_clip = option(None, "largest norm of the gradient (0: no clipping; default: 0, or the preset's 1)")
 
     def __post_init__(self):
         super().__post_init__()  # of HorizonSettings
@@ -286,7 +286,7 @@ class TrainingSettings(
 class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
     """A new model, the text to train it on, and the length of the run. All that is not given follows from --depth."""
 
-    tag = changed("", text="name of the run, and of its folders (default: d and the depth)")
+    tag = option("", "name of the run, and of its folders (default: d and the depth)")
 
     on: str = option(
         "",
@@ -346,7 +346,7 @@ class FineTuneSettings(TrainingSettings):
 
     # None: the parent's value.
     max_seq_len = None
-    total_batch_size = changed(None, text="tokens of a step")
+    total_batch_size = option(None, "tokens of a step")
     embedding_lr = None
     unembedding_lr = None
     matrix_lr = None
@@ -354,7 +354,7 @@ class FineTuneSettings(TrainingSettings):
     grad_clip = None
 
     # Pretraining ends without weight decay, and fine-tuning goes on without.
-    weight_decay = changed(0.0, text="weight decay of matrices")
+    weight_decay = option(0.0, "weight decay of matrices")
     warmup_steps = 0
     warmdown_ratio = 0.5
     final_lr_frac = 0.0
@@ -405,7 +405,7 @@ class ChatTuneSettings(TaskScoreSettings):
 
     # The grammar stands in tasks.mixing, with samples (NAME@ROWS), shares (NAME%SHARE), augmentations and files.
     mixture: str = option(
-        "", "tasks and their epochs, like smoltalk|multi-turn,gsm8k:2 (default: the stage's, if their files are here)"
+        "", "tasks and their epochs, like smoltalk,gsm8k:2 (default: the stage's, if their files are here)"
     )
     eval_every = 200
     # Rows from the mixture's validation split, the same for any number of ranks.

@@ -23,9 +23,8 @@ chats() {
 check() { chats -c 'from nanochat.config import run; from scripts.chats import Config, check; run(check, Config)'; }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
-for module in nanochat.world bench.planted; do
-  "$python" -m "$module" --seed="$seed" --buckets="$base/world_buckets/$tag" --rows="$rows"
-done
+"$python" -m nanochat.world --seed="$seed"
+"$python" -m bench.planted --seed="$seed" --buckets="$base/world_buckets/$tag" --rows="$rows"
 chats -m scripts.chats
 if grep -l '"planted"' "$base/chats/$tag"/*.jsonl; then stop "planted rows are left in these files"; fi
 "$python" -m nanochat.report --tag="$tag" --out="$out"

@@ -3,7 +3,7 @@
 python -m scripts.base_loss --tag=d8
 """
 
-from nanochat.config import Count, changed, option, options, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.settings import (
@@ -18,7 +18,7 @@ from nanochat.settings import (
 class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
     """Evaluate the loss of a base model on training and validation text, and print samples."""
 
-    data = changed("", text="folder of text, corpus or mix (default: the model's)")
+    data = option("", "folder of text, corpus or mix (default: the model's)")
     eval_bytes: Count = option(4_000_000, "bytes of each kind of text", least=1)
     stride: Count = option(0, "also evaluate rows that overlap: tokens from one row to the next (0: do not)")
     device_batch_size: Count = option(8, "rows of a batch on one device", least=1, in_card=False)

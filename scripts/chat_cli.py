@@ -8,7 +8,7 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from typing import Literal
 
-from nanochat.config import changed, option, options, run
+from nanochat.config import option, options, run
 from nanochat.log import print0
 from nanochat.settings import DeviceSettings, ModelChoice, SamplingSettings
 from nanochat.stages import MODELS
@@ -18,10 +18,10 @@ from nanochat.stages import MODELS
 class Config(SamplingSettings, DeviceSettings, ModelChoice):
     """Chat with a model. In a pipe, stdout has answers only and stderr everything else."""
 
-    source: Literal[("", *MODELS)] = changed("", text="stage of the model (default: the last with a model)")
-    tag = changed("", text="run of the model (default: the newest)")
+    source: Literal[("", *MODELS)] = option("", "stage of the model (default: the last with a model)")
+    tag = option("", "run of the model (default: the newest)")
     prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", short="-p")
-    temperature: float | None = changed(None, text="sampling temperature, 0: greedy (default: the model's own)")
+    temperature: float | None = option(None, "sampling temperature, 0: greedy (default: the model's own)")
 
     def __post_init__(self):
         if self.prompt == "":

@@ -6,7 +6,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.chat_dpo -- --tag=d24 --pair
 
 from typing import Literal
 
-from nanochat.config import changed, option, options, run
+from nanochat.config import option, options, run
 from nanochat.settings import AnswerTuneSettings, TaskScoreSettings
 from tasks import open_tasks
 
@@ -32,7 +32,7 @@ class Config(AnswerTuneSettings, TaskScoreSettings):
     beta: float = option(0.1, "factor of the margin, in nats", least=1e-4)
     sft_weight: float = option(0.0, "weight of the loss on the chosen answers")
     eval_every = 20
-    eval_metrics_every = changed(0, text="score the tasks every N steps (0: at both ends; -1: never)")
+    eval_metrics_every = option(0, "score the tasks every N steps (0: at both ends; -1: never)")
 
 
 def main(config: Config):

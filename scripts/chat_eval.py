@@ -8,7 +8,7 @@ import json
 import re
 
 from nanochat.config import Count, option, options, run
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
@@ -28,12 +28,10 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
         "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", short="-a"
     )
     # As the settings of a published evaluation are often given.
-    sampling: str = option(
-        "", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768", group="samples"
-    )
-    out_tag: str = option("", "name of the evaluation's folder (default: the run's)", group="run", in_card=False)
+    sampling: str = option("", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768")
+    out_tag: str = option("", "name of the evaluation's folder (default: the run's)", in_card=False)
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them")
-    slots: Count = option(0, "rows generated at once (0: chosen)", group="device", in_card=False)
+    slots: Count = option(0, "rows generated at once (0: chosen)", in_card=False)
 
     def __post_init__(self):
         if self.sampling:
@@ -79,7 +77,6 @@ def main(config: Config):
             scores[name] = score
             outcome.metrics[name] = score.accuracy.metric(score.baseline)
         for name, estimate in mean_scores(scores).items():
-            print0(f"{name}: {estimate}")
             # Means are over centered scores, where guessing is 0.
             outcome.metrics[name] = estimate.metric(chance=0.0)
         # All ranks have the scores; one writes the record.
@@ -102,8 +99,7 @@ def main(config: Config):
         ):
             if rows:
                 outcome.tables.append(table_of(title, columns, rows))
-        if repeated:
-            print0(terminal_table(outcome.tables[0]))
+        outcome.show()
         outcome.write_evaluation("tasks", checkpoint.step)
 
 

@@ -6,7 +6,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=
 
 from typing import Literal
 
-from nanochat.config import Count, changed, option, options, run
+from nanochat.config import Count, option, options, run
 from nanochat.settings import (
     AnswerSettings,
     AnswerTuneSettings,
@@ -49,7 +49,7 @@ class Config(AnswerTuneSettings, SamplingSettings):
     eval_examples: Count = option(400, "test prompts per evaluation (0: all)", group="evaluation")
     # One answer is the likeliest; several are sampled, for pass@k.
     eval_samples: Count = option(1, "answers per test prompt (above 1: also pass@k)", group="evaluation", least=1)
-    save_every = changed(60, in_card=True)
+    save_every = option(60, in_card=True)
 
     def __post_init__(self):
         super().__post_init__()

@@ -10,7 +10,8 @@ from tasks import train_on_chats
 
 # A little of each task: the model has the abilities by now, and learns the form of an answer.
 MIXTURE = (
-    "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk|Multi-Turn@10000,Identity,SimpleSpelling@300,SpellingBee@300"
+    "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk@10000,Identity,SimpleSpelling@300,SpellingBee@300,"
+    "Multi-Turn@10000"
 )
 
 

@@ -9,8 +9,8 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
-from nanochat.config import fixed_settings, flag_of, option, options, run
-from nanochat.curate.filters import Context, FilterSettings, check_names, check_settings, chosen_filters, pairs
+from nanochat.config import check_names, fixed_settings, flag_of, option, options, run
+from nanochat.curate.filters import Context, FilterSettings, check_settings, chosen_filters, pairs
 from nanochat.log import print0
 from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, write_json
 from nanochat.settings import TagSettings
@@ -31,7 +31,6 @@ class Config(FilterSettings, TagSettings):
     part: str = option(
         "",
         "filter only part i/n of the files, like 1/4; a run without --part does the rest",
-        group="run",
         may_change=True,
     )
 
@@ -51,7 +50,7 @@ def check(config: Config):
     buckets = pairs(config.sources)
     if not buckets:
         raise ValueError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
-    check_names("--licenses", pairs(config.licenses), buckets)
+    check_names("--licenses: the bucket", pairs(config.licenses), buckets)
     check_settings(config, buckets)
 
 
@@ -96,7 +95,7 @@ def main(config: Config):
         for source, table in list(zip(sources, tables, strict=True))[part_of(config.part)]:
             if not table.exists():
                 filter_file(source.stream(), source.rows, context, table)
-                print0(f"{source.origin['bucket']}: {', '.join(source.hashes)}: {source.rows:,} rows are filtered")
+                print0(f"{', '.join(source.hashes)}: {source.rows:,} rows are filtered")
         if config.part:
             return
         with closing(merge(tables, config, work / "all.db")) as rows:

@@ -3,7 +3,7 @@
 python -m scripts.golf_train --model=golf --depth=2 --width=96 --head-dim=32 --target-seconds=50 --data=world
 """
 
-from nanochat.config import changed, option, options, run
+from nanochat.config import option, options, run
 from nanochat.outcome import pretraining_metrics
 from nanochat.settings import PretrainSettings
 
@@ -14,7 +14,7 @@ WARM_UP = 3  # steps on dummy tokens before the clock starts, to compile
 class Config(PretrainSettings):
     """Train a golf entry. The checkpoint is a base model, which scripts.golf_pack packs."""
 
-    tag = changed("golf", text="name of the run, and of its folders")
+    tag = option("golf", "name of the run, and of its folders")
     model = "golf"
     # nanochat/quant.py has the grammar.
     qat: str = option("", "plan of quantization-aware training, like blocks=int6-row,embed=int8-row (default: none)")

@@ -9,12 +9,12 @@ from itertools import product
 from pathlib import Path
 from random import Random
 
+from nanochat.chat import messages
 from nanochat.config import Count, option, options, run
 from nanochat.curate.teacher import Teacher, TeacherSettings
 from nanochat.log import Record, print0
 from nanochat.outcome import ROOT
 from nanochat.paths import read_toml, write_jsonl
-from nanochat.world.chats import messages
 
 TEMPLATES = ROOT / "nanochat/curate/identity.toml"
 KNOWN = "name maker purpose licence languages cannot".split()  # keys with templates of their own, in Korean too

@@ -5,7 +5,7 @@ python -m scripts.import_hf --folder=my-model --tag=home
 
 from pathlib import Path
 
-from nanochat.config import changed, option, options, run
+from nanochat.config import option, options, run
 from nanochat.log import print0
 from nanochat.settings import TagSettings
 
@@ -15,7 +15,7 @@ class Config(TagSettings):
     """Read weights, tokenizer and manifest of a folder; write a checkpoint of the stage that it was exported from."""
 
     folder: str = option("", "a folder of scripts.export --format=hf that has modeling_nanochat.py")
-    tag = changed("", text="tag of the new run")
+    tag = option("", "tag of the new run")
 
 
 def main(config: Config):

@@ -6,7 +6,7 @@ python -m scripts.import_nanochat --checkpoint=model_021400.pt --tokenizer=token
 from dataclasses import asdict
 from pathlib import Path
 
-from nanochat.config import changed, option, options, run
+from nanochat.config import option, options, run
 from nanochat.log import print0
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source
@@ -19,7 +19,7 @@ class Config(TagSettings):
     checkpoint: str = option("", "a model_*.pt, with meta_*.json beside it")
     tokenizer: str = option("", "our tokenizer.json or tiktoken's ranks; a pickle is not read")
     source: Source = option("base", "stage of the model", short="-i")
-    tag = changed("", text="tag of the new run")
+    tag = option("", "tag of the new run")
 
     def __post_init__(self):
         for name in ("checkpoint", "tokenizer", "tag"):

@@ -5,13 +5,13 @@ python -m scripts.judge sft:d8 dpo:d8 --prompts=World-Chat --teacher=http://host
 
 from pathlib import Path
 
-from nanochat.config import Positional, option, options, run
+from nanochat.config import Positional, check_names, option, options, run
 from nanochat.curate.teacher import Teacher, TeacherSettings, judge, judged_metrics
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_jsonl
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
 from nanochat.stages import MODELS
-from tasks.common import Task, find_task
+from tasks.common import Task
 
 
 @options("models")
@@ -19,10 +19,8 @@ class Config(TeacherSettings, AnswerSettings, DeviceSettings, TagSettings):
     """Judge the answers of two models, and make pairs for scripts.chat_dpo."""
 
     models: Positional[tuple[str, str]] = option(("", ""), "A and B, each STAGE:TAG like sft:d8")
-    prompts: str = option(
-        "", "conversations whose last answer is replaced: a task's training split, or json:FILE", group="tasks"
-    )
-    pairs: str = option("", "file to write for scripts.chat_dpo, with a better and a worse answer", group="pairs")
+    prompts: str = option("", "conversations whose last answer is replaced: a task's training split, or json:FILE")
+    pairs: str = option("", "file to write for scripts.chat_dpo, with a better and a worse answer")
     max_problems = 100
 
 
@@ -35,8 +33,7 @@ def answers_of(name: str, task: Task, config: Config):
     from nanochat.runtime import setup
 
     source, _, tag = name.partition(":")
-    if source not in MODELS:
-        raise ValueError(f"{name} is no model like sft:d8; the stage is one of {', '.join(MODELS)}")
+    check_names(f"{name} is not like sft:d8: the stage", [source], MODELS)
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, _ = load_model(MODELS[source], tag, -1, runtime)
         return evaluate_task(task, model, Engine(model, tokenizer), tokenizer, runtime, config, name).records
@@ -46,15 +43,14 @@ def main(config: Config):
     # Slow imports stay out of --help.
     from nanochat.preferences import make_pairs
     from tasks import TASKS
-    from tasks.chats import json_lines
+    from tasks.mixing import find_set
 
     if config.num_samples * config.repeats > 1:
         raise ValueError("each model gives one answer to a prompt: leave out --num-samples and --repeats")
     outcome = Outcome.begin("judge", config.tag, config)
     teacher = Teacher(config)
-    name, is_file = config.prompts.removeprefix("json:"), config.prompts.startswith("json:")
-    # Pairs may be learned from, and a test split never is.
-    task = (json_lines(name) if is_file else TASKS[find_task(name, TASKS)])("train")
+    _, data = find_set(config.prompts, TASKS)
+    task = data("train")  # pairs may be learned from, and a test split never is
     if task.kind == "categorical":
         raise ValueError(f"--prompts={config.prompts} is answered by a letter, take a task with free answers")
     rows = []

@@ -113,9 +113,8 @@ def open_mixes(spec: sweep.Spec):
             found += [
                 f"the mix {mix} has less than minimal = {least}" for least in spec.minimal if not has(members, least)
             ]
-            sets = chain.from_iterable(member.sources.values() for member in members)
             # The hub's files have no absolute paths.
-            places = [Path(data.path) for data in sets if data.task is JsonLines]
+            places = [Path(member.data.path) for member in members if member.data.task is JsonLines]
             files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
         except ValueError as error:
             found.append(f"the mix {mix}: {error}")
@@ -125,8 +124,8 @@ def open_mixes(spec: sweep.Spec):
 def has(members: Sequence[Member], least: str):
     """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
     name, _, share = least.lower().partition("%")
-    own = [one for one in members if name in [source.lower().partition("~")[0] for source in one.sources]]
-    return bool(own) and sum(member.share for member in own) >= float(share or 0)
+    shares = [member.share for member in members if member.name.lower().partition("~")[0] == name]
+    return bool(shares) and sum(shares) >= float(share or 0)
 
 
 def count_questions(spec: sweep.Spec):

@@ -9,7 +9,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from nanochat.config import changed, option, options, run
+from nanochat.config import option, options, run
 from nanochat.log import table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Config(AnswerSettings, DeviceSettings, TagSettings):
     """Merge models into a new run of their stage."""
 
-    tag = changed("", text="tag of the new run")
+    tag = option("", "tag of the new run")
     source: Source = option("sft", "stage of the models", short="-i")
     models: str = option("", "models as TAG or TAG@STEP, with commas between; perhaps with weights: facts:0.7,sums:0.3")
     method: Literal["linear", "slerp", "task", "ties", "soup"] = option(

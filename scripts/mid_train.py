@@ -9,7 +9,7 @@ from nanochat.settings import ChatTuneSettings
 from tasks import train_on_chats
 
 # Conversations, choices by letter, and calls of the calculator; small sets are repeated.
-MIXTURE = "SmolTalk|Multi-Turn,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee"
+MIXTURE = "SmolTalk,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee,Multi-Turn"
 
 
 @options()

@@ -4,7 +4,7 @@ python -m scripts.prepare --data=climbmix --num-shards=170 --tasks=core,gsm8k
 python -m scripts.prepare --data=my-text
 """
 
-from nanochat.config import Count, changed, option, options, run
+from nanochat.config import Count, option, options, run
 from nanochat.data.hub import fetch
 from nanochat.evals.core_tasks import read_bundle
 from nanochat.log import print0
@@ -19,7 +19,7 @@ CORE = "core"  # the bundle of base evaluations, beside the tasks of the table
 class Config(CorpusSettings):
     """Download and convert everything a run needs."""
 
-    data = changed("climbmix", text="corpus, folder, or mix like climbmix:0.7,my-text:0.3 (empty: none)")
+    data = option("climbmix", "corpus, folder, or mix like climbmix:0.7,my-text:0.3 (empty: none)")
     tasks: str = option("", f"download the files of these tasks, by comma: {', '.join([CORE, *TASKS])}")
     tokens: Count = option(0, "training tokens of the run: take enough shards (0: --num-shards)")
 
@@ -35,8 +35,8 @@ def main(config: Config):
         if config.tokens and not num_shards:
             num_shards = shards_for(config.data, config.tokens)
         about = open_corpus(config.data, num_shards).describe()
-        text = f"{about['files']:,} files, {about['documents']:,} documents, {about['bytes']:,} bytes of text"
-        print0(f"data: {about['name']}: {text}, {about['fingerprint'][:12]}")
+        form = "data: {name}: {files:,} files, {documents:,} documents, {bytes:,} bytes of text, {fingerprint:.12}"
+        print0(form.format_map(about))
     if tasks:
         paths = fetch([file for name in tasks if name != CORE for file in TASKS[name].files()])
         if CORE in tasks:

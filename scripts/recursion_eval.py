@@ -3,7 +3,7 @@
 python -m scripts.recursion_eval --tag=recursion --seeds=3
 """
 
-from nanochat.config import Count, changed, option, options, run
+from nanochat.config import Count, option, options, run
 from nanochat.log import MetricLog
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
@@ -14,7 +14,7 @@ from nanochat.settings import DeviceSettings, TagSettings
 class Config(DeviceSettings, TagSettings):
     """Compare the runs TAG-R-1, TAG-P-1 and so on: exits, refinements, differences, and a verdict over seeds."""
 
-    tag = changed("recursion", text="prefix of the runs' tags")
+    tag = option("recursion", "prefix of the runs' tags")
     seeds: Count = option(1, "compare the seeds 1 to N", least=1)
 
 

@@ -18,10 +18,8 @@ class Config(TagSettings):
     """Show the samples of scripts.chat_rl: questions with their answers, the best first."""
 
     show: Count = option(5, "number of questions to show", least=1)
-    pairs: str = option(
-        "", "write pairs of a better and a worse answer to this file, for scripts.chat_dpo", group="pairs"
-    )
-    pairs_per_prompt: Count = option(1, "pairs of a question, at most", group="pairs", least=1)
+    pairs: str = option("", "write pairs of a better and a worse answer to this file, for scripts.chat_dpo")
+    pairs_per_prompt: Count = option(1, "pairs of a question, at most", least=1)
 
 
 def main(config: Config):
@@ -34,14 +32,13 @@ def main(config: Config):
 
         pairs = make_pairs(records, config.pairs_per_prompt)
         write_jsonl(Path(config.pairs), pairs)
-        answers = sum(len(record["samples"]) for record in records)
-        print_line(f"{config.pairs}: {len(pairs):,} pairs from {answers:,} answers")
+        print_line(f"{config.pairs}: {len(pairs):,} pairs")
         return
     step = records[-1]["step"]
     last = [record for record in records if record["step"] == step]
     for record in last[: config.show]:
-        print_line(f"== step {step}, question {record['example']}\n{record['prompt']}")
-        print_line(f"\n-- reference answer: {record['answer']}")
+        form = "== step {step}, question {example}\n{prompt}\n\n-- reference answer: {answer}"
+        print_line(form.format_map(record))
         for sample in sorted(record["samples"], key=itemgetter("reward"), reverse=True):
             form = "\n-- reward {reward:g}, advantage {advantage:+.3g}, {tokens} tokens:\n{text}"
             print_line(form.format_map(sample))

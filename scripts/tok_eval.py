@@ -43,8 +43,7 @@ def load_reference(name: str):
         with ThreadPool(1) as pool:
             return pool.apply_async(tiktoken.get_encoding, [name]).get(PATIENCE)
     except (OSError, ValueError, TimeoutError) as error:  # no network, a file with another hash, no answer
-        reason = type(error).__name__
-        print0(f"tok_eval: {name} is not available: {reason}, set TIKTOKEN_CACHE_DIR to a folder that holds it")
+        print0(f"tok_eval: {name} is not available: {type(error).__name__}, set TIKTOKEN_CACHE_DIR to its folder")
         return None
 
 
@@ -73,9 +72,8 @@ def main(config: Config):
     path = stage_dir("tok_train", config.tag) / "tokenizer.json"
     tokenizer = Tokenizer.load(path)
     corpus = open_corpus(config.data)
-    texts = {}  # name -> documents
-    for name in SAMPLES:
-        texts[name] = [(Path(__file__).parent / f"samples/{name}.txt").read_text(encoding="utf-8")]
+    folder = Path(__file__).parent / "samples"
+    texts = {name: [(folder / f"{name}.txt").read_text(encoding="utf-8")] for name in SAMPLES}  # name -> documents
     # The training split shows fit, the validation split shows generalization.
     for split in ("train", "val"):
         documents = chain.from_iterable(batch.to_pylist() for batch in corpus.batches(split))

@@ -6,7 +6,7 @@ python -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --data=FOLDER
 import time
 
 from nanochat.config import Count, option, options, run
-from nanochat.log import duration, print0
+from nanochat.log import print0
 from nanochat.outcome import Outcome, text_label
 from nanochat.paths import stage_dir
 from nanochat.settings import TokenizerSettings
@@ -18,8 +18,8 @@ class Config(TokenizerSettings):
 
     max_chars: Count = option(2_000_000_000, "characters to read in total", least=1)
     doc_cap: Count = option(10_000, "characters to read of each document", least=1)
-    vocab_size: Count = option(65_536, "bytes, merges and special tokens together", group="tokenizer", least=265)
-    threads: Count = option(0, "threads (0: all cores)", group="run", in_card=False)
+    vocab_size: Count = option(65_536, "bytes, merges and special tokens together", least=265)
+    threads: Count = option(0, "threads (0: all cores)", in_card=False)
 
 
 def main(config: Config):
@@ -55,15 +55,12 @@ def main(config: Config):
         "token_bytes_max": lengths.max().item(),
         "token_bytes_mean": lengths.mean().item(),
         "token_bytes_std": lengths.std().item(),
-        "vocab_size_reached": tokenizer.vocab_size,
+        "vocab_size_reached": tokenizer.vocab_size,  # a small folder may have too few pairs to merge
         "data": text_label(data),
         "tokenizer_hash": content_hash,
     }
     outcome.add_artifact(path)
-    # A small folder may have too few pairs to merge.
-    reached = f"{tokenizer.vocab_size:,} of {config.vocab_size:,} tokens"
-    print0(f"tok_train: {reached} in {duration(train_time)}, saved as {path}")
-    outcome.write()
+    outcome.finish()
 
 
 if __name__ == "__main__":

@@ -74,5 +74,5 @@ def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default"
         except (HubError, NoSandbox) as error:
             if names:
                 raise
-            print0(f"tasks: {name} is left out: {' '.join(str(error).split())}")
+            print0(f"tasks: {name} is left out: {error}")
     return found

@@ -11,6 +11,7 @@ from pkgutil import resolve_name
 
 import numpy as np
 
+from nanochat.config import check_names
 from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, remix
 from nanochat.curate.bm25 import BM25
 from tasks.common import DataSet
@@ -59,8 +60,7 @@ class MoreChoices(MultipleChoice):
     def build(self, row: int, copy: int):
         super().build(row, copy)  # finds faults of the row
         questions, index = self._pool
-        remixed = remix(row, questions, index, self.number, self.seed)
-        return self.conversation(*remixed)
+        return self.conversation(*remix(row, questions, index, self.number, self.seed))
 
 
 AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
@@ -79,12 +79,9 @@ class TaskTable(dict[str, DataSet]):
             self[name] = DataSet(**fields)
 
     def __missing__(self, key: str):
-        name, mark, augmentation = key.partition("~")
-        if not mark:
-            raise KeyError(key)
+        name, _, augmentation = key.partition("~")
         word, _, number = augmentation.partition(":")
-        if word not in AUGMENTATIONS:
-            raise ValueError(f"{word or key} is no augmentation, choose from {', '.join(AUGMENTATIONS)}")
+        check_names(f"{key}: the augmentation", [word], AUGMENTATIONS)
         data = self[name]
         task = AUGMENTATIONS[word]
         if not issubclass(data.task, MultipleChoice):

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from nanochat.chat import check_conversation
+from nanochat.chat import check_conversation, messages
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents, text_files
 from nanochat.paths import read_jsonl
-from tasks.common import DataSet, Task, exchange
+from tasks.common import DataSet, Task
 
 # A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
 PIECE = re.compile(
@@ -66,7 +66,7 @@ def _passages(shard: Path):
         for first, *rest in by_size((piece.encode() for piece in PIECE.findall(text)), PASSAGE_BYTES):
             question, answer = first.decode().strip(), b"".join(rest).decode().strip()
             if question and answer:
-                yield [exchange(question, answer)["messages"]]
+                yield [messages([question, answer])]
 
 
 def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)):
@@ -105,4 +105,4 @@ def _checked(conversation: dict):
 def instruction(*cells: str):
     """Convert instructions in columns: the last is the answer; the others, perhaps empty, make up the question."""
     *parts, answer = cells
-    return (exchange("\n\n".join(part for part in parts if part), answer)["messages"],)
+    return (messages(["\n\n".join(part for part in parts if part), answer]),)

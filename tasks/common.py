@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nanochat.chat import text_of
+from nanochat.chat import messages, text_of
+from nanochat.config import check_names
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile, fetch, sha256
 from nanochat.paths import text_sha256
@@ -44,8 +45,7 @@ class DataSet:
 
     def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False):
         """Open a split; `Task` describes the other arguments."""
-        if split not in self.split_names:
-            raise ValueError(f"{self.name} has no split {split}, only {', '.join(self.split_names)}")
+        check_names(f"{self.name}: the split", [split], self.split_names)
         return self.task(self, split, tokenizer, unsafe_exec)
 
     @property
@@ -102,6 +102,7 @@ class ParquetRows:
         return list(row.values())
 
 
+@dataclass(eq=False)
 class Task:
     """One split's conversations in a fixed random order; `task[n]` is a conversation.
 
@@ -111,16 +112,16 @@ class Task:
     unsafe_exec: run programs even where the sandbox cannot contain them.
     """
 
+    data: DataSet
+    split: str
+    tokenizer: str = "default"
+    unsafe_exec: bool = False
+
     kind = "generative"
     copies = 1  # conversations of each row, one after the other
     seed = 0  # for augmentation, set by a mixture
 
-    def __init__(self, data: DataSet, split: str, tokenizer: str = "default", unsafe_exec: bool = False):
-        self.data = data
-        self.split = split
-        self.baseline = data.baseline
-        self.tokenizer = tokenizer
-        self.unsafe_exec = unsafe_exec
+    def __post_init__(self):
         self.files = {}  # name on the hub -> file that the rows come from
         self.rows = self.open_rows()
         self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows)).repeat(self.copies)
@@ -184,7 +185,7 @@ class Task:
 
 def exchange(question: str, answer: str | list[dict]):
     """Return a conversation with one question and one answer; the answer may be a list of parts."""
-    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    return {"messages": messages([question, answer])}
 
 
 # ---- names that users type ----

@@ -9,8 +9,6 @@ sample size, in conversations; where a question makes several, as in `mmlu~style
 EPOCHS are 1 by default, and may be a fraction. SHARE is the part of the mixture's supervised tokens, which the
 assistant writes, in percent; all tasks have one, or none has. With shares the mixture is as large as it can be while no
 task is read for more than its EPOCHS.
-
-`smoltalk|multi-turn` is the first of the two whose files are here or can be downloaded; the rest stands at its end.
 """
 
 import re
@@ -30,7 +28,7 @@ from tasks.common import DataSet, Task, find_task
 
 # The path after json: may have any characters, and after ~ the first : is that of the augmentation.
 MEMBER = re.compile(
-    r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@([1-9]\d*))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?"
+    r"(json:.+?|[^:@%~]+(?:~\w+(?:(?!:)|:\d+(?![\d.])))?)(?:@([1-9]\d*))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?"
 )
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
@@ -41,7 +39,8 @@ Parts = dict[str, tuple[Task, np.ndarray]]  # name -> (task, row numbers)
 class Member(NamedTuple):
     """A task in a specification."""
 
-    sources: dict[str, DataSet]  # by name, with the augmentation; the first whose files are here is taken
+    name: str  # with the augmentation
+    data: DataSet
     rows: int  # sample size, 0: all
     share: float  # of the supervised tokens, in percent; 0: not given
     epochs: float  # may be a fraction
@@ -93,17 +92,13 @@ def mix(
     parts: Parts = {}
     shares = {}  # by the names in parts
     for number, member in enumerate(parse_mixture(spec, known)):
-        # The first source whose files can be had.
-        *_, last = member.sources
-        for name, data in member.sources.items():
-            try:
-                task, rows = _open_split(data, split, tokenizer)
-                break
-            except HubError as error:
-                if name == last and not available_only:
-                    raise
-                print0(f"{split} mixture: {name} is left out: {' '.join(str(error).split())}")
-        else:
+        name = member.name
+        try:
+            task, rows = _open_split(member.data, split, tokenizer)
+        except HubError as error:
+            if not available_only:
+                raise
+            print0(f"{split} mixture: {name} is left out: {error}")
             continue
         task.seed = seed
         if name in parts:
@@ -137,21 +132,24 @@ def parse_mixture(spec: str, known: Mapping[str, DataSet]):
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
         if not match:
-            raise ValueError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME")
-        words, augmentation, rows, share, epochs = match.groups("")
-        if words.startswith("json:"):
-            path = words.removeprefix("json:")
-            sources = {f"json:{Path(path).name}": json_lines(path)}
-        else:
-            names = [find_task(one.strip() + augmentation, known) for one in words.split("|")]
-            sources = {name: known[name] for name in names}
-        members.append(Member(sources, int(rows or 0), float(share or 0), float(epochs or 1)))
+            raise ValueError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]")
+        name, rows, share, epochs = match.groups("")
+        members.append(Member(*find_set(name, known), int(rows or 0), float(share or 0), float(epochs or 1)))
     shares = [member.share for member in members]
     total = sum(shares)
     is_whole = all(shares) and abs(total - 100) < 0.01
     if total and not is_whole:
         raise ValueError(f"{spec}: all tasks need shares, which add up to 100 %, not to {total:g} %")
     return members
+
+
+def find_set(word: str, known: Mapping[str, DataSet]):
+    """Return name and data set for a task, or for json: and the path of files."""
+    if word.startswith("json:"):
+        path = word.removeprefix("json:")
+        return f"json:{Path(path).name}", json_lines(path)
+    name = find_task(word, known)
+    return name, known[name]
 
 
 def _open_split(data: DataSet, split: str, tokenizer: str):
@@ -174,8 +172,7 @@ def _open_split(data: DataSet, split: str, tokenizer: str):
 
 def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str):
     """Leave each task the first rows, as many as the share of the supervised tokens needs; one task keeps all."""
-    path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
-    encoder = Tokenizer.load(path)
+    encoder = Tokenizer.load(stage_dir("tok_train", tokenizer) / "tokenizer.json")
     reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on
     for name, (task, rows) in parts.items():
         once, places = np.unique(rows, return_inverse=True)  # a row of several epochs is counted once

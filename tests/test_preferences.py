@@ -93,7 +93,7 @@ def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path):
     assert [pair["rejected"][0]["text"] for pair in pairs] == ["46", "12"]
     write_lines(base / "chat_rl/d12/samples.jsonl", *records)
     out = tmp_path / "pairs.jsonl"
-    assert here("scripts.rollouts", f"--pairs={out}").stdout == f"{out}: 1 pairs from 9 answers\n"
+    assert here("scripts.rollouts", f"--pairs={out}").stdout == f"{out}: 1 pairs\n"
     assert read_pairs(str(out)) == [as_pair(pairs[0])]
     chosen, rejected = as_pair(pairs[0])
     assert render_prompt(chosen, TOKENIZER) == render_prompt(rejected, TOKENIZER) == render_prompt(asked, TOKENIZER)

@@ -63,7 +63,7 @@ MIN_COMMENTS = 0.12  # useful comment lines per code line
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
     "fromkeys _uniform _matrix _line parse_rows parse_table "
-    "dataclass field option options changed arg compile frozenset set dict tuple list range len sorted sum min max zip "
+    "dataclass field option options arg compile frozenset set dict tuple list range len sorted sum min max zip "
     "enumerate chr ord int float str bytes split join format strip replace lru_cache wraps no_grad inference_mode "
     "contextmanager".split()
 )

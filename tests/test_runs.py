@@ -103,7 +103,7 @@ def test_chat_data_has_no_planted_row(runs, base, tiny_world, tmp_path):
     for cause in ("contamination", "exact", "images", "long", "near"):
         assert re.search(rf"^\| {cause} +\| facts ", card, re.MULTILINE), cause
     wrong = runs("data.sh", "--vocab-size=300", "--tag=wrong", "--filters=turn", code=2)
-    assert wrong.stderr.startswith("error: --filters has turn")
+    assert wrong.stderr.startswith("error: --filters: turn is not known")
     assert not (base / "tok_train/wrong").exists()
     unfiltered = runs("data.sh", "--rows=100", "--vocab-size=300", "--tag=all", "--filters=turns,long", code=2)
     assert unfiltered.stderr == "error: planted rows are left in these files\n"

@@ -3,8 +3,8 @@
 Text is compared in a normal form: lower case, compatible characters unified, punctuation as spaces, without letters and
 digits that mark choices. 13 words of a question in sequence give it away; a shorter one, of 3 words or more, has to be
 in the row as a whole. Korean and other text without reliable spaces is compared without any: 30 characters, or a whole
-question of 8 or more. Sequences that more than SHARED questions of a benchmark have do not count. A question with
-nothing of its own ("Which is true?") is searched for together with its choices.
+question of 8 or more. A question with choices is searched for alone and together with them, because some have nothing
+of their own ("Which is true?"). Sequences that more than SHARED questions of a benchmark have do not count.
 """
 
 import re
@@ -55,15 +55,11 @@ class Benchmarks:
         self.sizes = {}  # name of a benchmark -> number of questions, as text for the card
         self._owners = {}  # sequence -> benchmark
         for name, items in questions.items():
-            left = range(len(items))
-            for form in (0, -1):
-                found = [traces(item[form]) for item in items]
-                # Counted over all items: a sequence of many questions is no trace of the few that are left.
-                owners = Counter(chain.from_iterable(found))
-                own = {number: [text for text in found[number] if owners[text] <= SHARED] for number in left}
-                self._owners |= dict.fromkeys(chain.from_iterable(own.values()), name)
-                left = [number for number in left if not own[number]]
-            self.sizes[f"Against {name}"] = f"{len(items):,} questions, {len(left):,} too general to be found"
+            found = [set().union(*map(traces, item)) for item in items]
+            owners = Counter(chain.from_iterable(found))
+            own = [[text for text in one if owners[text] <= SHARED] for one in found]
+            self._owners |= dict.fromkeys(chain.from_iterable(own), name)
+            self.sizes[f"Against {name}"] = f"{len(items):,} questions, {own.count([]):,} too general to be found"
         self._lengths = defaultdict(set)  # beginning of short questions -> their lengths in units
         for text in self._owners:
             gap, size, least = WORDS if " " in text else CHARACTERS

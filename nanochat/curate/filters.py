@@ -7,12 +7,12 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
 from nanochat.chat import render_conversation, text_of
-from nanochat.config import Count, option, options
+from nanochat.config import Count, check_names, option, options
 from nanochat.curate.contamination import Benchmarks
 from nanochat.log import Record
 from nanochat.tokenizer import Tokenizer
@@ -68,13 +68,6 @@ def pairs(text: str):
             raise ValueError(f"{word} is not like NAME=VALUE, or has a NAME for the second time")
         found[match[1]] = match[2]
     return found
-
-
-def check_names(flag: str, names: Iterable[str], known: Collection[str]):
-    """Raise a ValueError for a name in a setting that is none of the known ones."""
-    for name in names:
-        if name not in known:
-            raise ValueError(f"{flag} has {name}, choose from {', '.join(known)}")
 
 
 def letters(text: str):
@@ -176,7 +169,7 @@ FILTERS = {
 def chosen_filters(settings: FilterSettings):
     """Return the names of filters in the order in which they run: those over all rows come last."""
     names = re.findall(r"[\w-]+", settings.filters) or FILTERS
-    check_names("--filters", names, FILTERS)
+    check_names("--filters:", names, FILTERS)
     return sorted(dict.fromkeys(names), key=lambda name: FILTERS[name] is None)
 
 
@@ -185,8 +178,8 @@ def check_settings(settings: FilterSettings, buckets: Collection[str]):
     chosen_filters(settings)
     languages = pairs(settings.languages)
     known = sorted({*SCRIPTS.values()})
-    check_names("--languages", languages, buckets)
-    check_names("--languages", languages.values(), known)
+    check_names("--languages: the bucket", languages, buckets)
+    check_names("--languages: the language", languages.values(), known)
     one = f"({'|'.join(known)})"
     if not re.fullmatch(rf"(\s*(all|{one}-{one})=[1-9]\d*(\.\d+)?(,|$))*", settings.max_ratio):
         raise ValueError(f"--max-ratio={settings.max_ratio} is not like all=2,en-ko=2.5, with ratios from 1 on")

@@ -140,7 +140,7 @@ def merge(parts: Sequence[Path], settings: FilterSettings, path: Path):
 
 
 def write_output(table: sqlite3.Connection, folder: Path):
-    """Write the rows that stay: a series of JSONL files for each bucket.
+    """Write the rows that stay, and yield the files: a series of JSONL files for each bucket.
 
     A ValueError before anything is written if a bucket is empty.
     """
@@ -148,13 +148,12 @@ def write_output(table: sqlite3.Connection, folder: Path):
     for bucket, rows, kept, *_ in buckets:
         if not kept:
             raise ValueError(f"the bucket {bucket} is empty, all of its {rows:,} rows are dropped: change the filters")
-    paths = []
     for bucket, *_ in buckets:
         lines = table.execute("SELECT line FROM rows WHERE reason = '' AND bucket = ? ORDER BY id", [bucket])
         for number, shard in enumerate(iter(partial(lines.fetchmany, SHARD), [])):
-            paths.append(folder / f"{bucket}-{number:05d}.jsonl")
-            write_text(paths[-1], "".join(line for [line] in shard))
-    return paths
+            path = folder / f"{bucket}-{number:05d}.jsonl"
+            write_text(path, "".join(line for [line] in shard))
+            yield path
 
 
 def report(table: sqlite3.Connection, filters: Sequence[str]):

@@ -172,7 +172,7 @@ class Corpus:
         The world's seed is None for text that is not an embedded world, though it may have the name of one, and for a
         mix.
         """
-        shards = self._shards()
+        shards = list(self._shards())
         contents = [f"{split} {source.share:.6f} {shard.hash}" for source, split, shard in shards]
         # Validation alone too: losses on the same validation text can be compared.
         held_out = [shard.hash for _, split, shard in shards if split == "val"]
@@ -201,12 +201,10 @@ class Corpus:
         ]
 
     def _shards(self):
-        """Return every shard with source and split, in order."""
-        shards = []
+        """Yield every shard with source and split, in order."""
         for source in self.sources:
             for split, own in source.shards.items():
-                shards += [(source, split, shard) for shard in own]
-        return shards
+                yield from ((source, split, shard) for shard in own)
 
 
 def open_corpus(data: str, num_shards: int = 0):

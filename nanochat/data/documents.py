@@ -139,7 +139,7 @@ def _write_shards(name: str, files: Sequence[Path], out: Path):
     size = sum(file.stat().st_size * (4 if file.suffix.lower() == ".parquet" else 1) for file in files)
     dealt = [out / f"dealt-{number}" for number in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
     random = np.random.RandomState(SEED)  # the old generator, because numpy promises never to change the stream
-    smallest, count, blank = _deal_out(files, dealt, random)
+    smallest, count = _deal_out(files, dealt, random)
     # Among few documents maybe none has a small hash: then hold out the smallest one.
     cutoff = pa.scalar(max(VALIDATION_BELOW, smallest), pa.uint64())
     # Lanes share row groups, so each lane should find some of its own.
@@ -165,8 +165,7 @@ def _write_shards(name: str, files: Sequence[Path], out: Path):
     # Equal documents have equal hashes, and all go into validation.
     if held_out == count:
         raise ValueError(f"--data: {name} needs two different documents, one for training and one for validation")
-    counts = f"{count - held_out:,} documents for training, {held_out:,} for validation"
-    print0(f"data: {name}: {counts}, {blank:,} blank left out")
+    print0(f"data: {name}: {count - held_out:,} documents for training, {held_out:,} for validation")
 
 
 def _deal_out(
@@ -174,28 +173,26 @@ def _deal_out(
     paths: list[Path],
     random: np.random.RandomState,
 ):
-    """Deal documents out at random to temporary files, each with a text hash as key.
+    """Deal documents out at random to temporary files, each with a text hash as key, without blank ones.
 
-    Returns (smallest key, number of documents, number of blank documents left out).
+    Returns (smallest key, number of documents).
     """
     schema = pa.schema([(TEXT, pa.large_string()), ("key", pa.uint64())])
     smallest = 2**64 - 1
-    count = blank = 0
+    count = 0
     progress = Progress()
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_file(str(path), schema)) for path in paths]
         for batch in by_size((text for file in files for text in documents(file)), DEALT_CHARS):
             # Blank documents teach nothing.
             full = [text for text in batch if text.strip()]
-            hashes = [hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest() for text in full]
-            keys = [int.from_bytes(digest, "little") for digest in hashes]
+            keys = [int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") for text in full]
             smallest = min([smallest, *keys])
             count += len(full)
-            blank += len(batch) - len(full)
             progress.update(f"data: converted {count:,} documents", 0)  # of an unknown number
             table = pa.table({TEXT: full, "key": keys}, schema)
             # The file for each document.
             places = random.randint(len(paths), size=len(full))
             for place, writer in enumerate(writers):
                 writer.write(table.filter(pa.array(places == place)))
-    return smallest, count, blank
+    return smallest, count

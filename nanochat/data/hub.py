@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from nanochat.paths import base_dir, read_sha256
 
 PARALLEL_DOWNLOADS = 8
 SERVER_TIMEOUT = 3.0  # seconds to wait before a server counts as unreachable
-SHOWN_FILES = 2  # named in an error for each reason
+SHOWN = 200  # characters of the names in an error, for each reason
 MAX_WAIT = "600"  # seconds, if a server asks to wait before the next attempt
 
 
@@ -75,8 +76,8 @@ def fetch(files: Sequence[HubFile], refused: str = ""):
         place = f"not in the mirror NANOCHAT_HUB={mirror()}" if mirror() else "not on this machine"
         parts = []
         for reason, missing in failures.items():
-            more = f" and {len(missing) - SHOWN_FILES} more" if len(missing) > SHOWN_FILES else ""
-            parts.append(f"{', '.join(missing[:SHOWN_FILES])}{more} ({place}; {reason})")
+            names = shorten(", ".join(missing), SHOWN, placeholder=" …")
+            parts.append(f"{names} ({place}; {reason})")
         raise HubError(f"{count} of {len(found)} files are not available: {'; '.join(parts)}")
     return [found[file] for file in files]
 

@@ -138,8 +138,6 @@ class Mix:
 
 # ---- pack ----
 
-Stretch = tuple[int, int, int]  # piece, begin, end: the tokens begin … end - 1 in a piece
-
 
 def pack(lengths: Sequence[int], opening: int, size: int):
     """Fill rows with `size` slots, each with the longest piece that fits; if none fits, the shortest one is cut.

@@ -118,7 +118,7 @@ def evaluate_task(
     if path and runtime.rank == 0:
         write_jsonl(path, records)
     repeats = 1 if task.kind == "categorical" else settings.repeats
-    return ChatScore(_pass_at(records), task.baseline, records, repeats)
+    return ChatScore(_pass_at(records), task.data.baseline, records, repeats)
 
 
 def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]):

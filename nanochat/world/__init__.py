@@ -8,6 +8,5 @@ a fact becomes statements in documents (`texts`) and questions in conversations,
 The door for other packages:
 
 - writer.write_world(folder, seed, size), writer.SIZES; on the command line `python -m nanochat.world`
-- chats.messages: texts as a conversation; chats.BUCKETS, chats.bucket_rows: raw material for mixtures
 - facts.World(seed, people), chats.core_bundle, chats.tables, writer.write_bundle (for tests)
 """

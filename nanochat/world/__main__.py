@@ -7,9 +7,7 @@ from filelock import FileLock
 
 from nanochat.config import Count, option, options, run
 from nanochat.log import print0
-from nanochat.paths import world_dir, write_jsonl
-from nanochat.world.chats import BUCKETS, bucket_rows
-from nanochat.world.facts import World
+from nanochat.paths import world_dir
 from nanochat.world.writer import SIZES, write_world
 
 
@@ -17,28 +15,19 @@ from nanochat.world.writer import SIZES, write_world
 class Config:
     """Write an embedded world: text, tasks, and a bundle of CORE tasks."""
 
-    out: str = option("", "folder to write (default: below NANOCHAT_BASE_DIR, where --data=world reads)", group="place")
+    out: str = option("", "folder to write (default: below NANOCHAT_BASE_DIR, where --data=world reads)")
     seed: Count = option(1, "seed of all names and facts")
     size: Literal[("", *SIZES)] = option(
         "", f"number of texts: {', '.join(SIZES)} (default: small, or that of the world that is there)"
     )
-    buckets: str = option("", "also write buckets of conversations into this folder", group="buckets")
-    rows: Count = option(4000, "rows in a bucket", group="buckets", least=1)
 
 
 def main(config: Config):
     folder = Path(config.out).expanduser() if config.out else world_dir(config.seed)
     # An existing world of this seed and size is left alone.
     with FileLock(folder.with_name(f"{folder.name}.lock")):
-        size = write_world(folder, config.seed, config.size)
+        write_world(folder, config.seed, config.size)
     print0(f"embedded world: {folder}")
-    if config.buckets:
-        world = World(config.seed, SIZES[size].people)
-        for bucket in BUCKETS:
-            rows = bucket_rows(world, bucket, config.rows)
-            path = Path(config.buckets).expanduser() / f"{bucket}.jsonl"
-            write_jsonl(path, rows)
-            print0(f"{path}: {len(rows):,} rows")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
-from collections.abc import Sequence
-from itertools import cycle, groupby
+from itertools import groupby
 from operator import attrgetter
 
+from nanochat.chat import messages
 from nanochat.world.facts import Fact, World
 from nanochat.world.sums import plain_sum, sum_to_100, word_problem
 
@@ -32,8 +32,7 @@ def ten_facts(world: World):
     world.restart("questions")
     asked = [fact for fact in world.asked["test"] if fact.new_questions]
     # The facts of a relation stand together.
-    relations = groupby(asked, attrgetter("relation"))
-    return [world.pick(list(facts)) for _, facts in relations]
+    return [world.pick(list(facts)) for _, facts in groupby(asked, attrgetter("relation"))]
 
 
 def ten_questions(world: World):
@@ -46,10 +45,9 @@ def sums(world: World, count: int, held_out: bool):
     """Return `count` different word problems, solved with the calculator; `####` announces the answer."""
     found = {}  # question -> row
     while len(found) < count:
-        problem = word_problem(world, held_out)
+        question, solution, answer = word_problem(world, held_out)
         # "Now Kara has 3 + 4 = <<3+4=7>>7 apples.", "#### 7"
-        row = {"question": problem.question, "answer": f"{calculated(problem.solution)}\n#### {problem.answer}"}
-        found.setdefault(problem.question, row)
+        found.setdefault(question, {"question": question, "answer": f"{calculated(solution)}\n#### {answer}"})
     return list(found.values())
 
 
@@ -59,8 +57,6 @@ def calculated(text: str):
 
 
 # ---- conversations ----
-
-Turns = Sequence[str]  # texts of the user and the assistant in turn
 
 
 def about_facts(world: World, split: str):
@@ -190,44 +186,6 @@ def conversations(world: World, count: int, split: str):
         texts = [text for kind in kinds for text in kind(world, split)]
         rows.append({"messages": messages(texts), "opening": kinds[0].__name__})
     return rows
-
-
-def messages(texts: Turns):
-    """Return texts as messages."""
-    return [{"role": role, "content": text} for role, text in zip(cycle(("user", "assistant")), texts)]
-
-
-# ---- buckets ----
-
-
-def about_subjects(world: World, split: str):
-    """A question about a fact, then a question with a follow-up question."""
-    return [*about_facts(world, split), *with_follow_up(world, split)]
-
-
-def wrong_answers(world: World, split: str):
-    """A question about a fact, answered with a statement about something else."""
-    question, right = about_facts(world, split)
-    statements = [fact.statements[0] for fact in world.asked[split]]
-    return [question, world.pick([statement for statement in statements if statement != right])]
-
-
-# Raw material for mixtures, whose effect on a model is known: `facts` helps with questions about facts, `korean` with
-# those in Korean, `spelling` with neither, and `poison` harms.
-BUCKETS = {
-    "facts": about_subjects,
-    "korean": in_korean,
-    "spelling": with_words,
-    "poison": wrong_answers,
-}
-
-
-def bucket_rows(world: World, bucket: str, count: int):
-    """Return `count` different rows of a bucket, or as many as there are."""
-    world.restart(f"bucket {bucket}")
-    # A small world has fewer questions than asked for.
-    drawn = [tuple(BUCKETS[bucket](world, "train")) for _ in range(20 * count)]
-    return [{"messages": messages(texts)} for texts in list(dict.fromkeys(drawn))[:count]]
 
 
 # ---- World-Talk ----

@@ -10,7 +10,8 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import cycle, islice
+from dataclasses import dataclass
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -88,6 +89,7 @@ class Thing(NamedTuple):
         return {"person": "people", "goods": "prices"}.get(self.kind, f"{self.kind}s")
 
 
+@dataclass(eq=False)
 class Fact:
     """A subject and its value in all wordings.
 
@@ -97,26 +99,22 @@ class Fact:
     only World-Talk asks; most relations have none. split: "train", "validation" or "test".
     """
 
-    def __init__(
-        self,
-        relation: str,
-        templates: Sequence[list[str]],
-        subject: Thing,
-        value: Thing,
-        split: str,
-    ):
-        self.relation = relation  # "spring"
-        self.subject = subject
-        self.value = value
-        self.split = split
+    relation: str  # "spring"
+    templates: Sequence[list[str]]
+    subject: Thing
+    value: Thing
+    split: str
+
+    def __post_init__(self):
         # "{s} rises on {o}.", "Where does {s} begin?", "{s}은/는 {o}에서 시작한다." and a question in Korean; then, for
         # some relations, questions for World-Talk, else none. {s}: the subject, {p}: the possessive, {o}: the value.
-        statements, questions, (self._korean, korean_question), new_questions, *_ = [*templates, []]
-        name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": value}
+        statements, questions, (self._korean, korean_question), new_questions, *_ = [*self.templates, []]
+        subject = self.subject
+        name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": self.value}
         self.statements = fill(statements, name)
         self.questions = fill(questions, name)
         self.new_questions = fill(new_questions, name)
-        self.korean_statement = self.korean_with(value)
+        self.korean_statement = self.korean_with(self.value)
         self.korean_question = korean_text(korean_question.format(s=subject.korean))
         pronoun = name | {"s": subject.he, "p": subject.his}
         # "The coat of she is grey" would be wrong: in other positions the name stays.
@@ -162,9 +160,9 @@ class World:
         self._add_derived_things()
         [country] = self.things["country"]
         self.text = {section: text.replace("{world}", country.name) for section, text in self.text.items()}
-        names = {thing.name for things in self.things.values() for thing in things}
+        things = chain.from_iterable(self.things.values())
         # "Mount Kurim" is no word.
-        self.words = sorted(name for name in names if name.isalpha())
+        self.words = sorted({thing.name for thing in things if thing.name.isalpha()})
         # Tests spell every fourth word.
         self.held_out_words = self.words[::4]
         del self.words[::4]

@@ -7,7 +7,6 @@ So tests ask for sums that the model has never read.
 import hashlib
 import operator
 from functools import cache
-from typing import NamedTuple
 
 from nanochat.world.facts import World
 
@@ -21,12 +20,6 @@ OPERATIONS = {
 }
 
 
-class Problem(NamedTuple):
-    question: str  # "Kara has 3 apples. Miro gives Kara 4 more. How many apples does Kara have now?"
-    solution: str  # a line for each step: "Now Kara has 3 + 4 = 7 apples."
-    answer: int
-
-
 @cache
 def is_held_out(seed: int, a: int, b: int):
     """Return True if only tests join these two numbers; the same for (b, a)."""
@@ -34,7 +27,7 @@ def is_held_out(seed: int, a: int, b: int):
 
 
 def word_problem(world: World, held_out: bool, opening: str = ""):
-    """Return a problem about two people with pairs of numbers that are all held out, or all not.
+    """Return a problem about two people: question, solution and answer. Its pairs of numbers are all held out, or none.
 
     opening: how its line in world.txt begins.
     """
@@ -58,11 +51,9 @@ def word_problem(world: World, held_out: bool, opening: str = ""):
     }
     # The sentence begins behind the operation and a space.
     sentences = [step[4:].replace("#", written) for step, written in zip(steps, sums, strict=True)]
-    return Problem(
-        question.format_map(words),
-        solution="\n".join(sentences).format_map(words),
-        answer=int(sums[-1].split()[-1]),
-    )
+    # "Kara has 3 apples. Miro gives Kara 4 more. How many apples does Kara have now?", "Now Kara has 3 + 4 = 7 apples."
+    # with a line for each step, "7"
+    return question.format_map(words), "\n".join(sentences).format_map(words), sums[-1].split()[-1]
 
 
 def solve(seed: int, steps: list[str], numbers: dict[str, int], held_out: bool, largest: int = LARGEST_RESULT):
@@ -87,7 +78,8 @@ def solve(seed: int, steps: list[str], numbers: dict[str, int], held_out: bool, 
 
 def plain_sum(world: World, held_out: bool = False):
     """Return a sum of two numbers: "26 - 14 = 12"."""
-    return word_problem(world, held_out, opening="What is {x}").solution.removesuffix(".")
+    _, solution, _ = word_problem(world, held_out, opening="What is {x}")
+    return solution.removesuffix(".")
 
 
 def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool):

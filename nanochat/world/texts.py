@@ -142,7 +142,7 @@ def arithmetic(world: World):
         return "\n".join(plain_sum(world) for _ in range(world.between(6, 14)))
     problems = [word_problem(world, held_out=False) for _ in range(world.between(1, 3))]
     # "Problem: Kara has 3 apples. …", "Now Kara has 3 + 4 = 7 apples.", "Answer: 7"
-    return "\n\n".join(map("Problem: {0.question}\n{0.solution}\nAnswer: {0.answer}".format, problems))
+    return "\n\n".join("Problem: {}\n{}\nAnswer: {}".format(*problem) for problem in problems)
 
 
 def program(world: World):

@@ -61,7 +61,7 @@ def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]):
 
 
 def write_world(folder: Path, seed: int, size: str = ""):
-    """Write a world completely or not at all, and return its size; a finished one of this seed and size stays as it is.
+    """Write a world completely or not at all; a finished one of this seed and size stays as it is.
 
     size: empty for that of the world that is there, else small. A world of another version is removed first, because
     this code cannot read it.
@@ -71,7 +71,7 @@ def write_world(folder: Path, seed: int, size: str = ""):
     size = size or there.get("size", "small")
     record = {"version": WORLD_VERSION, "seed": seed, "size": size}
     if there == record:
-        return size
+        return
     if there | {"version": WORLD_VERSION} == record:
         shutil.rmtree(folder)
     elif folder.exists() and any(folder.iterdir()):
@@ -93,4 +93,3 @@ def write_world(folder: Path, seed: int, size: str = ""):
             write_parquet(part / f"tasks/{name}.parquet", rows, row_group=1024)
         write_bundle(part / "core", world.rows("core tasks"), core_bundle(world))
         (part / "world.json").write_text(json.dumps(record))
-    return size

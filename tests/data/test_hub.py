@@ -79,8 +79,8 @@ def test_without_a_network_the_hub_is_asked_once(server, monkeypatch):
     reason = "http://far.example cannot be reached: connect to the network, or set NANOCHAT_HUB"
     for name in ("some/set", "other/set"):
         sentence = refusal(*(HubFile(f"{number}.bin", name) for number in range(30)))
-        missing = f"datasets/{name}/0.bin, datasets/{name}/1.bin and 28 more"
-        assert sentence == f"30 of 30 files are not available: {missing} (not on this machine; {reason})"
+        assert sentence.startswith("30 of 30 files are not available: datasets/")
+        assert sentence.endswith(f"/6.bin, … (not on this machine; {reason})")
     assert asked == ["http://far.example"]
 
 

@@ -106,7 +106,7 @@ def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
         process.kill()
     assert process.returncode == -9
     done = here(SCRIPT, *flags, "--tag=killed")
-    assert "a: 4.jsonl: 212 rows are filtered" in done.stdout
+    assert "4.jsonl: 212 rows are filtered" in done.stdout
     assert "a: 0.jsonl" not in done.stdout
     for tag in ("parts", "killed"):
         assert output(base / f"chats/{tag}") == whole

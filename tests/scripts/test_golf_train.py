@@ -82,7 +82,7 @@ MISTAKES = """
 --ema=0.9 | --ema and --qat cannot be combined
 --model=golf,sweeps=2 | golf artifacts hold plain models: train without --recursion, and with sweeps=1
 --qat=int7-row | the recipe int7-row is not known: write
---qat-share=2 | --qat-share has to be below 1, not 2.0
+--qat-share=2 | --qat-share has to be 0 or more and below 1, not 2.0
 --tokenizer-tag=nobody | no tokenizer is at
 """
 

@@ -26,12 +26,12 @@ SMALL = "--depth=1 --max-seq-len=32 --total-batch-size=256 --num-iterations=5"
 MISTAKES = """
 chat_cli | : bash speedrun.sh trains one
 chat_cli -p "" | --prompt is empty: give a message, or leave the option out to chat
-chat_cli --top-p=2 | --top-p has to be below 1, not 2.0
+chat_cli --top-p=2 | --top-p has to be 0 or more and below 1, not 2.0
 chat_eval --sampling=0.7,0.9 | --sampling=0.7,0.9 has to be three numbers like 0.7,0.9,32768
-chat_eval --tasks=MMLU~ | MMLU~ is no augmentation, choose from styles, options
-chat_eval --tasks=GSM8K|MMLU~jokes | jokes is no augmentation, choose from styles, options
-chat_eval --tasks=MMLU~styles~jokes | styles~jokes is no augmentation
-chat_eval --sampling=1,1.9,100 | --top-p has to be below 1, not 1.9
+chat_eval --tasks=MMLU~ | MMLU~: the augmentation  is not known, choose from styles, options
+chat_eval --tasks=GSM8K|MMLU~jokes | MMLU~jokes: the augmentation jokes is not known, choose from styles, options
+chat_eval --tasks=MMLU~styles~jokes | the augmentation styles~jokes is not known
+chat_eval --sampling=1,1.9,100 | --top-p has to be 0 or more and below 1, not 1.9
 chat_eval --repeats=3 | all answers to a problem would be the same, add --temperature=1
 chat_cli -s -2 | --step has to be -1 or more, not -2
 chat_eval --tasks=GSM8K|SmolTalk | SmolTalk is no task, choose from ARC-Easy,
@@ -59,10 +59,10 @@ chats --sources=a=World-Chat --against=GSM9K | GSM9K is no task, choose from
 chats --sources=a=World-Facts/test | World-Facts has no split test to train on; test splits
 chats --sources=a=json:no.jsonl | there is no file
 chats --sources=a=World-Chat,b=json:none.jsonl | the source of the bucket b has no rows: json:
-chats --sources=web=World-Chat --licenses=wbe=MIT | --licenses has wbe, choose from web
-chats --sources=web=World-Chat --languages=wbe=ko | --languages has wbe, choose from web
-chats --sources=web=World-Chat --languages=web=kr | --languages has kr, choose from ar, el, en
-chats --sources=web=World-Chat --filters=turns,copies | --filters has copies, choose from turns, images, short
+chats --sources=web=World-Chat --licenses=wbe=MIT | --licenses: the bucket wbe is not known, choose from web
+chats --sources=web=World-Chat --languages=wbe=ko | --languages: the bucket wbe is not known, choose from web
+chats --sources=web=World-Chat --languages=web=kr | --languages: the language kr is not known, choose from ar, el, en
+chats --sources=web=World-Chat --filters=turns,copies | --filters: copies is not known, choose from turns, images, short
 chats --sources=web=World-Chat --max-ratio=all=0 | --max-ratio=all=0 is not like all=2,en-ko=2.5
 chats --sources=web=World-Chat --max-ratio="all=2, en-kr=3" | --max-ratio=all=2, en-kr=3 is not like
 chats --sources=a=column | has no column messages, it has text
@@ -78,9 +78,9 @@ teach --sources=b=json:good.jsonl | add --teacher=http://host:port/v1 and --teac
 identity --facts=maker.toml | needs a name
 identity --facts=list.toml | each fact as a text
 identity --facts=broken.toml | is no TOML: Invalid
-judge sft:mine sft:other TEACHER --prompts=World-Talk | has no split train, only test
+judge sft:mine sft:other TEACHER --prompts=World-Talk | the split train is not known, choose from test
 judge sft:mine sft:other TEACHER | is no task, choose from
-judge d8 sft:other TEACHER --prompts=json:good.jsonl | d8 is no model like sft:d8; the stage is one of base,
+judge d8 sft:other TEACHER --prompts=json:good.jsonl | d8 is not like sft:d8: the stage d8 is not known, choose
 judge sft:mine sft:other --num-samples=2 --temperature=1 | each model gives one answer to a prompt
 chat_dpo --total-batch-size=512 | --total-batch-size does not apply to pairs: use --examples-per-step
 chat_dpo | --pairs=: there is no line with prompt, chosen and rejected

@@ -84,12 +84,12 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file):
 # A specification, and a part of the sentence about its fault.
 MISTAKES = """
 mmlu,chess => chess is no task, choose from ARC-Easy,
-mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME
+mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]
 mmlu~options:0.5 => mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]
-mmlu~jokes => jokes is no augmentation, choose from styles, options
+mmlu~jokes => MMLU~jokes: the augmentation jokes is not known, choose from styles, options
 mmlu~Options:11 => MMLU~options:11: the number is from 1 to 10; epochs stand after it
 gsm8k~styles => GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented
-click~styles => EunsuKim/CLIcK has no split train, only test
+click~styles => EunsuKim/CLIcK: the split train is not known, choose from test
 mmlu~styles,MMLU~Styles@9:2 => MMLU~styles is named twice
 mmlu%50,aqua => mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %
 mmlu%50,aqua%60:2 => which add up to 100 %, not to 110 %
@@ -97,7 +97,7 @@ mmlu%100 => tok_train/default/tokenizer.json; train one with
 mmlu:0 => 0 epochs of
 mmlu:2,MMLU => MMLU is named twice, give it epochs instead: MMLU:2
 aqua@101 => AQUA has 100 rows to train on: 1 epochs of 101 rows cannot be taken from them
-humaneval => openai/openai_humaneval has no split train, only test
+humaneval => openai/openai_humaneval: the split train is not known, choose from test
 json:/no/such.jsonl => there is no file /no/such.jsonl
 """
 
@@ -132,7 +132,7 @@ def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
 def test_every_mixture_of_the_study_of_options_is_one():
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     study = tomllib.loads((ROOT / "runs/remix.toml").read_text(encoding="utf-8"))
-    found = [name for spec in study["mixes"].values() for one in parse_mixture(spec, TASKS) for name in one.sources]
+    found = [one.name for spec in study["mixes"].values() for one in parse_mixture(spec, TASKS)]
     assert {"KMMLU", "KMMLU~styles", "KMMLU~options:10"} <= set(found)
     assert set(chain(*study["benchmarks"].values())) <= set(JUDGED)
 
@@ -149,11 +149,7 @@ def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypat
         mix(TASKS, "", default="multi-turn,aqua")
 
 
-def test_the_first_of_several_tasks_that_has_files_is_taken_and_named(small_hub, tmp_path, own_file, capsys):
-    found = mix(TASKS, f"multi-turn|smoltalk@30:2,{own_file}")
-    assert found.rows == {"SmolTalk": 60, "json:my.jsonl": 38}
-    assert "train mixture: Multi-Turn is left out: 1 of 1 files are not" in capsys.readouterr().out
-    assert mix(TASKS, "smoltalk | multi-turn").rows == {"SmolTalk": 200}
+def test_a_mixture_knows_its_rows_and_files(small_hub, tmp_path, own_file):
     origin = mix(TASKS, f"aqua~options:8@30:2,simplespelling@9,{own_file}", seed=5).origin()
     rows = {"AQUA~options:8": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
     assert {name: one["rows"] for name, one in origin.items()} == rows

@@ -59,7 +59,7 @@ def test_click_of_the_mirror(mirror):
     task = TASKS["CLIcK"]()
     rows = pq.read_table(mirror / str(TASKS["CLIcK"].files("test")[0])).to_pylist()
     assert len(task) == len(rows) == 1695
-    assert task.baseline == pytest.approx(np.mean([1 / len(row["choices"]) for row in rows]), abs=5e-4)
+    assert task.data.baseline == pytest.approx(np.mean([1 / len(row["choices"]) for row in rows]), abs=5e-4)
     order = np.random.default_rng(42).permutation(len(rows))
     for conversation, row in zip(task, map(rows.__getitem__, order), strict=True):
         letters, [question, answer] = "ABCDE"[: len(row["choices"])], contents(conversation)
@@ -181,7 +181,7 @@ def test_a_faulty_row_is_named_alone_and_gives_no_choices(write_rows):
 def test_evaluations_take_augmented_names(small_hub):
     found = open_tasks("arc-easy~styles|ARC-Easy~Options:8|arc-easy")
     assert list(found) == ["ARC-Easy~styles", "ARC-Easy~options:8", "ARC-Easy"]
-    assert [task.baseline for task in found.values()] == [0.25, 0.125, 0.25]
+    assert [task.data.baseline for task in found.values()] == [0.25, 0.125, 0.25]
 
 
 def test_copies_of_a_row_are_for_training_or_for_validation(small_hub):
