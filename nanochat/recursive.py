@@ -38,13 +38,14 @@ class RecursiveGPT(GPT):
         places = count()  # of keys and values in the cache: each application of a block has its own
 
         def run(i: int, state: Tensor):
-            layer = layers[i]
+            layer, block = layers[i], self.blocks[i]
             if cache is not None:
                 layer = layer._replace(store=partial(cache.update, next(places)))
             elif self.checkpointing and torch.is_grad_enabled():
                 # Keeps the state alone.
-                return checkpoint(lambda state: self.blocks[i](norm(state), layer), state, use_reentrant=False)
-            return self.blocks[i](norm(state), layer)
+                run = partial(self.run, block, recomputed=True)
+                return checkpoint(lambda state: run(block, norm(state), layer), state, use_reentrant=False)
+            return self.run(block, block, norm(state), layer)
 
         y = x0 = context.x0
         z = torch.zeros_like(y)
