@@ -5,6 +5,7 @@ become views into them. Nothing is copied to be batched or sent, and a parameter
 """
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -335,6 +336,34 @@ KINDS = {"muon": MuonStack, "adamw": AdamWStack}
 # ---- all groups together ----
 
 
+class Waiting:
+    """Counts the seconds in which a rank's computation waits for communication."""
+
+    def __init__(self):
+        self._seconds = 0.0
+        self._events = []  # on a GPU: pairs around each wait, which the host does not wait for
+
+    @contextmanager
+    def counted(self):
+        """Count the time that this context takes: on a GPU, on the stream that computes."""
+        if torch.cuda.is_initialized():
+            start = torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+            yield
+            self._events.append((start, torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))))
+        else:
+            start = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - start
+
+    def take(self):
+        """Return the seconds since the last call; those that a GPU has not reached yet count in the next."""
+        seconds, self._seconds = self._seconds, 0.0
+        while self._events and self._events[0][1].query():
+            start, end = self._events.pop(0)
+            seconds += start.elapsed_time(end) / 1000
+        return seconds
+
+
 class Optimizer:
     """Steps all groups, on one rank or with the ranks in the default process group.
 
@@ -363,6 +392,7 @@ class Optimizer:
         # A graph would be compiled again for each float.
         self.factor = torch.tensor if compile else float
         self.ranks, self.shards = world_size, shards
+        self.waiting = shards.waiting if shards else Waiting()
         self._stacks = []
         # Gradients are summed over the ranks chunk by chunk, in the same order on all ranks.
         self._chunks = []  # reduced (share,), gradients (ranks × share,); one rank: none
@@ -418,8 +448,9 @@ class Optimizer:
             if self.ranks > 1 and not stack.is_sharded:  # new values travel while the next stack computes
                 pairs = zip(stack.values.flatten(1), stack.mine, strict=True)
                 gathers += [dist.all_gather_into_tensor(whole, mine, async_op=True) for whole, mine in pairs]
-        for gather in gathers:
-            gather.wait()
+        with self.waiting.counted():
+            for gather in gathers:
+                gather.wait()
         if self.shards:
             self.shards.update()
 
@@ -505,8 +536,9 @@ class Optimizer:
             self._works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
 
     def _wait(self):
-        for work in self._works:  # queued on the device, in sending order
-            work.wait()
+        with self.waiting.counted():
+            for work in self._works:  # queued on the device, in sending order
+                work.wait()
 
     def state_tensors(self):
         """Yield (name, whole states) for the parameters that this rank saves; all ranks iterate to the end.

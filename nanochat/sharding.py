@@ -22,7 +22,17 @@ from torch.nn import Parameter
 
 from nanochat.fp8 import Float8Linear, refresh_layers
 from nanochat.gpt import GPT, Block
-from nanochat.optim import AdamWStack, Layout, MuonStack, Named, Optimizer, decay_and_step, flat_layout, nesterov
+from nanochat.optim import (
+    AdamWStack,
+    Layout,
+    MuonStack,
+    Named,
+    Optimizer,
+    Waiting,
+    decay_and_step,
+    flat_layout,
+    nesterov,
+)
 from nanochat.runtime import Runtime
 
 ReadWeight = Callable[[str], Tensor]  # from a parameter's name
@@ -66,7 +76,8 @@ class Piece:
 class Unit:
     """A module with parameters that are gathered and released together."""
 
-    def __init__(self, prefix: str, module: nn.Module, read: ReadWeight, runtime: Runtime):
+    def __init__(self, prefix: str, module: nn.Module, read: ReadWeight, runtime: Runtime, waiting: Waiting):
+        self.waiting = waiting
         fp8_layers = [layer for layer in module.modules() if isinstance(layer, Float8Linear)]
         # Gradients of embeddings and head add up in the dtype of the weights, and fp8 is rounded from fp32.
         dtype = runtime.dtype if isinstance(module, Block) and not fp8_layers else torch.float32
@@ -107,8 +118,9 @@ class Unit:
 
     def fill(self):
         """Bring the whole weights up to date."""
-        for piece in self.pieces:
-            piece.gather(piece.gathered)
+        with self.waiting.counted():
+            for piece in self.pieces:
+                piece.gather(piece.gathered)
         refresh_layers(self.fp8_layers, self.fp8_weights)
 
     def release(self):
@@ -159,9 +171,10 @@ class Unit:
         """Give each rank its share of the gradients of a call."""
         self.release()  # before the gradients are copied
         start = 0
-        for piece in self.pieces:
-            piece.reduce(gradients[start : start + len(piece.names)])
-            start += len(piece.names)
+        with self.waiting.counted():
+            for piece in self.pieces:
+                piece.reduce(gradients[start : start + len(piece.names)])
+                start += len(piece.names)
 
 
 class _Gathered(torch.autograd.Function):
@@ -184,13 +197,13 @@ class Shards:
     """All units of a model. `model` is on the meta device; read: returns a parameter's whole values."""
 
     def __init__(self, model: GPT, read: ReadWeight, runtime: Runtime):
-        self.model, self.is_whole = model, False
+        self.model, self.is_whole, self.waiting = model, False, Waiting()
         names = {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
         names |= {f"value_embeds.{key}": table for key, table in model.value_embeds.items()}
         names["embed"] = model.embed
         if not model.config.tie_embeddings:
             names["head"] = model.head
-        self.units = {module: Unit(name, module, read, runtime) for name, module in names.items()}
+        self.units = {module: Unit(name, module, read, runtime, self.waiting) for name, module in names.items()}
         self.pieces = {name: piece for unit in self.units.values() for piece in unit.pieces for name in piece.names}
         # Parameters and tables that stay whole.
         model._apply(lambda old: torch.empty_like(old, device=runtime.device) if old.is_meta else old)

@@ -47,6 +47,7 @@ class State:
     tokens: int = 0  # read on all ranks, padding included
     seconds: float = 0.0  # in training steps: no evaluations, no checkpoints
     waited: float = 0.0  # seconds among these, waiting for data
+    communicating: float = 0.0  # seconds among these, waiting for other ranks' gradients or weights
     flops: float = 0.0  # by formula, not measured
     loss: float = math.nan  # of the last step
     smooth_loss: float = 0.0  # a moving average, to be divided by 1 - SMOOTHING ** step
@@ -329,6 +330,7 @@ class TrainingLoop:
             state.steady_seconds += seconds
             state.steady_flops += flops
         state.waited += step.wait
+        state.communicating += self.optimizer.waiting.take()
         state.tokens += step.tokens
         state.flops += flops
         state.loss = loss
