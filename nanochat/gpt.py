@@ -344,10 +344,9 @@ class GPT(nn.Module):
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
 
         parameters = dict(self.named_parameters())
-        names = list(parameters)
         with ThreadPoolExecutor(INITIAL_THREADS) as pool:
-            for start in range(0, len(names), INITIAL_THREADS):
-                some = names[start : start + INITIAL_THREADS]
+            for start in range(0, len(parameters), INITIAL_THREADS):
+                some = list(parameters)[start : start + INITIAL_THREADS]
                 for name, values in zip(some, pool.map(partial(self.initial, seed), some), strict=True):
                     parameters[name].data.copy_(values)  # by this thread: others do not know its device
 
@@ -357,8 +356,7 @@ class GPT(nn.Module):
         empty = torch.empty(self.get_parameter(name).shape, device="cpu")
         values = parameter_row(name).initial(empty, self.config, generator)
         if self.config.induction and name.endswith("attn.k.weight"):
-            queries = self.initial(seed, name.replace(".k.", ".q."))
-            match_queries(values, queries, self.config)
+            match_queries(values, self.initial(seed, name.replace(".k.", ".q.")), self.config)
         return values
 
     def forward(self, ids: Tensor, targets: Tensor | None = None, reduction: str = "sum", cache: "Cache | None" = None):
@@ -368,12 +366,9 @@ class GPT(nn.Module):
 
     def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None):
         """Return the loss of the head's inputs (…, width) at targets, as `forward` does. factors: see cross_entropy."""
-        settings = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "compiled": self.compiled}
-
-        def losses(hidden: Tensor):
-            return cross_entropy(hidden, self.head_weight, targets, reduction=reduction, factors=factors, **settings)
-
-        return self.run(self.head_module, losses, hidden)
+        shape = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size}
+        settings = shape | {"compiled": self.compiled, "reduction": reduction, "factors": factors}
+        return self.run(self.head_module, lambda x: cross_entropy(x, self.head_weight, targets, **settings), hidden)
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None):
         """Return the head's input, (B, T, width) in compute_dtype."""
@@ -398,19 +393,18 @@ class GPT(nn.Module):
     def sweep(self, x: Tensor, context: Context):
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
         x = x.view_as(x)  # were x and x0 the same tensor, the compiler would make another graph
-        for i, layer in enumerate(self.layers(context)):
+        for i, (block, layer) in enumerate(zip(self.blocks, self.layers(context), strict=True)):
             if self.checkpointing and layer.store is None and torch.is_grad_enabled():
-                run = partial(self.run, recomputed=True)
-                x = checkpoint(run, self.blocks[i], self.blocks[i], x, layer, use_reentrant=False)
+                x = checkpoint(self.run, block, block, x, layer, recomputed=True, use_reentrant=False)
             else:
-                x = self.run(self.blocks[i], self.blocks[i], x, layer)
+                x = self.run(block, block, x, layer)
             if i == self.config.depth // 2:
                 middle = x
         return norm(self.back_out(x, middle))
 
     def layers(self, context: Context):
         """Yield each block's inputs besides the state."""
-        config = self.config
+        config, tables, ids = self.config, self.value_embeds, context.ids
         no_lambdas = [None] * config.depth
         residual_lambdas = no_lambdas if self.residual_lambdas is None else self.residual_lambdas.unbind()
         x0_lambdas = no_lambdas if self.x0_lambdas is None else self.x0_lambdas.unbind()
@@ -419,17 +413,11 @@ class GPT(nn.Module):
                 x0=context.x0,
                 residual_lambda=residual_lambdas[i],
                 x0_lambda=x0_lambdas[i],
-                values=self._value_embedding(str(i), context),
+                values=self.run(tables[str(i)], tables[str(i)], ids).to(context.x0) if str(i) in tables else None,
                 rotation=context.rotation,
                 mask=context.masks[config.windows[i]],
                 store=None if context.cache is None else partial(context.cache.update, context.first + i),
             )
-
-    def _value_embedding(self, layer: str, context: Context):
-        if layer not in self.value_embeds:
-            return None
-        table = self.value_embeds[layer]
-        return self.run(table, table, context.ids).to(context.x0)
 
     def back_out(self, x: Tensor, middle: Tensor):
         """Return the last layer's output without a part of the middle layer's."""
@@ -453,23 +441,10 @@ class GPT(nn.Module):
 
     def logits(self, hidden: Tensor):
         """Return (…, vocab_size) in fp32."""
-        config = self.config
-
-        def head(hidden: Tensor):
-            return F.linear(hidden, self.head_weight.to(hidden.dtype)) if config.tie_embeddings else self.head(hidden)
-
-        logits = self.run(self.head_module, head, hidden)[..., : config.vocab_size].float()
-        return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
-
-    def sweep_flops(self):
-        """Return FLOPs for all blocks, run `sweeps` times: 6 per matmul weight, 12 per channel and key; no norms."""
-        weights = sum(weight.numel() for weight in self.blocks.parameters() if weight.ndim == 2)
-        keys = (window or self.config.max_seq_len for window in self.config.windows)
-        return self.config.sweeps * (6 * weights + 12 * self.config.width * sum(keys))
-
-    def flops_per_token(self):
-        """Return FLOPs forward and backward: of the blocks, the head, and smear."""
-        return self.sweep_flops() + 6 * (self.head_weight.numel() + SMEAR_GATE_INPUTS * self.config.smear)
+        tied, softcap = self.config.tie_embeddings, self.config.softcap
+        head = (lambda x: F.linear(x, self.head_weight.to(x.dtype))) if tied else self.head
+        logits = self.run(self.head_module, head, hidden)[..., : self.config.vocab_size].float()
+        return softcap * (logits / softcap).tanh() if softcap else logits
 
 
 class ParameterRow(NamedTuple):
@@ -490,13 +465,10 @@ def _uniform(factor: float):  # standard deviation factor / √width, without ou
     return lambda t, config, generator: t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5 * factor
 
 
-def _matrix(factor: float):  # 0: it writes the residual stream
-    def initial(t: Tensor, config: GPTConfig, generator: Generator):
-        if config.orthogonal:
-            return nn.init.orthogonal_(t, 1.0 if factor else (2 * config.depth) ** -0.5, generator)
-        return _uniform(factor)(t, config, generator) if factor else t.zero_()
-
-    return initial
+def _matrix(factor: float, t: Tensor, config: GPTConfig, generator: Generator):  # 0: it writes the residual stream
+    if config.orthogonal:
+        return nn.init.orthogonal_(t, 1.0 if factor else (2 * config.depth) ** -0.5, generator)
+    return _uniform(factor)(t, config, generator) if factor else t.zero_()
 
 
 def _line(first: float, last: float):  # over the layers
@@ -515,10 +487,10 @@ PARAMETERS = (
     ParameterRow(r"head\.weight", "unembedding", lambda t, c, g: t.normal_(0, 0.001, generator=g)),
     ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform(1)),
     ParameterRow(r"blocks\.\d+\.attn\.ve_gate\.weight", "matrices", _gate),
-    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", _matrix(1)),
+    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", partial(_matrix, 1)),
     ParameterRow(r"blocks\.\d+\.attn\.gain", "gains", lambda t, config, generator: t.fill_(config.query_gain)),
-    ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", _matrix(0.4)),
-    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", _matrix(0)),
+    ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", partial(_matrix, 0.4)),
+    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", partial(_matrix, 0)),
     ParameterRow(r"residual_lambdas", "residual_lambdas", _line(1.15, 1.05)),
     ParameterRow(r"x0_lambdas", "x0_lambdas", _line(0.20, 0.05)),
     ParameterRow(r"smear_gate\.weight", "smear", _gate),

@@ -61,12 +61,3 @@ class RecursiveGPT(GPT):
             yield norm(self.back_out(y, middle))
             if step < config.detached:
                 y, z = y.detach(), z.detach()
-
-    def flops_per_token(self):
-        """Return FLOPs forward and backward; a sweep without a gradient costs a third, and every exit has a head."""
-        config = self.config
-        passes = 1 + (config.passes - 1) / 3  # as many with a gradient
-        sweeps = config.supervision * passes * (config.loops + 1)
-        heads = (config.supervision - 1) * 6 * self.head_weight.numel()
-        # The plain model's count has one sweep, one head and smear.
-        return round(super().flops_per_token() + (sweeps - 1) * self.sweep_flops() + heads)

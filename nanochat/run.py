@@ -41,7 +41,7 @@ from nanochat.outcome import Estimate, Outcome, run_metrics, training_curves
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
-from nanochat.scaling import RunPlan, dry_run, plan_run, rate_scale, row_choices
+from nanochat.scaling import RunPlan, dry_run, flops_per_token, plan_run, rate_scale, row_choices
 from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings
 from nanochat.sharding import Shards
 from nanochat.stages import MODELS
@@ -112,7 +112,7 @@ def _build_model(start: "_Start", runtime: Runtime):
 def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime):
     """Return True if a compiler pays in the whole run; an unknown length is long enough."""
     if start.steps is not None:
-        return runtime.compiling_pays(model.flops_per_token() * start.batch * start.steps)
+        return runtime.compiling_pays(flops_per_token(model) * start.batch * start.steps)
     is_short = start.seconds is not None and start.seconds <= COMPILING_SECONDS
     return not (is_short and runtime.device.type == "cpu")
 
@@ -392,7 +392,7 @@ class Trainer:
                 state=self._restore(source, data),
                 schedules=self.start.schedules,
                 device_batch=self.device_rows,
-                flops_per_token=self.model.flops_per_token(),
+                flops_per_token=flops_per_token(self.model),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
                 after_step=[self._follow_weights, *after_step],

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from nanochat.cross_entropy import CHUNK_BYTES
-from nanochat.gpt import GPTConfig
+from nanochat.gpt import GPT, SMEAR_GATE_INPUTS, GPTConfig
 from nanochat.hardware import Accelerator, Figure, find_accelerator, known_rate
 from nanochat.log import duration
 from nanochat.models import config_fields, new_model
@@ -104,7 +104,7 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
     counts = parameter_counts(model)
     n = scaled_size(counts)  # the size that scaling laws compare
     reference_n = scaled_size(parameter_counts(reference))
-    flops = model.flops_per_token()  # forward and backward
+    flops = flops_per_token(model)  # forward and backward
 
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
     # A given batch changes learning rates and weight decay too.
@@ -183,6 +183,20 @@ def rate_scale(total_batch_size: int):
     """Return the factor for learning rates, which were found for the reference's batch."""
     # Square-root rule for Adam-like updates. Small batches learn faster at higher rates (dev/LOG.md).
     return max(0.25, (total_batch_size / REFERENCE_BATCH) ** 0.5)
+
+
+def flops_per_token(model: GPT):
+    """Return FLOPs forward and backward: 6 per matmul weight, 12 per channel and key; no norms."""
+    config = model.config
+    weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
+    keys = (window or config.max_seq_len for window in config.windows)
+    sweep = 6 * weights + 12 * config.width * sum(keys)
+    head, smear = 6 * model.head_weight.numel(), 6 * SMEAR_GATE_INPUTS * config.smear
+    if not config.supervision:
+        return config.sweeps * sweep + head + smear
+    # A sweep without a gradient costs a third, and every exit has a head.
+    passes = 1 + (config.passes - 1) / 3  # as many with a gradient
+    return round(config.supervision * (passes * (config.loops + 1) * sweep + head)) + smear
 
 
 # ---- batches ----

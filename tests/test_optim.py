@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from nanochat import schedules
-from nanochat.optim import KINDS, POLAR_EXPRESS, Group, Optimizer
+from nanochat.muon import POLAR_EXPRESS
+from nanochat.optim import KINDS, Group, Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.settings import OptimizerSettings
 
