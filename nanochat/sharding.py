@@ -22,18 +22,9 @@ from torch.nn import Parameter
 
 from nanochat.fp8 import Float8Linear, refresh_layers
 from nanochat.gpt import GPT, Block
-from nanochat.optim import (
-    AdamWStack,
-    Layout,
-    MuonStack,
-    Named,
-    Optimizer,
-    Waiting,
-    decay_and_step,
-    flat_layout,
-    nesterov,
-)
-from nanochat.runtime import Runtime
+from nanochat.muon import decay_and_step, nesterov
+from nanochat.optim import AdamWStack, Layout, MuonStack, Named, Optimizer, flat_layout
+from nanochat.runtime import Runtime, Waiting
 
 ReadWeight = Callable[[str], Tensor]  # from a parameter's name
 
