@@ -60,6 +60,12 @@ class Checkpoint:
     def model_tensors(self):
         return load_file(self.path / MODEL)
 
+    @contextmanager
+    def reading_weights(self):
+        """Yield a function from a parameter's name to its values; they are read one at a time."""
+        with safe_open(self.path / MODEL, "pt") as file:
+            yield file.get_tensor
+
     def optimizer_state(self, name: str):
         """Return a parameter's optimizer states by name, on the CPU."""
         with safe_open(self.path / self.manifest["optimizer"][name], "pt") as file:
@@ -146,7 +152,7 @@ class Saver(AbstractContextManager):
 
         If the save before failed (a full disk), this one is waited for as well. model_tensors and record (JSON, with
         the keys in RECORD) count on rank 0. optimizer_tensors: (name, states) for the parameters that this rank writes;
-        each parameter is written by one rank, and may be gathered on the way. A step that is saved is replaced.
+        each parameter is written by one rank. Both may be gathered on the way. A step that is saved is replaced.
         """
         failed = False
         try:
@@ -159,8 +165,9 @@ class Saver(AbstractContextManager):
             owned.append(name)
             states |= {f"{name}/{key}": _copy(tensor) for key, tensor in each.items()}  # one flat file
         files = {_optimizer_file(self.rank): states}
+        weights = {name: _copy(tensor) for name, tensor in model_tensors.items() if self.rank == 0}
         if self.rank == 0:
-            files[MODEL] = {name: _copy(tensor) for name, tensor in model_tensors.items()}
+            files[MODEL] = weights
         # The copies are queued; the writing thread waits until they are complete.
         copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
@@ -393,16 +400,22 @@ def build_model(
     checkpointing: bool = False,
 ):
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
+    model = empty_model(config, runtime, checkpointing)
+    model.to_empty(device=runtime.device)
+    if isinstance(weights, Checkpoint):
+        model.load_state_dict(weights.model_tensors())
+    else:
+        model.init_weights(weights)
+    return model
+
+
+def empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool = False):
+    """Return a model without memory, on the meta device."""
     windows = any(config.windows)
     path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
     if set(runtime.all_gather(path)) != {path}:
         path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
     print0(f"attention: {path}")
     model = new_model(config, path, checkpointing)
-    model.to_empty(device=runtime.device)
     model.compute_dtype = runtime.dtype
-    if isinstance(weights, Checkpoint):
-        model.load_state_dict(weights.model_tensors())
-    else:
-        model.init_weights(weights)
     return model

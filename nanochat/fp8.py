@@ -5,6 +5,7 @@ backward product read, made once per optimizer step. Evaluation does not use fp8
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -63,15 +64,17 @@ class Float8Linear(nn.Linear):
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight  # the same Parameter: optimizers and checkpoints notice nothing
         self.train(linear.training)
+        self.is_sharded = False  # True: sharding.py quantizes the weight whenever it gathers it
         by_rows, scale = quantize(self.weight.detach(), FORWARD)
         # By rows, by columns, scale. No buffers: they would be in checkpoints, and be cast along with the model.
         self.quantized = by_rows, by_rows.t().contiguous(), scale
 
-    def refresh(self, new_scale: Tensor):
+    def refresh(self, weight: Tensor, new_scale: Tensor):
         """Quantize the weight again, into the same memory, which compiled graphs read."""
-        by_rows, by_columns, scale = self.quantized
+        # `data`: for autograd a weight that is gathered again has not changed.
+        by_rows, by_columns, scale = (part.data if self.is_sharded else part for part in self.quantized)
         scale.copy_(new_scale)
-        by_rows.copy_(self.weight.detach() / scale)
+        by_rows.copy_(weight / scale)
         by_columns.copy_(by_rows.t())
 
     def forward(self, x: Tensor):
@@ -88,13 +91,15 @@ class Float8Linear(nn.Linear):
         return product.reshape(*x.shape[:-1], self.out_features)
 
 
-def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False):
-    """Replace the Linears that gain by Float8Linear; return their names. The model is on its device.
+def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False, device: torch.device | None = None):
+    """Replace the Linears that gain by Float8Linear; return their names.
+
+    device: the model's, for one that has no weights yet.
 
     Not replaced: the head, whose product is part of the loss, sides that are no multiple of 16, and sides under
     min_dim, which cost more to quantize than they save. emulated: also on devices without fp8 units, slowly, for tests.
     """
-    device = next(model.parameters()).device
+    device = device or next(model.parameters()).device
     has_units = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
     if not emulated and not has_units:
         raise ValueError("this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8")
@@ -110,9 +115,14 @@ def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False):
 
 def refresh(model: nn.Module):
     """Quantize the weights again, after each optimizer step; does nothing to a model without fp8 layers."""
-    layers = [module for module in model.modules() if isinstance(module, Float8Linear)]
+    layers = [module for module in model.modules() if isinstance(module, Float8Linear) and not module.is_sharded]
+    refresh_layers(layers, [layer.weight.detach() for layer in layers])
+
+
+def refresh_layers(layers: Sequence[Float8Linear], weights: Sequence[Tensor]):
+    """Quantize weights for layers."""
     if layers:
         # One pass over all weights: a kernel for each would be a thousand in a large model.
-        largest = torch._foreach_norm([layer.weight.detach() for layer in layers], math.inf)
-        for layer, scale in zip(layers, _scale(torch.stack(largest), FORWARD), strict=True):
-            layer.refresh(scale)
+        largest = torch._foreach_norm(weights, math.inf)
+        for layer, weight, scale in zip(layers, weights, _scale(torch.stack(largest), FORWARD), strict=True):
+            layer.refresh(weight, scale)

@@ -134,11 +134,12 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
 
 @torch.inference_mode()
 def refresh(packed: GPT, model: GPT):
-    """Copy the model's present weights into the packed model."""
-    sources = dict(model.named_parameters())
-    # Parameters outside Linear layers: embeddings, residual factors.
-    for name, parameter in packed.named_parameters():
-        parameter.copy_(sources[name])
-    for module in packed.modules():
-        if isinstance(module, PackedLinear):
-            module.refresh()
+    """Copy the model's present weights into the packed model. All ranks of a sharded model call this together."""
+    with model.whole():
+        sources = dict(model.named_parameters())
+        # Parameters outside Linear layers: embeddings, residual factors.
+        for name, parameter in packed.named_parameters():
+            parameter.copy_(sources[name])
+        for module in packed.modules():
+            if isinstance(module, PackedLinear):
+                module.refresh()

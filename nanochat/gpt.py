@@ -8,9 +8,10 @@ import re
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -143,7 +144,7 @@ class Embedding(nn.Embedding):
     active_weight = Linear.active_weight
 
     def forward(self, ids: Tensor):
-        grad = self.weight.grad
+        grad = self.weight.grad if self.weight.is_leaf else None  # no leaf: whole weights gathered from shards
         # A view is a place in our optimizer's buffer, which is never replaced: a sparse gradient is added to it by
         # index, and no whole table is made. Other optimizers do not take sparse gradients; nobody tried them on MPS.
         sparse = grad is not None and grad._is_view() and not ids.is_mps and self.rounded is None
@@ -229,12 +230,11 @@ class InductionAttention(Attention):
         k, v = super().keys_and_values(k, v, store)  # a cache stores unshifted keys
         return torch.cat([previous(k[:, :, : self.shifted]), k[:, :, self.shifted :]], dim=2), v
 
-    @torch.no_grad()
-    def match_queries(self):
-        group = self.config.heads // self.config.kv_heads
-        q = self.q.weight.unflatten(0, (-1, self.config.head_dim))  # (heads, head_dim, width)
-        k = self.k.weight.unflatten(0, (-1, self.config.head_dim))
-        k[: self.shifted] = q[::group][: self.shifted]  # each group's first query head
+
+def match_queries(k: Tensor, q: Tensor, config: GPTConfig):
+    """Set the shifted key heads of InductionAttention, in k, to the first query head that each serves."""
+    shifted, group = config.kv_heads // 2, config.heads // config.kv_heads
+    k.unflatten(0, (-1, config.head_dim))[:shifted] = q.unflatten(0, (-1, config.head_dim))[::group][:shifted]
 
 
 class MLP(nn.Module):
@@ -289,6 +289,7 @@ class GPT(nn.Module):
         self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
+        self.shards = None  # sharding.Shards, if this rank keeps a share of the weights
         self.steps = config.supervision or 1  # exits of a forward; a recursive model takes other numbers too
         self.embed = Embedding(config.padded_vocab, config.width)
         tables = {str(i): Embedding(config.padded_vocab, config.kv_width) for i in config.value_layers}
@@ -308,8 +309,20 @@ class GPT(nn.Module):
         return self.embed.weight.device
 
     @property
+    def head_module(self):
+        return self.embed if self.config.tie_embeddings else self.head
+
+    @property
     def head_weight(self):
-        return (self.embed if self.config.tie_embeddings else self.head).active_weight
+        return self.head_module.active_weight
+
+    def run(self, module: nn.Module, function: Callable, *inputs: Any, **options: bool):
+        """Return function(*inputs), which reads a module's weights; sharded ones are gathered (Shards.run)."""
+        return function(*inputs) if self.shards is None else self.shards.run(module, function, *inputs, **options)
+
+    def whole(self):
+        """Return a context in which all weights can be read. All ranks enter."""
+        return nullcontext() if self.shards is None else self.shards.whole()
 
     def compile_parts(self):
         """Compile the loss and the blocks, with one graph for equal blocks; slower to start, faster to run."""
@@ -330,19 +343,21 @@ class GPT(nn.Module):
     def init_weights(self, seed: int):
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
 
-        def initial(name: str, parameter: nn.Parameter):
-            generator = Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-            return parameter_row(name).initial(torch.empty(parameter.shape, device="cpu"), self.config, generator)
-
-        parameters = list(self.named_parameters())
+        parameters = dict(self.named_parameters())
         with ThreadPoolExecutor(INITIAL_THREADS) as pool:
             for start in range(0, len(parameters), INITIAL_THREADS):
-                some = parameters[start : start + INITIAL_THREADS]
-                for (_, parameter), values in zip(some, pool.map(initial, *zip(*some, strict=True)), strict=True):
-                    parameter.data.copy_(values)  # by this thread: others do not know its device
-        if self.config.induction:
-            for block in self.blocks:
-                block.attn.match_queries()
+                some = list(parameters)[start : start + INITIAL_THREADS]
+                for name, values in zip(some, pool.map(partial(self.initial, seed), some), strict=True):
+                    parameters[name].data.copy_(values)  # by this thread: others do not know its device
+
+    def initial(self, seed: int, name: str):
+        """Return a new parameter's values, on the CPU."""
+        generator = Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        empty = torch.empty(self.get_parameter(name).shape, device="cpu")
+        values = parameter_row(name).initial(empty, self.config, generator)
+        if self.config.induction and name.endswith("attn.k.weight"):
+            match_queries(values, self.initial(seed, name.replace(".k.", ".q.")), self.config)
+        return values
 
     def forward(self, ids: Tensor, targets: Tensor | None = None, reduction: str = "sum", cache: "Cache | None" = None):
         """Return logits (B, T, vocab_size), or the loss at targets (B, T; -1: none): the sum, or (B, T) for "none"."""
@@ -351,8 +366,9 @@ class GPT(nn.Module):
 
     def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None):
         """Return the loss of the head's inputs (…, width) at targets, as `forward` does. factors: see cross_entropy."""
-        settings = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size, "compiled": self.compiled}
-        return cross_entropy(hidden, self.head_weight, targets, reduction=reduction, factors=factors, **settings)
+        shape = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size}
+        settings = shape | {"compiled": self.compiled, "reduction": reduction, "factors": factors}
+        return self.run(self.head_module, lambda x: cross_entropy(x, self.head_weight, targets, **settings), hidden)
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None):
         """Return the head's input, (B, T, width) in compute_dtype."""
@@ -377,18 +393,18 @@ class GPT(nn.Module):
     def sweep(self, x: Tensor, context: Context):
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
         x = x.view_as(x)  # were x and x0 the same tensor, the compiler would make another graph
-        for i, layer in enumerate(self.layers(context)):
+        for i, (block, layer) in enumerate(zip(self.blocks, self.layers(context), strict=True)):
             if self.checkpointing and layer.store is None and torch.is_grad_enabled():
-                x = checkpoint(self.blocks[i], x, layer, use_reentrant=False)
+                x = checkpoint(self.run, block, block, x, layer, recomputed=True, use_reentrant=False)
             else:
-                x = self.blocks[i](x, layer)
+                x = self.run(block, block, x, layer)
             if i == self.config.depth // 2:
                 middle = x
         return norm(self.back_out(x, middle))
 
     def layers(self, context: Context):
         """Yield each block's inputs besides the state."""
-        config = self.config
+        config, tables, ids = self.config, self.value_embeds, context.ids
         no_lambdas = [None] * config.depth
         residual_lambdas = no_lambdas if self.residual_lambdas is None else self.residual_lambdas.unbind()
         x0_lambdas = no_lambdas if self.x0_lambdas is None else self.x0_lambdas.unbind()
@@ -397,7 +413,7 @@ class GPT(nn.Module):
                 x0=context.x0,
                 residual_lambda=residual_lambdas[i],
                 x0_lambda=x0_lambdas[i],
-                values=self.value_embeds[str(i)](context.ids).to(context.x0) if str(i) in self.value_embeds else None,
+                values=self.run(tables[str(i)], tables[str(i)], ids).to(context.x0) if str(i) in tables else None,
                 rotation=context.rotation,
                 mask=context.masks[config.windows[i]],
                 store=None if context.cache is None else partial(context.cache.update, context.first + i),
@@ -408,7 +424,7 @@ class GPT(nn.Module):
         return x - self.backout_lambda.to(x.dtype) * middle if self.config.backout else x
 
     def _embed(self, ids: Tensor):
-        return norm(self.embed(ids).to(self.compute_dtype))
+        return norm(self.run(self.embed, self.embed, ids).to(self.compute_dtype))
 
     def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None"):
         """Return embeddings x plus a part of the previous token's; a document's first token takes none."""
@@ -425,20 +441,10 @@ class GPT(nn.Module):
 
     def logits(self, hidden: Tensor):
         """Return (…, vocab_size) in fp32."""
-        config = self.config
-        logits = F.linear(hidden, self.head_weight.to(hidden.dtype)) if config.tie_embeddings else self.head(hidden)
-        logits = logits[..., : config.vocab_size].float()
-        return config.softcap * (logits / config.softcap).tanh() if config.softcap else logits
-
-    def sweep_flops(self):
-        """Return FLOPs for all blocks, run `sweeps` times: 6 per matmul weight, 12 per channel and key; no norms."""
-        weights = sum(weight.numel() for weight in self.blocks.parameters() if weight.ndim == 2)
-        keys = (window or self.config.max_seq_len for window in self.config.windows)
-        return self.config.sweeps * (6 * weights + 12 * self.config.width * sum(keys))
-
-    def flops_per_token(self):
-        """Return FLOPs forward and backward: of the blocks, the head, and smear."""
-        return self.sweep_flops() + 6 * (self.head_weight.numel() + SMEAR_GATE_INPUTS * self.config.smear)
+        tied, softcap = self.config.tie_embeddings, self.config.softcap
+        head = (lambda x: F.linear(x, self.head_weight.to(x.dtype))) if tied else self.head
+        logits = self.run(self.head_module, head, hidden)[..., : self.config.vocab_size].float()
+        return softcap * (logits / softcap).tanh() if softcap else logits
 
 
 class ParameterRow(NamedTuple):
@@ -459,13 +465,10 @@ def _uniform(factor: float):  # standard deviation factor / √width, without ou
     return lambda t, config, generator: t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5 * factor
 
 
-def _matrix(factor: float):  # 0: it writes the residual stream
-    def initial(t: Tensor, config: GPTConfig, generator: Generator):
-        if config.orthogonal:
-            return nn.init.orthogonal_(t, 1.0 if factor else (2 * config.depth) ** -0.5, generator)
-        return _uniform(factor)(t, config, generator) if factor else t.zero_()
-
-    return initial
+def _matrix(factor: float, t: Tensor, config: GPTConfig, generator: Generator):  # 0: it writes the residual stream
+    if config.orthogonal:
+        return nn.init.orthogonal_(t, 1.0 if factor else (2 * config.depth) ** -0.5, generator)
+    return _uniform(factor)(t, config, generator) if factor else t.zero_()
 
 
 def _line(first: float, last: float):  # over the layers
@@ -484,10 +487,10 @@ PARAMETERS = (
     ParameterRow(r"head\.weight", "unembedding", lambda t, c, g: t.normal_(0, 0.001, generator=g)),
     ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform(1)),
     ParameterRow(r"blocks\.\d+\.attn\.ve_gate\.weight", "matrices", _gate),
-    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", _matrix(1)),
+    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", lambda *given: _matrix(1, *given)),
     ParameterRow(r"blocks\.\d+\.attn\.gain", "gains", lambda t, config, generator: t.fill_(config.query_gain)),
-    ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", _matrix(0.4)),
-    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", _matrix(0)),
+    ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", lambda *given: _matrix(0.4, *given)),
+    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", lambda *given: _matrix(0, *given)),
     ParameterRow(r"residual_lambdas", "residual_lambdas", _line(1.15, 1.05)),
     ParameterRow(r"x0_lambdas", "x0_lambdas", _line(0.20, 0.05)),
     ParameterRow(r"smear_gate\.weight", "smear", _gate),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,22 +18,16 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim.adamw import adamw
 
+from nanochat.muon import muon_update, orthogonalize
+from nanochat.runtime import Waiting
+
+if TYPE_CHECKING:
+    from nanochat.sharding import Shards
+
 Named = tuple[str, Parameter]
 WholeStates = Iterator[tuple[str, dict[str, Tensor]]]  # with a parameter's name
 ReadStates = Callable[[str], Mapping[str, Tensor]]  # from a parameter's name
 
-# Coefficients (a, b, c) for the odd polynomials a·x + b·x³ + c·x⁵. Applied one after the other, they bring singular
-# values in (0, 1] near 1: Polar Express (arXiv 2505.16932) for 5 steps, safety factor 2e-2, cushion 2.
-POLAR_EXPRESS = (
-    (8.156554524902461, -22.48329292557795, 15.878769915207462),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-)
-SAFETY = 1.01  # rounding must not lift a singular value above 1, where the polynomials diverge
-ROW_FLOOR = 1e-4  # a row's smallest norm, in mean rows: a row without gradients fades away instead of growing
-TINY = 1e-10  # keeps divisions and logarithms away from zero
 AVERAGE = "average"  # name of the weights' average among a parameter's states
 CHUNK_BYTES = 2**25  # gradients sent at once: large enough for bandwidth, small enough to start within the backward
 
@@ -60,73 +54,10 @@ class Group:
         self.initial_weight_decay = self.weight_decay
 
 
-def polar_express(x: Tensor):
-    """Return nearly the nearest semi-orthogonal matrix to each of x (k, m, n), whose singular values are at most 1."""
-    tall = x.size(-2) > x.size(-1)
-    for a, b, c in POLAR_EXPRESS:
-        gram = x.mT @ x if tall else x @ x.mT  # the smaller of both
-        polynomial = torch.baddbmm(
-            gram,
-            gram,
-            gram,
-            beta=b,
-            alpha=c,
-        )  # b·G + c·G²
-        left, right = (x, polynomial) if tall else (polynomial, x)
-        x = torch.baddbmm(x, left, right, beta=a)
-    return x
-
-
-def muon_update(
-    values: Tensor,
-    grads: Tensor,
-    states: Sequence[Tensor],
-    scale: Tensor,
-    factors: Sequence[float | Tensor],
-    polar_dtype: torch.dtype,
-):
-    """Update values (…, m, n) in place by one Muon step; gradients and momenta are (k, m, n).
-
-    states: momenta and variances; the latter are (k, m, 1), or (k, 1, n) for matrices wider than tall. scale: a 0-d
-    gradient factor. factors: lr, momentum, beta2, weight decay, as 0-d tensors where the step is compiled.
-    """
-    momenta, variances = states
-    lr, momentum, beta2, weight_decay = factors
-    m, n = grads.shape[-2:]
-    gradients = grads * scale
-    momenta.lerp_(gradients, 1 - momentum)  # exponential average
-    update = gradients.lerp(momenta, momentum)  # Nesterov
-    # MuonEq: every row gets the same norm, which conditions the matrix; then the whole matrix gets norm 1.
-    rows = update.norm(dim=-1, keepdim=True)
-    floor = rows.norm(dim=-2, keepdim=True) * (ROW_FLOOR / m**0.5)
-    raised = rows.maximum(floor).clamp_min(TINY**2)
-    whole = (rows / raised).norm(dim=-2, keepdim=True).clamp_min(1)
-    update = polar_express((update / (raised * whole * SAFETY)).to(polar_dtype))
-    # Muon+: snap to an exactly semi-orthogonal matrix's Frobenius norm, by way of the last factor below.
-    # NorMuon: rows (or columns) that are always large are damped, the others raised; the matrix's norm stays.
-    along = -1 if m >= n else -2
-    squares = update.norm(dim=along, keepdim=True, dtype=torch.float32).square()
-    snap = min(m, n) / _matrix_sum(squares).clamp_min(TINY)
-    means = squares * snap / grads.size(along)
-    variances.lerp_(means, 1 - beta2)
-    damping = variances.clamp_min(TINY).rsqrt()
-    energy = _matrix_sum(means)
-    damped = _matrix_sum(means * damping.square()).clamp_min(TINY)
-    size = lr * damping * (snap * energy / damped).sqrt()
-    update = (update * size).view_as(values)  # fp32 again
-    # Cautious: weights decay only where the step shrinks them as well.
-    shrinks = update * values >= 0
-    values.mul_(1 - lr * weight_decay * shrinks).sub_(update)
-
-
-def _matrix_sum(x: Tensor):
-    return x.sum(dim=(-2, -1), keepdim=True)
-
-
 # ---- optimizer kinds: a subclass of _Stack each, complete in itself ----
 
 
-class _Layout(NamedTuple):
+class Layout(NamedTuple):
     """Place of same-shaped tensors in a flat chunk: one begins `slot` elements after the one before."""
 
     shape: tuple[int, ...]
@@ -136,6 +67,12 @@ class _Layout(NamedTuple):
         return chunk.view(-1)[place * self.slot :][: math.prod(self.shape)].view(self.shape)
 
 
+def flat_layout(shape: Sequence[int], members: int, ranks: int):
+    """Return the layout of so many tensors in a chunk, and the elements in each rank's equal share."""
+    slot = 4 * math.ceil(math.prod(shape) / 4)  # 16 bytes: compiled code asks for aligned parameters
+    return Layout(tuple(shape), slot), 4 * math.ceil(members * slot / (4 * ranks))
+
+
 class _Stack(ABC):
     """K same-shaped parameters in one buffer (chunks, ranks, share); a chunk is sent at once.
 
@@ -143,13 +80,14 @@ class _Stack(ABC):
     that other modules look up: the states' size, and the Group fields that schedules move.
     """
 
+    is_sharded = False  # True: parameters have no memory, see sharding.py
     counts_steps = False  # True: "step" stands beside the states in a checkpoint
     state_bytes: int  # per parameter element
     scheduled: tuple[str, ...]  # Group fields that schedules move
 
     # Set by a kind's `_arrange(chunk_bytes)`:
-    layout: _Layout  # of the parameters
-    layouts: dict[str, _Layout]  # of the states, by name in checkpoints
+    layout: Layout  # of the parameters
+    layouts: dict[str, Layout]  # of the states, by name in checkpoints
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
 
@@ -165,15 +103,20 @@ class _Stack(ABC):
             self.layouts[AVERAGE] = self.layout
         # The last chunk may have empty places.
         self.chunks = math.ceil(len(members) / self.per_chunk)
-        self.values = self._zeros(ranks, self.share)
-        self.grads = self._zeros(ranks, self.share)
-        self.mine = self.values[:, rank]  # (chunks, share): the values that this rank updates
-        self.reduced = self.grads[:, 0] if ranks == 1 else self._zeros(self.share)  # their gradients, summed
         self.steps = self._zeros()  # updates so far, all alike: AdamW's fused kernel wants one for each tensor
         self.states = {}  # name → (chunks, elements that this rank owns)
         for name, layout in self.layouts.items():
-            self.states[name] = self._zeros(self.share * layout.slot // self.layout.slot)
-        for index, (_, parameter) in enumerate(members):
+            owned = math.ceil(self.per_chunk * layout.slot / ranks)
+            self.states[name] = self._zeros(self.share if layout.slot == self.layout.slot else owned)
+        self._allocate()
+
+    def _allocate(self):
+        """Move values and gradients of the parameters into buffers of this stack."""
+        self.values = self._zeros(self.ranks, self.share)
+        self.grads = self._zeros(self.ranks, self.share)
+        self.mine = self.values[:, self.rank]  # (chunks, share): the values that this rank updates
+        self.reduced = self.grads[:, 0] if self.ranks == 1 else self._zeros(self.share)  # their gradients, summed
+        for index, (_, parameter) in enumerate(self.members):
             chunk, place = divmod(index, self.per_chunk)
             value = self.layout.view(self.values[chunk], place)
             parameter.grad = self.layout.view(self.grads[chunk], place)
@@ -235,22 +178,28 @@ class MuonStack(_Stack):
         at_once = max(count for count in range(1, min(owned, most) + 1) if owned % count == 0)
         self.per_chunk = at_once * self.ranks
         self.share = at_once * self.numel
-        self.layout = _Layout(self.shape, self.numel)
-        m, n = self.shape
-        variances = _Layout((m, 1), m) if m >= n else _Layout((1, n), n)
-        self.layouts = {"momentum": self.layout, "variance": variances}
+        self.layout = Layout(self.shape, self.numel)
+        self.layouts = self.state_layouts()
 
-    def update(self, scale: Tensor, optimizer: "Optimizer"):
+    def state_layouts(self):
+        m, n = self.shape
+        return {"momentum": self.layout, "variance": Layout((m, 1), m) if m >= n else Layout((1, n), n)}
+
+    def factors(self, optimizer: "Optimizer"):
+        """Return learning rate, momentum, beta2 and weight decay for `muon_update`."""
         group = self.group
         m, n = self.shape
         lr = group.lr * max(1.0, m / n) ** 0.5
-        factors = (lr, group.momentum, group.beta2, group.weight_decay)
+        return [optimizer.factor(factor) for factor in (lr, group.momentum, group.beta2, group.weight_decay)]
+
+    def update(self, scale: Tensor, optimizer: "Optimizer"):
+        m, n = self.shape
         optimizer.muon_update(
             self.mine.view(self.chunks, -1, m, n),
             self.reduced.view(-1, m, n),
             [self.states[key].view(-1, *self.layouts[key].shape) for key in ("momentum", "variance")],
             scale,
-            list(map(optimizer.factor, factors)),
+            self.factors(optimizer),
             optimizer.polar_dtype,
         )
 
@@ -264,11 +213,12 @@ class AdamWStack(_Stack):
     scheduled = ("lr",)
 
     def _arrange(self, chunk_bytes: int):
-        slot = 4 * math.ceil(self.numel / 4)  # 16 bytes: compiled code asks for aligned parameters
-        self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * slot)))
-        self.share = 4 * math.ceil(self.per_chunk * slot / (4 * self.ranks))
-        self.layout = _Layout(self.shape, slot)
-        self.layouts = dict.fromkeys(self.states_of, self.layout)
+        self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * self.numel)))
+        self.layout, self.share = flat_layout(self.shape, self.per_chunk, self.ranks)
+        self.layouts = self.state_layouts()
+
+    def state_layouts(self):
+        return dict.fromkeys(self.states_of, self.layout)
 
     def update(self, scale: Tensor, optimizer: "Optimizer"):
         group = self.group
@@ -302,7 +252,8 @@ class Optimizer:
     """Steps all groups, on one rank or with the ranks in the default process group.
 
     polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. ema: decay of the weights'
-    average, 0 for none. The model is on its device when this is made, and stays: parameters are replaced in place only.
+    average, 0 for none. shards: of a model with sharded weights. The model is on its device when this is made, and
+    stays: parameters are replaced in place only.
     Between `reduce_in_backward` and `finish_reducing` no rank calls other collectives.
     """
 
@@ -315,13 +266,17 @@ class Optimizer:
         compile: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
         ema: float = 0.0,
+        shards: "Shards | None" = None,
     ):
         self.groups = groups
         self.ema = ema
         self.polar_dtype = polar_dtype
-        self.muon_update = torch.compile(muon_update, fullgraph=True, dynamic=False) if compile else muon_update
+        compiled = partial(torch.compile, fullgraph=True, dynamic=False) if compile else lambda function: function
+        self.muon_update, self.orthogonalize = compiled(muon_update), compiled(orthogonalize)
         # A graph would be compiled again for each float.
         self.factor = torch.tensor if compile else float
+        self.ranks, self.shards = world_size, shards
+        self.waiting = shards.waiting if shards else Waiting()
         self._stacks = []
         # Gradients are summed over the ranks chunk by chunk, in the same order on all ranks.
         self._chunks = []  # reduced (share,), gradients (ranks × share,); one rank: none
@@ -334,11 +289,13 @@ class Optimizer:
         for group in groups:
             by_shape = {}
             for name, parameter in group.params:
-                by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
-            for members in by_shape.values():
-                stack = KINDS[group.kind](group, members, len(self._stacks), rank, world_size, limit, ema > 0)
+                alike = shards.members_alike(name) if shards else 0  # in a sharded module: 0 for other parameters
+                by_shape.setdefault((alike, *parameter.shape), []).append((name, parameter))
+            for (alike, *_), members in by_shape.items():
+                make = partial(shards.stack, group.kind) if alike else KINDS[group.kind]
+                stack = make(group, members, len(self._stacks), rank, world_size, limit, ema > 0)
                 self._stacks.append(stack)
-                if world_size == 1:
+                if world_size == 1 or stack.is_sharded:
                     continue
                 for index, (_, parameter) in enumerate(members):
                     chunk = len(self._chunks) + index // stack.per_chunk
@@ -358,7 +315,7 @@ class Optimizer:
         self._works = []
         shares = [stack.reduced for stack in self._stacks]
         squares = torch.stack(torch._foreach_norm(shares)).square().sum()  # of this rank's shares
-        if self._chunks:
+        if self.ranks > 1:
             dist.all_reduce(squares)
         scale = torch.as_tensor(grad_scale, device=squares.device)
         norm = squares.sqrt() * scale  # without touching the gradients
@@ -372,11 +329,14 @@ class Optimizer:
         gathers = []
         for stack in self._stacks:
             change(stack)
-            if self._chunks:  # new values travel while the next stack computes
+            if self.ranks > 1 and not stack.is_sharded:  # new values travel while the next stack computes
                 pairs = zip(stack.values.flatten(1), stack.mine, strict=True)
                 gathers += [dist.all_gather_into_tensor(whole, mine, async_op=True) for whole, mine in pairs]
-        for gather in gathers:
-            gather.wait()
+        with self.waiting.counted():
+            for gather in gathers:
+                gather.wait()
+        if self.shards:
+            self.shards.update()
 
     @torch.no_grad
     def update_average(self, step: int):
@@ -411,7 +371,13 @@ class Optimizer:
 
     @contextmanager
     def reduce_in_backward(self):
-        """Wrap the last backward before a step: gradients that are complete start to be summed over the ranks."""
+        """Wrap the last backward before a step: gradients that are complete start to be summed over the ranks.
+
+        Not beside shards, whose collectives need one order: few parameters are left, and `finish_reducing` sends them.
+        """
+        if self.shards:
+            yield
+            return
         self._missing = list(self._members)  # hooks count down from here
         self._complete = []
         try:
@@ -454,8 +420,9 @@ class Optimizer:
             self._works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
 
     def _wait(self):
-        for work in self._works:  # queued on the device, in sending order
-            work.wait()
+        with self.waiting.counted():
+            for work in self._works:  # queued on the device, in sending order
+                work.wait()
 
     def state_tensors(self):
         """Yield (name, whole states) for the parameters that this rank saves; all ranks iterate to the end.

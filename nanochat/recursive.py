@@ -38,13 +38,14 @@ class RecursiveGPT(GPT):
         places = count()  # of keys and values in the cache: each application of a block has its own
 
         def run(i: int, state: Tensor):
-            layer = layers[i]
+            layer, block = layers[i], self.blocks[i]
             if cache is not None:
                 layer = layer._replace(store=partial(cache.update, next(places)))
             elif self.checkpointing and torch.is_grad_enabled():
                 # Keeps the state alone.
-                return checkpoint(lambda state: self.blocks[i](norm(state), layer), state, use_reentrant=False)
-            return self.blocks[i](norm(state), layer)
+                run = partial(self.run, block, recomputed=True)
+                return checkpoint(lambda state: run(block, norm(state), layer), state, use_reentrant=False)
+            return self.run(block, block, norm(state), layer)
 
         y = x0 = context.x0
         z = torch.zeros_like(y)
@@ -60,12 +61,3 @@ class RecursiveGPT(GPT):
             yield norm(self.back_out(y, middle))
             if step < config.detached:
                 y, z = y.detach(), z.detach()
-
-    def flops_per_token(self):
-        """Return FLOPs forward and backward; a sweep without a gradient costs a third, and every exit has a head."""
-        config = self.config
-        passes = 1 + (config.passes - 1) / 3  # as many with a gradient
-        sweeps = config.supervision * passes * (config.loops + 1)
-        heads = (config.supervision - 1) * 6 * self.head_weight.numel()
-        # The plain model's count has one sweep, one head and smear.
-        return round(super().flops_per_token() + (sweeps - 1) * self.sweep_flops() + heads)

@@ -7,8 +7,9 @@ with training("chat_sft", config) as trainer:
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from nanochat.checkpoint import (
     Saver,
     build_model,
     check_free_space,
+    empty_model,
     find_model,
     hold,
     newest,
@@ -39,8 +41,9 @@ from nanochat.outcome import Estimate, Outcome, run_metrics, training_curves
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
-from nanochat.scaling import RunPlan, dry_run, plan_run, rate_scale, row_choices
+from nanochat.scaling import RunPlan, dry_run, flops_per_token, plan_run, rate_scale, row_choices
 from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings
+from nanochat.sharding import Shards
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_device_batch
@@ -56,9 +59,7 @@ CHECKPOINT_BYTES = 16
 def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None):
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
-    model = build_model(start.shape, runtime, start.weights, config.checkpointing)
-    if start.in_fp8:
-        print0(f"fp8: {len(fp8.convert(model))} layers")
+    model = _build_model(start, runtime)
     if config.compile and _is_long_enough(start, model, runtime):
         model.compile_parts()
     optimizer = Optimizer(
@@ -68,6 +69,7 @@ def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None):
         polar_dtype=torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         compile=runtime.device.type == "cuda",  # on a CPU it gains too little
         ema=config.ema,
+        shards=model.shards,
     )
     length = config.max_seq_len
     choices = row_choices(config, start.batch, runtime.world_size)
@@ -76,6 +78,8 @@ def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None):
     if before in choices:
         # Free memory may differ by now, and another size would change the rounding.
         rows = before
+    elif len(choices) > 1 and model.shards and runtime.device.type == "cuda":
+        raise ValueError("--shard-weights needs a --device-batch-size: a rank that runs out of memory stops the others")
     elif len(choices) > 1:
         # Last, so that the search runs the step that will be trained, beside all states.
         rows = largest_device_batch(model, length, choices, runtime)
@@ -85,10 +89,30 @@ def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None):
     return model, optimizer, rows
 
 
+def _build_model(start: "_Start", runtime: Runtime):
+    config = start.config
+    if not config.shard_weights:
+        model = build_model(start.shape, runtime, start.weights, config.checkpointing)
+        if start.in_fp8:
+            print0(f"fp8: {len(fp8.convert(model))} layers")
+        return model
+    if runtime.world_size == 1 or runtime.dtype == torch.float16:
+        raise ValueError("--shard-weights needs several ranks (torchrun starts them), and bf16 or fp32: leave it out")
+    model = empty_model(start.shape, runtime, config.checkpointing)
+    if start.in_fp8:
+        print0(f"fp8: {len(fp8.convert(model, device=runtime.device))} layers")
+    is_saved = isinstance(start.weights, Checkpoint)
+    with start.weights.reading_weights() if is_saved else nullcontext(partial(model.initial, start.weights)) as read:
+        shards = Shards(model, read, runtime)
+    shares = sum(len(piece.mine) for unit in shards.units.values() for piece in unit.pieces)
+    print0(f"sharded weights: {shares:,} on each rank")
+    return model
+
+
 def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime):
     """Return True if a compiler pays in the whole run; an unknown length is long enough."""
     if start.steps is not None:
-        return runtime.compiling_pays(model.flops_per_token() * start.batch * start.steps)
+        return runtime.compiling_pays(flops_per_token(model) * start.batch * start.steps)
     is_short = start.seconds is not None and start.seconds <= COMPILING_SECONDS
     return not (is_short and runtime.device.type == "cpu")
 
@@ -368,7 +392,7 @@ class Trainer:
                 state=self._restore(source, data),
                 schedules=self.start.schedules,
                 device_batch=self.device_rows,
-                flops_per_token=self.model.flops_per_token(),
+                flops_per_token=flops_per_token(self.model),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
                 after_step=[self._follow_weights, *after_step],
@@ -461,7 +485,8 @@ class Trainer:
             # The optimizer's states are gathered a parameter at a time, while they are copied.
             merged = source.merge(runtime.all_gather(source.state_dict()))  # works for another number of ranks too
             progress = {"loop": asdict(state), "source": merged}
-            saver.save(state.step, self.model.state_dict(), self.optimizer.state_tensors(), record | progress)
+            weights = self.model.shards or self.model.state_dict()  # both have `items`
+            saver.save(state.step, weights, self.optimizer.state_tensors(), record | progress)
 
         with saver:
             yield save

@@ -137,6 +137,34 @@ def in_halves(work: Callable[[Items], Value], items: Items):
     yield from in_halves(work, items[half:])
 
 
+class Waiting:
+    """Counts the seconds in which a rank's computation waits for communication."""
+
+    def __init__(self):
+        self._seconds = 0.0
+        self._events = []  # on a GPU: pairs around each wait, which the host does not wait for
+
+    @contextmanager
+    def counted(self):
+        """Count the time that this context takes: on a GPU, on the stream that computes."""
+        if torch.cuda.is_initialized():
+            start = torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+            yield
+            self._events.append((start, torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))))
+        else:
+            start = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - start
+
+    def take(self):
+        """Return the seconds since the last call; those that a GPU has not reached yet count in the next."""
+        seconds, self._seconds = self._seconds, 0.0
+        while self._events and self._events[0][1].query():
+            start, end = self._events.pop(0)
+            seconds += start.elapsed_time(end) / 1000
+        return seconds
+
+
 # ---- setup ----
 
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from nanochat.cross_entropy import CHUNK_BYTES
-from nanochat.gpt import GPTConfig
+from nanochat.gpt import GPT, SMEAR_GATE_INPUTS, GPTConfig
 from nanochat.hardware import Accelerator, Figure, find_accelerator, known_rate
 from nanochat.log import duration
 from nanochat.models import config_fields, new_model
@@ -104,7 +104,7 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
     counts = parameter_counts(model)
     n = scaled_size(counts)  # the size that scaling laws compare
     reference_n = scaled_size(parameter_counts(reference))
-    flops = model.flops_per_token()  # forward and backward
+    flops = flops_per_token(model)  # forward and backward
 
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
     # A given batch changes learning rates and weight decay too.
@@ -185,6 +185,20 @@ def rate_scale(total_batch_size: int):
     return max(0.25, (total_batch_size / REFERENCE_BATCH) ** 0.5)
 
 
+def flops_per_token(model: GPT):
+    """Return FLOPs forward and backward: 6 per matmul weight, 12 per channel and key; no norms."""
+    config = model.config
+    weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
+    keys = (window or config.max_seq_len for window in config.windows)
+    sweep = 6 * weights + 12 * config.width * sum(keys)
+    head, smear = 6 * model.head_weight.numel(), 6 * SMEAR_GATE_INPUTS * config.smear
+    if not config.supervision:
+        return config.sweeps * sweep + head + smear
+    # A sweep without a gradient costs a third, and every exit has a head.
+    passes = 1 + (config.passes - 1) / 3  # as many with a gradient
+    return round(config.supervision * (passes * (config.loops + 1) * sweep + head)) + smear
+
+
 # ---- batches ----
 
 
@@ -227,7 +241,8 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
         dtype = accelerator.precision
     sizes = row_choices(config, plan.total_batch_size, ranks)
     itemsize = 4 if dtype == "fp32" else 2
-    needed = {rows: memory(plan, rows, ranks, config.checkpointing, config.fp8, itemsize) for rows in sizes}
+    setting = ranks, config.checkpointing, config.fp8, itemsize
+    needed = {rows: memory(plan, rows, *setting, config.shard_weights) for rows in sizes}
     # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
     most = max(sizes[0], CPU_TOKENS // config.max_seq_len) if accelerator.name == "CPU" else sizes[-1]
@@ -247,7 +262,14 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
     lines = [f"memory of a rank, GB: {total:.2f} with {rows} rows at once ({parts})"]
     if not fitting:
         share = f"{FIT_SHARE:.0%} of {accelerator.memory:g} GB"
-        lines.append(f"that is more than {share}: take --checkpointing, or more ranks")
+        advice = "--checkpointing, or more ranks"
+        if ranks > 1 and not config.shard_weights:
+            sharded = sum(memory(plan, rows, *setting, True).values())
+            advice = f"--shard-weights ({sharded / 1e9:.2f} GB), {advice}"
+        lines.append(f"that is more than {share}: take {advice}")
+    if config.shard_weights and ranks > 1:
+        received = (plan_bytes / 1e9 for plan_bytes in traffic(plan, rows, ranks, itemsize))
+        lines.append("sharded weights: in a step a rank receives {:,.2f} GB, in place of {:,.2f} GB".format(*received))
     time = "n/a" if seconds is None else duration(seconds)
     speed = "n/a" if rate is None else f"{rate / 1e12:,.3g} TFLOP/s each ({source})"
     price = "n/a" if dollars is None else f"{dollars:,.2f}"
@@ -263,7 +285,15 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
     return record, lines
 
 
-def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False, fp8: bool = False, itemsize: int = 2):
+def memory(
+    plan: RunPlan,
+    rows: int,
+    ranks: int,
+    checkpointing: bool = False,
+    fp8: bool = False,
+    itemsize: int = 2,
+    sharded: bool = False,
+):
     """Return a rank's estimated bytes by part, for micro-batches with so many rows on a GPU, compiled.
 
     itemsize: bytes of an activation. A rehearsed step has the same peak within 5 %, and takes 15 seconds, too long for
@@ -285,15 +315,33 @@ def memory(plan: RunPlan, rows: int, ranks: int, checkpointing: bool = False, fp
     # and for each exit but the last the gradient of the head.
     loss = 2 * min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
     loss += 4 * head * max(0, model.supervision - 1)
+    others = {
+        "optimizer": (plan.state_bytes + 4 * empty) / ranks,  # each rank keeps a share
+        "activations": channels * (model.depth * times * keeps + REST_KEEPS),
+        "loss or backward": max(loss, channels * BLOCK_TAKES[checkpointing][fp8]),
+    }
+    if sharded and ranks > 1:
+        # The whole weights of one unit with their gradients. There are no empty places.
+        unit = max(head, counts["matrices"] / model.depth)
+        share = 4 * counts["total"] / ranks
+        optimizer = plan.state_bytes / ranks
+        return {"weights": share, "gradients": share, "one block": 8 * unit} | others | {"optimizer": optimizer}
     return {
         "weights": stored,  # master copies
         "weights in the compute dtype": 2 * counts["matrices"] * copies if itemsize == 2 else 0,
         "gradients": stored,  # summed over micro-batches
         "summed gradients": stored / ranks if ranks > 1 else 0,  # over the ranks, a share
-        "optimizer": (plan.state_bytes + 4 * empty) / ranks,  # each rank keeps a share
-        "activations": channels * (model.depth * times * keeps + REST_KEEPS),
-        "loss or backward": max(loss, channels * BLOCK_TAKES[checkpointing][fp8]),
+        **others,
     }
+
+
+def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int):
+    """Return the bytes that a rank receives in a step with sharded weights, and with whole ones; recursion aside."""
+    parts = plan.total_batch_size // (rows * plan.model.max_seq_len * ranks)  # micro-batches
+    matrices, others = plan.counts["matrices"], plan.counts["total"] - plan.counts["matrices"]
+    # Forward and backward gather the weights, embeddings in fp32 and for the forward alone; gradients are fp32.
+    sharded = parts * (2 * itemsize * matrices + 4 * others + 4 * plan.counts["head"] + 4 * plan.counts["total"])
+    return [size * (ranks - 1) / ranks for size in (sharded, 8 * plan.counts["total"])]
 
 
 @lru_cache

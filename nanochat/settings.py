@@ -127,6 +127,8 @@ class TrainingDeviceSettings(DeviceSettings):
     )
     # About a third more computation; activations for one layer at a time.
     checkpointing: bool = option(False, "recompute activations in the backward pass to save memory", may_change=True)
+    # For models that do not fit; see nanochat/sharding.py.
+    shard_weights: bool = option(False, "divide weights and gradients among the ranks too", may_change=True)
 
 
 @options("horizon")

@@ -47,6 +47,7 @@ class State:
     tokens: int = 0  # read on all ranks, padding included
     seconds: float = 0.0  # in training steps: no evaluations, no checkpoints
     waited: float = 0.0  # seconds among these, waiting for data
+    communicating: float = 0.0  # seconds among these, waiting for other ranks' gradients or weights
     flops: float = 0.0  # by formula, not measured
     loss: float = math.nan  # of the last step
     smooth_loss: float = 0.0  # a moving average, to be divided by 1 - SMOOTHING ** step
@@ -102,7 +103,7 @@ class TrainingLoop:
     The horizon is `steps`, `seconds`, or else the source's progress.
     """
 
-    model: nn.Module
+    model: GPT
     source: BatchSource
     objective: Objective
     optimizer: Optimizer
@@ -153,8 +154,9 @@ class TrainingLoop:
                         save(state)  # an evaluation that fails must not cost the run
                     if not state.stop:
                         self.model.eval()
-                        for evaluation in due:
-                            evaluation.evaluate(state)
+                        with self.model.whole():
+                            for evaluation in due:
+                                evaluation.evaluate(state)
                         self.model.train()
                         state.evaluated = state.step  # not repeated after a resume
                     if saves or ends:
@@ -248,6 +250,8 @@ class TrainingLoop:
             except torch.OutOfMemoryError:
                 where = f"step {state.step + 1}, rank {self.runtime.rank}: out of memory"
                 state.device_batch = min(state.device_batch, len(batch[0])) // 2
+                if self.model.shards:  # the other ranks wait for this one to gather
+                    raise ValueError(f"{where}: take a smaller --device-batch-size") from None
                 if not state.device_batch:
                     raise ValueError(
                         f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len"
@@ -273,6 +277,8 @@ class TrainingLoop:
         """Add up gradients over the micro-batches; returns (sum, count) of the loss, which comes first, and metrics."""
         sums = {}
         micro_batches = self.source.split(batch, self.state.device_batch)
+        # With sharded weights a rank takes part in the gathers of ranks that have more micro-batches.
+        most = max(self.runtime.all_gather(len(micro_batches))) if self.model.shards else 0
         for number, micro_batch in enumerate(micro_batches, 1):
             # The last backward sends the gradients, layer by layer. fp16 has to check them before.
             sends = number == len(micro_batches) and not self._is_fp16
@@ -282,6 +288,9 @@ class TrainingLoop:
             for name, (total, number_of) in {"train/loss": (loss, count), **metrics}.items():
                 pair = torch.stack([total.detach().float(), number_of.float()])  # stays on the device: no wait
                 sums[name] = sums[name] + pair if name in sums else pair
+        for _ in range(len(micro_batches), most):
+            loss, _, _ = self.objective(self.model, micro_batch)
+            (0 * loss).backward()
         return sums
 
     # ---- a step's figures ----
@@ -321,6 +330,7 @@ class TrainingLoop:
             state.steady_seconds += seconds
             state.steady_flops += flops
         state.waited += step.wait
+        state.communicating += self.optimizer.waiting.take()
         state.tokens += step.tokens
         state.flops += flops
         state.loss = loss

@@ -30,6 +30,7 @@ def main(config: Config):
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import bits_by_exit, read_text, write_samples
     from nanochat.runtime import setup
+    from nanochat.scaling import flops_per_token
 
     outcome = Outcome.begin("base_loss", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
@@ -40,7 +41,7 @@ def main(config: Config):
 
         length = model.config.max_seq_len
         tokens = sum(len(text.ids) for text in texts.values())
-        flops = model.flops_per_token() // 3 * tokens  # the forward pass is a third
+        flops = flops_per_token(model) // 3 * tokens  # the forward pass is a third
         if runtime.device.type == "cpu" and runtime.compiling_pays(flops):
             model.compile_parts()
 

@@ -9,6 +9,7 @@ from models import BOS, CONFIGS, SMALL, lively, tokens
 from nanochat.attention import RotaryTable, exclude_own
 from nanochat.gpt import GPT, MLP_KINDS, GPTConfig
 from nanochat.param_groups import parameter_counts
+from nanochat.scaling import flops_per_token
 
 REFUSED = """
 mlp="gelu" | mlp=gelu is not known, take one of relu2, swiglu
@@ -49,10 +50,10 @@ def test_counts_of_a_small_model_by_hand():
     }
     assert parameter_counts(model) == {**counts, "total": sum(counts.values())}
     weights = counts["matrices"] + counts["head"] + 24
-    assert model.flops_per_token() == 6 * weights + 12 * 64 * (129 + 129 + 129 + 512)
+    assert flops_per_token(model) == 6 * weights + 12 * 64 * (129 + 129 + 129 + 512)
     tied = GPT(GPTConfig(**SMALL, tie_embeddings=True))
     assert parameter_counts(tied)["head"] == 0
-    assert tied.flops_per_token() == model.flops_per_token()
+    assert flops_per_token(tied) == flops_per_token(model)
 
 
 def test_initial_values_and_orthogonal_matrices():

@@ -1,4 +1,3 @@
-import math
 import random
 from contextlib import nullcontext
 from functools import partial
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from nanochat import schedules
-from nanochat.optim import KINDS, POLAR_EXPRESS, Group, Optimizer
+from nanochat.optim import KINDS, Group, Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.settings import OptimizerSettings
 
@@ -40,63 +39,6 @@ def give_gradients(params: list[tuple[str, Parameter]], size: float = 1.0):
     for (_, parameter), gradient in zip(params, gradients, strict=True):
         parameter.grad.copy_(gradient)
     return gradients
-
-
-class PlainMuon:
-    """One matrix at a time, in float64, each stage as it is described."""
-
-    def __init__(self, matrix: Tensor):
-        self.matrix, self.momentum = matrix.double(), torch.zeros_like(matrix, dtype=torch.float64)
-        self.variance = 0.0
-        self.sure = torch.ones_like(matrix, dtype=torch.bool)  # where rounding does not decide whether weights decay
-
-    def step(self, gradient: Tensor, group: Group):
-        m, n = gradient.shape
-        gradient, (beta, beta2) = gradient.double(), (group.momentum, group.beta2)
-        self.momentum = beta * self.momentum + (1 - beta) * gradient
-        x = beta * self.momentum + (1 - beta) * gradient
-        if x.any():
-            norms = [float(row.norm()) for row in x]
-            floor = 1e-4 * math.sqrt(sum(norm**2 for norm in norms) / m)
-            x = torch.stack([row / max(norm, floor) for row, norm in zip(x, norms, strict=True)])
-            x = x / (x.norm() * 1.01)
-            for a, b, c in POLAR_EXPRESS:
-                x = a * x + b * (x @ x.T @ x) + c * (x @ x.T @ x @ x.T @ x)
-            x = x * math.sqrt(min(m, n)) / x.norm()
-        squares = (x**2).mean(1, keepdim=True) if m >= n else (x**2).mean(0, keepdim=True)
-        self.variance = beta2 * self.variance + (1 - beta2) * squares
-        scaled = x / self.variance.clamp_min(1e-10).sqrt()
-        x = scaled * (x.norm() / scaled.norm()) if x.any() else x
-        self.sure &= (x.abs() > 1e-4) | (x == 0)
-        decay = group.weight_decay * self.matrix * (x * self.matrix >= 0)
-        self.matrix = self.matrix - group.lr * math.sqrt(max(1, m / n)) * (x + decay)
-
-
-# The first rows, and the factor of their gradients.
-QUIET = {"all rows alike": (0, 1.0), "a silent row": (1, 0.0), "a faint row": (1, 1e-6), "a silent matrix": (99, 0.0)}
-
-
-@pytest.mark.parametrize("case", QUIET)
-def test_muon_equals_its_plain_twin(case):
-    rows, loudness = QUIET[case]
-    shapes = [(random.randint(1, 24), random.randint(1, 24)) for _ in range(4)]
-    params = parameters(*(shape for shape in shapes for _ in range(random.randint(1, 3))))
-    group = muon_group(params)
-    optimizer = Optimizer([group])
-    twins = [PlainMuon(parameter.detach()) for _, parameter in params]
-    for _ in range(3):
-        gradients = give_gradients(params)
-        for (_, parameter), gradient in zip(params, gradients, strict=True):
-            gradient[:rows] *= loudness
-            parameter.grad[:rows] *= loudness
-        optimizer.step(0.01)
-        for twin, gradient in zip(twins, gradients, strict=True):
-            twin.step(0.01 * gradient, group)
-        group.lr, group.momentum, group.weight_decay = group.lr * 0.9, group.momentum * 0.98, group.weight_decay * 0.8
-    for (name, parameter), twin in zip(params, twins, strict=True):
-        different = (parameter.double() - twin.matrix).abs() * twin.sure
-        assert different.max() < 1e-4 * group.lr * max(1, math.sqrt(parameter.numel())), (name, parameter.shape)
-        assert twin.sure.float().mean() > 0.7
 
 
 def test_adamw_equals_its_plain_twin():

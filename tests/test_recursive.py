@@ -14,6 +14,7 @@ from nanochat.decoder import Decoder
 from nanochat.gpt import GPTConfig
 from nanochat.objectives import DeepSupervision, next_token, pretraining
 from nanochat.recursive import RecursiveGPT
+from nanochat.scaling import flops_per_token
 from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
 from scripts.base_train import Config
@@ -99,7 +100,7 @@ def test_flops_are_those_of_the_products(changes):
         number for operation, number in counts.items() if "mm" in str(operation) and "bmm" not in str(operation)
     )
     attention = 12 * 64 * 2 * 32 * (shape.loops + 1) * shape.supervision * (1 + (shape.passes - 1) / 3)
-    assert products / 32 == pytest.approx(model.flops_per_token() - attention, rel=0.01)
+    assert products / 32 == pytest.approx(flops_per_token(model) - attention, rel=0.01)
 
 
 def test_presets():
@@ -163,6 +164,6 @@ def test_a_looped_model_is_the_stack_over_and_over():
     assert torch.equal(model(ids), model.logits(x))
     plain = lively({**CONFIGS["looped"], "sweeps": 1})
     blocks = 6 * sum(p.numel() for p in plain.blocks.parameters() if p.ndim == 2)
-    more = model.flops_per_token() - plain.flops_per_token()
+    more = flops_per_token(model) - flops_per_token(plain)
     keys = sum(window or 512 for window in plain.config.windows)
     assert more == 2 * (blocks + 12 * 64 * keys)

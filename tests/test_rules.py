@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     "paths log config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
-    "attention cross_entropy fp8 artifact quant optim schedules",
+    "attention cross_entropy fp8 artifact quant muon optim schedules",
     "gpt recursive models sharding param_groups scaling",
     "world data dataloader packing",
     "fused decoder engine",

@@ -161,6 +161,24 @@ def test_one_and_two_and_four_ranks(base):
     assert (card["DDP world size"], card["Tokens seen"]) == (4, STEPS * 256)
 
 
+def test_sharded_weights_train_alike_and_resume_on_any_number_of_ranks(base):
+    """Validation, samples and checkpoints have whole weights."""
+    stops = SignalAfter(6, signal.SIGTERM)
+    said = base.run("sharded", "--shard-weights", "--sample-every=5", ranks=4, before=stops)
+    assert "sharded weights: " in said
+    base.run("sharded", before=SignalAfter(10, signal.SIGTERM))
+    base.run("sharded", "--shard-weights", "--checkpointing", "--ema=0", ranks=2)
+    assert base.losses("sharded") == pytest.approx(base.losses("straight"), abs=1e-4)
+    weights = [load(base.of(tag), STEPS).model_tensors() for tag in ("sharded", "straight")]
+    for name, weight in weights[1].items():
+        assert torch.allclose(weights[0][name], weight, atol=1e-3), name  # also where the first gradients are rounding
+    found = [
+        [record["val/bpb"] for record in base.metrics(tag) if "val/bpb" in record] for tag in ("sharded", "straight")
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    assert "--shard-weights needs several ranks" in base.refused("sharded", "--shard-weights")
+
+
 def test_a_second_signal_ends_at_once(base):
     job = base.start("twice", f"--total-batch-size={2**20}", before=impatient)
     until(lambda: "device batch" in job.out(), "the device batch")

@@ -76,8 +76,9 @@ def test_a_finished_run_goes_on_to_a_longer_horizon(base, straight):
 
 
 def test_ranks_and_micro_batches_find_the_same(base, straight):
-    jobs = base.tune("two", ranks=2), base.tune("one-row", "--device-batch-size=1")
-    for job, tag in zip(jobs, ("two", "one-row"), strict=True):
+    cuts = {"two": ([], 2), "sharded": (["--shard-weights"], 2), "one-row": (["--device-batch-size=1"], 1)}
+    jobs = {tag: base.tune(tag, *flags, ranks=ranks) for tag, (flags, ranks) in cuts.items()}
+    for tag, job in jobs.items():
         job.done()
         assert base.losses(tag) == pytest.approx(base.losses("straight"), abs=1e-4)
         for name in ("val/loss", "val/loss_stderr", "val/bpb", "chat/Letters"):

@@ -23,6 +23,7 @@ from nanochat.log import Progress, print0
 from nanochat.models import as_written
 from nanochat.outcome import Estimate, keep_figures
 from nanochat.runtime import Runtime, in_halves
+from nanochat.scaling import flops_per_token
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 
@@ -190,7 +191,7 @@ def log_validation(
 
     The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
     """
-    flops = trainer.model.flops_per_token() // 3 * tokens  # the forward pass is a third
+    flops = flops_per_token(trainer.model) // 3 * tokens  # the forward pass is a third
     every = trainer.config.eval_every
 
     def validate(state: State):

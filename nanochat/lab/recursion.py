@@ -26,7 +26,7 @@ from nanochat.outcome import Outcome, measured
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
-from nanochat.scaling import rate_scale
+from nanochat.scaling import flops_per_token, rate_scale
 from nanochat.settings import Preset, TrainingSettings
 from nanochat.train import State, TrainingLoop
 
@@ -179,7 +179,7 @@ def refit(
     settings = TrainingSettings(total_batch_size=batch, save_every=-1)
     groups = build_groups(model, settings, rate_scale(batch), 0.0)
     [head] = [group for group in groups if group.name == "unembedding"]
-    flops = model.flops_per_token()
+    flops = flops_per_token(model)
     loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
 
     def measure():

@@ -119,7 +119,8 @@ def test_a_signal_stops_it_and_it_goes_on_bit_for_bit(runs, whole):
 
 def test_the_mathematics_do_not_depend_on_how_it_is_cut(runs, whole):
     """Loss and gradient are divided once, by all tokens of the step: over micro-batches and ranks."""
-    for tag, flags, ranks in (("rows-16", ["--device-batch-size=16"], 1), ("ranks-2", [], 2)):
+    cuts = ("rows-16", ["--device-batch-size=16"], 1), ("ranks-2", [], 2), ("sharded", ["--shard-weights"], 2)
+    for tag, flags, ranks in cuts:
         runs.run(tag, *flags, ranks=ranks)
         assert runs.losses(tag) == pytest.approx(runs.losses("whole"), abs=1e-5)
         one, other = (
