@@ -106,12 +106,14 @@ def read_arms(tag: str, seed: int):
     recursion = arms["R"]
     if recursion.manifest["config"]["seed"] != seed:
         raise ValueError(f"{recursion.tag} was not trained with --seed={seed}: train it again")
+    if not validated_exits(recursion.records):
+        raise ValueError(f"{recursion.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
         # W reads more rows, or fewer.
         run.require_equal(recursion, {*FREE_IN_ARM, "rows"} if arm == "W" else FREE_IN_ARM)
     for arm, name in EQUAL:
         own, other = arms[arm].outcome.figure(name), recursion.outcome.figure(name)
-        if abs(own / other - 1) > TOLERANCE:
+        if abs(own / other - 1) > (0 if name == PARAMETERS else TOLERANCE):
             raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
     return arms
 

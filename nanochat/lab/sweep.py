@@ -54,10 +54,11 @@ class Run(NamedTuple):
 class Spec(BaseModel):
     """A lab, as its file describes it; keys of [benchmarks] stand among the others."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True)
 
     name: str
     path: Path
+    unknown: list[str] = []  # sentences about keys that are none of these
     files: dict[str, list[str]] = {}  # mix -> files of conversations that it reads, if known
     gpus: int = 0  # of each run
     question: str = ""
@@ -134,11 +135,16 @@ def read_spec(path: Path, tag: str = ""):
     values = read_toml(path)
     if isinstance(values.get("benchmarks"), dict):
         values |= values.pop("benchmarks")
+    known = list(Spec.model_fields)
+    unknown = []
+    for key in values.keys() - known:
+        [nearest] = difflib.get_close_matches(key, known, n=1, cutoff=0)
+        unknown.append(f"{key} is no key, did you mean {nearest}?")
     try:
-        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path})
+        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": sorted(unknown)})
     except ValidationError as error:
-        found = [_sentence(one) for one in error.errors()]
-        raise ValueError("\n  ".join([f"{path}:", *found])) from None
+        found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
+        raise ValueError("\n  ".join([f"{path}:", *sorted(unknown), *found])) from None
     chosen = {
         "source": spec.source or DEFAULT_SOURCES[spec.stage],
         "reference": spec.reference or next(iter(spec.mixes)),
@@ -146,24 +152,17 @@ def read_spec(path: Path, tag: str = ""):
     return spec.model_copy(update=chosen)
 
 
-def _sentence(error: Record):
-    """Return an error in a value, or an unknown key with a suggestion."""
-    place = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        [nearest] = difflib.get_close_matches(place, Spec.model_fields, n=1, cutoff=0)
-        return f"{place} is no key, did you mean {nearest}?"
-    return f"{place}: {error['msg']}"
-
-
 def mistakes(spec: Spec):
     """Return the mistakes of a spec, apart from names of tasks."""
-    found = []
+    found = list(spec.unknown)
     for base in spec.bases:
         folder = base_dir() / spec.parent_of(base)
         if not any(folder.glob("step_*/manifest.json")):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
     for name, weights in spec.merges.items():
         found += [f"the merge {name} has {mix}, which is no mix" for mix in weights if mix not in spec.mixes]
+        if "slerp" in spec.methods and len(weights) != 2:
+            found.append(f"slerp merges two models, and {name} has {len(weights)}: name other methods")
     tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
     names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
@@ -171,6 +170,9 @@ def mistakes(spec: Spec):
         f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
         "repeats would all be the same: set a temperature in [sampling]": (
             spec.repeats == 1 or spec.sampling.get("temperature")
+        ),
+        "with one seed nothing is shown, and scaled = true would drop every mix": (
+            not spec.scaled or len(spec.seeds) > 1
         ),
         "--eval-metrics-every in flags would score held-out benchmarks while runs train: leave it out": (
             not spec.held_out or spec.own_flags.get("--eval-metrics-every", "-1") == "-1"
