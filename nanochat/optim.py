@@ -28,7 +28,6 @@ Named = tuple[str, Parameter]
 WholeStates = Iterator[tuple[str, dict[str, Tensor]]]  # with a parameter's name
 ReadStates = Callable[[str], Mapping[str, Tensor]]  # from a parameter's name
 
-AVERAGE = "average"  # name of the weights' average among a parameter's states
 CHUNK_BYTES = 2**25  # gradients sent at once: large enough for bandwidth, small enough to start within the backward
 
 
@@ -91,16 +90,12 @@ class _Stack(ABC):
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
 
-    def __init__(
-        self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int, averages: bool
-    ):
+    def __init__(self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int):
         self.group, self.members, self.number = group, members, number
         self.rank, self.ranks = rank, ranks
         first = members[0][1]
         self.shape, self.numel, self.device = first.shape, first.numel(), first.device
         self._arrange(chunk_bytes)
-        if averages:
-            self.layouts[AVERAGE] = self.layout
         # The last chunk may have empty places.
         self.chunks = math.ceil(len(members) / self.per_chunk)
         self.steps = self._zeros()  # updates so far, all alike: AdamW's fused kernel wants one for each tensor
@@ -157,8 +152,7 @@ class _Stack(ABC):
             for place, name in enumerate(self.names(chunk)):
                 saved = read(name)  # whole, whatever number of ranks saved it
                 for key, whole in wholes.items():
-                    if key != AVERAGE or key in saved:  # a parent may have had no average
-                        self.layouts[key].view(whole, place).copy_(saved[key])
+                    self.layouts[key].view(whole, place).copy_(saved[key])
                 if self.counts_steps:
                     self.steps[chunk] = saved["step"]
             for key, whole in wholes.items():
@@ -251,9 +245,8 @@ KINDS = {"muon": MuonStack, "adamw": AdamWStack}
 class Optimizer:
     """Steps all groups, on one rank or with the ranks in the default process group.
 
-    polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. ema: decay of the weights'
-    average, 0 for none. shards: of a model with sharded weights. The model is on its device when this is made, and
-    stays: parameters are replaced in place only.
+    polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. shards: of a model
+    with sharded weights. The model is on its device when this is made, and stays: parameters are replaced in place only.
     Between `reduce_in_backward` and `finish_reducing` no rank calls other collectives.
     """
 
@@ -265,11 +258,9 @@ class Optimizer:
         polar_dtype: torch.dtype = torch.float32,
         compile: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
-        ema: float = 0.0,
         shards: "Shards | None" = None,
     ):
         self.groups = groups
-        self.ema = ema
         self.polar_dtype = polar_dtype
         compiled = partial(torch.compile, fullgraph=True, dynamic=False) if compile else lambda function: function
         self.muon_update, self.orthogonalize = compiled(muon_update), compiled(orthogonalize)
@@ -293,7 +284,7 @@ class Optimizer:
                 by_shape.setdefault((alike, *parameter.shape), []).append((name, parameter))
             for (alike, *_), members in by_shape.items():
                 make = partial(shards.stack, group.kind) if alike else KINDS[group.kind]
-                stack = make(group, members, len(self._stacks), rank, world_size, limit, ema > 0)
+                stack = make(group, members, len(self._stacks), rank, world_size, limit)
                 self._stacks.append(stack)
                 if world_size == 1 or stack.is_sharded:
                     continue
@@ -321,40 +312,16 @@ class Optimizer:
         norm = squares.sqrt() * scale  # without touching the gradients
         if clip > 0:  # on the device: the host does not learn the norm
             scale = scale * (clip / norm).clamp(max=1)
-        self._give_values(lambda stack: stack.update(scale, self))
-        return norm
-
-    def _give_values(self, change: Callable[[_Stack], None]):
-        """Change this rank's share of each stack, and gather the new values."""
         gathers = []
         for stack in self._stacks:
-            change(stack)
+            stack.update(scale, self)
             if self.ranks > 1 and not stack.is_sharded:  # new values travel while the next stack computes
                 pairs = zip(stack.values.flatten(1), stack.mine, strict=True)
                 gathers += [dist.all_gather_into_tensor(whole, mine, async_op=True) for whole, mine in pairs]
         with self.waiting.counted():
             for gather in gathers:
                 gather.wait()
-        if self.shards:
-            self.shards.update()
-
-    @torch.no_grad
-    def update_average(self, step: int):
-        """Move the average toward the weights after step `step` of a run, from 1. First it is the mean of all steps."""
-        if self.ema:
-            for stack in self._stacks:
-                stack.states[AVERAGE].lerp_(stack.mine, max(1 - self.ema, 1 / step))
-
-    @contextmanager
-    @torch.no_grad
-    def averaged(self):
-        """Give the model the averaged weights in this context. All ranks enter."""
-        kept = {stack: stack.mine.clone() for stack in self._stacks}
-        self._give_values(lambda stack: stack.mine.copy_(stack.states[AVERAGE]))
-        try:
-            yield
-        finally:
-            self._give_values(lambda stack: stack.mine.copy_(kept[stack]))
+        return norm
 
     @contextmanager
     @torch.no_grad

@@ -345,11 +345,7 @@ def text_label(data: Record):
 def validation_metrics(state: "State", figure: str, name: str):
     """Return a validation figure's lowest and last value; `name` is the last one's title."""
     lowest, last = kept_figures(state, "lowest", "val/"), kept_figures(state, "last", "val/")
-    metrics = {f"Minimum validation {figure}": lowest.get(figure, NOT_KNOWN), name: last.get(figure, NOT_KNOWN)}
-    average = f"{figure} of the average"  # with --ema
-    if average in last:
-        metrics[f"{name}, averaged weights"] = last[average]
-    return metrics
+    return {f"Minimum validation {figure}": lowest.get(figure, NOT_KNOWN), name: last.get(figure, NOT_KNOWN)}
 
 
 AXES = {"tokens": "total_training_tokens", "step": "step"}  # title of an x axis -> its figure in the metric log

@@ -37,7 +37,7 @@ from nanochat.log import MetricLog, Record, format_value, print0
 from nanochat.models import config_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
-from nanochat.outcome import Estimate, Outcome, run_metrics, training_curves
+from nanochat.outcome import Outcome, run_metrics, training_curves
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
@@ -50,8 +50,8 @@ from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_devi
 
 Data = list[Record] | Record  # describes a run's data in its manifest
 
-# Bytes in a checkpoint for each parameter: the fp32 weight, at most two fp32 optimizer states, and the average.
-CHECKPOINT_BYTES = 16
+# Bytes in a checkpoint for each parameter: the fp32 weight, and at most two fp32 optimizer states.
+CHECKPOINT_BYTES = 12
 
 # ---- model and optimizer ----
 
@@ -68,7 +68,6 @@ def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None):
         runtime.world_size,
         polar_dtype=torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         compile=runtime.device.type == "cuda",  # on a CPU it gains too little
-        ema=config.ema,
         shards=model.shards,
     )
     length = config.max_seq_len
@@ -395,7 +394,7 @@ class Trainer:
                 flops_per_token=flops_per_token(self.model),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
-                after_step=[self._follow_weights, *after_step],
+                after_step=[lambda state: fp8.refresh(self.model), *after_step],
             )
             loop.run(evaluations, save, requests)
         return loop.state
@@ -417,20 +416,6 @@ class Trainer:
         # The manifest has the hashes for all other files.
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
         self.outcome.write()
-
-    def _follow_weights(self, state: State):
-        fp8.refresh(self.model)
-        self.optimizer.update_average(state.step)
-
-    def with_average(self, measure: Callable[[], dict[str, Estimate]], state: State):
-        """Return the figures of the model and, with --ema, those of the averaged weights. All ranks call it."""
-        found = measure()
-        if self.config.ema and state.step:  # before the first step there is no average
-            with self.optimizer.averaged():
-                fp8.refresh(self.model)
-                found |= {f"{name} of the average": estimate for name, estimate in measure().items()}
-            fp8.refresh(self.model)
-        return found
 
     def _restore(self, source: BatchSource, data: Data):
         """Return the state to train from; optimizer and source are as they were saved.

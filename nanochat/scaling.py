@@ -132,7 +132,7 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
     return RunPlan(
         model=shape,
         counts=counts,
-        state_bytes=state_bytes(model) + (4 * counts["total"] if config.ema else 0),  # and the average of the weights
+        state_bytes=state_bytes(model),
         flops_per_token=flops,
         total_batch_size=batch,
         decay_scale=decay,

@@ -186,8 +186,6 @@ class OptimizerSettings:
     final_lr_frac: float = option(0.05, "final learning rate, as a fraction of the full one")
     # Off by default, as in the public reference's recipe; its effect here was not measured.
     grad_clip: Rate = option(0.0, "largest norm of the gradient (0: no clipping)")
-    # In the first 1 / (1 - decay) steps it is the mean of all weights so far.
-    ema: float = option(0.0, "decay of an average of the weights, saved and validated beside them (0: none)", below=1)
 
 
 class Preset(NamedTuple):

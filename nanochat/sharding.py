@@ -232,11 +232,6 @@ class Shards:
                 unit.is_whole = False
                 unit.release()
 
-    def update(self):
-        """Bring the whole weights up to date after a change of the shards."""
-        for unit in self.units.values() if self.is_whole else ():
-            unit.fill()
-
     def items(self):
         """Yield (name, values in fp32), as of the model's state_dict; all ranks iterate to the end."""
         for name, tensor in self.model.state_dict().items():

@@ -58,12 +58,9 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT"):
         return [next(source)[0] for _ in range(max(1, CALIBRATION // (ROWS * length)))]
 
 
-def choose_weights(model: "GPT", checkpoint: "Checkpoint"):
-    """Take the average of the weights if the run has kept one; rows beyond the vocabulary become zero."""
+def clear_padding(model: "GPT"):
+    """Set the rows beyond the vocabulary to zero."""
     for name, value in model.state_dict().items():
-        # A merge has no optimizer state, and so no average.
-        if checkpoint.manifest["config"].get("ema") and "merge" not in checkpoint.manifest:
-            value.copy_(checkpoint.optimizer_state(name)["average"])
         if name.startswith(("embed.", "head.", "value_embeds.")):
             value[model.config.vocab_size :] = 0
 
@@ -157,7 +154,7 @@ def main(config: Config):
             raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
         if loop["progress"] < 1:
             raise ValueError(f"the run {config.tag} has not ended: run scripts.golf_train again")
-        choose_weights(model, checkpoint)
+        clear_padding(model)
         size, data = quantize(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
         new = stage_dir(STAGE, config.tag) / f"{FILE}.new"

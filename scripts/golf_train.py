@@ -30,10 +30,6 @@ def main(config: Config):
     from nanochat.run import plan_with_tokenizer, training
     from nanochat.train import warm_up
 
-    if config.qat and config.ema:
-        raise ValueError(
-            "--ema and --qat cannot be combined, the average is not made of rounded weights: leave one out"
-        )
     if config.qat and config.fp8:
         raise ValueError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
     plan, tokenizer = plan_with_tokenizer(config)

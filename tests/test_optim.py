@@ -126,27 +126,6 @@ def test_a_kind_is_complete(kind):
     optimizer_of(kind)[1].load_state_tensors(states.__getitem__)
 
 
-def test_the_average_is_a_mean_at_first_and_then_exponential():
-    params = parameters((6, 4), (6, 4), (5, 8), (3,))
-    groups = [muon_group(params[:3]), Group("rest", "adamw", params[3:], 0.01, 0.9, 0.99)]
-    optimizer = Optimizer(groups, ema=0.75)
-    seen = []
-    for step in range(1, 8):
-        give_gradients(params)
-        optimizer.step()
-        optimizer.update_average(step)
-        seen.append([parameter.detach().clone().double() for _, parameter in params])
-    for index, (name, parameter) in enumerate(params):
-        expected = sum(weights[index] for weights in seen[:4]) / 4
-        for weights in seen[4:]:
-            expected = 0.75 * expected + 0.25 * weights[index]
-        raw = parameter.detach().clone()
-        with optimizer.averaged():
-            torch.testing.assert_close(parameter.double(), expected, atol=1e-6, rtol=1e-5, check_dtype=False)
-            torch.testing.assert_close(dict(optimizer.state_tensors())[name]["average"], parameter.detach())
-        assert torch.equal(parameter, raw)
-
-
 ROWS, STEPS = 8, 6  # of a global batch
 
 
@@ -158,7 +137,7 @@ class Run:
         groups = build_groups(self.model, OptimizerSettings(), 0.1, 0.0)
         for group in groups:
             group.eps = 1e-3  # else rounding decides where a gradient is nearly 0
-        self.optimizer = Optimizer(groups, rank, ranks, chunk_bytes=1000, ema=0.6)
+        self.optimizer = Optimizer(groups, rank, ranks, chunk_bytes=1000)
         self.norms = []
         self.sent_early = 0  # chunks of the last step that were under way before it
 
@@ -172,7 +151,6 @@ class Run:
             self.sent_early = len(self.optimizer._works)
             self.norms.append(self.optimizer.step(1 / (ROWS * 5), clip=0.5))
             self.optimizer.zero_grad()
-            self.optimizer.update_average(step + 1)
         return self
 
     def load(self, tensors: dict[str, Tensor]):

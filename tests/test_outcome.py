@@ -144,16 +144,13 @@ def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tm
         for step, value in ((0, 2.0), (5, 1.0), (10, 1.5)):
             state = State(**json.loads(json.dumps(asdict(state))) | {"step": step})
             found = {"val/bpb": Estimate(value, 0.1)}
-            if step:  # before the first step there is no average
-                found["val/bpb of the average"] = Estimate(value / 2, 0.1)
             keep_figures(log, state, "validation", found, rows=3)
-        first, *_, last = read_metrics(log.path)
+        first, *_ = read_metrics(log.path)
     assert first == {"kind": "validation", "step": 0, "val/bpb": 2.0, "val/bpb_stderr": 0.1, "rows": 3}
-    assert last["val/bpb of the average"] == 0.75
     assert "step 00005 | val/bpb: 1.0000 ± 0.1000\n" in capsys.readouterr().out
     assert {name: metric["value"] for name, metric in kept_figures(state, "first", "val/").items()} == {"bpb": 2.0}
     metrics = validation_metrics(state, "bpb", "Last")
-    shown = {"Minimum validation bpb": 1.0, "Last": 1.5, "Last, averaged weights": 0.75}
+    shown = {"Minimum validation bpb": 1.0, "Last": 1.5}
     assert {name: metric["value"] for name, metric in metrics.items()} == shown
     # A score like that of guessing is marked.
     for chance, marked in ((0.2, True), (0.4, True), (0.1, False), (0.5, False), (nan, False)):

@@ -81,14 +81,9 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
     assert_as_straight(base, "parts")
 
 
-def test_a_recursive_model_and_the_average_of_its_weights(base):
-    """test_optim.py shows that the average resumes."""
-    assert "exits: " in base.run("recursive", "--recursion=aggressive", "--supervision=2", "--ema=0.9")
-    validations = [record for record in base.metrics("recursive") if "val/bpb at exit 1" in record]
-    assert "val/bpb of the average" not in validations[0]  # before the first step
-    assert 0 < abs(validations[-1]["val/bpb of the average"] / validations[-1]["val/bpb"] - 1) < 0.5
-    averaged = base.outcome("recursive")["metrics"]["Final validation bpb, averaged weights"]
-    assert averaged["value"] == validations[-1]["val/bpb of the average"]
+def test_a_recursive_model(base):
+    assert "exits: " in base.run("recursive", "--recursion=aggressive", "--supervision=2")
+    assert [record for record in base.metrics("recursive") if "val/bpb at exit 1" in record]
 
 
 @pytest.mark.slow
@@ -167,7 +162,7 @@ def test_sharded_weights_train_alike_and_resume_on_any_number_of_ranks(base):
     said = base.run("sharded", "--shard-weights", "--sample-every=5", ranks=4, before=stops)
     assert "sharded weights: " in said
     base.run("sharded", before=SignalAfter(10, signal.SIGTERM))
-    base.run("sharded", "--shard-weights", "--checkpointing", "--ema=0", ranks=2)
+    base.run("sharded", "--shard-weights", "--checkpointing", ranks=2)
     assert base.losses("sharded") == pytest.approx(base.losses("straight"), abs=1e-4)
     weights = [load(base.of(tag), STEPS).model_tensors() for tag in ("sharded", "straight")]
     for name, weight in weights[1].items():

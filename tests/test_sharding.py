@@ -56,7 +56,7 @@ def build(case: str, runtime: Runtime, sharded: bool, weights: dict[str, Tensor]
         model.compile_parts()
     # Where an update is nearly 0, rounding decides whether the weight decays.
     groups = build_groups(model, OptimizerSettings(), 0.1, 0.1 if case in EXACT else 0.0)
-    return model, Optimizer(groups, runtime.rank, runtime.world_size, ema=0.9, shards=model.shards)
+    return model, Optimizer(groups, runtime.rank, runtime.world_size, shards=model.shards)
 
 
 def state_of(model, optimizer: Optimizer):
@@ -80,10 +80,9 @@ def train(case: str, runtime: Runtime, sharded: bool):
             total += loss.detach() / rows.numel()
         norm = optimizer.step(1 / rows.numel(), clip=0.0 if case in EXACT else 0.5)
         optimizer.zero_grad()
-        optimizer.update_average(step + 1)
         fp8.refresh(model)
         figures.append(torch.cat([runtime.all_reduce(total), norm.view(1)]))
-    with optimizer.averaged(), model.whole(), torch.no_grad():
+    with model.whole(), torch.no_grad():
         figures.append(runtime.all_reduce(model(rows[:, :-1], rows[:, 1:], "none").sum(1)) / rows.numel())
     return state_of(model, optimizer) | {"figures": torch.cat(figures)}
 

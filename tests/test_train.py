@@ -140,7 +140,7 @@ def test_the_learning_rate_falls_by_the_clock_on_a_machine_that_slows_down(tmp_p
 def test_warming_up_leaves_no_trace():
     model, seen = small_model(), []
     groups = build_groups(model, OptimizerSettings(), 1.0, 0.1)
-    optimizer = Optimizer(groups, ema=0.9)
+    optimizer = Optimizer(groups)
 
     def objective(model, batch):
         seen.append(model.embed.weight.detach().clone())
@@ -154,7 +154,6 @@ def test_warming_up_leaves_no_trace():
     loop.warm_up(model, next_token, optimizer, ROWS, LENGTH, 1)
     next_token(model, next(Rows()))[0].backward()
     optimizer.step()
-    optimizer.update_average(1)
     optimizer.zero_grad()
     before = everything()
     loop.warm_up(model, objective, optimizer, ROWS, LENGTH, 2)

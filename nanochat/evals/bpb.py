@@ -198,7 +198,7 @@ def log_validation(
         earlier = state.step // every if every else int(state.step > 0)  # validations before this one
         pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
         with nullcontext() if pays else as_written(trainer.model):
-            found = trainer.with_average(measure, state)
+            found = measure()
         keep_figures(trainer.log, state, "validation", found)
 
     return Evaluation(every, validate, at_start=True)

@@ -288,7 +288,7 @@ def log_figures(trainer: "Trainer", measure: Callable[[], Estimates]):
     """Return the evaluation that logs figures every --eval-every steps, also before the first one."""
 
     def log(state: State):
-        found = trainer.with_average(measure, state)
+        found = measure()
         keep_figures(trainer.log, state, "eval", {f"eval/{name}": estimate for name, estimate in found.items()})
 
     return Evaluation(trainer.config.eval_every, log, at_start=True)

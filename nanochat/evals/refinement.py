@@ -40,7 +40,7 @@ def validated_exits(records: Sequence[Record]):
     """Return the bits per byte at each exit, for each validation after the first step: before, all exits are equal."""
     found = []
     for record in records:
-        # Exact names: errors, and figures of the averaged weights, lie beside them.
+        # Exact names: errors lie beside them.
         exits = list(takewhile(record.__contains__, (f"val/bpb at exit {i}" for i in count())))
         if exits and record["step"] > 0:
             found.append([record[name] for name in exits])

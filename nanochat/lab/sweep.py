@@ -24,7 +24,7 @@ from nanochat.config import flag_of
 from nanochat.jobs.runner import TORCHRUN, Step
 from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.lab import significance
-from nanochat.log import Record, duration
+from nanochat.log import duration
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_text
 from nanochat.report.card import cost

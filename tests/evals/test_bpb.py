@@ -107,7 +107,7 @@ def test_validation_is_compiled_once_that_has_paid(every, steps, eager, monkeypa
     runtime = SimpleNamespace(compiling_pays=lambda flops: flops > 25_000)
     log = SimpleNamespace(write=lambda kind, step, **found: written.append(found["val/bpb"]))
     values = iter([2.0, 1.0, 1.5])
-    trainer = SimpleNamespace(model=model, runtime=runtime, log=log, with_average=lambda measure, state: measure())
+    trainer = SimpleNamespace(model=model, runtime=runtime, log=log)
     trainer.config = SimpleNamespace(eval_every=every)
     validation = log_validation(trainer, 1000, lambda: {"val/bpb": Estimate(next(values), 0.1)})
     for step in steps:

@@ -4,10 +4,9 @@ import time
 from dataclasses import replace
 
 import pytest
-from base_runs import STEPS, Base
+from base_runs import Base
 
 from nanochat.artifact import read_artifact
-from nanochat.checkpoint import load
 from nanochat.lab.golf import SCALES
 from nanochat.paths import read_json
 from scripts import golf_pack
@@ -46,15 +45,6 @@ def test_the_finest_codes_that_fit_fill_the_bytes_and_come_again(base):
     for *_, bits, by_entropy, taken in tensors["rows"]:
         assert 0 < bits < 8
         assert taken > 0.98 * by_entropy
-
-
-def test_the_average_of_the_weights_is_packed(base):
-    base.run("average", "--model=golf", "--ema=0.9", script="golf_train")
-    golf_pack.main(golf_pack.Config(tag="average", eval_bytes=3000))
-    name, checkpoint = "blocks.0.mlp.down.weight", load(base.of("average"), STEPS)
-    found = read_artifact((base.folder / "golf_pack/average/artifact.golf").read_bytes()).weights[name]
-    average, last = checkpoint.optimizer_state(name)["average"], checkpoint.model_tensors()[name]
-    assert (found - average).norm() < 0.1 * (last - average).norm()
 
 
 def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
