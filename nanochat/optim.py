@@ -246,7 +246,7 @@ class Optimizer:
     """Steps all groups, on one rank or with the ranks in the default process group.
 
     polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. shards: of a model
-    with sharded weights. The model is on its device when this is made, and stays: parameters are replaced in place only.
+    with sharded weights. The model is on its device when this is made: parameters are replaced in place only.
     Between `reduce_in_backward` and `finish_reducing` no rank calls other collectives.
     """
 

@@ -25,9 +25,8 @@ class Config(PretrainSettings):
 
 def main(config: Config):
     # Slow imports stay out of --help.
-    from nanochat.evals.bpb import sample_writing, text_validation
+    from nanochat.evals.bpb import refinement_alarms, sample_writing, text_validation
     from nanochat.evals.core import core_scores
-    from nanochat.evals.refinement import refinement_alarms
     from nanochat.objectives import pretraining
     from nanochat.run import plan_with_tokenizer, training
 

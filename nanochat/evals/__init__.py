@@ -6,7 +6,6 @@
   that a chat model solves, and its loss on conversations.
 - `sandbox`: judge_all, side_by_side, require, run, Limits, NoSandbox: contains programs that a model wrote.
 - `bpb`: bits_by_exit, first_documents, read_text, EvalText, text_validation, write_samples,
-  sample_writing: loss, samples.
-- `refinement`: refinement_alarms, validated_exits, in_order, refinement, LEAST_REFINEMENT: checks
-  of a recursive run.
+  sample_writing: loss, samples; refinement_alarms, validated_exits, in_order, refinement,
+  LEAST_REFINEMENT: checks of a recursive run.
 """

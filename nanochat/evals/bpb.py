@@ -1,4 +1,4 @@
-"""Bits per byte: how well a model predicts a fixed text, on a scale for all tokenizers; and samples.
+"""Bits per byte: how well a model predicts a fixed text, on a scale for all tokenizers; samples; and alarms.
 
 The text is a split's first bytes. Its documents, each after <|bos|>, make one long row of tokens, cut every
 `seq_len`; each token is predicted once. So the figure depends on text, model and context length alone: not on batch
@@ -7,9 +7,9 @@ tokens and overlap: then no token is predicted from a short context, except in t
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from itertools import chain
+from itertools import chain, count, pairwise, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from nanochat.cross_entropy import overlapping_rows
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
-from nanochat.log import Progress, print0
+from nanochat.log import Progress, Record, print0, read_metrics
 from nanochat.models import as_written
 from nanochat.outcome import Estimate, keep_figures
 from nanochat.runtime import Runtime, in_halves
@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from nanochat.run import Trainer
 
 Estimates = dict[str, Estimate]  # figure -> value and standard error
+
+# For alarms of a recursive run.
+INVERTED_EVALUATIONS = 3  # in a row
+LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
+MAX_GRADIENT_NORM = 20.0
+ROUNDING = 1e-4  # relative
 
 SAMPLE_TOKENS = 16  # written after each prompt
 # The public reference has the same prompts, so samples can be compared.
@@ -231,3 +237,62 @@ def sample_writing(trainer: "Trainer", every: int):
             write_samples(trainer.model, trainer.tokenizer)
 
     return Evaluation(every, write)
+
+
+# ---- alarms of a recursive run ----
+
+
+def find_alarms(records: Sequence[Record], finished: bool):
+    """Return the alarms that a metric log gives cause for: name -> sentence."""
+    found, exits = {}, validated_exits(records)
+    latest = exits[-INVERTED_EVALUATIONS:]
+    if len(latest) == INVERTED_EVALUATIONS and not any(map(in_order, latest)):
+        found["order"] = (
+            "an exit is worse than the one before it, in several evaluations in a row: halve the learning rates "
+            "(--matrix-lr, --embedding-lr), keep --grad-clip at 1, and raise --warmup-steps"
+        )
+    norm = max((record.get("train/grad_norm", 0.0) for record in records), default=0.0)
+    if norm > MAX_GRADIENT_NORM:
+        found["gradient"] = f"the gradient's norm was {norm:.1f}: lower --matrix-lr, or --grad-clip if it is above 1"
+    if finished and exits and (fall := refinement(exits[-1])) < LEAST_REFINEMENT:
+        found["refinement"] = (
+            f"the last exit is only {100 * fall:.1f}% better than the first: train longer, lower "
+            "--matrix-lr, or raise --supervision-base"
+        )
+    return found
+
+
+def validated_exits(records: Sequence[Record]):
+    """Return the bits per byte at each exit, for each validation after the first step: before, all exits are equal."""
+    found = []
+    for record in records:
+        # Exact names: errors lie beside them.
+        exits = list(takewhile(record.__contains__, (f"val/bpb at exit {i}" for i in count())))
+        if exits and record["step"] > 0:
+            found.append([record[name] for name in exits])
+    return found
+
+
+def refinement(bpb: Sequence[float]):
+    """Return the fall from the first exit to the last, relative to the first."""
+    return 1 - bpb[-1] / bpb[0]
+
+
+def in_order(bpb: Sequence[float]):
+    """Return True if no exit is worse than the one before, but for rounding."""
+    return all(later <= (1 + ROUNDING) * earlier for earlier, later in pairwise(bpb))
+
+
+def refinement_alarms(trainer: "Trainer"):
+    """Return the evaluation that prints the alarms, to run after validation; none for a plain model."""
+    if trainer.model.steps < 2:
+        return []
+
+    def check(state: State):
+        printed = state.notes.setdefault("alarms", [])  # saved with the checkpoint: once in a run
+        for name, sentence in find_alarms(read_metrics(trainer.log.path), state.progress >= 1).items():
+            if name not in printed:
+                print0(f"step {state.step:05d} | alarm: {sentence}")
+                printed.append(name)
+
+    return [Evaluation(trainer.config.eval_every, check)]

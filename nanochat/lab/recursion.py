@@ -15,8 +15,7 @@ from typing import NamedTuple
 from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
-from nanochat.evals.bpb import bits_by_exit, read_text
-from nanochat.evals.refinement import LEAST_REFINEMENT, in_order, refinement, validated_exits
+from nanochat.evals.bpb import LEAST_REFINEMENT, bits_by_exit, in_order, read_text, refinement, validated_exits
 from nanochat.lab.intervals import interval
 from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import config_of
