@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
-Kernel = Callable[..., Tensor]  # q, k, v and the package's own options → attention
-
-
 class Mask(NamedTuple):
     """Keys that each query sees, in the form for one path; all layers with the same window share a mask."""
 
@@ -27,7 +24,7 @@ class Mask(NamedTuple):
     # (B or 1, 1, Tq, Tk), True where a query sees a key, or flex's BlockMask; None where the kernel needs none.
     allowed: "Tensor | BlockMask | None"
     bounded: bool  # exp(score * scale) fits into the dtype without subtracting the maximum
-    kernel: Kernel | None = None  # FlashAttention 3's function
+    kernel: Callable | None = None  # FlashAttention 3's function: q, k, v and its own options → attention
 
 
 # Versions of FlashAttention, the fastest first → major compute capabilities of the GPUs that each has kernels for.
@@ -285,7 +282,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     )
 
 
-def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any):
+def _by_head(run: Callable, q: Tensor, k: Tensor, v: Tensor, **options: Any):
     """Run one of torch's kernels, which take heads before length."""
     grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -309,7 +306,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
 
 
 @lru_cache(maxsize=1)
-def _compiled(flex_attention: Kernel):
+def _compiled(flex_attention: Callable):
     return torch.compile(flex_attention)
 
 

@@ -24,12 +24,9 @@ LEAST_TOKENS = {False: 64, True: 512}
 # A power of 2, so that it rounds nothing.
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
 
-# (logits (n, V), targets (n,), softcap, vocab_size, gradient_scale) → losses (n,), and the gradient of the logits in
-# their dtype, multiplied by gradient_scale; None for a scale of 0.
-Losses = tuple[Tensor, Tensor | None]
-Form = Callable[..., Losses]
-Settings = tuple[Form, float, int]  # form, softcap, vocab_size
-Reduced = Tensor | tuple[Tensor, Tensor]  # sum or losses; with factors, both
+# The form, softcap and vocab_size. A form takes logits (n, V), targets (n,), softcap, vocab_size and gradient_scale. It
+# returns losses (n,), and the gradient of the logits in their dtype times gradient_scale; None for a scale of 0.
+Settings = tuple[Callable, float, int]
 
 
 def cross_entropy(

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from nanochat.recursive import RecursiveGPT
     from nanochat.settings import RecursionSettings
 
-Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
-# The loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics.
-Loss = tuple[Tensor, Tensor, Metrics]
-Objective = Callable[[nn.Module, Batch], Loss]
+# Returns the loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics: name ->
+# sum and count, over a micro-batch.
+Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]]
 
 LEAST_LOSS = 0.1  # in nats: an exit with a lower loss counts as if it had this one when the next is compared with it
 

@@ -7,8 +7,7 @@ from functools import partial
 from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
 
-Schedule = Callable[[float, int], float]
-Table = dict[str, Schedule]  # field of Group → schedule
+Table = dict[str, Callable[[float, int], float]]  # field of Group → schedule
 MOMENTUM_AT_FIRST, MOMENTUM_AT_LAST = 0.85, 0.90
 
 

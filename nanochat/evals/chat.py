@@ -6,7 +6,7 @@ any rank count, and each written answer has a seed.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
@@ -50,7 +50,6 @@ class Problem(NamedTuple):
 
 
 Task = Any  # tasks.common.Task, which nanochat/ does not import
-Answers = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
 
 
 class ChatScore(NamedTuple):

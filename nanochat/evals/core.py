@@ -128,10 +128,6 @@ class Target(NamedTuple):
     ids: np.ndarray
 
 
-Score = Callable[[Tensor, Tensor], Tensor]  # hidden states (tokens, channels), ids (tokens,) → (tokens,)
-Scored = tuple[Tensor, list[Target]]  # one score per token, and the targets whose tokens these are
-
-
 class Branch(NamedTuple):
     """Tokens after a prefix, the first of them the last one that all branches share; equal options share a branch."""
 
@@ -193,10 +189,13 @@ def _batches(texts: Iterable, length: Callable[..., int], tokens: int):
 def _option_sums(
     model: GPT,
     rows: list[Row],
-    score: Score,
+    score: Callable,
     options: int,
 ):
-    """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row."""
+    """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row.
+
+    score: gives one number a token, (tokens,), from hidden states (tokens, channels) and ids (tokens,).
+    """
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
     tokens = BATCH_TOKENS[model.device.type]
@@ -210,7 +209,7 @@ def _option_sums(
     return sums.index_add_(0, torch.from_numpy(np.concatenate(numbers)), on_host)
 
 
-def _score_rows(model: GPT, batch: list[Row], score: Score):
+def _score_rows(model: GPT, batch: list[Row], score: Callable):
     """Yield the scores of scored tokens, (tokens,), with their targets in the same order.
 
     The first branch of each row runs together with the prefix, the others continue the prefix.
@@ -230,7 +229,7 @@ def _score_rows(model: GPT, batch: list[Row], score: Score):
 
 
 def _scored(
-    score: Score,
+    score: Callable,
     hidden: Tensor,
     offsets: list[int],
     branches: Sequence[Branch],

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -19,15 +19,13 @@ from nanochat.export import tokenizers as tokenizer_files
 from nanochat.export.tokenizers import BOS, END, PAD
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
 from nanochat.log import Record, print0
-from nanochat.models import CONFIGURATIONS, PLAIN
+from nanochat.models import PLAIN, config_fields
 from nanochat.paths import new_folder, write_json, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Fields = dict[str, Any]  # of a config
 
 TOLERANCE = 1e-5  # largest difference between logits in fp32; relative where logits are above 1
 COMPARED_TOKENS = 2048  # longest row for the comparison of logits
@@ -43,12 +41,11 @@ class Exported(NamedTuple):
     texts: list[str]  # to compare tokenizers on
 
 
-# Fills a folder and returns sentences about the comparisons.
-Writer = Callable[[Exported, Path], list[str]]
+def export(write: Callable[[Exported, Path], list[str]], exported: Exported, out: Path):
+    """Write a new folder; if a comparison fails, nothing is left.
 
-
-def export(write: Writer, exported: Exported, out: Path):
-    """Write a new folder; if a comparison fails, nothing is left."""
+    write: fills the folder, and returns sentences about the comparisons.
+    """
     if out.exists():
         raise ValueError(f"{out} exists already: remove it, or name another --out")
     with new_folder(out) as part:
@@ -114,7 +111,8 @@ def unsupported(config: GPTConfig, architecture: Architecture):
     supported = {*_SIZES, *_DETAILS, *architecture.supported}
     if not any(config.windows):  # all are as long as the context
         supported.add("window_pattern")
-    needed, found = PLAIN | CONFIGURATIONS[architecture.preset], []
+    needed = {"supervision": 0} | config_fields(f"reference,{PLAIN}") | config_fields(architecture.preset)
+    found = []
     for name, value in asdict(config).items():
         # A field in no table, such as a new one, is refused with any value.
         if name not in supported and needed.get(name, ...) != value:
@@ -275,7 +273,7 @@ def transformers():
     return transformers
 
 
-def build_hf(architecture: Architecture, settings: Fields, weights: dict[str, Tensor]):
+def build_hf(architecture: Architecture, settings: Record, weights: dict[str, Tensor]):
     """Return a model of `transformers` in fp32."""
     config = transformers().AutoConfig.for_model(architecture.model_type, **settings)
     model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -37,6 +37,7 @@ from nanochat.chat import chat_temperature
 from nanochat.checkpoint import load_model
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
+from nanochat.log import parse_rows
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
@@ -51,14 +52,16 @@ MAX_CONNECTIONS = 4096
 BACKLOG = 64  # connections that wait, and that asyncio accepts at once
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
-HEADERS = {  # for every response
-    "x-content-type-options": "nosniff",  # browsers do not guess types
-    "x-frame-options": "DENY",  # no other page shows ours in a frame
-    "referrer-policy": "no-referrer",  # other sites do not learn our address
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",  # caches keep no conversations
-}
+# For every response: browsers do not guess types, no other page shows ours in a frame, other sites do not learn our
+# address, and caches keep no conversations.
+HEADERS = parse_rows("""
+    x-content-type-options        nosniff
+    x-frame-options               DENY
+    referrer-policy               no-referrer
+    cross-origin-resource-policy  same-origin
+    cross-origin-opener-policy    same-origin
+    cache-control                 no-store
+""")
 
 
 # ---- who may use the server ----
@@ -287,7 +290,7 @@ def serve(bound: socket.socket, app: Starlette):
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = uvicorn.Config(
         app,
-        headers=list(HEADERS.items()),
+        headers=HEADERS,
         http=Protocol,
         ws="none",
         backlog=BACKLOG,

@@ -4,7 +4,16 @@ import secrets
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 from starlette.exceptions import HTTPException
 
 from nanochat.chat import render_prompt, render_text
@@ -82,7 +91,7 @@ def in_list(value: Any):
 
 
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
-TokenRow = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+TokenRow = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 
 class Message(BaseModel):
@@ -102,7 +111,7 @@ class CommonFields(BaseModel):
     model: str = ""
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)  # not OpenAI's, but known from other servers
+    top_k: NonNegativeInt = 0  # not OpenAI's, but known from other servers
     seed: int = Field(default_factory=lambda: secrets.randbits(32))
     n: int = Field(1, ge=1, le=128)
     stop: Annotated[list[StopText], BeforeValidator(in_list)] = Field([], max_length=4)
@@ -113,14 +122,14 @@ class CommonFields(BaseModel):
 class ChatFields(CommonFields):
     messages: list[Message] = Field(min_length=1)
     # Two names for one limit; None: as many as the context holds.
-    max_completion_tokens: int | None = Field(None, ge=1)
-    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: PositiveInt | None = None
+    max_tokens: PositiveInt | None = None
     logprobs: Literal[False] = False  # completions have them
 
 
 class CompletionFields(CommonFields):
     prompt: Annotated[list[str] | list[TokenRow], BeforeValidator(in_list)] = Field([""], min_length=1, max_length=2048)
-    max_tokens: int = Field(16, ge=1)
+    max_tokens: PositiveInt = 16
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=5)
 

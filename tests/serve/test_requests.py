@@ -99,7 +99,7 @@ chat(**message("x" * 90)) | messages | must fit into 64
 chat(model={"a": 1}) | model | a valid string
 chat(temperature=2.1) | temperature | less than or equal to 2
 chat(temperature=10**400) | temperature | a valid number
-chat(max_tokens=0) | max_tokens | greater than or equal to 1
+chat(max_tokens=0) | max_tokens | greater than 0
 chat(stop=[""]) | stop | at least 1 character
 chat(logprobs=True) | logprobs | Input should be False
 chat(tools=[{"type": "function"}]) | tools | does not support the field, leave it out
