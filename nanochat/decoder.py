@@ -26,7 +26,7 @@ PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 # ---- caches ----
 
 
-def _updating(layers: list[tuple[Tensor, Tensor]], put: Callable[[Tensor, Tensor], Tensor]):
+def _updating(layers: list[tuple[Tensor, Tensor]], put: Callable):
     """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
     return lambda layer, k, v: tuple(map(put, layers[layer], (k, v)))
 

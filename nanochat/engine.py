@@ -131,11 +131,17 @@ class Engine:
 
     def generate(self, requests: Sequence[Request]):
         """Return the n completions of each request."""
+        return [completions for _, completions in sorted(self.finished(requests))]
+
+    def finished(self, requests: Sequence[Request]):
+        """Yield each request's number and n completions when the last of them has ended."""
         completions = [[Completion() for _ in range(request.n)] for request in requests]
         # Samples end in any order; each event names the request and the sample.
         for event in self.stream(requests):
-            completions[event.request][event.sample].add(event)
-        return completions
+            samples = completions[event.request]
+            samples[event.sample].add(event)
+            if event.token is None and all(sample.reason for sample in samples):
+                yield event.request, samples
 
     def stream(self, requests: Sequence[Request]):
         """Yield all samples' events as they come, in order within a sample; closing the iterator cancels them."""

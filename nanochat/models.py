@@ -40,10 +40,8 @@ CONFIGURATIONS = {name: changes for name, *changes in parse_rows(ROWS, "[ ,]+")}
 
 def config_of(manifest: Record):
     """Return the model config described by a checkpoint's manifest."""
-    entry = dict(manifest["model"])
-    entry.pop("kind", None)  # in older checkpoints, "gpt" for all models
     try:
-        return GPTConfig(**entry)
+        return GPTConfig(**manifest["model"])
     except TypeError:
         raise ValueError("another version of this code has written the checkpoint: train the model again") from None
 

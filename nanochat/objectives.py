@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nanochat.dataloader import Batch
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Returns the loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics: name ->
 # sum and count, over a micro-batch.
-Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]]
+Objective = Callable[[nn.Module, Batch], tuple]
 
 LEAST_LOSS = 0.1  # in nats: an exit with a lower loss counts as if it had this one when the next is compared with it
 

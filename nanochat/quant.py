@@ -135,8 +135,6 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors):
     """
     stored = {}
     for name, weight in weights.items():
-        if not weight.isfinite().all():
-            raise ValueError(f"{name} has values that are not finite: train the model again")
         if name not in recipes:
             stored[name] = weight.detach().float().cpu()
             continue

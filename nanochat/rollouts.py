@@ -39,7 +39,7 @@ CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 
 # Name → advantages from rewards, both of shape (prompts, samples).
 ADVANTAGES = {
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
-    "std": lambda rewards: (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6),
+    "std": lambda rewards: ADVANTAGES["mean"](rewards) / (rewards.std(1, keepdim=True) + 1e-6),
 }
 
 
@@ -126,7 +126,7 @@ class Rollouts(PromptSource):
     prompt, as MetricLog.write does. The config is that of scripts.chat_rl.
     """
 
-    def __init__(self, trainer: "Trainer", task: Any, engine: Engine, record: Callable[..., None]):
+    def __init__(self, trainer: "Trainer", task: Any, engine: Engine, record: Callable):
         names = ("advantage", "examples_per_step", "num_samples", "max_new_tokens", "temperature", "top_k", "top_p")
         super().__init__(trainer, len(task), {name: getattr(trainer.config, name) for name in names})
         self.task, self.engine = task, engine

@@ -7,7 +7,7 @@ from functools import partial
 from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
 
-Table = dict[str, Callable[[float, int], float]]  # field of Group → schedule
+Table = dict[str, Callable]  # field of Group → schedule, a function of progress and step
 MOMENTUM_AT_FIRST, MOMENTUM_AT_LAST = 0.85, 0.90
 
 

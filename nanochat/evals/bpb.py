@@ -32,19 +32,16 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
     from nanochat.run import Trainer
 
-Estimates = dict[str, Estimate]  # figure -> value and standard error
-
 SAMPLE_TOKENS = 16  # written after each prompt
 # The public reference has the same prompts, so samples can be compared.
-PROMPTS = (
-    "The capital of France is",
-    "The chemical symbol of gold is",
-    "If yesterday was Friday, then tomorrow will be",
-    "The opposite of hot is",
-    "The planets of the solar system are:",
-    "My favorite color is",
-    "If 5*x + 3 = 13, then x is",
-)
+PROMPTS = """\
+The capital of France is
+The chemical symbol of gold is
+If yesterday was Friday, then tomorrow will be
+The opposite of hot is
+The planets of the solar system are:
+My favorite color is
+If 5*x + 3 = 13, then x is""".split("\n")
 
 
 class EvalText(NamedTuple):
@@ -110,7 +107,7 @@ def bits_by_exit(
 
 @torch.no_grad()
 def sum_rows(
-    model: Callable[..., Tensor],
+    model: Callable,
     inputs: Tensor,
     targets: Tensor,
     weights: Tensor,
@@ -184,9 +181,9 @@ def text_validation(trainer: "Trainer", corpus: "Corpus"):
 def log_validation(
     trainer: "Trainer",
     tokens: int,
-    measure: Callable[[], Estimates],
+    measure: Callable,
 ):
-    """Return the evaluation that logs and keeps figures from `measure`.
+    """Return the evaluation that logs and keeps the figures of `measure`: name -> value and standard error.
 
     The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
     """

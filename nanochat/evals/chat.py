@@ -16,8 +16,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
-from nanochat.engine import Completion, Engine, Request
-from nanochat.evals.bpb import Estimates, log_validation, ratio, sum_rows
+from nanochat.engine import Engine, Request
+from nanochat.evals.bpb import log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.models import as_written
@@ -227,33 +227,27 @@ def _write_answers(
             top_k=settings.top_k,
             top_p=settings.top_p,
             # Each problem has its own seed, whatever runs beside it.
-            seed=(settings.seed + repeat << 32) + problem.record["problem"],
-            n=settings.num_samples,
+            seed=(settings.seed << 32) + problem.record["problem"],
+            n=settings.num_samples * settings.repeats,
         )
-        for problem, repeat in product(own, range(settings.repeats))
+        for problem in own
     ]
-    completions = [[Completion() for _ in range(settings.repeats * settings.num_samples)] for _ in own]
-    # Samples end in any order.
-    for event in engine.stream(requests):
-        place, repeat = divmod(event.request, settings.repeats)
-        samples = completions[place]
-        samples[repeat * settings.num_samples + event.sample].add(event)
-        if event.token is None and all(sample.reason for sample in samples):
-            answers = [
-                {
-                    "text": tokenizer.decode(sample.tokens),
-                    "parts": reply_parts(sample.tokens, tokenizer),
-                    "reason": sample.reason,
-                }
-                for sample in samples
-            ]
-            yield own[place], answers
+    for number, samples in engine.finished(requests):
+        answers = [
+            {
+                "text": tokenizer.decode(sample.tokens),
+                "parts": reply_parts(sample.tokens, tokenizer),
+                "reason": sample.reason,
+            }
+            for sample in samples
+        ]
+        yield own[number], answers
 
 
 # ---- evaluation during training ----
 
 
-def task_scores(trainer: "Trainer", open_tasks: Callable[..., Mapping[str, Task]], at_start: bool = False):
+def task_scores(trainer: "Trainer", open_tasks: Callable, at_start: bool = False):
     """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
@@ -283,8 +277,8 @@ def task_scores(trainer: "Trainer", open_tasks: Callable[..., Mapping[str, Task]
     return [Evaluation(config.eval_metrics_every, score, at_start)]
 
 
-def log_figures(trainer: "Trainer", measure: Callable[[], Estimates]):
-    """Return the evaluation that logs figures every --eval-every steps, also before the first one."""
+def log_figures(trainer: "Trainer", measure: Callable):
+    """Return the evaluation that logs the figures of `measure` every --eval-every steps, also before the first one."""
 
     def log(state: State):
         found = trainer.with_average(measure, state)

@@ -177,7 +177,7 @@ def _row(prefix: np.ndarray, options: list[Option]):
 # ---- pack and score: from rows to a score for each option ----
 
 
-def _batches(texts: Iterable, length: Callable[..., int], tokens: int):
+def _batches(texts: Iterable, length: Callable, tokens: int):
     """Yield batches with about so many tokens, the longest texts first: fewer, or up to a text more."""
     # Texts of about the same length need little padding.
     texts = sorted(texts, key=length, reverse=True)

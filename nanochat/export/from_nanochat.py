@@ -38,7 +38,7 @@ NAMES = parse_rows("""
     resid_lambdas     residual_lambdas
 """)
 MAX_SIZE = 2**20  # of anything in a model
-# Fine-tuning inherits these settings from its parent; defaults of October 2025 for values that the file lacks.
+# Fine-tuning inherits these settings from its parent: the defaults of October 2025.
 INHERITED = {
     "total_batch_size": 524_288,
     "embedding_lr": 0.2,
@@ -83,11 +83,4 @@ def read_checkpoint(path: Path):
         if name.endswith((".q.weight", ".k.weight")):
             # The public model rotates by minus the position.
             weights[name] = swap_halves(weights[name], config.head_dim)
-    settings = {"data": "", "max_seq_len": config.max_seq_len} | INHERITED
-    # Versions differ in the place of a setting: at the top level, or among the flags of the user.
-    used = meta.get("user_config", {}) | meta
-    for name in INHERITED:
-        # Negative values stand for "automatic".
-        if isinstance(used.get(name), int | float) and used[name] >= 0:
-            settings[name] = used[name]
-    return config, weights, settings
+    return config, weights, {"data": "", "max_seq_len": config.max_seq_len} | INHERITED

@@ -18,7 +18,7 @@ from nanochat.checkpoint import manifest_hash
 from nanochat.export import tokenizers as tokenizer_files
 from nanochat.export.tokenizers import BOS, END, PAD
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
-from nanochat.log import Record, print0
+from nanochat.log import Record, parse_rows, parse_table, print0
 from nanochat.models import PLAIN, config_fields
 from nanochat.paths import new_folder, write_json, write_text
 from nanochat.stages import MODELS
@@ -41,10 +41,10 @@ class Exported(NamedTuple):
     texts: list[str]  # to compare tokenizers on
 
 
-def export(write: Callable[[Exported, Path], list[str]], exported: Exported, out: Path):
+def export(write: Callable, exported: Exported, out: Path):
     """Write a new folder; if a comparison fails, nothing is left.
 
-    write: fills the folder, and returns sentences about the comparisons.
+    write: from the model and a folder, which it fills, to sentences about the comparisons.
     """
     if out.exists():
         raise ValueError(f"{out} exists already: remove it, or name another --out")
@@ -59,9 +59,16 @@ def export(write: Callable[[Exported, Path], list[str]], exported: Exported, out
 _SIZES = "vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings".split()
 # Details of new weights, of smear and of supervision: without these tricks they have no effect.
 _DETAILS = "orthogonal bos_id loops passes detached".split()
-# All that modeling_nanochat.py knows.
-_TRICKS = "mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout".split()
-_ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
+# Name of a size there, and ours.
+_NAMES = parse_rows("""
+    vocab_size               vocab_size
+    hidden_size              width
+    num_hidden_layers        depth
+    num_attention_heads      heads
+    num_key_value_heads      kv_heads
+    head_dim                 head_dim
+    max_position_embeddings  max_seq_len
+""")
 
 
 class Architecture(NamedTuple):
@@ -70,37 +77,36 @@ class Architecture(NamedTuple):
     name: str
     model_type: str
     preset: str  # --model of base_train that fits, and says which value a field of our config needs
-    linears: dict[str, str]  # in a block: our name -> the name there
-    supported: set[str]  # config fields that may have any value, beside the sizes
     rotates_backwards: bool = False  # rotates queries and keys by minus the position
     has_norm_weights: bool = False
+    mlp: str = ""  # the names there of our layers up, down and gate
+    supported: str = ""  # config fields that may have any value, beside the sizes
+
+    @property
+    def linears(self):
+        """The linear layers in a block: our name -> the name there."""
+        mlp = zip(("up", "down", "gate"), self.mlp.split(), strict=False)
+        return {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"} | {
+            f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in mlp
+        }
 
 
-NANOCHAT = Architecture(
-    "NanoChatForCausalLM",
-    model_type="nanochat",
-    preset="october-2025",
-    linears=_ATTENTION | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
-    supported={"softcap"},
-    rotates_backwards=True,
+# All that modeling_nanochat.py knows.
+_TRICKS = """
+    mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout supervision
+""".strip()
+# The last one has our weights under our names, and brings the code that reads them: no tricks of experiments.
+# Qwen3's qk_scale goes into weights.
+ARCHITECTURES = parse_table(
+    Architecture,
+    f"""
+    name                 model_type    preset        rotates_backwards  has_norm_weights  mlp                          supported
+    NanoChatForCausalLM  nanochat      october-2025  1                  -                 fc1 fc2                      softcap
+    Qwen3ForCausalLM     qwen3         portable      -                  1                 up_proj down_proj gate_proj  qk_scale
+    NanochatForCausalLM  nanochat_gpt  reference     -                  -                 -                            {_TRICKS}
+    """,  # noqa: E501
 )
-QWEN3 = Architecture(
-    "Qwen3ForCausalLM",
-    model_type="qwen3",
-    preset="portable",
-    linears=_ATTENTION | {f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    supported={"qk_scale"},  # goes into weights
-    has_norm_weights=True,
-)
-# Our weights under our names, and the code that reads them: all tricks but those of experiments.
-OWN = Architecture(
-    "NanochatForCausalLM",
-    model_type="nanochat_gpt",
-    preset="reference",
-    linears={},
-    supported={*_TRICKS, "supervision"},
-)
-ARCHITECTURES = (NANOCHAT, QWEN3, OWN)
+NANOCHAT, QWEN3, OWN = ARCHITECTURES
 CODE = "modeling_nanochat"
 VERSION = 1  # of that file and its config.json
 DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".split()  # written out for the code
@@ -108,7 +114,7 @@ DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".
 
 def unsupported(config: GPTConfig, architecture: Architecture):
     """Return the settings that the architecture cannot represent, as name=value."""
-    supported = {*_SIZES, *_DETAILS, *architecture.supported}
+    supported = {*_SIZES, *_DETAILS, *architecture.supported.split()}
     if not any(config.windows):  # all are as long as the context
         supported.add("window_pattern")
     needed = {"supervision": 0} | config_fields(f"reference,{PLAIN}") | config_fields(architecture.preset)
@@ -133,15 +139,8 @@ def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = A
 def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]):
     """Return the fields of the architecture's config."""
     config = model.config
-    settings = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
+    settings = {theirs: getattr(config, ours) for theirs, ours in _NAMES} | {
         "intermediate_size": model.blocks[0].mlp.up.weight.shape[0],  # mlp_ratio * width, rounded
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_seq_len,
         "rms_norm_eps": NORM_EPS,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
         # Normed rows are for the embedding only: then the head has a table of its own.
@@ -150,7 +149,7 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
         "eos_token_id": special_tokens[END],
         "pad_token_id": None,  # `transformers` would not train the embedding of an id given here
     }
-    if "softcap" in architecture.supported:
+    if "softcap" in architecture.supported.split():
         settings["final_logit_softcapping"] = config.softcap or None
     return settings
 

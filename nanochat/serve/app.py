@@ -149,7 +149,7 @@ class Service:
         }
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request):
+    async def answer(self, parse: Callable, request: Request):
         body = await read_body(request)
         api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
         return ApiResponse(api_request, self.served, self.submit(api_request))

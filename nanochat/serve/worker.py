@@ -111,7 +111,7 @@ class Worker:
         self.order(self._start, generation, request.prompts)
         return generation
 
-    def order(self, function: Callable[..., None], *arguments: Any):
+    def order(self, function: Callable, *arguments: Any):
         """Queue a call of the engine for the thread, behind the calls that wait."""
 
         def run():
