@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 MAGIC = b"nanogolf1\n"
-HEADER, SCALARS = "header", "scales"  # groups of bytes beside those of GROUPS
+# Groups of bytes beside those of GROUPS.
+HEADER = "header"
+SCALARS = "scales"
 GROUPS = {
     "embed.": "embeddings",
     "value_embeds.": "embeddings",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,7 @@ from nanochat.decoder import Decoder, StepKind
 from nanochat.fused import pack, refresh
 from nanochat.gpt import GPT
 from nanochat.log import print_line
-
-if TYPE_CHECKING:
-    from nanochat.tokenizer import Tokenizer
+from nanochat.tokenizer import Tokenizer
 
 ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
 SLOTS = {"cuda": 256, "cpu": 64, "mps": 64}  # rows run at once, by device type
@@ -115,7 +113,7 @@ class Engine:
     slots: rows at once; 0: as many as pay on the device. Jobs may come and go while others run, in one thread.
     """
 
-    def __init__(self, model: GPT, tokenizer: "Tokenizer", slots: int = 0):
+    def __init__(self, model: GPT, tokenizer: Tokenizer, slots: int = 0):
         packed = pack(model)
         self.decoder = Decoder(packed)
         self.config = model.config
@@ -162,12 +160,11 @@ class Engine:
         for number, request in enumerate(requests):
             length = len(request.tokens)
             if not 0 < length < context:
-                raise ValueError(f"prompt {number} has {length:,} tokens, the context holds 1 to {context - 1:,}")
+                raise ValueError(f"prompt {number} has {length} tokens, the context holds 1 to {context - 1}")
             stop = self.ends if request.stop is None else request.stop
             most = min(length + request.max_new_tokens, context)
             self.longest = max(self.longest, most)
-            for sample in range(request.n):
-                sequences.append(_Sequence(job, request, number, sample, stop, most, length))
+            sequences += [_Sequence(job, request, number, i, stop, most, length) for i in range(request.n)]
         # The longest first: a lack of memory shows at once.
         sequences.sort(key=lambda sequence: -sequence.length)
         job.open = len(sequences)

@@ -17,7 +17,8 @@ from nanochat.log import print0
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
 
-LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 65504.0  # of fp16
+LEAST_SCALE = 2.0**-24  # of fp16
+LARGEST_SCALE = 65504.0
 Recipes = dict[str, str]  # matrix → recipe, as text
 LEAST_VALUES = 1024  # a smaller matrix stays fp16
 DAMPING = 0.01  # GPTQ: part of the mean diagonal that is added to the diagonal

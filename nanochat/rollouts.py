@@ -127,7 +127,7 @@ class Rollouts(PromptSource):
     """
 
     def __init__(self, trainer: "Trainer", task: Any, engine: Engine, record: Callable):
-        names = ("advantage", "examples_per_step", "num_samples", "max_new_tokens", "temperature", "top_k", "top_p")
+        names = "advantage examples_per_step num_samples max_new_tokens temperature top_k top_p".split()
         super().__init__(trainer, len(task), {name: getattr(trainer.config, name) for name in names})
         self.task, self.engine = task, engine
         self.record = record

@@ -8,7 +8,8 @@ from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
 
 Table = dict[str, Callable]  # field of Group → schedule, a function of progress and step
-MOMENTUM_AT_FIRST, MOMENTUM_AT_LAST = 0.85, 0.90
+MOMENTUM_AT_FIRST = 0.85
+MOMENTUM_AT_LAST = 0.90
 
 
 def warmup_warmdown(

@@ -104,7 +104,7 @@ def evaluate_task(
     for answer in answers:
         answered.append(answer)
         share = min(len(answered) * runtime.world_size / len(problems), 1)  # of all ranks, about
-        progress.update(f"{label}: {share:.0%} of {len(problems):,} problems", share)
+        progress.update(f"{label}: {share:.0%} of {len(problems)} problems", share)
     # All texts are judged in one call, which runs programs side by side.
     texts = [(problem.conversation, answer["text"]) for problem, completions in answered for answer in completions]
     verdicts = iter(task.evaluate_all(texts))
@@ -177,9 +177,9 @@ def _prepare_problems(task: Task, context: int, tokenizer: Tokenizer, settings: 
         problems.append(Problem(conversation, prompt, record))
     shortened = sum(problem.record["cut"] for problem in problems)
     if answer_tokens >= context:
-        print0(f"{label}: answers end with the context of {context:,} tokens, before {answer_tokens:,} new ones")
+        print0(f"{label}: answers end with the context of {context} tokens, before {answer_tokens} new ones")
     if shortened:
-        print0(f"{label}: {shortened:,} of {total:,} prompts are longer than the context, and lose their beginning")
+        print0(f"{label}: {shortened} of {total} prompts are longer than the context, and lose their beginning")
     return problems
 
 

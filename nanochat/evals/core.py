@@ -65,7 +65,7 @@ def evaluate_core(
         centered = accuracy.centered(task.baseline)
         scores[task.label] = centered
         print0(
-            f"core: {task.label}, {task.shots}-shot, {len(decisions):,} items: accuracy {accuracy.value:.4f}, "
+            f"core: {task.label}, {task.shots}-shot, {len(decisions)} items: accuracy {accuracy.value:.4f}, "
             f"centered {centered}"
         )
     return scores

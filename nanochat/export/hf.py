@@ -55,10 +55,12 @@ def export(write: Callable, exported: Exported, out: Path):
 
 # ---- architectures ----
 
-# Sizes that every architecture has under another name.
-_SIZES = "vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings".split()
-# Details of new weights, of smear and of supervision: without these tricks they have no effect.
-_DETAILS = "orthogonal bos_id loops passes detached".split()
+# Sizes that every architecture has under another name, and details of new weights, of smear and of supervision: without
+# these tricks they have no effect.
+_SIZES = """
+    vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings
+    orthogonal bos_id loops passes detached
+"""
 # Name of a size there, and ours.
 _NAMES = parse_rows("""
     vocab_size               vocab_size
@@ -92,9 +94,9 @@ class Architecture(NamedTuple):
 
 
 # All that modeling_nanochat.py knows.
-_TRICKS = """
-    mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout supervision
-""".strip()
+_TRICKS = (
+    "mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout supervision"
+)
 # The last one has our weights under our names, and brings the code that reads them: no tricks of experiments.
 # Qwen3's qk_scale goes into weights.
 ARCHITECTURES = parse_table(
@@ -114,16 +116,13 @@ DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".
 
 def unsupported(config: GPTConfig, architecture: Architecture):
     """Return the settings that the architecture cannot represent, as name=value."""
-    supported = {*_SIZES, *_DETAILS, *architecture.supported.split()}
+    supported = set(f"{_SIZES} {architecture.supported}".split())
     if not any(config.windows):  # all are as long as the context
         supported.add("window_pattern")
     needed = {"supervision": 0} | config_fields(f"reference,{PLAIN}") | config_fields(architecture.preset)
-    found = []
-    for name, value in asdict(config).items():
-        # A field in no table, such as a new one, is refused with any value.
-        if name not in supported and needed.get(name, ...) != value:
-            found.append(f"{name}={value}")
-    return found
+    others = {name: value for name, value in asdict(config).items() if name not in supported}
+    # A field in no table, such as a new one, is refused with any value.
+    return [f"{name}={value}" for name, value in others.items() if needed.get(name, ...) != value]
 
 
 def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES):
@@ -260,7 +259,7 @@ def write_tokenizer(exported: Exported, folder: Path):
     for text, encoding in zip(exported.texts, encodings, strict=True):
         if exported.tokenizer.encode(text) != encoding.ids:
             raise ValueError(f"transformers gives other ids for {text!r}")
-    return [f"tokenizer: transformers gives the same ids for {len(exported.texts):,} texts"]
+    return [f"tokenizer: transformers gives the same ids for {len(exported.texts)} texts"]
 
 
 def transformers():

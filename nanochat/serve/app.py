@@ -165,7 +165,7 @@ class Service:
         places = sum(worker.engine.slots for worker in self.workers) + self.queue
         samples = len(request.samples)
         if samples > places:
-            raise ApiError(400, f"the request asks for {samples:,} samples, there is room for {places:,}", "n")
+            raise ApiError(400, f"the request asks for {samples} samples, there is room for {places}", "n")
         if self.load + samples > places:
             raise ApiError(429, "the server is busy, try again", code="queue_full", headers={"retry-after": "1"})
         return min(self.workers, key=lambda worker: worker.load).submit(request)
@@ -262,9 +262,8 @@ def listen(host: str, port: int):
 
 def open_engines(choice: ModelChoice, runtime: Runtime, slots: int):
     """Load a model into an engine on each GPU, or into one on the CPU."""
-    devices = [runtime.device]
-    if runtime.device.type == "cuda":
-        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    devices = gpus if runtime.device.type == "cuda" else [runtime.device]
     workers = []
     for device in devices:
         model, tokenizer, checkpoint = load_model(

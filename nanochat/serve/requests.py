@@ -2,7 +2,7 @@
 
 import secrets
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -36,7 +36,7 @@ class ApiError(HTTPException):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        headers: dict[str, str] | None = None,
+        headers: dict | None = None,
     ):
         message = message[:MAX_MESSAGE]  # it may quote the client
         super().__init__(status, message, headers)  # such as retry-after
@@ -137,10 +137,9 @@ class CompletionFields(CommonFields):
 # ---- from a body to a checked request ----
 
 JSON_OBJECT = TypeAdapter(Record)
-Fields = TypeVar("Fields", bound=CommonFields)
 
 
-def read_fields(model: type[Fields], body: bytes, served: ServedModel):
+def read_fields(model: type[CommonFields], body: bytes, served: ServedModel):
     """Return the fields of a JSON body; an ApiError names the first wrong field. Null counts as absent."""
     try:
         found = JSON_OBJECT.validate_json(body)
@@ -163,11 +162,7 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel):
 def parse_chat(body: bytes, served: ServedModel):
     """Check the body of a chat request and render the conversation as a prompt."""
     fields = read_fields(ChatFields, body, served)
-    messages = []
-    for message in fields.messages:
-        # OpenAI's newer name for the system message.
-        role = "system" if message.role == "developer" else message.role
-        messages.append({"role": role, "content": message.parts or message.content})
+    messages = [{"role": message.role, "content": message.parts or message.content} for message in fields.messages]
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
     try:
@@ -217,7 +212,7 @@ def engine_request(
 ):
     """Return the engine's request for one prompt, which came in a certain field."""
     if len(tokens) >= served.context:
-        sentence = f"the prompt has {len(tokens):,} tokens, prompt and answer must fit into {served.context:,}"
+        sentence = f"the prompt has {len(tokens)} tokens, prompt and answer must fit into {served.context}"
         raise ApiError(400, sentence, field, "context_length_exceeded")
     return Request(
         tokens,

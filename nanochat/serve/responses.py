@@ -153,13 +153,13 @@ class Choice:
             is_cut = self._stops.found and start >= characters
             if sampled and not is_cut:  # the calculator's tokens were not the model's choice
                 shown.append(one)
-        tops = []
-        for _, alternatives in shown:
-            tops.append(alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()})
         return {
             "tokens": [self._spell(token) for token, _ in shown],
             "token_logprobs": [alternatives and alternatives[token] for token, alternatives in shown],
-            "top_logprobs": tops,
+            "top_logprobs": [
+                alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()}
+                for _, alternatives in shown
+            ],
         }
 
     def _spell(self, token: int):

@@ -33,8 +33,8 @@ def score(model: GPT, tokens: Sequence[int], top: int):
         logprobs = model.logits(some).log_softmax(-1)
         # The likeliest tokens come first; the row's own may be one of them, or one more.
         tokens_shown = torch.cat([logprobs.topk(top).indices, targets[:, None]], dim=1)
-        for row in zip(tokens_shown.tolist(), logprobs.gather(1, tokens_shown).tolist(), strict=True):
-            found.append(dict(zip(*row, strict=True)))
+        rows = zip(tokens_shown.tolist(), logprobs.gather(1, tokens_shown).tolist(), strict=True)
+        found += [dict(zip(*row, strict=True)) for row in rows]
     return found
 
 
