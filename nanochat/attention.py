@@ -29,9 +29,6 @@ class Mask(NamedTuple):
 
 # Versions of FlashAttention, the fastest first → major compute capabilities of the GPUs that each has kernels for.
 FLASH = {"flash3": (9,), "flash4": (9, 10)}
-FLEX = ("flex", "flash4")  # paths with block masks
-FLASH3_REPOSITORY = "kernels-community/flash-attn3"  # builds for each version of PyTorch, on the kernels hub
-TRIAL_ERROR = 0.02  # relative; bf16 rounds by 0.004
 
 
 def make_mask(
@@ -85,7 +82,8 @@ def obstacle(path: str, device: torch.device, dtype: torch.dtype):
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in FLASH[path]:
         return "it has no kernels for this device"
     try:
-        return "" if _trial_error(path, device, dtype) < TRIAL_ERROR else "it computes wrong values here"
+        # A relative error; bf16 rounds by 0.004.
+        return "" if _trial_error(path, device, dtype) < 0.02 else "it computes wrong values here"
     # A missing package, a failed download or compilation, a dtype: the libraries have no common base class.
     except Exception as error:
         return str(error).partition("\n")[0]
@@ -97,7 +95,8 @@ def _flash3_kernel():
     try:
         package = importlib.import_module("flash_attn_interface")
     except ImportError:
-        package = importlib.import_module("kernels").get_kernel(FLASH3_REPOSITORY, version=1)
+        # The hub has builds for each version of PyTorch.
+        package = importlib.import_module("kernels").get_kernel("kernels-community/flash-attn3", version=1)
     return package.flash_attn_func
 
 
@@ -218,7 +217,7 @@ def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.
         return None
     # An evaluation may make the mask that the next training step's backward reads.
     with torch.inference_mode(False):
-        if path in FLEX:
+        if path in ("flex", "flash4"):
             return _block_mask(path, queries, keys, window, device)
         positions = torch.arange(keys - queries, keys, device=device)  # the last positions
         return _mask(positions[None], keys, window)

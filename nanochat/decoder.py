@@ -178,9 +178,9 @@ STATE = """
 class StepKind(NamedTuple):
     """The parts of a step that the rows need; on CUDA each kind has a separate graph."""
 
-    sampled: bool = False  # some row has a temperature
-    ranks: int = 0  # likeliest tokens that top-k and top-p must order; 0: no row filters
-    logprobs: bool = False
+    sampled: bool  # some row has a temperature
+    ranks: int  # likeliest tokens that top-k and top-p must order; 0: no row filters
+    logprobs: bool
 
 
 class Decoder:

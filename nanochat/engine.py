@@ -24,8 +24,6 @@ from nanochat.log import print_line
 from nanochat.tokenizer import Tokenizer
 
 ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
-SLOTS = {"cuda": 256, "cpu": 64, "mps": 64}  # rows run at once, by device type
-LEAST = 1e-6  # below, as temperature or top-p, fp32 would overflow or vanish; the likeliest token is meant
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,8 @@ class Request:
     logprobs: bool = False  # events have the model's log-probabilities
 
     def __post_init__(self):
-        if min(self.temperature, self.top_p) < LEAST:
+        # Below, fp32 would overflow or vanish; the likeliest token is meant.
+        if min(self.temperature, self.top_p) < 1e-6:
             object.__setattr__(self, "temperature", 0.0)  # the dataclass is frozen
 
 
@@ -118,7 +117,7 @@ class Engine:
         self.decoder = Decoder(packed)
         self.config = model.config
         self.refresh = partial(refresh, packed, model)
-        self.slots = slots or SLOTS[self.decoder.device.type]
+        self.slots = slots or (256 if self.decoder.on_cuda else 64)
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ENDS)

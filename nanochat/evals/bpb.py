@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
     from nanochat.run import Trainer
 
-SAMPLE_TOKENS = 16  # written after each prompt
 # The public reference has the same prompts, so samples can be compared.
 PROMPTS = """\
 The capital of France is
@@ -206,9 +205,9 @@ def log_validation(
 def write_samples(model: GPT, tokenizer: Tokenizer):
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     room = model.config.max_seq_len - 1  # leaves space for one new token
-    # A short context keeps a prompt's end.
+    # A short context keeps a prompt's end. 16 tokens are written after each prompt.
     requests = [
-        Request([tokenizer.bos, *tokenizer.encode(prompt)][-room:], SAMPLE_TOKENS, stop=frozenset([tokenizer.bos]))
+        Request([tokenizer.bos, *tokenizer.encode(prompt)][-room:], 16, stop=frozenset([tokenizer.bos]))
         for prompt in PROMPTS
     ]
     rows = []

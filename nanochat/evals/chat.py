@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from nanochat.run import Trainer
 
 
-SHOWN = 300  # characters of a question or an answer in the report card
 # A call of the calculator and its result in the text of an answer.
 CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*?)<\|output_end\|>")
-BYTES_PER_TOKEN = 4  # about: validation on conversations costs as much as validation on text
 LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 
 
@@ -131,7 +129,8 @@ def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]):
             *messages, _ = tasks[name][number]["messages"]
             question = " / ".join(message["content"] for message in messages)
             answer = record["completions"][0]
-            texts = [shorten(text, SHOWN) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]
+            # Characters that fit into the report card.
+            texts = [shorten(text, 300) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]
             rows.append([name, *texts, "yes" if answer["right"] else "no"])
     return rows[:3]
 
@@ -299,8 +298,8 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     if config.eval_every < 0:
         return []
     tokens = config.eval_tokens
-    if tokens < 0:  # little work beside training
-        tokens = trainer.runtime.validation_bytes // BYTES_PER_TOKEN
+    if tokens < 0:  # little work beside training: as much as validation on text, with about 4 bytes in a token
+        tokens = trainer.runtime.validation_bytes // 4
     length = config.max_seq_len
     most = max(1, tokens // length)
     inputs, targets = first_rows(conversations, trainer.tokenizer, supervise, length, most)

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 # Tokens per batch without padding, by device type. On a CPU larger batches do not fit into the caches, and are slower.
 # On a GPU the keys and values of prefixes take 150 kB per token at depth 24, so 5 GB.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 32_768, "mps": 16_384}
-# Items of each task during training: a sample keeps the estimate cheap. scripts.base_eval scores all.
-ESTIMATE_ITEMS = 500
 
 
 def evaluate_core(
@@ -79,7 +77,8 @@ def core_scores(trainer: "Trainer", every: int):
     figure = name.lower().replace(" ", "_")  # in the metric log
 
     def score(state: State):
-        scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, ESTIMATE_ITEMS)
+        # 500 items of each task keep the estimate cheap. scripts.base_eval scores all.
+        scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, 500)
         each = {f"core/{label}": score.value for label, score in scores.items()}
         keep_figures(trainer.log, state, "core", {figure: average(scores.values())}, **each)
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 INVERTED_EVALUATIONS = 3  # in a row
 LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
 MAX_GRADIENT_NORM = 20.0
-ROUNDING = 1e-4  # relative
 
 
 def find_alarms(records: Sequence[Record], finished: bool):
@@ -54,7 +53,7 @@ def refinement(bpb: Sequence[float]):
 
 def in_order(bpb: Sequence[float]):
     """Return True if no exit is worse than the one before, but for rounding."""
-    return all(later <= (1 + ROUNDING) * earlier for earlier, later in pairwise(bpb))
+    return all(later <= 1.0001 * earlier for earlier, later in pairwise(bpb))
 
 
 def refinement_alarms(trainer: "Trainer"):

@@ -21,8 +21,6 @@ from typing import NamedTuple
 
 from nanochat.evals import contained
 
-MAX_AT_ONCE = 20  # programs side by side
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -72,7 +70,7 @@ def judge_all(cases: Iterable[Case], limits: Limits = LIMITS, unsafe: bool = Fal
 def side_by_side(function: Callable, items: Iterable):
     """Return the function's results; it waits for programs, for as many at once as this rank has CPUs."""
     cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    with ThreadPoolExecutor(min(max(cpus, 1), MAX_AT_ONCE)) as pool:
+    with ThreadPoolExecutor(min(max(cpus, 1), 20)) as pool:
         return list(pool.map(function, items))
 
 

@@ -47,11 +47,8 @@ from nanochat.stages import MODELS
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
-DRAIN_SECONDS = 30  # limit for open requests at a shutdown
 MAX_CONNECTIONS = 4096
-BACKLOG = 64  # connections that wait, and that asyncio accepts at once
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
-OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
 # For every response: browsers do not guess types, no other page shows ours in a frame, other sites do not learn our
 # address, and caches keep no conversations.
 HEADERS = parse_rows("""
@@ -92,7 +89,8 @@ class AccessMiddleware:
         origin = headers.get("origin")
         if origin not in (None, *self.origins) and origin.partition("://")[2] != headers.get("host"):
             return ApiError(403, f"pages of {origin!r} may not use this server")
-        if not self.key or path in OPEN_PATHS:
+        # The page asks for the key, and monitors have none.
+        if not self.key or path in ("/", "/health"):
             return None
         given = headers.get("authorization", "").encode("latin-1")  # headers are bytes: a key may be UTF-8
         if hmac.compare_digest(given, f"Bearer {self.key}".encode()):  # takes equally long for every wrong key
@@ -292,12 +290,12 @@ def serve(bound: socket.socket, app: Starlette):
         headers=HEADERS,
         http=Protocol,
         ws="none",
-        backlog=BACKLOG,
+        backlog=64,  # connections that wait, and that asyncio accepts at once
         lifespan="on",  # an error at the start ends the server
         log_level="error",
         access_log=False,
         server_header=False,  # tells nobody about versions
-        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_graceful_shutdown=30,  # limit for open requests, in seconds
     )
     server = uvicorn.Server(config)
     # uvicorn raises SIGTERM again at the end: this handler lets a server that has finished its work end with status 0.

@@ -22,8 +22,6 @@ from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
-MAX_MESSAGE = 1000  # characters in an error
-
 Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
 
 
@@ -38,7 +36,7 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: dict | None = None,
     ):
-        message = message[:MAX_MESSAGE]  # it may quote the client
+        message = message[:1000]  # it may quote the client
         super().__init__(status, message, headers)  # such as retry-after
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
