@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from nanochat.run import Trainer
     from nanochat.train import State
 
-Columns = tuple[Tensor, ...]  # of one answer, see `columns`
-
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 # Name → advantages from rewards, both of shape (prompts, samples).
@@ -59,7 +57,7 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
     return inputs, torch.where(chosen == 1, ids, -1), advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
-def row_tokens(row: Columns):
+def row_tokens(row: tuple):
     """Return the tokens of an answer with the prompt, but for the last one, which is no input."""
     return len(row[0]) + len(row[-1])
 
@@ -232,7 +230,7 @@ class Rollouts(PromptSource):
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
-def assemble(groups: Mapping[int, list[Columns]], device: torch.device):
+def assemble(groups: Mapping[int, list[tuple]], device: torch.device):
     """Pad each prompt's rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
     longest = {question: max(map(row_tokens, rows)) for question, rows in groups.items()}
     rows, sizes = [], []

@@ -38,15 +38,6 @@ NAMES = parse_rows("""
     resid_lambdas     residual_lambdas
 """)
 MAX_SIZE = 2**20  # of anything in a model
-# Fine-tuning inherits these settings from its parent: the defaults of October 2025.
-INHERITED = {
-    "total_batch_size": 524_288,
-    "embedding_lr": 0.2,
-    "unembedding_lr": 0.004,
-    "matrix_lr": 0.02,
-    "scalar_lr": 0.5,
-    "grad_clip": 1.0,
-}
 
 
 def read_checkpoint(path: Path):
@@ -83,4 +74,15 @@ def read_checkpoint(path: Path):
         if name.endswith((".q.weight", ".k.weight")):
             # The public model rotates by minus the position.
             weights[name] = swap_halves(weights[name], config.head_dim)
-    return config, weights, {"data": "", "max_seq_len": config.max_seq_len} | INHERITED
+    # Fine-tuning inherits these from its parent: the defaults of October 2025.
+    settings = {
+        "data": "",
+        "max_seq_len": config.max_seq_len,
+        "total_batch_size": 524_288,
+        "embedding_lr": 0.2,
+        "unembedding_lr": 0.004,
+        "matrix_lr": 0.02,
+        "scalar_lr": 0.5,
+        "grad_clip": 1.0,
+    }
+    return config, weights, settings

@@ -215,11 +215,10 @@ def write_folder(exported: Exported, folder: Path):
     checks.append(compare_models(exported, loaded))
     # The model card that the hub shows.
     card = CARD.format(
-        name=exported.name,
+        exported=exported,
         architecture=architecture,
         parameters=sum(p.numel() for p in model.parameters()),
         config=model.config,
-        manifest=exported.manifest,
         prompt=BASE_PROMPT if exported.manifest["stage"] == MODELS["base"] else CHAT_PROMPT,
         checks="".join(f"- {check}\n" for check in checks),
     )
@@ -308,7 +307,7 @@ tags:
 - {architecture.model_type}
 ---
 
-# {name}
+# {exported.name}
 
 A language model trained with nanochat: {architecture.name} with {parameters:,} parameters, {config.depth} layers, width
 {config.width}, {config.heads} heads ({config.kv_heads} for keys and values), context {config.max_seq_len:,}, vocabulary
@@ -336,8 +335,8 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
 
 ## Origin
 
-Stage {manifest[stage]}, step {manifest[step]}, tokenizer {manifest[tokenizer][hash]}, versions {manifest[versions]}.
-The stage began with the weights of: {manifest[parent]}.
+Stage {exported.manifest[stage]}, step {exported.manifest[step]}, tokenizer {exported.manifest[tokenizer][hash]},
+versions {exported.manifest[versions]}. The stage began with the weights of: {exported.manifest[parent]}.
 
 ## License
 

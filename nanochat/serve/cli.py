@@ -34,12 +34,12 @@ def typed_lines():
 # ---- answers out ----
 
 
+@dataclass
 class AnswerPrinter:
     """Prints an answer piece by piece; the calculator's turns are printed on a terminal only."""
 
-    def __init__(self, stream: TextIO):
-        self.stream = stream
-        self._last = ""  # character
+    stream: TextIO
+    _last: str = ""  # character
 
     def add(self, pieces: list[Piece]):
         for kind, text in pieces:
