@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from nanochat.recursive import RecursiveGPT
     from nanochat.settings import RecursionSettings
 
-# Returns the loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics: name ->
+# From a model and a batch to a tuple:
+# the loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics: name ->
 # sum and count, over a micro-batch.
-Objective = Callable[[nn.Module, Batch], tuple]
+Objective = Callable
 
 LEAST_LOSS = 0.1  # in nats: an exit with a lower loss counts as if it had this one when the next is compared with it
 

@@ -1,13 +1,13 @@
 """Schedules for learning rate, momentum and weight decay: pure functions of progress (0 to 1) and step (from 0)."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
 
-Table = dict[str, Callable]  # field of Group → schedule, a function of progress and step
+Table = dict  # field of Group → schedule, a function of progress and step
 
 
 def warmup_warmdown(

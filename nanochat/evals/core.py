@@ -115,10 +115,6 @@ def _evaluate_task(model: GPT, tokenizer: Tokenizer, task: BundleTask, runtime: 
 # ---- plan: from prompts to rows ----
 
 
-# An option with scored tokens: its tokens after the prefix, how many at the end are scored, its number in the task.
-Option = tuple[np.ndarray, int, int]
-
-
 class Target(NamedTuple):
     """An option's scored tokens in a row."""
 
@@ -161,7 +157,8 @@ def _plan(items: Sequence[Item], context: int):
     return rows
 
 
-def _row(prefix: np.ndarray, options: list[Option]):
+def _row(prefix: np.ndarray, options: list[tuple]):
+    """Return a row. An option: tokens after the prefix, how many at the end are scored, its number in the task."""
     branches = {}  # by the bytes of their ids
     for ids, scored, number in options:
         inputs = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used

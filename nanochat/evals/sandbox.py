@@ -15,15 +15,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from functools import cache
 from typing import NamedTuple
 
 from nanochat.evals import contained
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits on a program; sizes in bytes. Nothing outlives a process, so its memory is at most memory × processes."""
 
     seconds: float = 60.0  # wall time; generous, as other work on the machine slows the program down
@@ -140,7 +138,7 @@ def _start(
         "program": program,
         "launcher": launcher,
         "word": word,
-        "limits": asdict(limits),
+        "limits": limits._asdict(),
         "contained": is_contained,
         "caller": os.getpid(),
         "readable": [os.path.realpath(path) for path in readable],

@@ -1,8 +1,7 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -42,8 +41,7 @@ class ApiError(HTTPException):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-@dataclass(frozen=True)
-class ServedModel:
+class ServedModel(NamedTuple):
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
     temperature: for the page, see `chat.chat_temperature`. Programs choose their own.
@@ -56,8 +54,7 @@ class ServedModel:
     is_base: bool = False
 
 
-@dataclass(frozen=True)
-class ApiRequest:
+class ApiRequest(NamedTuple):
     """A checked request: the fields, and the form for the engine."""
 
     fields: "CommonFields"

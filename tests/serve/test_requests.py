@@ -1,7 +1,6 @@
 """Requests as clients write them: accepted fields, and refusals with the field's name and a clear sentence."""
 
 import json
-from dataclasses import replace
 
 import pytest
 from engines import ID, TOKENIZER
@@ -46,7 +45,7 @@ def test_defaults_and_a_base_model():
     assert first.prompts[0].seed != second.prompts[0].seed
     assert completion().prompts[0].max_new_tokens == 16
     assert chat(tools=[], logit_bias={}, frequency_penalty=0, user="me", store=False)
-    base = replace(SERVED, is_base=True)
+    base = SERVED._replace(is_base=True)
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     for messages in (HI, [*HI, {"role": "assistant", "content": "!"}, {"role": "user", "content": parts}]):
         request = parse_chat(json.dumps({"messages": messages}).encode(), base)
