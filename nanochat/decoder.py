@@ -6,7 +6,7 @@ change and the step gives -1. On CUDA the steps are graphs, replayed without hel
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 # ---- caches ----
 
 
-def _updating(layers: list[tuple[Tensor, Tensor]], put: Callable):
+def _updating(layers: list, put: Callable):
     """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
     return lambda layer, k, v: tuple(map(put, layers[layer], (k, v)))
 
@@ -243,7 +243,7 @@ class Decoder:
             cache = self.cache.prompts(torch.tensor(batch, device=self.device))
             self.model.hidden(pad_sequence(ids, batch_first=True).to(self.device), cache=cache)
 
-    def seat(self, first: int, rows: list[dict[str, Any]]):
+    def seat(self, first: int, rows: list[dict]):
         """Begin rows in the slots from `first` on, after their prompts have run up to the last token.
 
         They are live, and without forced tokens. A row has the other entries of STATE: numbers, or arrays.
@@ -297,7 +297,7 @@ class Decoder:
         on_host = [column.to("cpu", non_blocking=True) for column in columns]
         return on_host, torch.cuda.current_stream().record_event()
 
-    def _replay(self, shape: tuple[int, int, StepKind]):
+    def _replay(self, shape: tuple):
         """Run a step as a CUDA graph, captured by the second step with the same (rows, keys, kind)."""
         if shape not in self.graphs:
             # The first step runs without a graph and does all one-time work.

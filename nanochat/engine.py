@@ -171,7 +171,7 @@ class Engine:
         return job
 
     @torch.inference_mode()
-    def cancel(self, job: Job, *samples: tuple[int, int]):
+    def cancel(self, job: Job, *samples: tuple):
         """End a job's samples, or only these (request, sample) pairs, and free the slots."""
         leaving = [sequence for sequence in (*self.waiting, *self.rows) if sequence.job is job]
         if samples:

@@ -17,7 +17,7 @@ from nanochat.log import print0
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
 
-Recipes = dict[str, str]  # matrix → recipe, as text
+Recipes = dict  # matrix → recipe, as text
 
 
 class Recipe(NamedTuple):

@@ -21,7 +21,7 @@ from nanochat.evals.bpb import log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
+from nanochat.outcome import average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime, in_halves
@@ -53,7 +53,7 @@ Task = Any  # tasks.common.Task, which nanochat/ does not import
 class ChatScore(NamedTuple):
     """One task's result."""
 
-    pass_at: dict[int, Estimate]  # k -> probability that one in k answers is right, for k up to the samples
+    pass_at: dict  # k -> probability that one in k answers is right, for k up to the samples
     baseline: float  # accuracy when guessing
     records: list[dict]  # for each problem: the prompt, the right answer, and all completions with verdicts
     repeats: int = 1  # runs that the completions of each problem come from, one after the other

@@ -141,7 +141,7 @@ class Choice:
             content["parts"] = parts(pieces, ends=self.request.fields.stream)
         return content
 
-    def _logprobs(self, score: list[dict[int, float]], characters: int):
+    def _logprobs(self, score: list[dict], characters: int):
         """Return the log-probabilities of a completion's tokens, with `echo` also the prompt's.
 
         characters: shown to the client.
