@@ -14,14 +14,16 @@ from collections import defaultdict
 from collections.abc import Mapping
 from hashlib import sha256
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 MAGIC = b"nanogolf1\n"
-HEADER, SCALARS = "header", "scales"  # groups of bytes beside those of GROUPS
+# Groups of bytes beside those of GROUPS.
+HEADER = "header"
+SCALARS = "scales"
 GROUPS = {
     "embed.": "embeddings",
     "value_embeds.": "embeddings",
@@ -42,7 +44,7 @@ COMPRESSORS = {  # name → (makes bytes fewer, gives them back)
         lambda packed: lzma.decompress(packed, lzma.FORMAT_RAW, filters=LZMA),
     ),
 }
-Fields = Mapping[str, Any]  # JSON
+Fields = Mapping  # JSON
 
 
 class Quantized(NamedTuple):
@@ -72,7 +74,7 @@ class Artifact(NamedTuple):
     stored: Stored
     vocabulary: Fields  # merges, special tokens, pattern: arguments of rustbpe.Tokenizer
     recipes: Fields  # for the record: tensor → recipe
-    bytes: dict[str, int]  # group → bytes in the file; "tokenizer" is the vocabulary's part
+    bytes: dict  # group → bytes in the file; "tokenizer" is the vocabulary's part
 
     @property
     def weights(self):

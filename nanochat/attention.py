@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
-Kernel = Callable[..., Tensor]  # q, k, v and the package's own options → attention
-
-
 class Mask(NamedTuple):
     """Keys that each query sees, in the form for one path; all layers with the same window share a mask."""
 
@@ -27,14 +24,11 @@ class Mask(NamedTuple):
     # (B or 1, 1, Tq, Tk), True where a query sees a key, or flex's BlockMask; None where the kernel needs none.
     allowed: "Tensor | BlockMask | None"
     bounded: bool  # exp(score * scale) fits into the dtype without subtracting the maximum
-    kernel: Kernel | None = None  # FlashAttention 3's function
+    kernel: Callable | None = None  # FlashAttention 3's function: q, k, v and its own options → attention
 
 
 # Versions of FlashAttention, the fastest first → major compute capabilities of the GPUs that each has kernels for.
 FLASH = {"flash3": (9,), "flash4": (9, 10)}
-FLEX = ("flex", "flash4")  # paths with block masks
-FLASH3_REPOSITORY = "kernels-community/flash-attn3"  # builds for each version of PyTorch, on the kernels hub
-TRIAL_ERROR = 0.02  # relative; bf16 rounds by 0.004
 
 
 def make_mask(
@@ -88,7 +82,8 @@ def obstacle(path: str, device: torch.device, dtype: torch.dtype):
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in FLASH[path]:
         return "it has no kernels for this device"
     try:
-        return "" if _trial_error(path, device, dtype) < TRIAL_ERROR else "it computes wrong values here"
+        # A relative error; bf16 rounds by 0.004.
+        return "" if _trial_error(path, device, dtype) < 0.02 else "it computes wrong values here"
     # A missing package, a failed download or compilation, a dtype: the libraries have no common base class.
     except Exception as error:
         return str(error).partition("\n")[0]
@@ -100,7 +95,8 @@ def _flash3_kernel():
     try:
         package = importlib.import_module("flash_attn_interface")
     except ImportError:
-        package = importlib.import_module("kernels").get_kernel(FLASH3_REPOSITORY, version=1)
+        # The hub has builds for each version of PyTorch.
+        package = importlib.import_module("kernels").get_kernel("kernels-community/flash-attn3", version=1)
     return package.flash_attn_func
 
 
@@ -221,7 +217,7 @@ def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.
         return None
     # An evaluation may make the mask that the next training step's backward reads.
     with torch.inference_mode(False):
-        if path in FLEX:
+        if path in ("flex", "flash4"):
             return _block_mask(path, queries, keys, window, device)
         positions = torch.arange(keys - queries, keys, device=device)  # the last positions
         return _mask(positions[None], keys, window)
@@ -285,7 +281,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     )
 
 
-def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any):
+def _by_head(run: Callable, q: Tensor, k: Tensor, v: Tensor, **options: Any):
     """Run one of torch's kernels, which take heads before length."""
     grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -309,7 +305,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
 
 
 @lru_cache(maxsize=1)
-def _compiled(flex_attention: Kernel):
+def _compiled(flex_attention: Callable):
     return torch.compile(flex_attention)
 
 

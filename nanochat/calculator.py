@@ -1,10 +1,10 @@
 """The calculator for model output: exact arithmetic and letter counting on a syntax tree, without running any code."""
 
 import ast
-import operator
 import re
 from decimal import Context, Decimal
 from fractions import Fraction
+from operator import add, floordiv, mod, mul, neg, pos, sub, truediv
 
 MAX_LENGTH = 200  # characters per expression: with the limits below, also a limit on time
 MAX_DIGITS = 40  # for the numerator and the denominator, intermediate results included
@@ -19,7 +19,7 @@ PERCENT = re.compile(r"(\d+\.?\d*|\.\d+)\s*%(?=\s*(?:[-+*/)]|$))")
 
 
 # Raised for other expressions, and for those that would take too long.
-REFUSALS = (SyntaxError, ValueError, RecursionError, MemoryError, ArithmeticError)
+REFUSALS = (SyntaxError, ValueError, KeyError, RecursionError, MemoryError, ArithmeticError)
 
 
 def calculate(expression: str):
@@ -41,16 +41,16 @@ def _power(base: Fraction, exponent: Fraction):
     return base ** int(exponent)
 
 
-OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: _power,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
+OPERATORS = {  # by the name of the sign's class in ast
+    "Add": add,
+    "Sub": sub,
+    "Mult": mul,
+    "Div": truediv,
+    "FloorDiv": floordiv,
+    "Mod": mod,
+    "Pow": _power,
+    "USub": neg,
+    "UAdd": pos,
 }
 
 
@@ -63,9 +63,9 @@ def _value(node: ast.expr, text: str):
             if not NUMBER.fullmatch(digits):
                 raise ValueError("no plain number")
             return Fraction(digits)
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
+        case ast.BinOp(left=left, op=sign, right=right):
             values = [_value(left, text), _value(right, text)]
-        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATORS:
+        case ast.UnaryOp(op=sign, operand=operand):
             values = [_value(operand, text)]
         # The only call: "text".count("part").
         case ast.Call(
@@ -76,7 +76,7 @@ def _value(node: ast.expr, text: str):
             return Fraction(text.count(part))
         case _:
             raise ValueError("only arithmetic, and counting letters")
-    number = Fraction(OPERATORS[type(sign)](*values))
+    number = Fraction(OPERATORS[type(sign).__name__](*values))
     # After each operation, so that repeated powers cannot grow without bound.
     if max(abs(number.numerator), number.denominator) >= 10**MAX_DIGITS:
         raise ValueError("a number has too many digits")

@@ -18,8 +18,6 @@ from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
-Part = dict[str, str]  # type and text
-Ids = list[int]
 ROLES = ("user", "assistant")
 # Part type -> (name in the special tokens around the part, True if the model learns to write the part).
 # The calculator writes the output, so the model does not learn that.
@@ -58,7 +56,7 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer):
     ids = []
     mask = []
 
-    def add(tokens: Ids, learned: bool):
+    def add(tokens: list[int], learned: bool):
         ids.extend(tokens)
         mask.extend([int(learned)] * len(tokens))
 

@@ -4,7 +4,6 @@ A chunk's logits become losses and, if the loss is to be differentiated, their o
 only multiplies by one number.
 """
 
-from collections.abc import Callable
 from functools import cache, partial
 
 import torch
@@ -24,12 +23,9 @@ LEAST_TOKENS = {False: 64, True: 512}
 # A power of 2, so that it rounds nothing.
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
 
-# (logits (n, V), targets (n,), softcap, vocab_size, gradient_scale) → losses (n,), and the gradient of the logits in
-# their dtype, multiplied by gradient_scale; None for a scale of 0.
-Losses = tuple[Tensor, Tensor | None]
-Form = Callable[..., Losses]
-Settings = tuple[Form, float, int]  # form, softcap, vocab_size
-Reduced = Tensor | tuple[Tensor, Tensor]  # sum or losses; with factors, both
+# Settings of a loss are a tuple: form, softcap and vocab_size. A form takes logits (n, V), targets (n,), softcap,
+# vocab_size and gradient_scale. It returns losses (n,), and the gradient of the logits in their dtype times
+# gradient_scale; None for a scale of 0.
 
 
 def cross_entropy(
@@ -77,7 +73,7 @@ def cross_entropy(
     return each.sum() if factors is None else (each @ factors, each.view_as(targets))
 
 
-def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings):
+def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: tuple):
     form, softcap, vocab_size = settings
     logits = hidden @ head.to(hidden.dtype).t()
     return form(logits, targets, softcap, vocab_size, 0.0)[0]
@@ -97,7 +93,7 @@ class _SumOfLosses(torch.autograd.Function):
         targets: Tensor,
         factors: Tensor | None,
         chunk: int,
-        settings: Settings,
+        settings: tuple,
     ):
         form, softcap, vocab_size = settings
         scale = GRADIENT_SCALE.get(hidden.dtype, 1.0)

@@ -6,7 +6,7 @@ change and the step gives -1. On CUDA the steps are graphs, replayed without hel
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.gpt import GPT
+from nanochat.log import parse_rows
 from nanochat.runtime import free_memory
 
 BUCKETS = (1, 8, 32, 64, 128, 256)  # row counts for steps on CUDA, with a graph for each
 KEYS_BLOCK = 32  # a step reads a multiple of 32 keys, on CUDA 32 times a power of two
-KeysValues = tuple[Tensor, Tensor]
 CAPTURING = threading.Lock()  # a process captures one graph at a time
 PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 
@@ -26,7 +26,7 @@ PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 # ---- caches ----
 
 
-def _updating(layers: list[KeysValues], put: Callable[[Tensor, Tensor], Tensor]):
+def _updating(layers: list, put: Callable):
     """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
     return lambda layer, k, v: tuple(map(put, layers[layer], (k, v)))
 
@@ -36,7 +36,7 @@ class Cache(NamedTuple):
 
     # Takes a layer's number and the given tokens' keys and values (B, T, Hkv, D); returns the whole rows', key j at
     # position j.
-    update: Callable[..., KeysValues]
+    update: Callable
     positions: Tensor | None = None  # (B or 1, T): each given token's position in the row; None: rows begin here
     previous: Tensor | None = None  # (B, 1): the token before each row's first given token; any id at position 0
     capacity: int = 0  # keys per row that `update` returns, if there are positions
@@ -159,28 +159,28 @@ class KVCache:
 
 # ---- decoder ----
 
-# Row state: name → dtype; one number per row, but for the last three.
-STATE = {
-    "token": torch.int64,  # the newest, input for the next step
-    "previous": torch.int64,  # the token before it
-    "position": torch.int64,  # where the newest token stands
-    "last": torch.int64,  # the position at which the row is full
-    "live": torch.bool,
-    "temperature": torch.float32,
-    "top_k": torch.int64,
-    "top_p": torch.float32,
-    "halting": torch.bool,  # by token: the row stands still after choosing it
-    "uniform": torch.float64,  # by position: the row's random numbers, from 0 to 1
-    "forced": torch.int64,  # by position: a token to put in instead of a chosen one; -1: none
-}
+# Row state: name, dtype, meaning; one number per row, but for the last three.
+STATE = """
+    token        int64    the newest, input for the next step
+    previous     int64    the token before it
+    position     int64    where the newest token stands
+    last         int64    the position at which the row is full
+    live         bool     the row does not stand still
+    temperature  float32  of sampling, 0: the likeliest token
+    top_k        int64    likeliest tokens to sample from
+    top_p        float32  probability of the likeliest tokens to sample from
+    halting      bool     by token: the row stands still after choosing it
+    uniform      float64  by position: the row's random numbers, from 0 to 1
+    forced       int64    by position: a token to put in instead of a chosen one; -1: none
+"""
 
 
 class StepKind(NamedTuple):
     """The parts of a step that the rows need; on CUDA each kind has a separate graph."""
 
-    sampled: bool = False  # some row has a temperature
-    ranks: int = 0  # likeliest tokens that top-k and top-p must order; 0: no row filters
-    logprobs: bool = False
+    sampled: bool  # some row has a temperature
+    ranks: int  # likeliest tokens that top-k and top-p must order; 0: no row filters
+    logprobs: bool
 
 
 class Decoder:
@@ -216,10 +216,11 @@ class Decoder:
             fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
             self.cache = KVCache(self.model, min(self.wanted, fit), self.length)
             sizes = {"halting": self.config.vocab_size, "uniform": self.length, "forced": self.length}
-            dtypes = STATE | ({"uniform": torch.float32} if self.device.type == "mps" else {})  # which has no fp64
-            for name, dtype in dtypes.items():
+            for name, dtype, _ in parse_rows(STATE):
+                if self.device.type == "mps":
+                    dtype = dtype.replace("float64", "float32")  # it has no fp64
                 shape = self.cache.slots, sizes.get(name, 1)
-                self.state[name] = torch.zeros(shape, dtype=dtype, device=self.device)
+                self.state[name] = torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
             if self.on_cuda:
                 self.pool = torch.cuda.graph_pool_handle()
                 self.stream = torch.cuda.Stream()  # torch's own for capturing would belong to the first device
@@ -242,7 +243,7 @@ class Decoder:
             cache = self.cache.prompts(torch.tensor(batch, device=self.device))
             self.model.hidden(pad_sequence(ids, batch_first=True).to(self.device), cache=cache)
 
-    def seat(self, first: int, rows: list[dict[str, Any]]):
+    def seat(self, first: int, rows: list[dict]):
         """Begin rows in the slots from `first` on, after their prompts have run up to the last token.
 
         They are live, and without forced tokens. A row has the other entries of STATE: numbers, or arrays.
@@ -296,7 +297,7 @@ class Decoder:
         on_host = [column.to("cpu", non_blocking=True) for column in columns]
         return on_host, torch.cuda.current_stream().record_event()
 
-    def _replay(self, shape: tuple[int, int, StepKind]):
+    def _replay(self, shape: tuple):
         """Run a step as a CUDA graph, captured by the second step with the same (rows, keys, kind)."""
         if shape not in self.graphs:
             # The first step runs without a graph and does all one-time work.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +21,9 @@ from nanochat.decoder import Decoder, StepKind
 from nanochat.fused import pack, refresh
 from nanochat.gpt import GPT
 from nanochat.log import print_line
-
-if TYPE_CHECKING:
-    from nanochat.tokenizer import Tokenizer
+from nanochat.tokenizer import Tokenizer
 
 ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
-SLOTS = {"cuda": 256, "cpu": 64, "mps": 64}  # rows run at once, by device type
-LEAST = 1e-6  # below, as temperature or top-p, fp32 would overflow or vanish; the likeliest token is meant
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,8 @@ class Request:
     logprobs: bool = False  # events have the model's log-probabilities
 
     def __post_init__(self):
-        if min(self.temperature, self.top_p) < LEAST:
+        # Below, fp32 would overflow or vanish; the likeliest token is meant.
+        if min(self.temperature, self.top_p) < 1e-6:
             object.__setattr__(self, "temperature", 0.0)  # the dataclass is frozen
 
 
@@ -115,12 +112,12 @@ class Engine:
     slots: rows at once; 0: as many as pay on the device. Jobs may come and go while others run, in one thread.
     """
 
-    def __init__(self, model: GPT, tokenizer: "Tokenizer", slots: int = 0):
+    def __init__(self, model: GPT, tokenizer: Tokenizer, slots: int = 0):
         packed = pack(model)
         self.decoder = Decoder(packed)
         self.config = model.config
         self.refresh = partial(refresh, packed, model)
-        self.slots = slots or SLOTS[self.decoder.device.type]
+        self.slots = slots or (256 if self.decoder.on_cuda else 64)
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ENDS)
@@ -131,11 +128,17 @@ class Engine:
 
     def generate(self, requests: Sequence[Request]):
         """Return the n completions of each request."""
+        return [completions for _, completions in sorted(self.finished(requests))]
+
+    def finished(self, requests: Sequence[Request]):
+        """Yield each request's number and n completions when the last of them has ended."""
         completions = [[Completion() for _ in range(request.n)] for request in requests]
         # Samples end in any order; each event names the request and the sample.
         for event in self.stream(requests):
-            completions[event.request][event.sample].add(event)
-        return completions
+            samples = completions[event.request]
+            samples[event.sample].add(event)
+            if event.token is None and all(sample.reason for sample in samples):
+                yield event.request, samples
 
     def stream(self, requests: Sequence[Request]):
         """Yield all samples' events as they come, in order within a sample; closing the iterator cancels them."""
@@ -156,12 +159,11 @@ class Engine:
         for number, request in enumerate(requests):
             length = len(request.tokens)
             if not 0 < length < context:
-                raise ValueError(f"prompt {number} has {length:,} tokens, the context holds 1 to {context - 1:,}")
+                raise ValueError(f"prompt {number} has {length} tokens, the context holds 1 to {context - 1}")
             stop = self.ends if request.stop is None else request.stop
             most = min(length + request.max_new_tokens, context)
             self.longest = max(self.longest, most)
-            for sample in range(request.n):
-                sequences.append(_Sequence(job, request, number, sample, stop, most, length))
+            sequences += [_Sequence(job, request, number, i, stop, most, length) for i in range(request.n)]
         # The longest first: a lack of memory shows at once.
         sequences.sort(key=lambda sequence: -sequence.length)
         job.open = len(sequences)
@@ -169,7 +171,7 @@ class Engine:
         return job
 
     @torch.inference_mode()
-    def cancel(self, job: Job, *samples: tuple[int, int]):
+    def cancel(self, job: Job, *samples: tuple):
         """End a job's samples, or only these (request, sample) pairs, and free the slots."""
         leaving = [sequence for sequence in (*self.waiting, *self.rows) if sequence.job is job]
         if samples:

@@ -27,7 +27,7 @@ class PackedLinear(nn.Module):
     matrix: gives (outputs, inputs) from the model's own weights, for `refresh`.
     """
 
-    def __init__(self, matrix: Callable[[], Tensor], dtype: torch.dtype):
+    def __init__(self, matrix: Callable, dtype: torch.dtype):
         super().__init__()
         self.matrix = matrix
         self.dtype = dtype

@@ -6,74 +6,42 @@ from dataclasses import asdict
 import torch
 
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig
-from nanochat.log import Record
+from nanochat.log import Record, parse_rows
 from nanochat.recursive import RecursiveGPT
 
 # Other flags set these fields, so --model does not change them.
-FLAG_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
-FLAG_FIELDS += ("supervision", "loops", "passes", "detached")
+FLAG_FIELDS = """
+    vocab_size depth width heads kv_heads max_seq_len bos_id supervision loops passes detached
+""".split()
 # Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
-PLAIN = {
-    "window_pattern": "L",
-    "rope_dims": 0,
-    "query_gain": 0,
-    "qk_eps": NORM_EPS,
-    "exclusive_last": 0,
-    "residual_lambdas": False,
-    "x0_lambdas": False,
-    "value_embeds": False,
-    "smear": False,
-    "induction": False,
-    "backout": False,
-    "supervision": 0,
-    "sweeps": 1,
-}
-CONFIGURATIONS = {  # --model: name → fields that may differ from the defaults
-    "reference": {},
-    "october-2025": {**PLAIN, "mlp": "relu2", "qk_scale": 1.0, "rope_base": 10_000.0},
-    # The reference, changed so that the model learns within few steps to search the context.
-    "induction": {"induction": True, "tie_embeddings": True},
-    # A small budget in bytes: docs/golf.md.
-    "golf": {
-        "induction": True,
-        "tie_embeddings": True,
-        "residual_lambdas": False,
-        "x0_lambdas": False,
-        "value_embeds": False,
-        "mlp": "leaky2",
-        "mlp_ratio": 3.0,
-    },
-    # The seed of the golf track: one GPU, 16 MB.
-    "golf-seed": {
-        **PLAIN,
-        "tie_embeddings": True,
-        "mlp_ratio": 3.0,
-        "rope_base": 10_000.0,
-        "rope_dims": 32,
-        "exclusive_last": 2,
-        "qk_scale": 1.0,
-        "query_gain": 1.75,
-        "qk_eps": 1e-6,
-        "orthogonal": True,
-        "softcap": 30.0,
-    },
-    # The architecture that other programs know as Qwen3.
-    "portable": {
-        **PLAIN,
-        "qk_scale": 1.0,
-        "mlp": "swiglu",
-        "mlp_ratio": 8 / 3,  # three matrices in place of two, with as many weights together
-        "softcap": 0.0,
-    },
-}
+PLAIN = (
+    f"window_pattern=L,rope_dims=0,query_gain=0,qk_eps={NORM_EPS},exclusive_last=0,"
+    "residual_lambdas=false,x0_lambdas=false,"
+    "value_embeds=false,"
+    "smear=false,induction=false,backout=false,sweeps=1"
+)
+# --model: name, and the fields that may differ from the defaults.
+# induction: the reference, changed so that the model learns within few steps to search the context.
+# golf: a small budget in bytes (docs/golf.md). golf-seed: the seed of that track, for one GPU and 16 MB.
+# portable: the architecture that other programs know as Qwen3; its MLP has three matrices in place of two, with as many
+# weights together.
+ROWS = f"""
+    reference
+    october-2025 {PLAIN},mlp=relu2,qk_scale=1,rope_base=10000
+    induction induction=true,tie_embeddings=true
+    golf induction=true,tie_embeddings=true,residual_lambdas=false,x0_lambdas=false,value_embeds=false,\
+        mlp=leaky2,mlp_ratio=3
+    golf-seed {PLAIN},tie_embeddings=true,mlp_ratio=3,rope_base=10000,rope_dims=32,exclusive_last=2,\
+        qk_scale=1,query_gain=1.75,qk_eps=1e-6,orthogonal=true,softcap=30
+    portable {PLAIN},qk_scale=1,mlp=swiglu,mlp_ratio={8 / 3},softcap=0
+"""
+CONFIGURATIONS = {name: changes for name, *changes in parse_rows(ROWS, "[ ,]+")}
 
 
 def config_of(manifest: Record):
     """Return the model config described by a checkpoint's manifest."""
-    entry = dict(manifest["model"])
-    entry.pop("kind", None)  # in older checkpoints, "gpt" for all models
     try:
-        return GPTConfig(**entry)
+        return GPTConfig(**manifest["model"])
     except TypeError:
         raise ValueError("another version of this code has written the checkpoint: train the model again") from None
 
@@ -112,9 +80,9 @@ def config_fields(text: str):
     name, *changes = text.split(",")
     if name not in CONFIGURATIONS:
         raise ValueError(f"--model={name} is not known, take one of {', '.join(CONFIGURATIONS)}")
-    changed = dict(CONFIGURATIONS[name])
+    changed = {}
     defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in FLAG_FIELDS}
-    for change in changes:
+    for change in CONFIGURATIONS[name] + changes:
         field, _, value = change.partition("=")
         if field in FLAG_FIELDS:
             raise ValueError(f"--model={text}: {field} is set by its own flag, see --help")

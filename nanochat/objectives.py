@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nanochat.dataloader import Batch
 
@@ -16,12 +16,9 @@ if TYPE_CHECKING:
     from nanochat.recursive import RecursiveGPT
     from nanochat.settings import RecursionSettings
 
-Metrics = dict[str, tuple[Tensor, Tensor]]  # name -> sum and count, over a micro-batch
-# The loss sum, the count that divides the sum over all micro-batches and ranks, and further metrics.
-Loss = tuple[Tensor, Tensor, Metrics]
-Objective = Callable[[nn.Module, Batch], Loss]
-
-LEAST_LOSS = 0.1  # in nats: an exit with a lower loss counts as if it had this one when the next is compared with it
+# From a model and a batch to a tuple: the loss sum, the count that divides the sum over all micro-batches and ranks,
+# and further metrics: name -> sum and count, over a micro-batch.
+Objective = Callable
 
 
 def next_token(model: nn.Module, batch: Batch):
@@ -54,7 +51,8 @@ class DeepSupervision:
         for power, hidden in zip(powers, model.exits(inputs), strict=True):
             factors = torch.full((len(inputs), 1), power / sum(powers), device=inputs.device)
             if before is not None:
-                mean = (before / kept.clamp(min=1)).clamp(min=LEAST_LOSS)
+                # An exit with a loss below 0.1 nats counts as if it had this one when the next is compared with it.
+                mean = (before / kept.clamp(min=1)).clamp(min=0.1)
                 factors = factors + self.reward / mean
                 total = total - self.reward * kept.sum()
             loss, losses = model.loss(hidden, targets, factors=factors.expand_as(targets))

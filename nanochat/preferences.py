@@ -174,7 +174,7 @@ class Pairs(PromptSource):
             yield from self.split(self._batch(numbers[start : start + CHUNK]), rows)
 
     @torch.no_grad()
-    def set_reference(self, open_parent: Callable[[], GPT], rows: int):
+    def set_reference(self, open_parent: Callable, rows: int):
         """Fill in each answer's log-probabilities under the parent, computed if no file has them yet."""
         own = [row[REFERENCE] for row in chain(*self.answers)]
         if not self.runtime.broadcast(self.path.exists):
@@ -200,11 +200,11 @@ def chosen_minus_rejected(sides: Tensor):
     return sides[:, 0] - sides[:, 1]
 
 
-# Name → each pair's loss, from the answers' log-ratios to the parent and their lengths, both (pairs, 2), and beta.
+# Name → each answer's score in the loss, from the log-ratios to the parent and the lengths, both (pairs, 2).
 PREFERENCE_LOSSES = {
-    "dpo": lambda gains, lengths, beta: -F.logsigmoid(beta * chosen_minus_rejected(gains)),
+    "dpo": lambda gains, lengths: gains,
     # The mean over an answer's tokens: a long answer weighs as much as a short one.
-    "dpo-norm": lambda gains, lengths, beta: -F.logsigmoid(beta * chosen_minus_rejected(gains / lengths)),
+    "dpo-norm": lambda gains, lengths: gains / lengths,
 }
 
 
@@ -233,7 +233,8 @@ class Preference:
         parts = (targets >= 0, logprobs, apart, apart.exp() * (apart - 1) + 1)
         lengths, chances, gains, strayed = (part.sum(1).view(-1, 2) for part in parts)  # (pairs, 2) each
         margins = chosen_minus_rejected(gains)
-        losses = PREFERENCE_LOSSES[self.loss](gains, lengths, self.beta)
+        scores = PREFERENCE_LOSSES[self.loss](gains, lengths)
+        losses = -F.logsigmoid(self.beta * chosen_minus_rejected(scores))
         return {
             "loss": losses,
             "accuracy": (chosen_minus_rejected(chances) > 0).float(),

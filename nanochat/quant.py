@@ -17,10 +17,7 @@ from nanochat.log import print0
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
 
-LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 65504.0  # of fp16
-Recipes = dict[str, str]  # matrix → recipe, as text
-LEAST_VALUES = 1024  # a smaller matrix stays fp16
-DAMPING = 0.01  # GPTQ: part of the mean diagonal that is added to the diagonal
+Recipes = dict  # matrix → recipe, as text
 
 
 class Recipe(NamedTuple):
@@ -86,7 +83,7 @@ def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None):
     """Return a matrix (rows, columns) in codes. hessian: of its inputs, for GPTQ."""
     weight = weight.detach().float()
     largest = recipe.clip * weight.std(1, correction=0) if recipe.clip else weight.abs().amax(1)
-    scales = (largest / recipe.top).clamp(LEAST_SCALE, LARGEST_SCALE).half()
+    scales = (largest / recipe.top).clamp(2.0**-24, 65504.0).half()  # the range of fp16
     steps = scales.float()[:, None]
     codes = _gptq(weight, steps, recipe.top, hessian) if recipe.gptq else _round(weight, steps, recipe.top)
     return Quantized(codes.to(torch.int8), scales, recipe.bits)
@@ -100,7 +97,8 @@ def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor):
     """Return codes, column by column: later columns make up for the error of earlier ones on the calibration text."""
     weight, hessian = weight.clone(), hessian.double()
     diagonal = hessian.diagonal()
-    diagonal += DAMPING * diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny)
+    # Damping.
+    diagonal += 0.01 * diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
     factor = torch.linalg.cholesky(inverse, upper=True).float()
     codes = []
@@ -123,9 +121,9 @@ def entropy(codes: Tensor):
 
 
 def matrices(model: nn.Module):
-    """Return the parameters that take a recipe."""
+    """Return the parameters that take a recipe. A smaller matrix stays fp16."""
     named = model.named_parameters()
-    return {name: value.detach() for name, value in named if value.ndim == 2 and value.numel() >= LEAST_VALUES}
+    return {name: value.detach() for name, value in named if value.ndim == 2 and value.numel() >= 1024}
 
 
 def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors):
@@ -135,8 +133,6 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors):
     """
     stored = {}
     for name, weight in weights.items():
-        if not weight.isfinite().all():
-            raise ValueError(f"{name} has values that are not finite: train the model again")
         if name not in recipes:
             stored[name] = weight.detach().float().cpu()
             continue

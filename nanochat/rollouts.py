@@ -32,14 +32,12 @@ if TYPE_CHECKING:
     from nanochat.run import Trainer
     from nanochat.train import State
 
-Columns = tuple[Tensor, ...]  # of one answer, see `columns`
-
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 # Name → advantages from rewards, both of shape (prompts, samples).
 ADVANTAGES = {
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
-    "std": lambda rewards: (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6),
+    "std": lambda rewards: ADVANTAGES["mean"](rewards) / (rewards.std(1, keepdim=True) + 1e-6),
 }
 
 
@@ -59,7 +57,7 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
     return inputs, torch.where(chosen == 1, ids, -1), advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
-def row_tokens(row: Columns):
+def row_tokens(row: tuple):
     """Return the tokens of an answer with the prompt, but for the last one, which is no input."""
     return len(row[0]) + len(row[-1])
 
@@ -126,8 +124,8 @@ class Rollouts(PromptSource):
     prompt, as MetricLog.write does. The config is that of scripts.chat_rl.
     """
 
-    def __init__(self, trainer: "Trainer", task: Any, engine: Engine, record: Callable[..., None]):
-        names = ("advantage", "examples_per_step", "num_samples", "max_new_tokens", "temperature", "top_k", "top_p")
+    def __init__(self, trainer: "Trainer", task: Any, engine: Engine, record: Callable):
+        names = "advantage examples_per_step num_samples max_new_tokens temperature top_k top_p".split()
         super().__init__(trainer, len(task), {name: getattr(trainer.config, name) for name in names})
         self.task, self.engine = task, engine
         self.record = record
@@ -232,7 +230,7 @@ class Rollouts(PromptSource):
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
-def assemble(groups: Mapping[int, list[Columns]], device: torch.device):
+def assemble(groups: Mapping[int, list[tuple]], device: torch.device):
     """Pad each prompt's rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
     longest = {question: max(map(row_tokens, rows)) for question, rows in groups.items()}
     rows, sizes = [], []

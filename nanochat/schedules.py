@@ -1,15 +1,13 @@
 """Schedules for learning rate, momentum and weight decay: pure functions of progress (0 to 1) and step (from 0)."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
 
-Schedule = Callable[[float, int], float]
-Table = dict[str, Schedule]  # field of Group → schedule
-MOMENTUM_AT_FIRST, MOMENTUM_AT_LAST = 0.85, 0.90
+Table = dict  # field of Group → schedule, a function of progress and step
 
 
 def warmup_warmdown(
@@ -34,9 +32,9 @@ def momentum(
     warmup_steps: int = 400,
     peak: float = 0.97,
 ):
-    """Return Muon's momentum: it rises to `peak`, then falls while the learning rate warms down."""
-    falling = _interpolate(_remaining(progress, warmdown), MOMENTUM_AT_LAST, peak)
-    return min(_interpolate(min(1.0, step / warmup_steps), MOMENTUM_AT_FIRST, peak), falling)
+    """Return Muon's momentum: it rises from 0.85 to `peak`, then falls to 0.9 in the warmdown."""
+    falling = _interpolate(_remaining(progress, warmdown), 0.9, peak)
+    return min(_interpolate(min(1.0, step / warmup_steps), 0.85, peak), falling)
 
 
 def cosine(progress: float, step: int):

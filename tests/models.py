@@ -8,13 +8,13 @@ import torch
 from nanochat.attention import attend, make_mask
 from nanochat.checkpoint import RECORD, Saver
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.models import CONFIGURATIONS, new_model
+from nanochat.models import CONFIGURATIONS, config_fields, new_model
 from nanochat.tokenizer import Tokenizer
 
 BOS = 3
 SMALL = {"vocab_size": 100, "depth": 4, "width": 64, "heads": 4, "kv_heads": 2, "max_seq_len": 512, "bos_id": BOS}
 ODD_SHAPES = {"tie_embeddings": True, "mlp": "swiglu", "window_pattern": "S"}
-CONFIGS = {name: {**SMALL, **fields} for name, fields in CONFIGURATIONS.items()}
+CONFIGS = {name: SMALL | config_fields(name) for name in CONFIGURATIONS}
 CONFIGS["golf-seed"]["rope_dims"] = 8  # of 16
 CONFIGS["recursive"] = {**SMALL, "depth": 2, "supervision": 3}
 CONFIGS["recursive passes"] = {**CONFIGS["recursive"], "loops": 1, "passes": 2, "detached": 1, "value_embeds": False}

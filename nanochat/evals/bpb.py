@@ -33,25 +33,20 @@ if TYPE_CHECKING:
     from nanochat.data.corpus import Corpus
     from nanochat.run import Trainer
 
-Estimates = dict[str, Estimate]  # figure -> value and standard error
-
 # For alarms of a recursive run.
 INVERTED_EVALUATIONS = 3  # in a row
 LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
 MAX_GRADIENT_NORM = 20.0
-ROUNDING = 1e-4  # relative
 
-SAMPLE_TOKENS = 16  # written after each prompt
 # The public reference has the same prompts, so samples can be compared.
-PROMPTS = (
-    "The capital of France is",
-    "The chemical symbol of gold is",
-    "If yesterday was Friday, then tomorrow will be",
-    "The opposite of hot is",
-    "The planets of the solar system are:",
-    "My favorite color is",
-    "If 5*x + 3 = 13, then x is",
-)
+PROMPTS = """\
+The capital of France is
+The chemical symbol of gold is
+If yesterday was Friday, then tomorrow will be
+The opposite of hot is
+The planets of the solar system are:
+My favorite color is
+If 5*x + 3 = 13, then x is""".split("\n")
 
 
 class EvalText(NamedTuple):
@@ -117,7 +112,7 @@ def bits_by_exit(
 
 @torch.no_grad()
 def sum_rows(
-    model: Callable[..., Tensor],
+    model: Callable,
     inputs: Tensor,
     targets: Tensor,
     weights: Tensor,
@@ -191,9 +186,9 @@ def text_validation(trainer: "Trainer", corpus: "Corpus"):
 def log_validation(
     trainer: "Trainer",
     tokens: int,
-    measure: Callable[[], Estimates],
+    measure: Callable,
 ):
-    """Return the evaluation that logs and keeps figures from `measure`.
+    """Return the evaluation that logs and keeps the figures of `measure`: name -> value and standard error.
 
     The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
     """
@@ -216,9 +211,9 @@ def log_validation(
 def write_samples(model: GPT, tokenizer: Tokenizer):
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     room = model.config.max_seq_len - 1  # leaves space for one new token
-    # A short context keeps a prompt's end.
+    # A short context keeps a prompt's end. 16 tokens are written after each prompt.
     requests = [
-        Request([tokenizer.bos, *tokenizer.encode(prompt)][-room:], SAMPLE_TOKENS, stop=frozenset([tokenizer.bos]))
+        Request([tokenizer.bos, *tokenizer.encode(prompt)][-room:], 16, stop=frozenset([tokenizer.bos]))
         for prompt in PROMPTS
     ]
     rows = []
@@ -280,7 +275,7 @@ def refinement(bpb: Sequence[float]):
 
 def in_order(bpb: Sequence[float]):
     """Return True if no exit is worse than the one before, but for rounding."""
-    return all(later <= (1 + ROUNDING) * earlier for earlier, later in pairwise(bpb))
+    return all(later <= 1.0001 * earlier for earlier, later in pairwise(bpb))
 
 
 def refinement_alarms(trainer: "Trainer"):

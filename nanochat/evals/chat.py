@@ -6,7 +6,7 @@ any rank count, and each written answer has a seed.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
@@ -16,12 +16,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
-from nanochat.engine import Completion, Engine, Request
-from nanochat.evals.bpb import Estimates, log_validation, ratio, sum_rows
+from nanochat.engine import Engine, Request
+from nanochat.evals.bpb import log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
+from nanochat.outcome import average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
 from nanochat.runtime import Runtime, in_halves
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
     from nanochat.run import Trainer
 
 
-SHOWN = 300  # characters of a question or an answer in the report card
 # A call of the calculator and its result in the text of an answer.
 CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*?)<\|output_end\|>")
-BYTES_PER_TOKEN = 4  # about: validation on conversations costs as much as validation on text
 LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 
 
@@ -50,13 +48,12 @@ class Problem(NamedTuple):
 
 
 Task = Any  # tasks.common.Task, which nanochat/ does not import
-Answers = Iterator[tuple[Problem, list[dict]]]  # this rank's problems with their completions
 
 
 class ChatScore(NamedTuple):
     """One task's result."""
 
-    pass_at: dict[int, Estimate]  # k -> probability that one in k answers is right, for k up to the samples
+    pass_at: dict  # k -> probability that one in k answers is right, for k up to the samples
     baseline: float  # accuracy when guessing
     records: list[dict]  # for each problem: the prompt, the right answer, and all completions with verdicts
     repeats: int = 1  # runs that the completions of each problem come from, one after the other
@@ -105,7 +102,7 @@ def evaluate_task(
     for answer in answers:
         answered.append(answer)
         share = min(len(answered) * runtime.world_size / len(problems), 1)  # of all ranks, about
-        progress.update(f"{label}: {share:.0%} of {len(problems):,} problems", share)
+        progress.update(f"{label}: {share:.0%} of {len(problems)} problems", share)
     # All texts are judged in one call, which runs programs side by side.
     texts = [(problem.conversation, answer["text"]) for problem, completions in answered for answer in completions]
     verdicts = iter(task.evaluate_all(texts))
@@ -132,7 +129,8 @@ def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]):
             *messages, _ = tasks[name][number]["messages"]
             question = " / ".join(message["content"] for message in messages)
             answer = record["completions"][0]
-            texts = [shorten(text, SHOWN) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]
+            # Characters that fit into the report card.
+            texts = [shorten(text, 300) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]
             rows.append([name, *texts, "yes" if answer["right"] else "no"])
     return rows[:3]
 
@@ -178,9 +176,9 @@ def _prepare_problems(task: Task, context: int, tokenizer: Tokenizer, settings: 
         problems.append(Problem(conversation, prompt, record))
     shortened = sum(problem.record["cut"] for problem in problems)
     if answer_tokens >= context:
-        print0(f"{label}: answers end with the context of {context:,} tokens, before {answer_tokens:,} new ones")
+        print0(f"{label}: answers end with the context of {context} tokens, before {answer_tokens} new ones")
     if shortened:
-        print0(f"{label}: {shortened:,} of {total:,} prompts are longer than the context, and lose their beginning")
+        print0(f"{label}: {shortened} of {total} prompts are longer than the context, and lose their beginning")
     return problems
 
 
@@ -228,33 +226,27 @@ def _write_answers(
             top_k=settings.top_k,
             top_p=settings.top_p,
             # Each problem has its own seed, whatever runs beside it.
-            seed=(settings.seed + repeat << 32) + problem.record["problem"],
-            n=settings.num_samples,
+            seed=(settings.seed << 32) + problem.record["problem"],
+            n=settings.num_samples * settings.repeats,
         )
-        for problem, repeat in product(own, range(settings.repeats))
+        for problem in own
     ]
-    completions = [[Completion() for _ in range(settings.repeats * settings.num_samples)] for _ in own]
-    # Samples end in any order.
-    for event in engine.stream(requests):
-        place, repeat = divmod(event.request, settings.repeats)
-        samples = completions[place]
-        samples[repeat * settings.num_samples + event.sample].add(event)
-        if event.token is None and all(sample.reason for sample in samples):
-            answers = [
-                {
-                    "text": tokenizer.decode(sample.tokens),
-                    "parts": reply_parts(sample.tokens, tokenizer),
-                    "reason": sample.reason,
-                }
-                for sample in samples
-            ]
-            yield own[place], answers
+    for number, samples in engine.finished(requests):
+        answers = [
+            {
+                "text": tokenizer.decode(sample.tokens),
+                "parts": reply_parts(sample.tokens, tokenizer),
+                "reason": sample.reason,
+            }
+            for sample in samples
+        ]
+        yield own[number], answers
 
 
 # ---- evaluation during training ----
 
 
-def task_scores(trainer: "Trainer", open_tasks: Callable[..., Mapping[str, Task]], at_start: bool = False):
+def task_scores(trainer: "Trainer", open_tasks: Callable, at_start: bool = False):
     """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
@@ -284,8 +276,8 @@ def task_scores(trainer: "Trainer", open_tasks: Callable[..., Mapping[str, Task]
     return [Evaluation(config.eval_metrics_every, score, at_start)]
 
 
-def log_figures(trainer: "Trainer", measure: Callable[[], Estimates]):
-    """Return the evaluation that logs figures every --eval-every steps, also before the first one."""
+def log_figures(trainer: "Trainer", measure: Callable):
+    """Return the evaluation that logs the figures of `measure` every --eval-every steps, also before the first one."""
 
     def log(state: State):
         found = measure()
@@ -306,8 +298,8 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     if config.eval_every < 0:
         return []
     tokens = config.eval_tokens
-    if tokens < 0:  # little work beside training
-        tokens = trainer.runtime.validation_bytes // BYTES_PER_TOKEN
+    if tokens < 0:  # little work beside training: as much as validation on text, with about 4 bytes in a token
+        tokens = trainer.runtime.validation_bytes // 4
     length = config.max_seq_len
     most = max(1, tokens // length)
     inputs, targets = first_rows(conversations, trainer.tokenizer, supervise, length, most)

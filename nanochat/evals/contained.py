@@ -131,13 +131,7 @@ CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWTIME = 0x80
 CLONE_OTHERS = 0x6E000000  # cgroup, uts, ipc, pid and net
-MS_RDONLY = 1
-MS_NOSUID = 2
-MS_NODEV = 4
-MS_REMOUNT = 32
-MS_BIND = 4096
-MS_REC = 16384
-MS_PRIVATE = 1 << 18
+MOUNT_FLAGS = {"rdonly": 1, "nosuid": 2, "nodev": 4, "remount": 32, "bind": 4096, "rec": 16384, "private": 262144}
 MOUNT_SETATTR = 442  # the call's number, as older C libraries do not know the call
 AT_RECURSIVE = 0x8000
 PR_SET_PDEATHSIG = 1
@@ -269,11 +263,11 @@ def _change_root(size: int, readable: list[str]):
     """Change to a read-only file system with the readable paths and an empty /tmp for `size` bytes."""
     root = "/proc"  # any folder that exists everywhere: outside, it stays as it is
     # Private: mounts in the sandbox do not show outside.
-    _mount("none", "/", None, MS_REC | MS_PRIVATE)
-    _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"mode=755,size=65536,nr_inodes={MAX_NAMES}")
+    _mount("none", "/", None, "rec private")
+    _mount("tmpfs", root, "tmpfs", "nosuid nodev", f"mode=755,size=65536,nr_inodes={MAX_NAMES}")
     # First: a readable path may lie below it.
     Path(root, "tmp").mkdir()
-    _mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"mode=1777,size={size},nr_inodes={MAX_NAMES}")
+    _mount("tmpfs", f"{root}/tmp", "tmpfs", "nosuid nodev", f"mode=1777,size={size},nr_inodes={MAX_NAMES}")
     paths = [*READABLE, *readable]
     python = os.path.realpath(sys.base_prefix)
     if not python.startswith("/usr"):
@@ -284,13 +278,14 @@ def _change_root(size: int, readable: list[str]):
     os.chdir(root)
     _call("new root", "pivot_root", b".", b".")
     _call("old root", "umount2", b".", 2)  # MNT_DETACH
-    _mount("none", "/", None, MS_REMOUNT | MS_BIND | MS_RDONLY)
+    _mount("none", "/", None, "remount bind rdonly")
     os.chdir("/tmp")
 
 
-def _mount(source: str, target: str, kind: str | None, flags: int, data: str = ""):
+def _mount(source: str, target: str, kind: str | None, flags: str, data: str = ""):
     words = (source.encode(), target.encode(), kind.encode() if kind else None)
-    _call(f"mount of {target}", "mount", *words, ctypes.c_ulong(flags), data.encode())
+    number = ctypes.c_ulong(sum(MOUNT_FLAGS[flag] for flag in flags.split()))
+    _call(f"mount of {target}", "mount", *words, number, data.encode())
 
 
 def _bind(path: str, root: str):
@@ -304,7 +299,7 @@ def _bind(path: str, root: str):
         target.mkdir()
     else:
         target.touch()
-    _mount(path, str(target), None, MS_BIND | MS_REC)
+    _mount(path, str(target), None, "bind rec")
     # Attributes to set (MOUNT_ATTR_RDONLY is 1, MOUNT_ATTR_NOSUID is 2), to clear, propagation, user namespace.
     # A remount would leave out what is mounted below.
     mount_attr = struct.pack("QQQQ", 1 | 2, 0, 0, 0)

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 # Tokens per batch without padding, by device type. On a CPU larger batches do not fit into the caches, and are slower.
 # On a GPU the keys and values of prefixes take 150 kB per token at depth 24, so 5 GB.
 BATCH_TOKENS = {"cpu": 2048, "cuda": 32_768, "mps": 16_384}
-# Items of each task during training: a sample keeps the estimate cheap. scripts.base_eval scores all.
-ESTIMATE_ITEMS = 500
 
 
 def evaluate_core(
@@ -65,7 +63,7 @@ def evaluate_core(
         centered = accuracy.centered(task.baseline)
         scores[task.label] = centered
         print0(
-            f"core: {task.label}, {task.shots}-shot, {len(decisions):,} items: accuracy {accuracy.value:.4f}, "
+            f"core: {task.label}, {task.shots}-shot, {len(decisions)} items: accuracy {accuracy.value:.4f}, "
             f"centered {centered}"
         )
     return scores
@@ -79,7 +77,8 @@ def core_scores(trainer: "Trainer", every: int):
     figure = name.lower().replace(" ", "_")  # in the metric log
 
     def score(state: State):
-        scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, ESTIMATE_ITEMS)
+        # 500 items of each task keep the estimate cheap. scripts.base_eval scores all.
+        scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, 500)
         each = {f"core/{label}": score.value for label, score in scores.items()}
         keep_figures(trainer.log, state, "core", {figure: average(scores.values())}, **each)
 
@@ -116,20 +115,12 @@ def _evaluate_task(model: GPT, tokenizer: Tokenizer, task: BundleTask, runtime: 
 # ---- plan: from prompts to rows ----
 
 
-# An option with scored tokens: its tokens after the prefix, how many at the end are scored, its number in the task.
-Option = tuple[np.ndarray, int, int]
-
-
 class Target(NamedTuple):
     """An option's scored tokens in a row."""
 
     number: int  # the option's
     start: int  # position in the branch whose output predicts the first scored token
     ids: np.ndarray
-
-
-Score = Callable[[Tensor, Tensor], Tensor]  # hidden states (tokens, channels), ids (tokens,) → (tokens,)
-Scored = tuple[Tensor, list[Target]]  # one score per token, and the targets whose tokens these are
 
 
 class Branch(NamedTuple):
@@ -166,7 +157,8 @@ def _plan(items: Sequence[Item], context: int):
     return rows
 
 
-def _row(prefix: np.ndarray, options: list[Option]):
+def _row(prefix: np.ndarray, options: list[tuple]):
+    """Return a row. An option: tokens after the prefix, how many at the end are scored, its number in the task."""
     branches = {}  # by the bytes of their ids
     for ids, scored, number in options:
         inputs = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used
@@ -181,7 +173,7 @@ def _row(prefix: np.ndarray, options: list[Option]):
 # ---- pack and score: from rows to a score for each option ----
 
 
-def _batches(texts: Iterable, length: Callable[..., int], tokens: int):
+def _batches(texts: Iterable, length: Callable, tokens: int):
     """Yield batches with about so many tokens, the longest texts first: fewer, or up to a text more."""
     # Texts of about the same length need little padding.
     texts = sorted(texts, key=length, reverse=True)
@@ -193,10 +185,13 @@ def _batches(texts: Iterable, length: Callable[..., int], tokens: int):
 def _option_sums(
     model: GPT,
     rows: list[Row],
-    score: Score,
+    score: Callable,
     options: int,
 ):
-    """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row."""
+    """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row.
+
+    score: gives one number a token, (tokens,), from hidden states (tokens, channels) and ids (tokens,).
+    """
     sums = torch.zeros(options, dtype=torch.float64)
     scores, numbers = [], []
     tokens = BATCH_TOKENS[model.device.type]
@@ -210,7 +205,7 @@ def _option_sums(
     return sums.index_add_(0, torch.from_numpy(np.concatenate(numbers)), on_host)
 
 
-def _score_rows(model: GPT, batch: list[Row], score: Score):
+def _score_rows(model: GPT, batch: list[Row], score: Callable):
     """Yield the scores of scored tokens, (tokens,), with their targets in the same order.
 
     The first branch of each row runs together with the prefix, the others continue the prefix.
@@ -230,7 +225,7 @@ def _score_rows(model: GPT, batch: list[Row], score: Score):
 
 
 def _scored(
-    score: Score,
+    score: Callable,
     hidden: Tensor,
     offsets: list[int],
     branches: Sequence[Branch],

@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import yaml
@@ -18,13 +18,9 @@ from nanochat.data.bundle import fetch_bundle
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile
 from nanochat.paths import text_sha256
-
-if TYPE_CHECKING:
-    from nanochat.tokenizer import Tokenizer
+from nanochat.tokenizer import Tokenizer
 
 BUNDLE = (HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv"))
-# Seeds for the item order and for the examples, the same as in the public nanochat.
-SHUFFLE_SEED, EXAMPLES_SEED = 1337, 1234
 Rows = list[np.ndarray]  # token ids of several texts
 # Kinds of tasks, as the bundle calls them. A choice has one context and several continuations. A schema has several
 # contexts and one continuation. A completion has one of each, and the model has to predict the continuation exactly.
@@ -53,13 +49,13 @@ class BundleTask(NamedTuple):
     def items(self, most: int):
         """Return the first `most` shuffled items (0: all), at least as many as a prompt shows."""
         items = [json.loads(line) for line in self.path.read_bytes().splitlines()]
-        random.Random(SHUFFLE_SEED).shuffle(items)
+        random.Random(1337).shuffle(items)  # the seed of the public nanochat, as below
         # The examples shown before a question are other items.
         return items[: max(most, self.shots + 1)] if most else items
 
     def prompts(self, items: Sequence[dict], index: int):
         """Return an item's texts, after examples drawn from all other items."""
-        drawn = random.Random(EXAMPLES_SEED + index).sample(range(len(items) - 1), self.shots)
+        drawn = random.Random(1234 + index).sample(range(len(items) - 1), self.shots)
         # Numbers from the index on skip the item itself.
         examples = [items[other + (other >= index)] for other in drawn]
         # The right text of an item; a completion has no gold option: its second text has the continuation.
@@ -121,7 +117,7 @@ class Item(NamedTuple):
     scored: list[int]  # for each option: tokens at the end that count for the score
 
 
-def tokenize_items(task: BundleTask, items: Sequence[dict], numbers: Sequence[int], tokenizer: "Tokenizer"):
+def tokenize_items(task: BundleTask, items: Sequence[dict], numbers: Sequence[int], tokenizer: Tokenizer):
     """Return the items with these numbers as tokens."""
     texts = [task.prompts(items, number) for number in numbers]
     # All texts at once, in several threads; each begins with <|bos|>.

@@ -15,17 +15,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from functools import cache
 from typing import NamedTuple
 
 from nanochat.evals import contained
 
-MAX_AT_ONCE = 20  # programs side by side
 
-
-@dataclass(frozen=True)
-class Limits:
+class Limits(NamedTuple):
     """Limits on a program; sizes in bytes. Nothing outlives a process, so its memory is at most memory × processes."""
 
     seconds: float = 60.0  # wall time; generous, as other work on the machine slows the program down
@@ -72,7 +68,7 @@ def judge_all(cases: Iterable[Case], limits: Limits = LIMITS, unsafe: bool = Fal
 def side_by_side(function: Callable, items: Iterable):
     """Return the function's results; it waits for programs, for as many at once as this rank has CPUs."""
     cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    with ThreadPoolExecutor(min(max(cpus, 1), MAX_AT_ONCE)) as pool:
+    with ThreadPoolExecutor(min(max(cpus, 1), 20)) as pool:
         return list(pool.map(function, items))
 
 
@@ -142,7 +138,7 @@ def _start(
         "program": program,
         "launcher": launcher,
         "word": word,
-        "limits": asdict(limits),
+        "limits": limits._asdict(),
         "contained": is_contained,
         "caller": os.getpid(),
         "readable": [os.path.realpath(path) for path in readable],

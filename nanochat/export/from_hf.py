@@ -4,16 +4,14 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
+from nanochat.artifact import Tensors
 from nanochat.export.hf import VERSION
 from nanochat.export.tokenizers import read_hf
 from nanochat.log import Record
 from nanochat.models import config_of, new_model
 from nanochat.paths import read_json, stage_dir
 from nanochat.tokenizer import Tokenizer
-
-Weights = dict[str, Tensor]
 
 
 def read_folder(folder: Path):
@@ -39,7 +37,7 @@ def read_folder(folder: Path):
     return record, weights, tokenizer
 
 
-def save_imported(record: Record, weights: Weights, tokenizer: Tokenizer, tag: str, step: int):
+def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: str, step: int):
     """Write a checkpoint without optimizer state, and its tokenizer, under a new tag; return the run's folder."""
     from nanochat.checkpoint import Saver, hold, steps
 

@@ -10,41 +10,34 @@ import torch.nn.functional as F
 
 from nanochat.export.hf import swap_halves
 from nanochat.gpt import GPTConfig
-from nanochat.models import CONFIGURATIONS, new_model
+from nanochat.log import parse_rows
+from nanochat.models import config_fields, new_model
 from nanochat.paths import read_json
 
-# Public config name -> GPTConfig field.
-SHAPE = {
-    "sequence_len": "max_seq_len",
-    "vocab_size": "vocab_size",
-    "n_layer": "depth",
-    "n_head": "heads",
-    "n_kv_head": "kv_heads",
-    "n_embd": "width",
-    "window_pattern": "window_pattern",  # since March
-}
-# Part of a public parameter name -> ours, in this order; other parts are the same.
-NAMES = {
-    "_orig_mod.": "",  # of compiled models
-    "transformer.wte.": "embed.",
-    "transformer.h.": "blocks.",
-    "lm_head.": "head.",
-    "attn.c_proj.": "attn.o.",
-    "attn.c_": "attn.",
-    "mlp.c_fc.": "mlp.up.",
-    "mlp.c_proj.": "mlp.down.",
-    "resid_lambdas": "residual_lambdas",
-}
+# Public config name, GPTConfig field.
+SHAPE = dict(
+    parse_rows("""
+    sequence_len    max_seq_len
+    vocab_size      vocab_size
+    n_layer         depth
+    n_head          heads
+    n_kv_head       kv_heads
+    n_embd          width
+    window_pattern  window_pattern
+    """)  # the last one since March
+)
+# Part of a public parameter name, and ours, in this order; other parts are the same.
+NAMES = parse_rows("""
+    transformer.wte.  embed.
+    transformer.h.    blocks.
+    lm_head.          head.
+    attn.c_proj.      attn.o.
+    attn.c_           attn.
+    mlp.c_fc.         mlp.up.
+    mlp.c_proj.       mlp.down.
+    resid_lambdas     residual_lambdas
+""")
 MAX_SIZE = 2**20  # of anything in a model
-# Fine-tuning inherits these settings from its parent; defaults of October 2025 for values that the file lacks.
-INHERITED = {
-    "total_batch_size": 524_288,
-    "embedding_lr": 0.2,
-    "unembedding_lr": 0.004,
-    "matrix_lr": 0.02,
-    "scalar_lr": 0.5,
-    "grad_clip": 1.0,
-}
 
 
 def read_checkpoint(path: Path):
@@ -53,9 +46,9 @@ def read_checkpoint(path: Path):
     weights = {}
     try:
         for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
-            for theirs, ours in NAMES.items():
+            for theirs, ours in NAMES:
                 name = name.replace(theirs, ours)
-            weights[name] = tensor.detach()  # an error for anything but a tensor
+            weights[name.removeprefix("_orig_mod.")] = tensor.detach()  # an error for anything but a tensor
     except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
         raise ValueError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
     shape = meta.get("model_config", {})
@@ -64,7 +57,7 @@ def read_checkpoint(path: Path):
     if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes) or shape["n_layer"] > len(weights):
         raise ValueError(f"{path} has other sizes than its meta file says: {shape}")
     # The file has sizes only; the tricks follow from the layout.
-    fields = dict(CONFIGURATIONS["reference" if "residual_lambdas" in weights else "october-2025"])
+    fields = config_fields("reference" if "residual_lambdas" in weights else "october-2025")
     try:
         # No bos_id: the public smear reaches across the start of a document.
         config = GPTConfig(**fields | {SHAPE[name]: value for name, value in shape.items()})
@@ -81,11 +74,15 @@ def read_checkpoint(path: Path):
         if name.endswith((".q.weight", ".k.weight")):
             # The public model rotates by minus the position.
             weights[name] = swap_halves(weights[name], config.head_dim)
-    settings = {"data": "", "max_seq_len": config.max_seq_len} | INHERITED
-    # Versions differ in the place of a setting: at the top level, or among the flags of the user.
-    used = meta.get("user_config", {}) | meta
-    for name in INHERITED:
-        # Negative values stand for "automatic".
-        if isinstance(used.get(name), int | float) and used[name] >= 0:
-            settings[name] = used[name]
+    # Fine-tuning inherits these from its parent: the defaults of October 2025.
+    settings = {
+        "data": "",
+        "max_seq_len": config.max_seq_len,
+        "total_batch_size": 524_288,
+        "embedding_lr": 0.2,
+        "unembedding_lr": 0.004,
+        "matrix_lr": 0.02,
+        "scalar_lr": 0.5,
+        "grad_clip": 1.0,
+    }
     return config, weights, settings

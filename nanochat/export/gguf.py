@@ -1,7 +1,6 @@
 """Model and tokenizer as one GGUF file for llama.cpp, Ollama and others, with the architecture Qwen3."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,28 +14,26 @@ from nanochat.export.hf import (
     hf_weights,
     transformers,
 )
-
-if TYPE_CHECKING:
-    pass
+from nanochat.log import parse_rows
 
 GGUF_NAME = "model.gguf"
 
 # llama.cpp splits text into words by patterns with fixed names. The nearest one takes digits in threes, ours in pairs.
 PATTERN = "llama-bpe"
 
-# Key in the file -> name in the config of `transformers`.
-KEYS = {
-    "vocab_size": "vocab_size",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.key_length": "head_dim",
-    "attention.value_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-}
+# Key in the file, name in the config of `transformers`.
+KEYS = parse_rows("""
+    vocab_size                        vocab_size
+    context_length                    max_position_embeddings
+    embedding_length                  hidden_size
+    block_count                       num_hidden_layers
+    feed_forward_length               intermediate_size
+    attention.head_count              num_attention_heads
+    attention.head_count_kv           num_key_value_heads
+    attention.key_length              head_dim
+    attention.value_length            head_dim
+    attention.layer_norm_rms_epsilon  rms_norm_eps
+""")
 
 
 def write_gguf(exported: Exported, folder: Path):
@@ -51,7 +48,7 @@ def write_gguf(exported: Exported, folder: Path):
     specials = list(tokenizer.special_tokens)  # the last ones of the vocabulary, in order
     types = [int(gguf.TokenType.NORMAL)] * len(words)
     types += [int(gguf.TokenType.CONTROL)] * len(specials)
-    metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS.items()} | {
+    metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS} | {
         "general.name": exported.name,
         "general.type": "model",
         "general.file_type": int(gguf.LlamaFileType.ALL_F32),

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -18,19 +18,14 @@ from nanochat.checkpoint import manifest_hash
 from nanochat.export import tokenizers as tokenizer_files
 from nanochat.export.tokenizers import BOS, END, PAD
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
-from nanochat.log import Record, print0
-from nanochat.models import CONFIGURATIONS, PLAIN
+from nanochat.log import Record, parse_rows, parse_table, print0
+from nanochat.models import PLAIN, config_fields
 from nanochat.paths import new_folder, write_json, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Fields = dict[str, Any]  # of a config
-
-TOLERANCE = 1e-5  # largest difference between logits in fp32; relative where logits are above 1
-COMPARED_TOKENS = 2048  # longest row for the comparison of logits
 
 
 class Exported(NamedTuple):
@@ -43,12 +38,11 @@ class Exported(NamedTuple):
     texts: list[str]  # to compare tokenizers on
 
 
-# Fills a folder and returns sentences about the comparisons.
-Writer = Callable[[Exported, Path], list[str]]
+def export(write: Callable, exported: Exported, out: Path):
+    """Write a new folder; if a comparison fails, nothing is left.
 
-
-def export(write: Writer, exported: Exported, out: Path):
-    """Write a new folder; if a comparison fails, nothing is left."""
+    write: from the model and a folder, which it fills, to sentences about the comparisons.
+    """
     if out.exists():
         raise ValueError(f"{out} exists already: remove it, or name another --out")
     with new_folder(out) as part:
@@ -58,13 +52,22 @@ def export(write: Writer, exported: Exported, out: Path):
 
 # ---- architectures ----
 
-# Sizes that every architecture has under another name.
-_SIZES = "vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings".split()
-# Details of new weights, of smear and of supervision: without these tricks they have no effect.
-_DETAILS = "orthogonal bos_id loops passes detached".split()
-# All that modeling_nanochat.py knows.
-_TRICKS = "mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout".split()
-_ATTENTION = {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"}
+# Sizes that every architecture has under another name, and details of new weights, of smear and of supervision: without
+# these tricks they have no effect.
+_SIZES = """
+    vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings
+    orthogonal bos_id loops passes detached
+"""
+# Name of a size there, and ours.
+_NAMES = parse_rows("""
+    vocab_size               vocab_size
+    hidden_size              width
+    num_hidden_layers        depth
+    num_attention_heads      heads
+    num_key_value_heads      kv_heads
+    head_dim                 head_dim
+    max_position_embeddings  max_seq_len
+""")
 
 
 class Architecture(NamedTuple):
@@ -73,37 +76,36 @@ class Architecture(NamedTuple):
     name: str
     model_type: str
     preset: str  # --model of base_train that fits, and says which value a field of our config needs
-    linears: dict[str, str]  # in a block: our name -> the name there
-    supported: set[str]  # config fields that may have any value, beside the sizes
     rotates_backwards: bool = False  # rotates queries and keys by minus the position
     has_norm_weights: bool = False
+    mlp: str = ""  # the names there of our layers up, down and gate
+    supported: str = ""  # config fields that may have any value, beside the sizes
+
+    @property
+    def linears(self):
+        """The linear layers in a block: our name -> the name there."""
+        mlp = zip(("up", "down", "gate"), self.mlp.split(), strict=False)
+        return {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"} | {
+            f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in mlp
+        }
 
 
-NANOCHAT = Architecture(
-    "NanoChatForCausalLM",
-    model_type="nanochat",
-    preset="october-2025",
-    linears=_ATTENTION | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
-    supported={"softcap"},
-    rotates_backwards=True,
+# All that modeling_nanochat.py knows.
+_TRICKS = (
+    "mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout supervision"
 )
-QWEN3 = Architecture(
-    "Qwen3ForCausalLM",
-    model_type="qwen3",
-    preset="portable",
-    linears=_ATTENTION | {f"mlp.{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
-    supported={"qk_scale"},  # goes into weights
-    has_norm_weights=True,
+# The last one has our weights under our names, and brings the code that reads them: no tricks of experiments.
+# Qwen3's qk_scale goes into weights.
+ARCHITECTURES = parse_table(
+    Architecture,
+    f"""
+    name                 model_type    preset        rotates_backwards  has_norm_weights  mlp                          supported
+    NanoChatForCausalLM  nanochat      october-2025  1                  -                 fc1 fc2                      softcap
+    Qwen3ForCausalLM     qwen3         portable      -                  1                 up_proj down_proj gate_proj  qk_scale
+    NanochatForCausalLM  nanochat_gpt  reference     -                  -                 -                            {_TRICKS}
+    """,  # noqa: E501
 )
-# Our weights under our names, and the code that reads them: all tricks but those of experiments.
-OWN = Architecture(
-    "NanochatForCausalLM",
-    model_type="nanochat_gpt",
-    preset="reference",
-    linears={},
-    supported={*_TRICKS, "supervision"},
-)
-ARCHITECTURES = (NANOCHAT, QWEN3, OWN)
+NANOCHAT, QWEN3, OWN = ARCHITECTURES
 CODE = "modeling_nanochat"
 VERSION = 1  # of that file and its config.json
 DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".split()  # written out for the code
@@ -111,15 +113,13 @@ DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".
 
 def unsupported(config: GPTConfig, architecture: Architecture):
     """Return the settings that the architecture cannot represent, as name=value."""
-    supported = {*_SIZES, *_DETAILS, *architecture.supported}
+    supported = set(f"{_SIZES} {architecture.supported}".split())
     if not any(config.windows):  # all are as long as the context
         supported.add("window_pattern")
-    needed, found = PLAIN | CONFIGURATIONS[architecture.preset], []
-    for name, value in asdict(config).items():
-        # A field in no table, such as a new one, is refused with any value.
-        if name not in supported and needed.get(name, ...) != value:
-            found.append(f"{name}={value}")
-    return found
+    needed = {"supervision": 0} | config_fields(f"reference,{PLAIN}") | config_fields(architecture.preset)
+    others = {name: value for name, value in asdict(config).items() if name not in supported}
+    # A field in no table, such as a new one, is refused with any value.
+    return [f"{name}={value}" for name, value in others.items() if needed.get(name, ...) != value]
 
 
 def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES):
@@ -135,15 +135,8 @@ def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = A
 def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]):
     """Return the fields of the architecture's config."""
     config = model.config
-    settings = {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.width,
+    settings = {theirs: getattr(config, ours) for theirs, ours in _NAMES} | {
         "intermediate_size": model.blocks[0].mlp.up.weight.shape[0],  # mlp_ratio * width, rounded
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_seq_len,
         "rms_norm_eps": NORM_EPS,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
         # Normed rows are for the embedding only: then the head has a table of its own.
@@ -152,7 +145,7 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
         "eos_token_id": special_tokens[END],
         "pad_token_id": None,  # `transformers` would not train the embedding of an id given here
     }
-    if "softcap" in architecture.supported:
+    if "softcap" in architecture.supported.split():
         settings["final_logit_softcapping"] = config.softcap or None
     return settings
 
@@ -222,11 +215,10 @@ def write_folder(exported: Exported, folder: Path):
     checks.append(compare_models(exported, loaded))
     # The model card that the hub shows.
     card = CARD.format(
-        name=exported.name,
+        exported=exported,
         architecture=architecture,
         parameters=sum(p.numel() for p in model.parameters()),
         config=model.config,
-        manifest=exported.manifest,
         prompt=BASE_PROMPT if exported.manifest["stage"] == MODELS["base"] else CHAT_PROMPT,
         checks="".join(f"- {check}\n" for check in checks),
     )
@@ -263,7 +255,7 @@ def write_tokenizer(exported: Exported, folder: Path):
     for text, encoding in zip(exported.texts, encodings, strict=True):
         if exported.tokenizer.encode(text) != encoding.ids:
             raise ValueError(f"transformers gives other ids for {text!r}")
-    return [f"tokenizer: transformers gives the same ids for {len(exported.texts):,} texts"]
+    return [f"tokenizer: transformers gives the same ids for {len(exported.texts)} texts"]
 
 
 def transformers():
@@ -275,7 +267,7 @@ def transformers():
     return transformers
 
 
-def build_hf(architecture: Architecture, settings: Fields, weights: dict[str, Tensor]):
+def build_hf(architecture: Architecture, settings: Record, weights: dict[str, Tensor]):
     """Return a model of `transformers` in fp32."""
     config = transformers().AutoConfig.for_model(architecture.model_type, **settings)
     model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -287,7 +279,7 @@ def build_hf(architecture: Architecture, settings: Fields, weights: dict[str, Te
 def compare_models(exported: Exported, loaded: "PreTrainedModel"):
     """Return a sentence on equal logits; ValueError if they differ."""
     tokenizer = exported.tokenizer
-    length = min(exported.model.config.max_seq_len, COMPARED_TOKENS)
+    length = min(exported.model.config.max_seq_len, 2048)
     # A row of text in many languages and a row of random ids, each (1, length).
     text = [tokenizer.special_tokens[BOS], *tokenizer.encode("".join(exported.texts))][:length]
     generator = torch.Generator().manual_seed(0)
@@ -296,8 +288,8 @@ def compare_models(exported: Exported, loaded: "PreTrainedModel"):
     for row in rows:
         logits = exported.model(row)
         difference = (logits - loaded(row).logits).abs().max().item()
-        # The last bits of fp32 grow with the logits.
-        allowed = TOLERANCE * max(1.0, logits.abs().max().item())
+        # The last bits of fp32 grow with the logits: relative where these are above 1.
+        allowed = 1e-5 * max(1.0, logits.abs().max().item())
         if not difference <= allowed:  # also refuses NaN
             raise ValueError(f"the export computes something else: logits differ by {difference:.2e}, it is not kept")
         worst = max(worst, difference)
@@ -315,7 +307,7 @@ tags:
 - {architecture.model_type}
 ---
 
-# {name}
+# {exported.name}
 
 A language model trained with nanochat: {architecture.name} with {parameters:,} parameters, {config.depth} layers, width
 {config.width}, {config.heads} heads ({config.kv_heads} for keys and values), context {config.max_seq_len:,}, vocabulary
@@ -343,8 +335,8 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
 
 ## Origin
 
-Stage {manifest[stage]}, step {manifest[step]}, tokenizer {manifest[tokenizer][hash]}, versions {manifest[versions]}.
-The stage began with the weights of: {manifest[parent]}.
+Stage {exported.manifest[stage]}, step {exported.manifest[step]}, tokenizer {exported.manifest[tokenizer][hash]},
+versions {exported.manifest[versions]}. The stage began with the weights of: {exported.manifest[parent]}.
 
 ## License
 

@@ -49,9 +49,9 @@ class Rows(NamedTuple):
 
     ids: Tensor  # (B, T)
     x0: Tensor  # (B, T, width): embedded tokens
-    rotation: list[Tensor]  # cosines and sines, (T, pairs) each
+    rotation: list  # cosines and sines, (T, pairs) each
     seen: Tensor  # (B, 1, T, 1): 0 for padding
-    masks: dict[int, Tensor]  # window → (B, 1, T, K), True where a token sees a key
+    masks: dict  # window → (B, 1, T, K), True where a token sees a key
     cache: DynamicCache
     places: Iterator[int]  # in the cache: the next application of a block takes the next one
 

@@ -6,8 +6,9 @@ Ids stay the same. One difference remains: other programs can read "<|bos|>" in 
 import base64
 import random
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
+
+from tiktoken._educational import bpe_encode
 
 import rustbpe
 from nanochat.paths import read_json, write_json
@@ -156,15 +157,16 @@ def read_tokenizer(path: Path):
     # JSON is our own format; lines of ranks begin with base64.
     if path.suffix == ".json":
         return Tokenizer.load(path)
-    ranks = {}
+    ranks, merges = {}, []  # of tokens so far; pairs of ids
     try:
         for line in path.read_bytes().splitlines():
             token, rank = line.split()  # such as `IHRoZQ== 262`
-            ranks[base64.b64decode(token)] = int(rank)
-        # 256 bytes, then merges
-        merges = [merged_pair(token, ranks) for token in sorted(ranks, key=ranks.get)[256:]]
+            token = base64.b64decode(token)
+            if int(rank) >= 256:  # before, single bytes
+                merges.append(bpe_encode(ranks, token, visualise=None))  # the two ids that become this token
+            ranks[token] = int(rank)
         return Tokenizer(rustbpe.Tokenizer(merges, SPECIAL_TOKENS, rustbpe.DEFAULT_PATTERN))
-    except (ValueError, LookupError):
+    except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks") from None
 
 
@@ -179,16 +181,3 @@ def read_hf(path: Path):
         return Tokenizer(rustbpe.Tokenizer(merges, sorted(special, key=special.get), pattern))
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"{path} is no tokenizer that scripts.export wrote") from None
-
-
-def merged_pair(token: bytes, ranks: dict[bytes, int]):
-    """Return the two ids that merge into a token: the rest after all merges of lower rank."""
-    # From single bytes, merge the pair with the lowest rank until two parts remain.
-    parts = [token[i : i + 1] for i in range(len(token))]
-    while len(parts) > 2:
-        pairs = [left + right for left, right in pairwise(parts)]
-        lowest = min((pair for pair in pairs if pair in ranks), key=ranks.get)
-        place = pairs.index(lowest)
-        parts[place : place + 2] = [lowest]
-    left, right = parts
-    return ranks[left], ranks[right]

@@ -37,6 +37,7 @@ from nanochat.chat import chat_temperature
 from nanochat.checkpoint import load_model
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
+from nanochat.log import parse_rows
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
@@ -46,19 +47,18 @@ from nanochat.stages import MODELS
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
-DRAIN_SECONDS = 30  # limit for open requests at a shutdown
 MAX_CONNECTIONS = 4096
-BACKLOG = 64  # connections that wait, and that asyncio accepts at once
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
-OPEN_PATHS = ("/", "/health")  # need no key: the page asks for the key, and monitors have none
-HEADERS = {  # for every response
-    "x-content-type-options": "nosniff",  # browsers do not guess types
-    "x-frame-options": "DENY",  # no other page shows ours in a frame
-    "referrer-policy": "no-referrer",  # other sites do not learn our address
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",  # caches keep no conversations
-}
+# For every response: browsers do not guess types, no other page shows ours in a frame, other sites do not learn our
+# address, and caches keep no conversations.
+HEADERS = parse_rows("""
+    x-content-type-options        nosniff
+    x-frame-options               DENY
+    referrer-policy               no-referrer
+    cross-origin-resource-policy  same-origin
+    cross-origin-opener-policy    same-origin
+    cache-control                 no-store
+""")
 
 
 # ---- who may use the server ----
@@ -89,7 +89,8 @@ class AccessMiddleware:
         origin = headers.get("origin")
         if origin not in (None, *self.origins) and origin.partition("://")[2] != headers.get("host"):
             return ApiError(403, f"pages of {origin!r} may not use this server")
-        if not self.key or path in OPEN_PATHS:
+        # The page asks for the key, and monitors have none.
+        if not self.key or path in ("/", "/health"):
             return None
         given = headers.get("authorization", "").encode("latin-1")  # headers are bytes: a key may be UTF-8
         if hmac.compare_digest(given, f"Bearer {self.key}".encode()):  # takes equally long for every wrong key
@@ -146,7 +147,7 @@ class Service:
         }
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request):
+    async def answer(self, parse: Callable, request: Request):
         body = await read_body(request)
         api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
         return ApiResponse(api_request, self.served, self.submit(api_request))
@@ -162,7 +163,7 @@ class Service:
         places = sum(worker.engine.slots for worker in self.workers) + self.queue
         samples = len(request.samples)
         if samples > places:
-            raise ApiError(400, f"the request asks for {samples:,} samples, there is room for {places:,}", "n")
+            raise ApiError(400, f"the request asks for {samples} samples, there is room for {places}", "n")
         if self.load + samples > places:
             raise ApiError(429, "the server is busy, try again", code="queue_full", headers={"retry-after": "1"})
         return min(self.workers, key=lambda worker: worker.load).submit(request)
@@ -259,9 +260,8 @@ def listen(host: str, port: int):
 
 def open_engines(choice: ModelChoice, runtime: Runtime, slots: int):
     """Load a model into an engine on each GPU, or into one on the CPU."""
-    devices = [runtime.device]
-    if runtime.device.type == "cuda":
-        devices = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    devices = gpus if runtime.device.type == "cuda" else [runtime.device]
     workers = []
     for device in devices:
         model, tokenizer, checkpoint = load_model(
@@ -287,15 +287,15 @@ def serve(bound: socket.socket, app: Starlette):
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     config = uvicorn.Config(
         app,
-        headers=list(HEADERS.items()),
+        headers=HEADERS,
         http=Protocol,
         ws="none",
-        backlog=BACKLOG,
+        backlog=64,  # connections that wait, and that asyncio accepts at once
         lifespan="on",  # an error at the start ends the server
         log_level="error",
         access_log=False,
         server_header=False,  # tells nobody about versions
-        timeout_graceful_shutdown=DRAIN_SECONDS,
+        timeout_graceful_shutdown=30,  # limit for open requests, in seconds
     )
     server = uvicorn.Server(config)
     # uvicorn raises SIGTERM again at the end: this handler lets a server that has finished its work end with status 0.

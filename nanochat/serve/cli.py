@@ -34,12 +34,12 @@ def typed_lines():
 # ---- answers out ----
 
 
+@dataclass
 class AnswerPrinter:
     """Prints an answer piece by piece; the calculator's turns are printed on a terminal only."""
 
-    def __init__(self, stream: TextIO):
-        self.stream = stream
-        self._last = ""  # character
+    stream: TextIO
+    _last: str = ""  # character
 
     def add(self, pieces: list[Piece]):
         for kind, text in pieces:
@@ -120,7 +120,7 @@ class TerminalChat:
             context, most = self.engine.config.max_seq_len, self.settings.max_new_tokens
             tokens, cut = fitted_prompt({"messages": [*system, *messages]}, tokenizer, context, most)
             if cut:
-                print_note(f"the conversation is too long for {context:,} tokens, its beginning is left out")
+                print_note(f"the conversation is too long for {context} tokens, its beginning is left out")
         request = replace(self.settings, tokens=tokens)
         self.settings = replace(self.settings, seed=self.settings.seed + 1)
         reply = Reply(tokenizer)

@@ -1,10 +1,18 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 from starlette.exceptions import HTTPException
 
 from nanochat.chat import render_prompt, render_text
@@ -12,8 +20,6 @@ from nanochat.engine import Request
 from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
-
-MAX_MESSAGE = 1000  # characters in an error
 
 Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
 
@@ -27,16 +33,15 @@ class ApiError(HTTPException):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        headers: dict[str, str] | None = None,
+        headers: dict | None = None,
     ):
-        message = message[:MAX_MESSAGE]  # it may quote the client
+        message = message[:1000]  # it may quote the client
         super().__init__(status, message, headers)  # such as retry-after
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-@dataclass(frozen=True)
-class ServedModel:
+class ServedModel(NamedTuple):
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
     temperature: for the page, see `chat.chat_temperature`. Programs choose their own.
@@ -49,8 +54,7 @@ class ServedModel:
     is_base: bool = False
 
 
-@dataclass(frozen=True)
-class ApiRequest:
+class ApiRequest(NamedTuple):
     """A checked request: the fields, and the form for the engine."""
 
     fields: "CommonFields"
@@ -82,7 +86,7 @@ def in_list(value: Any):
 
 
 StopText = Annotated[str, Field(min_length=1, max_length=256)]
-TokenRow = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
+TokenRow = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 
 class Message(BaseModel):
@@ -102,7 +106,7 @@ class CommonFields(BaseModel):
     model: str = ""
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)  # not OpenAI's, but known from other servers
+    top_k: NonNegativeInt = 0  # not OpenAI's, but known from other servers
     seed: int = Field(default_factory=lambda: secrets.randbits(32))
     n: int = Field(1, ge=1, le=128)
     stop: Annotated[list[StopText], BeforeValidator(in_list)] = Field([], max_length=4)
@@ -113,14 +117,14 @@ class CommonFields(BaseModel):
 class ChatFields(CommonFields):
     messages: list[Message] = Field(min_length=1)
     # Two names for one limit; None: as many as the context holds.
-    max_completion_tokens: int | None = Field(None, ge=1)
-    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: PositiveInt | None = None
+    max_tokens: PositiveInt | None = None
     logprobs: Literal[False] = False  # completions have them
 
 
 class CompletionFields(CommonFields):
     prompt: Annotated[list[str] | list[TokenRow], BeforeValidator(in_list)] = Field([""], min_length=1, max_length=2048)
-    max_tokens: int = Field(16, ge=1)
+    max_tokens: PositiveInt = 16
     echo: bool = False
     logprobs: int | None = Field(None, ge=0, le=5)
 
@@ -128,10 +132,9 @@ class CompletionFields(CommonFields):
 # ---- from a body to a checked request ----
 
 JSON_OBJECT = TypeAdapter(Record)
-Fields = TypeVar("Fields", bound=CommonFields)
 
 
-def read_fields(model: type[Fields], body: bytes, served: ServedModel):
+def read_fields(model: type[CommonFields], body: bytes, served: ServedModel):
     """Return the fields of a JSON body; an ApiError names the first wrong field. Null counts as absent."""
     try:
         found = JSON_OBJECT.validate_json(body)
@@ -154,11 +157,7 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel):
 def parse_chat(body: bytes, served: ServedModel):
     """Check the body of a chat request and render the conversation as a prompt."""
     fields = read_fields(ChatFields, body, served)
-    messages = []
-    for message in fields.messages:
-        # OpenAI's newer name for the system message.
-        role = "system" if message.role == "developer" else message.role
-        messages.append({"role": role, "content": message.parts or message.content})
+    messages = [{"role": message.role, "content": message.parts or message.content} for message in fields.messages]
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
     try:
@@ -208,7 +207,7 @@ def engine_request(
 ):
     """Return the engine's request for one prompt, which came in a certain field."""
     if len(tokens) >= served.context:
-        sentence = f"the prompt has {len(tokens):,} tokens, prompt and answer must fit into {served.context:,}"
+        sentence = f"the prompt has {len(tokens)} tokens, prompt and answer must fit into {served.context}"
         raise ApiError(400, sentence, field, "context_length_exceeded")
     return Request(
         tokens,

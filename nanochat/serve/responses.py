@@ -5,18 +5,16 @@ import json
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import ENDS, Event
-from nanochat.serve.requests import ApiRequest, Sample, ServedModel
-from nanochat.serve.worker import Generation, Score
+from nanochat.log import Record
+from nanochat.serve.requests import ApiRequest, ServedModel
+from nanochat.serve.worker import Generation
 from nanochat.tokenizer import Tokenizer
-
-Json = dict[str, Any]
 
 
 class StopFinder:
@@ -59,14 +57,14 @@ class Choice:
         self.prompt = request.prompts[prompt].tokens
         self.finish_reason = ""
         # (token, characters before, True if the model chose it); with the end token, if log-probabilities are shown
-        self.tokens: list[tuple[int, int, bool]] = []
+        self.tokens = []
         self.completion_tokens = 0
-        self.score: Score | None = None  # log-probabilities of `row`, if the client asks for them
+        self.score = None  # log-probabilities of `row`, if the client asks for them
         self._bytes = tokenizer.core.token_bytes  # of special tokens: the name
         self._ends = [tokenizer.special_tokens[name] for name in ENDS]
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
-        self._pieces: list[Piece] = []  # shown, but not sent
+        self._pieces = []  # shown, but not sent
         echo = tokenizer.decode(self.prompt[request.added_tokens :]) if request.echo else ""
         self._show(echo)
         self._received = len(echo)  # characters, also those of stops
@@ -119,7 +117,7 @@ class Choice:
             content = {"message": {"role": "assistant", "refusal": None, **content}}
         return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish_reason}
 
-    def delta(self, content: Json, reason: str | None = None):
+    def delta(self, content: Record, reason: str | None = None):
         """Return the choice of a chunk in a stream."""
         content = {"delta": content} if self.request.is_chat else {"text": "", **content}
         return {"index": self.index, **content, "logprobs": None, "finish_reason": reason}
@@ -143,7 +141,7 @@ class Choice:
             content["parts"] = parts(pieces, ends=self.request.fields.stream)
         return content
 
-    def _logprobs(self, score: Score, characters: int):
+    def _logprobs(self, score: list[dict], characters: int):
         """Return the log-probabilities of a completion's tokens, with `echo` also the prompt's.
 
         characters: shown to the client.
@@ -155,13 +153,13 @@ class Choice:
             is_cut = self._stops.found and start >= characters
             if sampled and not is_cut:  # the calculator's tokens were not the model's choice
                 shown.append(one)
-        tops = []
-        for _, alternatives in shown:
-            tops.append(alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()})
         return {
             "tokens": [self._spell(token) for token, _ in shown],
             "token_logprobs": [alternatives and alternatives[token] for token, alternatives in shown],
-            "top_logprobs": tops,
+            "top_logprobs": [
+                alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()}
+                for _, alternatives in shown
+            ],
         }
 
     def _spell(self, token: int):
@@ -186,7 +184,7 @@ class ApiResponse(StreamingResponse):
             "created": int(time.time()),
             "model": served.name,
         }
-        self.choices: dict[Sample, Choice] = {}
+        self.choices = {}  # by sample
         for prompt, sample in request.samples:
             self.choices[prompt, sample] = Choice(len(self.choices), request, prompt, served.tokenizer)
 
@@ -240,11 +238,11 @@ class ApiResponse(StreamingResponse):
             if choice.finish_reason:
                 self.generation.cancel({sample})  # a stop ends a choice before the engine does
 
-    def _event(self, choices: list[Json], **more: Json):
+    def _event(self, choices: list[Record], **more: Record):
         """Return a server-sent event."""
         return b"data: %s\n\n" % self._to_json(choices, **more)
 
-    def _to_json(self, choices: Iterable[Json], **more: Json):
+    def _to_json(self, choices: Iterable[Record], **more: Record):
         return json.dumps({**self.head, "choices": list(choices), **more}).encode()  # ASCII: no line ends within
 
     def _usage(self):

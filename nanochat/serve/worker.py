@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from nanochat.engine import Engine, Event, Job, Request
+from nanochat.engine import Engine, Event, Request
 from nanochat.gpt import GPT
 from nanochat.log import print_line
 from nanochat.models import as_written
@@ -19,13 +19,11 @@ from nanochat.serve.requests import ApiRequest, Sample
 
 SCORED_AT_ONCE = 256  # positions whose logits are computed together
 
-Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others
-
 
 @torch.inference_mode()
 def score(model: GPT, tokens: Sequence[int], top: int):
-    """Return log-probabilities of a row's tokens and the `top` likeliest, by a plain forward pass."""
-    found: Score = []
+    """Return log-probabilities from a plain forward pass: of each token but the first, and of the `top` likeliest."""
+    found = []
     ids = torch.tensor(tokens, device=model.device)
     # Hidden states (positions, width); position i predicts token i + 1.
     with as_written(model):  # rows have any length
@@ -35,8 +33,8 @@ def score(model: GPT, tokens: Sequence[int], top: int):
         logprobs = model.logits(some).log_softmax(-1)
         # The likeliest tokens come first; the row's own may be one of them, or one more.
         tokens_shown = torch.cat([logprobs.topk(top).indices, targets[:, None]], dim=1)
-        for row in zip(tokens_shown.tolist(), logprobs.gather(1, tokens_shown).tolist(), strict=True):
-            found.append(dict(zip(*row, strict=True)))
+        rows = zip(tokens_shown.tolist(), logprobs.gather(1, tokens_shown).tolist(), strict=True)
+        found += [dict(zip(*row, strict=True)) for row in rows]
     return found
 
 
@@ -49,8 +47,8 @@ class Generation:
     def __init__(self, worker: "Worker", samples: Sequence[Sample]):
         self.worker = worker
         self.open = set(samples)
-        self.news: asyncio.Queue[list[Event]] = asyncio.Queue()
-        self.job: Job | None = None  # set and used by the engine's thread only
+        self.news = asyncio.Queue()  # lists of events
+        self.job = None  # set and used by the engine's thread only
         worker.load += len(self.open)
 
     async def next_events(self):
@@ -113,7 +111,7 @@ class Worker:
         self.order(self._start, generation, request.prompts)
         return generation
 
-    def order(self, function: Callable[..., None], *arguments: Any):
+    def order(self, function: Callable, *arguments: Any):
         """Queue a call of the engine for the thread, behind the calls that wait."""
 
         def run():

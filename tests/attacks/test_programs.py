@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,7 @@ from nanochat.evals.sandbox import Case, Limits, Verdict, judge, judge_all, run
 
 pytestmark = NEEDS_SANDBOX
 QUICK = Limits(seconds=6.0, cpu_seconds=2)
-SOON = replace(QUICK, cpu_seconds=1)  # for programs that may compute until they are stopped
+SOON = QUICK._replace(cpu_seconds=1)  # for programs that may compute until they are stopped
 HOSTILE = {f"{kind}: {name}": program for kind, table in PROGRAMS.items() for name, program in table.items()}
 
 

@@ -174,7 +174,7 @@ def test_addresses_headers_and_the_policy_of_the_page(server):
             listen(host, number)
     for path in ("/", "/health", "/nothing"):
         found = server.http.get(path)
-        assert all(found.headers.get_list(name) == [value] for name, value in HEADERS.items())
+        assert all(found.headers.get_list(name) == [value] for name, value in HEADERS)
     policy = server.http.get("/").headers["content-security-policy"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == rules["base-uri"] == rules["frame-ancestors"] == "'none'"

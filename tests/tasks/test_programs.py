@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import zlib
-from dataclasses import replace
 
 import pytest
 from chat_files import contents
@@ -142,7 +141,7 @@ def write_problems(tmp_path, monkeypatch):
             place.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
-    monkeypatch.setattr(livecodebench, "LIMITS", replace(livecodebench.LIMITS, cpu_seconds=1))
+    monkeypatch.setattr(livecodebench, "LIMITS", livecodebench.LIMITS._replace(cpu_seconds=1))
     return write
 
 
