@@ -141,7 +141,7 @@ def text_of(message: dict):
     return "".join(part["text"] for part in _parts_of(message))
 
 
-def messages(texts: Sequence[str | list[Part]]):
+def messages(texts: Sequence[str | list[dict]]):
     """Return contents of the user and the assistant in turn as messages."""
     return [{"role": role, "content": content} for role, content in zip(cycle(ROLES), texts)]
 
