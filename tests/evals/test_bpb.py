@@ -103,11 +103,11 @@ def test_validation_is_compiled_once_that_has_paid(every, steps, eager, monkeypa
         yield
 
     monkeypatch.setattr("nanochat.evals.bpb.as_written", as_written)
-    model = SimpleNamespace(flops_per_token=lambda: 30)
+    monkeypatch.setattr("nanochat.evals.bpb.flops_per_token", lambda model: 30)
     runtime = SimpleNamespace(compiling_pays=lambda flops: flops > 25_000)
     log = SimpleNamespace(write=lambda kind, step, **found: written.append(found["val/bpb"]))
     values = iter([2.0, 1.0, 1.5])
-    trainer = SimpleNamespace(model=model, runtime=runtime, log=log)
+    trainer = SimpleNamespace(model=None, runtime=runtime, log=log)
     trainer.config = SimpleNamespace(eval_every=every)
     validation = log_validation(trainer, 1000, lambda: {"val/bpb": Estimate(next(values), 0.1)})
     for step in steps:
