@@ -24,7 +24,6 @@ EXACT = {
 }
 NEAR = {
     "accumulation and clipping": {},
-    "checkpointing too": {"checkpointing": True},
     "tied embeddings": {"config": "odd shapes"},
     # Its gradients of backout are rounding.
     "recursion": {"config": "recursive", "backout": False},
