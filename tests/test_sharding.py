@@ -73,7 +73,6 @@ def train(case: str, runtime: Runtime, sharded: bool):
 
 
 def train_both(*cases: str):
-    """Train on this rank with whole and with sharded weights."""
     with setup("cpu", "fp32") as runtime:
         for case in cases:
             whole, merged = train(case, runtime, False), {}
@@ -83,7 +82,7 @@ def train_both(*cases: str):
             torch.testing.assert_close(*figures, atol=1e-5, rtol=1e-5)
             limit = 0 if case in EXACT else 1e-5
             for name, value in whole.items():
-                torch.testing.assert_close(merged[name], value, atol=limit, rtol=limit, msg=f"{case}: {name}")
+                torch.testing.assert_close(merged[name], value, atol=limit, rtol=limit, msg=name)
 
 
 @pytest.mark.parametrize("cases", [EXACT, NEAR], ids=["exact", "near"])
