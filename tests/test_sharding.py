@@ -85,6 +85,6 @@ def train_both(*cases: str):
                 torch.testing.assert_close(merged[name], value, atol=limit, rtol=limit, msg=name)
 
 
-@pytest.mark.parametrize("cases", [EXACT, NEAR], ids=["exact", "near"])
+@pytest.mark.parametrize("cases", [EXACT, NEAR])
 def test_they_train_alike(tmp_path, cases):
     Forked(tmp_path, train_both, *cases, ranks=2).done()
