@@ -47,6 +47,9 @@ class State:
     tokens: int = 0  # read on all ranks, padding included
     seconds: float = 0.0  # in training steps: no evaluations, no checkpoints
     waited: float = 0.0  # seconds among these, waiting for data
+    communicating: float = 0.0  # seconds among these, waiting for other ranks' gradients or weights
+    # Of all ranks, as gpu_use returns it; None: not known. Evaluations and checkpoints count.
+    gpu_use: list[float] | None = field(default_factory=lambda: [0.0, 0.0, 0.0])
     flops: float = 0.0  # by formula, not measured
     loss: float = math.nan  # of the last step
     smooth_loss: float = 0.0  # a moving average, to be divided by 1 - SMOOTHING ** step

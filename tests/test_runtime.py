@@ -13,7 +13,7 @@ from conftest import ROOT
 from loop_parts import ALONE
 
 from nanochat import runtime as under_test
-from nanochat.runtime import DTYPES, free_memory, planned_hardware, setup, stop_requests
+from nanochat.runtime import DTYPES, free_memory, planned_hardware, setup, stop_requests, watch_gpu
 
 CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -88,6 +88,28 @@ def test_memory(monkeypatch):
     free = free_memory(ALONE.device)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert 0 < free_memory(ALONE.device) < free / 2
+
+
+def test_the_energy_of_a_gpu(monkeypatch, capsys):
+    """There is none here: its driver is played, with the figures of two kinds of answers."""
+    monkeypatch.setattr(under_test, "SAMPLE_SECONDS", 0.01)
+    monkeypatch.setattr(torch.cuda, "power_draw", lambda device: 350_000)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda device: 80)
+    gpu = torch.device("cuda")
+    with watch_gpu(gpu) as take, watch_gpu(ALONE.device) as without:
+        begin = time.monotonic()
+        while (use := take())[-1] == 0:
+            assert time.monotonic() < begin + 30
+        joules, computing, seconds = use
+        assert 0.01 <= seconds < time.monotonic() - begin + 0.1
+        assert (joules, computing) == (pytest.approx(350 * seconds), pytest.approx(0.8 * seconds))
+        assert without() is None
+    monkeypatch.undo()
+    monkeypatch.setattr(under_test, "SAMPLE_SECONDS", 0.01)
+    with watch_gpu(gpu) as take:  # the driver, or nvidia-ml-py, is not there
+        while take() is not None:
+            assert time.monotonic() < begin + 60
+    assert "energy: n/a, " in capsys.readouterr().out
 
 
 STEP = """
