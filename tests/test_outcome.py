@@ -139,25 +139,24 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from():
 
 
 def test_the_network_and_the_energy_of_a_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    for name, ranks in (("WORLD_SIZE", "16"), ("LOCAL_WORLD_SIZE", "8")):
-        monkeypatch.setenv(name, ranks)
-    monkeypatch.setenv("NANOCHAT_DOLLARS_AN_HOUR", "98")
+    names = "NANOCHAT_BASE_DIR WORLD_SIZE LOCAL_WORLD_SIZE NANOCHAT_DOLLARS_AN_HOUR".split()
+    for name, value in zip(names, [str(tmp_path), "16", "8", "98"], strict=True):
+        monkeypatch.setenv(name, value)
     machine = environment()["Hardware"]
     assert (machine["Nodes"], machine["Hourly Rate"]) == (2, 98)
-    state, runtime = State(seconds=200.0, communicating=3.0), replace(ALONE, world_size=16)
-    metrics = under_test.scale_metrics(state, runtime)
-    assert metrics.pop("Nodes") == 2
-    assert format_value(metrics.pop("Communication not hidden")) == "1.50%"
-    assert set(metrics.values()) == {"n/a"}
+    ranks = replace(ALONE, world_size=16)
+
+    def shown(state: State, runtime=ranks):
+        metrics = under_test.scale_metrics(state, runtime).values()
+        return "|".join(map(format_value, metrics))
+
+    state = State(seconds=200.0, communicating=3.0)
+    assert shown(state) == "2|n/a|n/a|1.50%|n/a|n/a"
     record = {"ranks": 16, "interconnect": "InfiniBand", "all_reduce_gb_s": 181.4}
     write_json(tmp_path / "preflight.json", record)
-    # Energy in joules; seconds of computing among those of all ranks.
-    metrics = under_test.scale_metrics(replace(state, gpu_use=[7.2e6, 2400.0, 3200.0]), runtime)
-    shown = [format_value(metric) for metric in metrics.values()]
-    assert shown == ["2", "InfiniBand", "181.40", "1.50%", "2.000 kWh", "75.0%"]
-    other = under_test.scale_metrics(replace(state, gpu_use=None), ALONE)  # on one rank, not preflight's
-    assert list(other.values()) == [2, "n/a", "n/a", "n/a", "n/a", "n/a"]
+    used = replace(state, gpu_use=[7.2e6, 2400.0, 3200.0])  # joules, seconds computing, seconds
+    assert shown(used) == "2|InfiniBand|181.40|1.50%|2.000 kWh|75.0%"
+    assert shown(replace(state, gpu_use=None), ALONE) == "2|n/a|n/a|n/a|n/a|n/a"
 
 
 def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tmp_path, capsys):
