@@ -48,8 +48,6 @@ class State:
     seconds: float = 0.0  # in training steps: no evaluations, no checkpoints
     waited: float = 0.0  # seconds among these, waiting for data
     communicating: float = 0.0  # seconds among these, waiting for other ranks' gradients or weights
-    # Of all ranks, as gpu_use returns it; None: not known. Evaluations and checkpoints count.
-    gpu_use: list[float] | None = field(default_factory=lambda: [0.0, 0.0, 0.0])
     flops: float = 0.0  # by formula, not measured
     loss: float = math.nan  # of the last step
     smooth_loss: float = 0.0  # a moving average, to be divided by 1 - SMOOTHING ** step
@@ -58,6 +56,8 @@ class State:
     steady_seconds: float = 0.0  # without the first steps, which compile and warm up
     steady_flops: float = 0.0
     evaluated: int = -1  # the last step whose evaluations are complete
+    # Of all ranks' GPUs: joules, seconds computing, seconds; None: not known. Evaluations and checkpoints count.
+    gpu_use: list[float] | None = field(default_factory=lambda: [0.0, 0.0, 0.0])
     # Of evaluations, by name: before the first step, the lowest, and the last (outcome.keep_figures).
     figures: Record = field(default_factory=lambda: {"first": {}, "lowest": {}, "last": {}})
     notes: Record = field(default_factory=dict)  # moving averages and alarms
