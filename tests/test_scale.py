@@ -20,9 +20,9 @@ from bench.scale import (
 )
 from nanochat.hardware import ACCELERATORS
 
-# How an optimizer is built, and the most ranks with which none owns more than MOST_SHARES, at any depth from 8 to 40.
-# Whole matrices are dealt to ranks: if their number is no multiple of the ranks, some keep empty places.
-BUILDS = [(whole_weights, 8)]
+# How an optimizer is built, and numbers of ranks and depths with which no rank owns more than MOST_SHARES. Whole
+# matrices are dealt to ranks: if their number is no multiple of the ranks, some keep empty places.
+BUILDS = [(whole_weights, range(1, 9), (8, 9, 20, 40))]
 
 
 def test_all_ranks_together_read_the_stream_of_one_in_flat_memory(base, tiny_world, monkeypatch):
@@ -37,12 +37,12 @@ def test_all_ranks_together_read_the_stream_of_one_in_flat_memory(base, tiny_wor
     assert last - first < 50  # MB
 
 
-@pytest.mark.parametrize(("build", "most"), BUILDS)
-def test_bytes_of_ranks_grow_at_most_linearly(build, most):
+@pytest.mark.parametrize(("build", "numbers", "depths"), BUILDS)
+def test_bytes_of_ranks_grow_at_most_linearly(build, numbers, depths):
     smaller = None
-    for depth in (8, 9, 20, 40):
+    for depth in depths:
         shape = shape_of(depth)
-        assert max(shares(shape, ranks, build) for ranks in range(1, most + 1)) < MOST_SHARES
+        assert max(shares(shape, ranks, build) for ranks in numbers) < MOST_SHARES
         few, many = bytes_of(shape, 8, build), bytes_of(shape, 64, build)
         assert all(many[key] <= 8 * few[key] for key in few)
         if smaller:  # with the parameters
