@@ -6,6 +6,7 @@ import re
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
+SAMPLE_SECONDS = 1.0  # between two samples of power
 UNKNOWN = Accelerator("unknown")
 
 
@@ -163,6 +165,44 @@ class Waiting:
             start, end = self._events.pop(0)
             seconds += start.elapsed_time(end) / 1000
         return seconds
+
+
+# ---- energy ----
+
+
+@contextmanager
+def watch_gpu(device: torch.device):
+    """Read a GPU's power and work each second until the block ends; yields a call for its use since the call before.
+
+    Use: joules, seconds computing, seconds; None without a GPU or nvidia-ml-py, or once the driver tells nothing.
+    """
+    use = torch.zeros(3, dtype=torch.float64)
+    ended = threading.Event()
+
+    def watch():
+        before = time.monotonic()
+        try:
+            while not ended.wait(SAMPLE_SECONDS):
+                # Both are means over a second or less: of milliwatts, and of the percent of time with a kernel.
+                means = torch.tensor([torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100, 1.0])
+                now = time.monotonic()
+                use.add_(means, alpha=now - before)
+                before = now
+        except Exception as error:  # nvidia-ml-py need not be there, and has errors of its own
+            print0(f"energy: n/a, {error}")
+
+    def take():
+        taken = use.clone()
+        use.sub_(taken)  # the thread may have added to it
+        return taken.tolist() if thread.is_alive() else None
+
+    thread = threading.Thread(target=watch, daemon=True)
+    if device.type == "cuda" and not torch.version.hip:  # there PyTorch has 0 for an unknown power
+        thread.start()
+    try:
+        yield take
+    finally:
+        ended.set()
 
 
 # ---- setup ----
