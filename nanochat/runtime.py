@@ -6,9 +6,10 @@ import re
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -159,9 +160,10 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
-    store = None
+    store, alive = None, nullcontext()
     if world_size > 1:
         store, _, _ = next(dist.rendezvous("env://"))
+        alive = _heartbeat(store, rank, world_size)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             store=dist.PrefixStore("process group", store),
@@ -174,7 +176,8 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
         accelerator = find_accelerator(_device_name(device))
         precision = _precision(device, dtype)
         print0(f"device: {device.type} ({_device_name(device)}), ranks: {world_size}, precision: {precision}")
-        yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)
+        with alive:
+            yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)
     finally:
         if world_size > 1:
             dist.destroy_process_group()
@@ -237,6 +240,52 @@ def planned_hardware(name: str):
     accelerator = find_accelerator(_device_name(device))
     memory = accelerator.memory or torch.cuda.get_device_properties(device).total_memory / 1e9
     return torch.cuda.device_count(), accelerator._replace(memory=memory)
+
+
+# ---- ranks that die ----
+
+BEAT_SECONDS = 2.0
+SILENT_BEATS = 20  # a rank that misses so many is lost: it failed or was stopped, or its machine is gone
+
+
+@contextmanager
+def _heartbeat(store: dist.Store, rank: int, world_size: int):
+    """Show the other ranks that this one is alive, until the block ends; end the process if another rank is lost."""
+    keys = [f"beat {other}" for other in range(world_size)]
+    ended = threading.Event()
+
+    def watch():
+        missed = {}  # beat -> looks that have found it
+        try:
+            # A connection of its own: no collective waits for this thread, and it waits for none.
+            own = store.clone()
+            own.set_timeout(timedelta(seconds=10))
+            while not ended.wait(BEAT_SECONDS):
+                own.set(keys[rank], f"rank {rank} on {os.uname().nodename} has not answered since {time.ctime()}")
+                # Looks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.
+                missed = {beat: missed.get(beat, 0) + 1 for beat in own.multi_get(keys) if beat}
+                lost = max(missed, key=missed.get)
+                if missed[lost] > SILENT_BEATS:
+                    raise RuntimeError(lost.decode())
+            own.set(keys[rank], "")  # nobody waits for a rank that has finished
+        except RuntimeError as error:
+            gone = "the store of the ranks does not answer: its machine or its torchrun has failed"
+            sentence = gone if isinstance(error, dist.DistError) else error
+            print_line(f"error: {sentence}", file=sys.stderr)
+            os._exit(1)  # the main thread may wait in a collective for ever
+
+    # In a thread, so that a rank may evaluate or compile for as long as it needs.
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    except RuntimeError as error:
+        # The message names a peer, but that one may only have stopped to wait too. The thread finds the lost rank.
+        if re.search("gloo|NCCL", str(error)):
+            thread.join(BEAT_SECONDS * (SILENT_BEATS + 5))
+        raise
+    ended.set()
+    thread.join()
 
 
 # ---- interruptions of a training step: signals, and the garbage collector ----

@@ -4,6 +4,7 @@
 Nothing starts here. `nanochat.jobs.scales` has the flags for each stage.
 """
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,7 +49,7 @@ class Setting(NamedTuple):
     name: str  # key of SCALES
     reason: str  # for that scale, in words
     depth: int
-    gpus: int  # at work: a power of two, because the number of rows in a batch is one
+    gpus: int  # at work, on all nodes: a power of two, because the number of rows in a batch is one
     idle: int  # other GPUs
     accelerator: Accelerator | None  # GPU model; None: CPU only
     data: str  # with absolute folders
@@ -79,6 +80,11 @@ class Setting(NamedTuple):
         return hub.is_here(BUNDLE) or (not self.own_text and has_network(self.request.on))
 
 
+def node_count():
+    """Return the number of nodes (docs/nodes.md); of a range like 1:2, the last one."""
+    return int(os.environ.get("NANOCHAT_NODES", "1").rpartition(":")[2])
+
+
 def find_hardware(named: str):
     """Return count and kind for the GPUs named by --on, or for the local ones; without local GPUs torch stays out."""
     # Importing torch takes seconds: without a driver there is nothing to find.
@@ -98,6 +104,7 @@ def has_network(hardware: str):
 def choose_setting(request: Any):
     """Return the choices for this machine; a ValueError if a flag names text that does not exist."""
     count, accelerator = find_hardware(request.on)
+    count *= 1 if request.on else node_count()
     data = request.data
     found = text_here()
     # A resumed run keeps the first choices.
@@ -121,7 +128,7 @@ def choose_setting(request: Any):
     earlier_depth = earlier["depth"] if earlier.get("scale") == name else 0
     depth = request.depth or scale.depth or earlier_depth or evening_depth(accelerator)
     # The world has small batches: one GPU is faster than several. Other runs take the largest power of two.
-    gpus = min(count, 1) if scale.world else 1 << count.bit_length() >> 1
+    gpus = min(count, node_count()) if scale.world else 1 << count.bit_length() >> 1
     return Setting(
         request=request,
         name=name,
@@ -182,12 +189,21 @@ def make_job(
     if setting.world:
         # Its version and seed decide the content of all tasks.
         task_files = [HubFile(f"{setting.world.name}/world.json")]
-    launch = [*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if setting.gpus > 1 else []
+    nodes = node_count()
+    launch = []
+    if nodes > 1:
+        launch = TORCHRUN[:2]  # runs/nodes.sh has the settings in which nodes may differ from one another
+    elif setting.gpus > 1:
+        launch = TORCHRUN
+    if setting.gpus > 1:
+        launch = [*launch, f"--nproc_per_node={setting.gpus // nodes}"]
     options = [f"--run={request.wandb}"] if request.wandb else []
     # The first and the last step are no stage: no model, no outcome. The download runs beside the tokenizer, so its
     # lines go to its log alone.
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
+    if nodes > 1:
+        steps.append(Step("preflight", ["scripts.preflight"], launch=[*launch, "--max-restarts=0"]))
     for name, stage in PLANNED_STAGES.items():
         # For some stages the text is an input, by --data.
         reads_text = name in TEXT_STAGES
