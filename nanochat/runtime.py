@@ -160,27 +160,11 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
-    store, alive = None, nullcontext()
-    if world_size > 1:
-        store, _, _ = next(dist.rendezvous("env://"))
-        alive = _heartbeat(store, rank, world_size)
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore("process group", store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
-            device_id=device if device.type == "cuda" else None,
-        )
-    try:
+    with _process_group(device, rank, world_size) if world_size > 1 else nullcontext() as store:
         accelerator = find_accelerator(_device_name(device))
         precision = _precision(device, dtype)
         print0(f"device: {device.type} ({_device_name(device)}), ranks: {world_size}, precision: {precision}")
-        with alive:
-            yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)
-    finally:
-        if world_size > 1:
-            dist.destroy_process_group()
+        yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)
 
 
 def avoid_broken_amx():
@@ -249,43 +233,57 @@ SILENT_BEATS = 20  # a rank that misses so many is lost: it failed or was stoppe
 
 
 @contextmanager
-def _heartbeat(store: dist.Store, rank: int, world_size: int):
-    """Show the other ranks that this one is alive, until the block ends; end the process if another rank is lost."""
-    keys = [f"beat {other}" for other in range(world_size)]
+def _process_group(device: torch.device, rank: int, world_size: int):
+    """Join the ranks until the block ends; yields the store. Ends the process if another rank is lost."""
+    store, _, _ = next(dist.rendezvous("env://"))
     ended = threading.Event()
-
-    def watch():
-        missed = {}  # beat -> looks that have found it
-        try:
-            # A connection of its own: no collective waits for this thread, and it waits for none.
-            own = store.clone()
-            own.set_timeout(timedelta(seconds=10))
-            while not ended.wait(BEAT_SECONDS):
-                own.set(keys[rank], f"rank {rank} on {os.uname().nodename} has not answered since {time.ctime()}")
-                # Looks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.
-                missed = {beat: missed.get(beat, 0) + 1 for beat in own.multi_get(keys) if beat}
-                lost = max(missed, key=missed.get)
-                if missed[lost] > SILENT_BEATS:
-                    raise RuntimeError(lost.decode())
-            own.set(keys[rank], "")  # nobody waits for a rank that has finished
-        except RuntimeError as error:
-            gone = "the store of the ranks does not answer: its machine or its torchrun has failed"
-            sentence = gone if isinstance(error, dist.DistError) else error
-            print_line(f"error: {sentence}", file=sys.stderr)
-            os._exit(1)  # the main thread may wait in a collective for ever
-
     # In a thread, so that a rank may evaluate or compile for as long as it needs.
-    thread = threading.Thread(target=watch, daemon=True)
+    thread = threading.Thread(target=_watch_ranks, args=(store, rank, world_size, ended), daemon=True)
     thread.start()
     try:
-        yield
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore("process group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
+            device_id=device if device.type == "cuda" else None,
+        )
+        yield store
+        dist.barrier()  # rank 0 may hold the store, and takes it away
     except RuntimeError as error:
         # The message names a peer, but that one may only have stopped to wait too. The thread finds the lost rank.
         if re.search("gloo|NCCL", str(error)):
             thread.join(BEAT_SECONDS * (SILENT_BEATS + 5))
         raise
-    ended.set()
-    thread.join()
+    finally:
+        ended.set()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading.Event):
+    """Show the other ranks that this one is alive, until `ended`; end this process if another rank is lost."""
+    keys = [f"beat {other}" for other in range(world_size)]
+    missed = {}  # beat -> looks that have found it
+    try:
+        # A connection of its own: no collective waits for this thread, and it waits for none.
+        own = store.clone()
+        own.set_timeout(timedelta(seconds=10))
+        while not ended.wait(BEAT_SECONDS):
+            own.set(keys[rank], f"rank {rank} on {os.uname().nodename} has not answered since {time.ctime()}")
+            if not own.check(keys):
+                continue  # some ranks have not started yet
+            # Looks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.
+            missed = {beat: missed.get(beat, 0) + 1 for beat in own.multi_get(keys)}
+            lost = max(missed, key=missed.get)
+            if missed[lost] > SILENT_BEATS:
+                raise RuntimeError(lost.decode())
+    except RuntimeError as error:
+        if not ended.is_set():
+            gone = "the store of the ranks does not answer: rank 0, its machine or its torchrun has failed"
+            print_line(f"error: {gone if isinstance(error, dist.DistError) else error}", file=sys.stderr)
+            os._exit(1)  # the main thread may wait in a collective for ever
 
 
 # ---- interruptions of a training step: signals, and the garbage collector ----

@@ -15,6 +15,8 @@ mkdir -p "$meeting"
 # For torchrun. Ranks follow the order of addresses: "~" comes last, so that rank 0, which prints, is on the head.
 export PET_NNODES=$NANOCHAT_NODES PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=$NANOCHAT_HEAD PET_MAX_RESTARTS=${PET_MAX_RESTARTS:-3}
 export PET_RDZV_CONF=is_host=$((node == 0)) PET_LOCAL_ADDR="~$node" PET_SHUTDOWN_TIMEOUT=240
+# A store of its own for each attempt: torch 2.15 would give the next one the addresses of dead ranks.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 # Slurm sends the last one
 if [ "$node" = 0 ]; then export PET_LOCAL_ADDR=$host; fi
 

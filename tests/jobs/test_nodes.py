@@ -1,4 +1,4 @@
-"""Several nodes: two of them on this machine, with two gloo ranks each, under torchrun, a Slurm and a SkyPilot of a few lines."""
+"""Several nodes: two on this machine, of two gloo ranks each, under torchrun and a few lines in the place of Slurm."""
 
 import contextlib
 import os
@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from base_runs import STEPS, Base, files_of
 from conftest import ROOT, copy_runs
-from test_speedrun import until
 
-from nanochat.paths import read_json
+from nanochat.checkpoint import steps
 
-# In the place of scripts.plan: a check of nothing, and a short base training. tests/jobs/test_plan.py has the plan of nodes.
+# In the place of scripts.plan: a check of nothing, and a short base training. test_plan.py has the plan of nodes.
 PLAN = """
 import os, sys
 from nanochat.jobs.plan import STEPS
@@ -45,7 +45,7 @@ def descend(pid):
 signal.signal(signal.SIGUSR1, lambda *_: [os.kill(pid, 10) for node in nodes for pid in list(descend(node.pid))])
 while any(node.poll() is None for node in nodes) and not any(node.poll() for node in nodes):
     time.sleep(0.05)
-time.sleep(3 * any(node.returncode for node in nodes))
+time.sleep(2 * any(node.returncode for node in nodes))
 for node in nodes:
     node.kill()
 sys.exit(max(abs(node.wait()) * (node.returncode > 0) for node in nodes))
@@ -70,58 +70,106 @@ def base(tmp_path_factory):
     (home / "nanochat_preflight.py").write_text(PREFLIGHT)
     shutil.copy(ROOT / "speedrun.sh", home)
     python = f'#!/bin/sh\nexec "{sys.executable}" "$@"'
-    copy_runs(home, {".venv/bin/python": python, "bin/srun": f"#!{sys.executable}\n{SRUN}", "bin/scontrol": f"#!/bin/sh\n{SCONTROL}"})
+    copy_runs(
+        home,
+        {
+            ".venv/bin/python": python,
+            "bin/srun": f"#!{sys.executable}\n{SRUN}",
+            "bin/scontrol": f"#!/bin/sh\n{SCONTROL}",
+        },
+    )
     return base
 
 
-class Nodes:
-    """Processes in a session of their own, in the checkout of a base folder; what they print is in `name.out`."""
+class Script:
+    """A script in a session of its own in the checkout of a base folder, as one node or, through a launcher, as two."""
 
-    def __init__(self, base: Base, *words: str, name: str, tag: str = "nodes", **variables: str):
-        home = base.folder / "a checkout"
-        (home / "flags").write_text("\n".join(base.flags("nodes", "--sample-every=-1")))
+    def __init__(self, base: Base, *words: str, **variables: str):
+        self.base, self.home = base, base.folder / "a checkout"
+        (self.home / "flags").write_text("\n".join(base.flags("nodes", "--sample-every=-1")))
         ours = {"NANOCHAT_BASE_DIR": str(base.folder), "OMP_NUM_THREADS": "1", "PET_NPROC_PER_NODE": "2"}
-        ours |= {"PATH": f"{home}/bin:{os.environ['PATH']}", "PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": ""}
-        clean = {key: value for key, value in os.environ.items() if not key.startswith(("NANOCHAT_", "PYTEST_"))}
-        self.out_file = base.folder / f"{name}.out"
-        with open(self.out_file, "w") as out:
-            about = {"cwd": home, "stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
+        ours |= {"PATH": f"{self.home}/bin:{os.environ['PATH']}", "PYTHONPATH": str(self.home)}
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("NANOCHAT_", "PYTHON"))}
+        base.jobs += 1
+        self.file = base.folder / f"script-{base.jobs}.out"
+        with open(self.file, "w") as out:
+            about = {"cwd": self.home, "stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
             self.process = subprocess.Popen(words, env=clean | ours | variables, **about)
 
-    def out(self):
-        return self.out_file.read_text()
-
-    def ranks(self):
-        """Return rank -> process of the training that runs."""
-        found = {}
+    def rank(self, number: int):
+        """Return the process of a rank that trains, of whichever node."""
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                environ = (folder / "environ").read_bytes()
-                command = (folder / "cmdline").read_bytes()
-                if str(self.out_file.parent).encode() in environ and b"scripts.base_train" in command:
-                    rank = re.search(rb"\0RANK=(\d+)\0", b"\0" + environ)
-                    if rank:
-                        found[int(rank[1])] = int(folder.name)
-        return found
+                environ, command = ((folder / name).read_bytes() for name in ("environ", "cmdline"))
+                marks = (f"NANOCHAT_BASE_DIR={self.base.folder}\0", f"\0RANK={number}\0")
+                if b"base_train" in command and all(mark.encode() in environ for mark in marks):
+                    return int(folder.name)
+        return None
 
-    def ends(self, code: int = 0, timeout: float = 150):
+    def ends(self, code: int = 0, timeout: float = 200):
+        """Return the output, once it has ended with this code; whatever happens, it does not outlive the test."""
         try:
-            assert self.process.wait(timeout) == code, self.out()
+            assert self.process.wait(timeout) == code, self.file.read_text()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        return self.out()
+        return self.file.read_text()
 
 
-def slurm(base: Base, name: str, number: int = 1):
-    variables = {"SLURM_SUBMIT_DIR": str(base.folder / "a checkout"), "SLURM_JOB_NODELIST": "two", "SLURM_JOB_ID": str(number)}
-    return Nodes(base, "bash", "runs/slurm.sh", "--tag=nodes", name=name, SLURM_JOB_NUM_NODES="2", **variables)
+def two_nodes(base: Base, script: str, **variables: str):
+    """Start a script on two nodes, which differ in NODE."""
+    return [Script(base, "bash", "-c", script, NODE=f"{node}", **variables) for node in range(2)]
 
 
-def test_slurm_stops_and_requeues_and_sky_goes_on_though_a_rank_is_killed(base, seed):
-    job = slurm(base, "slurm", free_port() - 20000)
+def sky(base: Base):
+    section = yaml.safe_load((ROOT / "runs/sky.yaml").read_text())["run"].replace("29500", f"{free_port()}")
+    variables = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "localhost\n127.0.0.2", "FLAGS": "--tag=nodes"}
+    return two_nodes(base, f"export SKYPILOT_NODE_RANK=$NODE\n{section}", **variables)
+
+
+def slurm(base: Base):
+    variables = {
+        "SLURM_SUBMIT_DIR": str(base.folder / "a checkout"),
+        "SLURM_JOB_NODELIST": "two",
+        "SLURM_JOB_NUM_NODES": "2",
+    }
+    return Script(base, "bash", "runs/slurm.sh", "--tag=nodes", SLURM_JOB_ID=f"{free_port() - 20000}", **variables)
+
+
+def kill_a_rank(script: Script, chance: random.Random, step: int):
+    """Kill a rank at a random moment after a step."""
+    script.base.wait_for("nodes", step)
+    time.sleep(chance.uniform(0, 0.3))
+    os.kill(script.rank(chance.randrange(4)), signal.SIGKILL)
+
+
+def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(base, seed):
+    job = slurm(base)
     base.wait_for("nodes", 4)
     job.process.send_signal(signal.SIGUSR1)
     said = job.ends()
-    print(said)
-    assert (base.folder / "a checkout/requeued").exists()
+    assert [f"checked by rank {rank}" in said for rank in range(4)] == [True] * 4
+    stopped = int(re.search(r"stopped by a signal after step (\d+)", said)[1])
+    assert steps(base.of("nodes"))[-1] == stopped < STEPS
+    assert (job.home / "requeued").read_text().strip().isdigit()
+
+    head, other = sky(base)
+    kill_a_rank(head, random.Random(seed), stopped + 2)
+    said = head.ends() + other.ends()
+    assert said.count("ranks: 4, precision: fp32") >= 2  # torchrun has started all of them again
+    assert files_of(base.of("nodes")) == files_of(base.of("straight"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_ten_random_moments_it_ends_with_the_same_weights(base, seed):
+    chance = random.Random(seed)
+    shutil.rmtree(base.of("nodes"), ignore_errors=True)
+    for number in range(5):
+        nodes = sky(base)
+        for step in (3 * number + 1, 3 * number + 3):
+            kill_a_rank(nodes[0], chance, step)
+        base.wait_for("nodes", 3 * number + 4)
+        for node in nodes:  # a power cut
+            for pid in (*descendants(node.process.pid), node.process.pid):
+                os.kill(pid, signal.SIGKILL)
