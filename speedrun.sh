@@ -34,7 +34,7 @@ end() {
   if [ -n "$beating" ]; then
     kill "$beating" 2>/dev/null || true
     wait "$beating" || true
-    printf 'end %s\n' "$1" >"$meeting/beat" # the other nodes end too
+    printf '%s\n' "$1" >"$meeting/end" # the other nodes end too
   fi
   exit "$1"
 }

@@ -266,7 +266,8 @@ def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading
     """Show the other ranks that this one is alive, until `ended`; end this process if another rank is lost."""
     keys = [f"beat {other}" for other in range(world_size)]
     missed = {}  # beat -> looks that have found it
-    try:
+    sentence = "the store of the ranks does not answer: rank 0, its machine or its torchrun has failed"
+    with suppress(RuntimeError):
         # A connection of its own: no collective waits for this thread, and it waits for none.
         own = store.clone()
         own.set_timeout(timedelta(seconds=10))
@@ -278,12 +279,11 @@ def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading
             missed = {beat: missed.get(beat, 0) + 1 for beat in own.multi_get(keys)}
             lost = max(missed, key=missed.get)
             if missed[lost] > SILENT_BEATS:
-                raise RuntimeError(lost.decode())
-    except RuntimeError as error:
-        if not ended.is_set():
-            gone = "the store of the ranks does not answer: rank 0, its machine or its torchrun has failed"
-            print_line(f"error: {gone if isinstance(error, dist.DistError) else error}", file=sys.stderr)
-            os._exit(1)  # the main thread may wait in a collective for ever
+                sentence = lost.decode()
+                break
+    if not ended.is_set():
+        print_line(f"error: {sentence}", file=sys.stderr)
+        os._exit(1)  # the main thread may wait in a collective for ever
 
 
 # ---- interruptions of a training step: signals, and the garbage collector ----

@@ -39,17 +39,17 @@ if [ "$node" = 0 ]; then
   return
 fi
 
-first=$(cat "$meeting/beat" 2>/dev/null || true) # perhaps of an earlier job: until it changes, no head is here
+first=$(cat "$meeting/beat" 2>/dev/null || true) # perhaps of an earlier job, as "end": until it changes, no head is here
 last=$first step= silent=0 limit=25
 while :; do
   : >"$meeting/$node"
   beat=$(cat "$meeting/beat" 2>/dev/null || true)
   if [ "$beat" != "$last" ]; then last=$beat silent=0; else silent=$((silent + 1)); fi
   if [ "$beat" != "$first" ]; then limit=60; fi
-  case $beat in end*) if [ "$beat" != "$first" ] || [ "$silent" -gt "$limit" ]; then exit "${beat#end }"; fi ;; esac
+  if [ -s "$meeting/end" ] && { [ "$limit" = 60 ] || [ "$silent" -gt 20 ]; }; then exit "$(cat "$meeting/end")"; fi
   if [ "$silent" -gt "$limit" ]; then
     printf 'error: node %s: for %s s the head has not written to %s: it failed, or does not share it\n' "$node" "$limit" "$meeting" >&2
-    exit 1
+    exit 2
   fi
   if [ -n "$running" ] && ! kill -0 "$running" 2>/dev/null; then
     wait "$running" || printf 'node %s: torchrun ended with exit status %s\n' "$node" "$?" >&2

@@ -39,6 +39,7 @@ PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base
 STEPS = ("download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
 TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
+NODES_SAVE_EVERY = 100  # steps
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
@@ -169,6 +170,17 @@ def stage_flags(setting: Setting):
     return flags
 
 
+def launch_words(setting: Setting):
+    """Return the words that start the ranks of a stage; none where one process does all."""
+    nodes = node_count()
+    launch = []
+    if nodes > 1:
+        launch = TORCHRUN[:2]  # runs/nodes.sh has the settings in which nodes differ from one another
+    elif setting.gpus > 1:
+        launch = TORCHRUN
+    return [*launch, f"--nproc_per_node={setting.gpus // nodes}"] if setting.gpus > 1 else launch
+
+
 def make_job(
     setting: Setting,
     flags: Mapping[str, Flags],
@@ -189,20 +201,15 @@ def make_job(
     if setting.world:
         # Its version and seed decide the content of all tasks.
         task_files = [HubFile(f"{setting.world.name}/world.json")]
-    nodes = node_count()
-    launch = []
-    if nodes > 1:
-        launch = TORCHRUN[:2]  # runs/nodes.sh has the settings in which nodes may differ from one another
-    elif setting.gpus > 1:
-        launch = TORCHRUN
-    if setting.gpus > 1:
-        launch = [*launch, f"--nproc_per_node={setting.gpus // nodes}"]
+    launch = launch_words(setting)
     options = [f"--run={request.wandb}"] if request.wandb else []
+    # Of several nodes, one may fail: without a checkpoint all would be lost.
+    saving = [f"--save-every={NODES_SAVE_EVERY}"] if node_count() > 1 else []
     # The first and the last step are no stage: no model, no outcome. The download runs beside the tokenizer, so its
     # lines go to its log alone.
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
-    if nodes > 1:
+    if node_count() > 1:
         steps.append(Step("preflight", ["scripts.preflight"], launch=[*launch, "--max-restarts=0"]))
     for name, stage in PLANNED_STAGES.items():
         # For some stages the text is an input, by --data.
@@ -218,7 +225,7 @@ def make_job(
             data=setting.data if reads_text else "",
             files=[] if reads_text else [list(astuple(file)) for file in files],
             launch=[] if is_tokenizer else launch,
-            options=[] if is_tokenizer else options,
+            options=[] if is_tokenizer else [*options, *(saving if name in TRAINING else [])],
             skip=skips.get(name, ""),
         )
         steps.append(step)

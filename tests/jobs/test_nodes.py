@@ -17,16 +17,19 @@ import yaml
 from base_runs import STEPS, Base, files_of
 from conftest import ROOT, copy_runs
 
+from nanochat import runtime
 from nanochat.checkpoint import steps
 
 # In the place of scripts.plan: a check of nothing, and a short base training. test_plan.py has the plan of nodes.
 PLAN = """
-import os, sys
+import os
+from dataclasses import replace
 from nanochat.jobs.plan import STEPS
 from nanochat.jobs.runner import TORCHRUN, Job, Step
 launch = TORCHRUN[:2]
 checks = Step("preflight", ["nanochat_preflight"], launch=[*launch, "--max-restarts=0"])
-train = Step("base_train", ["scripts.base_train", *open("flags").read().split("\\n")], "base_train/nodes", launch=launch)
+train = Step("base_train", ["scripts.base_train", *open("flags").read().split("\\n")], "base_train/nodes")
+train = replace(train, launch=launch)
 others = [Step(name, [], skip="this is a test") for name in STEPS if name != "base_train"]
 job = Job("speedrun", "nodes", [checks, train, *others], resume="bash speedrun.sh")
 job.save()
@@ -96,15 +99,13 @@ class Script:
             about = {"cwd": self.home, "stdout": out, "stderr": subprocess.STDOUT, "start_new_session": True}
             self.process = subprocess.Popen(words, env=clean | ours | variables, **about)
 
-    def rank(self, number: int):
-        """Return the process of a rank that trains, of whichever node."""
+    def processes(self, *marks: str):
+        """Yield the processes of the base folder, of all nodes, with these marks in environment and command."""
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                environ, command = ((folder / name).read_bytes() for name in ("environ", "cmdline"))
-                marks = (f"NANOCHAT_BASE_DIR={self.base.folder}\0", f"\0RANK={number}\0")
-                if b"base_train" in command and all(mark.encode() in environ for mark in marks):
-                    return int(folder.name)
-        return None
+                text = b"\0".join((folder / name).read_bytes() for name in ("environ", "cmdline")).decode()
+                if all(mark in text for mark in (f"NANOCHAT_BASE_DIR={self.base.folder}\0", *marks)):
+                    yield int(folder.name)
 
     def ends(self, code: int = 0, timeout: float = 200):
         """Return the output, once it has ended with this code; whatever happens, it does not outlive the test."""
@@ -140,7 +141,8 @@ def kill_a_rank(script: Script, chance: random.Random, step: int):
     """Kill a rank at a random moment after a step."""
     script.base.wait_for("nodes", step)
     time.sleep(chance.uniform(0, 0.3))
-    os.kill(script.rank(chance.randrange(4)), signal.SIGKILL)
+    [pid] = script.processes("scripts.base_train", f"\0RANK={chance.randrange(4)}\0")
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(base, seed):
@@ -165,11 +167,66 @@ def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(b
 def test_killed_at_ten_random_moments_it_ends_with_the_same_weights(base, seed):
     chance = random.Random(seed)
     shutil.rmtree(base.of("nodes"), ignore_errors=True)
-    for number in range(5):
-        nodes = sky(base)
+    for number in range(5):  # twice in each job: torchrun goes on, and then the power fails on both nodes
+        head, other = sky(base)
         for step in (3 * number + 1, 3 * number + 3):
-            kill_a_rank(nodes[0], chance, step)
+            kill_a_rank(head, chance, step)
         base.wait_for("nodes", 3 * number + 4)
-        for node in nodes:  # a power cut
-            for pid in (*descendants(node.process.pid), node.process.pid):
-                os.kill(pid, signal.SIGKILL)
+        for pid in head.processes("NANOCHAT_NODES=2"):
+            os.kill(pid, signal.SIGKILL)
+    head, other = sky(base)
+    head.ends()
+    other.ends()
+    assert files_of(base.of("nodes")) == files_of(base.of("straight"))
+
+
+def quick():
+    """As if the clock of the heartbeat were ten times as fast."""
+    runtime.BEAT_SECONDS = 0.2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0], ids=["killed", "stopped", "store"])
+def test_a_rank_that_dies_or_stops_ends_the_others_which_name_it(base, number):
+    tag = f"lost-{number:d}"
+    job = base.start(tag, "--num-iterations=100000", "--eval-every=-1", "--save-every=-1", ranks=4, before=quick)
+    base.wait_for(tag, 2)
+    if number:
+        job.signal(number, rank=1)
+        sentence = f"error: rank 1 on {os.uname().nodename} has not answered since "
+    else:
+        job._store = None  # it closes its socket, like a machine that has failed
+        sentence = "error: the store of the ranks does not answer: "
+    for rank in (0, 2, 3):
+        job.processes[rank].join(60)
+        assert job.processes[rank].exitcode == 1
+        assert sentence in job.err(rank)
+    job.kill()
+
+
+NODES = "NANOCHAT_NODE_RANK=$NODE exec bash speedrun.sh --tag=nodes"
+REFUSED = """
+NANOCHAT_NODES=two | error: NANOCHAT_NODES=two is no number of nodes like 2, nor a range like 1:2
+NANOCHAT_NODES=3 | error: NANOCHAT_NODES=3: take a power of two, as the rows of a batch are
+NANOCHAT_HEAD=node-a | error: several nodes need NANOCHAT_HEAD, the address HOST:PORT of node 0
+NANOCHAT_BASE_DIR= | error: several nodes need NANOCHAT_BASE_DIR, a folder that all of them share
+NANOCHAT_HEAD=localhost:TAKEN | error: port TAKEN of localhost is in use: take another in NANOCHAT_HEAD
+"""
+
+
+@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
+def test_bad_input_is_one_sentence_of_the_head(base, case):
+    with socket.create_server(("localhost", 0)) as server:
+        setting, sentence = case.replace("TAKEN", str(server.getsockname()[1])).split(" | ")
+        name, value = setting.split("=")
+        asked = {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": f"localhost:{free_port()}"} | {name: value}
+        said = [script.ends(2, timeout=30) for script in two_nodes(base, NODES, **asked)]
+    assert said == [sentence + "\n", ""]
+
+
+def test_a_folder_that_is_not_shared_and_a_head_that_is_silent(base, tmp_path):
+    asked = {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": f"localhost:{free_port()}"}
+    start = time.monotonic()
+    head, other = two_nodes(base, f"NANOCHAT_BASE_DIR={tmp_path}/$NODE {NODES}", **asked)
+    assert "error: 1 of 2 nodes wrote to " in head.ends(2)
+    assert time.monotonic() - start < 30
+    assert "error: node 1: for 25 s the head has not written to " in other.ends(2)
