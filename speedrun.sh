@@ -33,7 +33,6 @@ end() {
   done
   if [ -n "$beating" ]; then
     kill "$beating" 2>/dev/null || true
-    wait "$beating" || true
     printf '%s\n' "$1" >"$meeting/end" # the other nodes end too
   fi
   exit "$1"

@@ -5,6 +5,7 @@ refuse() {
   exit 2
 }
 node=${NANOCHAT_NODE_RANK:-0} least=${NANOCHAT_NODES%:*} most=${NANOCHAT_NODES#*:}
+patience=${NANOCHAT_PATIENCE:-20} # seconds to wait for nodes that start later
 case $least$most in *[!0-9]*) refuse "NANOCHAT_NODES=$NANOCHAT_NODES is no number of nodes like 2, nor a range like 1:2" ;; esac
 if [ $((most & (most - 1))) != 0 ]; then refuse "NANOCHAT_NODES=$most: take a power of two, as the rows of a batch are"; fi
 case ${NANOCHAT_HEAD:-} in ?*:[0-9]*) ;; *) refuse "several nodes need NANOCHAT_HEAD, the address HOST:PORT of node 0" ;; esac
@@ -26,7 +27,7 @@ if [ "$node" = 0 ]; then
   (trap '' USR1; while kill -0 $$; do date +%s%N >"$meeting/beat" && sleep 2; done) >/dev/null 2>&1 & beating=$!
   if (: <>"/dev/tcp/$host/$port") 2>/dev/null; then refuse "port $port of $host is in use: take another in NANOCHAT_HEAD"; fi
   found=0
-  for ((second = 0; second < 20 && found < most; second++)); do
+  for ((second = 0; second < patience && found < most; second++)); do
     sleep 1
     found=1
     for ((other = 1; other < most; other++)); do if [ -e "$meeting/$other" ]; then found=$((found + 1)); fi; done
@@ -40,13 +41,13 @@ if [ "$node" = 0 ]; then
 fi
 
 first=$(cat "$meeting/beat" 2>/dev/null || true) # perhaps of an earlier job, as "end": until it changes, no head is here
-last=$first step= silent=0 limit=25
+last=$first step= silent=0 limit=$((patience + 5))
 while :; do
   : >"$meeting/$node"
   beat=$(cat "$meeting/beat" 2>/dev/null || true)
   if [ "$beat" != "$last" ]; then last=$beat silent=0; else silent=$((silent + 1)); fi
   if [ "$beat" != "$first" ]; then limit=60; fi
-  if [ -s "$meeting/end" ] && { [ "$limit" = 60 ] || [ "$silent" -gt 20 ]; }; then exit "$(cat "$meeting/end")"; fi
+  if [ -s "$meeting/end" ] && { [ "$limit" = 60 ] || [ "$silent" -gt "$patience" ]; }; then exit "$(cat "$meeting/end")"; fi
   if [ "$silent" -gt "$limit" ]; then
     printf 'error: node %s: for %s s the head has not written to %s: it failed, or does not share it\n' "$node" "$limit" "$meeting" >&2
     exit 2

@@ -141,8 +141,8 @@ def kill_a_rank(script: Script, chance: random.Random, step: int):
     """Kill a rank at a random moment after a step."""
     script.base.wait_for("nodes", step)
     time.sleep(chance.uniform(0, 0.3))
-    [pid] = script.processes("scripts.base_train", f"\0RANK={chance.randrange(4)}\0")
-    os.kill(pid, signal.SIGKILL)
+    pids = script.processes("scripts.base_train", f"\0RANK={chance.randrange(4)}\0")
+    os.kill(min(pids), signal.SIGKILL)  # a rank has helpers with the same environment
 
 
 def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(base, seed):
@@ -218,15 +218,14 @@ def test_bad_input_is_one_sentence_of_the_head(base, case):
     with socket.create_server(("localhost", 0)) as server:
         setting, sentence = case.replace("TAKEN", str(server.getsockname()[1])).split(" | ")
         name, value = setting.split("=")
-        asked = {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": f"localhost:{free_port()}"} | {name: value}
+        asked = {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": f"localhost:{free_port()}", "NANOCHAT_PATIENCE": "3"}
+        asked |= {name: value}
         said = [script.ends(2, timeout=30) for script in two_nodes(base, NODES, **asked)]
     assert said == [sentence + "\n", ""]
 
 
 def test_a_folder_that_is_not_shared_and_a_head_that_is_silent(base, tmp_path):
-    asked = {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": f"localhost:{free_port()}"}
-    start = time.monotonic()
+    asked = {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": f"localhost:{free_port()}", "NANOCHAT_PATIENCE": "3"}
     head, other = two_nodes(base, f"NANOCHAT_BASE_DIR={tmp_path}/$NODE {NODES}", **asked)
     assert "error: 1 of 2 nodes wrote to " in head.ends(2)
-    assert time.monotonic() - start < 30
-    assert "error: node 1: for 25 s the head has not written to " in other.ends(2)
+    assert "error: node 1: for 8 s the head has not written to " in other.ends(2)
