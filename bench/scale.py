@@ -27,8 +27,10 @@ from nanochat.log import markdown_table, table_of
 from nanochat.models import new_model
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
+from nanochat.runtime import Runtime
 from nanochat.scaling import plan_run
 from nanochat.settings import OptimizerSettings
+from nanochat.sharding import Shards
 from nanochat.tokenizer import Tokenizer
 from scripts.base_train import Config
 
@@ -89,6 +91,13 @@ def whole_weights(shape: GPTConfig, rank: int, ranks: int):
     return Optimizer(build_groups(new_model(shape), OptimizerSettings(), 1.0, 0.1), rank, ranks)
 
 
+def sharded_weights(shape: GPTConfig, rank: int, ranks: int):
+    """Return the optimizer of a rank that holds its share of the weights (--shard-weights), on the meta device."""
+    model, place = new_model(shape), Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
+    shards = Shards(model, model.get_parameter, place)
+    return Optimizer(build_groups(model, OptimizerSettings(), 1.0, 0.1), rank, ranks, shards=shards)
+
+
 def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights):
     """Return the bytes of the last rank (all have as many) and of the checkpoint, and the number of its files."""
     optimizer = build(shape, ranks - 1, ranks)
@@ -105,12 +114,15 @@ def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights):
 
     optimizer.load_state_tensors(read)  # whole states, on each rank
     mine = sum(stack.mine.nbytes for stack in stacks)
+    units = optimizer.shards.units.values() if optimizer.shards else ()
+    gathered = max((sum(piece.gathered.nbytes for piece in unit.pieces) for unit in units), default=0)
     tensors = [tensor for stack in stacks for tensor in (*vars(stack).values(), *stack.states.values())]
     storages = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, torch.Tensor)]
     return {
         "owned": mine + sum(state.nbytes for stack in stacks for state in stack.states.values()),
-        "held": sum({storage._cdata: storage.nbytes() for storage in storages}.values()),  # views share one
-        "sent": 2 * (ranks - 1) * mine,  # gradients are scattered, and weights gathered, as a ring does it
+        "held": sum({storage._cdata: storage.nbytes() for storage in storages}.values()) + gathered,  # views share one
+        # Gradients are scattered, and weights gathered, as a ring does it; sharded ones in forward and backward.
+        "sent": (3 if gathered else 2) * (ranks - 1) * mine,
         "read": (ranks + 1) * saved,  # once more for the hashes
         "saved": saved,
         "files": ranks + 2,  # of states; the model, the manifest
@@ -141,11 +153,11 @@ def stream_table(data: str):
     return markdown_table(table_of("", titles, rows))
 
 
-def bytes_table():
+def bytes_table(build: Build):
     rows = []
     for depth, ranks in product(DEPTHS, RANKS):
-        *sizes, files = bytes_of(shape_of(depth), ranks).values()
-        rows.append([depth, ranks, shares(shape_of(depth), ranks), *(size / 1e9 for size in sizes), files])
+        *sizes, files = bytes_of(shape_of(depth), ranks, build).values()
+        rows.append([depth, ranks, shares(shape_of(depth), ranks, build), *(size / 1e9 for size in sizes), files])
     titles = "depth | ranks | shares:.2f | owned, GB:.2f | held:.2f | sent:.2f | read by all:,.2f | saved:.2f | files"
     return markdown_table(table_of("", titles, rows))
 
@@ -185,7 +197,7 @@ def main():
         print(f"peak MB after each tenth of {options.tokens} M tokens: {found}")
         finish(options.json, [{"peaks": found}])
     else:
-        print(stream_table(options.data), bytes_table(), sep="\n\n")
+        print(stream_table(options.data), bytes_table(whole_weights), bytes_table(sharded_weights), sep="\n\n")
 
 
 if __name__ == "__main__":

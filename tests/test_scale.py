@@ -14,6 +14,7 @@ from bench.scale import (
     hardware_table,
     peaks,
     shape_of,
+    sharded_weights,
     shares,
     whole_weights,
     worth,
@@ -22,7 +23,7 @@ from nanochat.hardware import ACCELERATORS
 
 # How an optimizer is built, and numbers of ranks and depths with which no rank owns more than MOST_SHARES. Whole
 # matrices are dealt to ranks: if their number is no multiple of the ranks, some keep empty places.
-BUILDS = [(whole_weights, range(1, 9), (8, 9, 20, 40))]
+BUILDS = [(whole_weights, range(1, 9), (8, 9, 20, 40)), (sharded_weights, range(1, 65, 7), (8, 9, 20, 40))]
 
 
 def test_all_ranks_together_read_the_stream_of_one_in_flat_memory(base, tiny_world, monkeypatch):
