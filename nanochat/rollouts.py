@@ -37,7 +37,7 @@ CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 
 # Name → advantages from rewards, both of shape (prompts, samples).
 ADVANTAGES = {
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
-    "std": lambda rewards: ADVANTAGES["mean"](rewards) / (rewards.std(1, keepdim=True) + 1e-6),
+    "std": lambda rewards: (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6),
 }
 
 

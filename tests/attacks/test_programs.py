@@ -103,7 +103,7 @@ def test_a_user_without_rights_is_held_too(seed):
         "from concurrent.futures import ThreadPoolExecutor\n"
         "from nanochat.evals import sandbox\n"
         "assert not sandbox.missing(), sandbox.missing()\n"
-        f"run = lambda program: sandbox.run(program, sandbox.Limits{tuple(vars(QUICK).values())}).passed\n"
+        f"run = lambda program: sandbox.run(program, sandbox.Limits{tuple(QUICK)}).passed\n"
         "with ThreadPoolExecutor(4) as pool: print(json.dumps([*pool.map(run, json.load(sys.stdin))]))"
     )
     command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "ask.py"]

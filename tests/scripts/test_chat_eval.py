@@ -80,7 +80,7 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
 def test_repeats_and_the_sampling_in_one_word(base, hub, capsys):
     evaluate("--tasks=GSM8K|MMLU", "--sampling=1,0.9,32768", "--repeats=2", "--max-problems=3")
     output = capsys.readouterr().out
-    assert "GSM8K: answers end with the context of 512 tokens, before 32,768 new ones" in output
+    assert "GSM8K: answers end with the context of 512 tokens, before 32768 new ones" in output
     record = read_record(base)
     config = {name: record["config"][name] for name in ("temperature", "top_p", "max_new_tokens", "top_k")}
     assert config == {"temperature": 1, "top_p": 0.9, "max_new_tokens": 32768, "top_k": 0}
