@@ -157,7 +157,11 @@ def read_fields(model: type[CommonFields], body: bytes, served: ServedModel):
 def parse_chat(body: bytes, served: ServedModel):
     """Check the body of a chat request and render the conversation as a prompt."""
     fields = read_fields(ChatFields, body, served)
-    messages = [{"role": message.role, "content": message.parts or message.content} for message in fields.messages]
+    roles = {"developer": "system"}  # newer clients
+    messages = [
+        {"role": roles.get(message.role, message.role), "content": message.parts or message.content}
+        for message in fields.messages
+    ]
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
     try:

@@ -78,7 +78,7 @@ def test_answers_come_back_with_their_parts():
     assert tokens == chat_tokens([question, answer, *HI]) == render_prompt({"messages": as_content}, TOKENIZER)
     assert ID["<|python_start|>"] in tokens
     system = [{"role": "system", "content": "be"}, *HI]
-    assert chat_tokens(system) == render_prompt({"messages": system}, TOKENIZER)
+    assert chat_tokens([{"role": "developer", "content": "be"}, *HI]) == render_prompt({"messages": system}, TOKENIZER)
 
 
 def message(content="hi", role="user"):
