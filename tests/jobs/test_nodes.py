@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 from base_runs import STEPS, Base, files_of
 from conftest import ROOT, copy_runs
+from test_speedrun import until
 
 from nanochat import runtime
 from nanochat.checkpoint import steps
@@ -87,9 +88,9 @@ def base(tmp_path_factory):
 class Script:
     """A script in a session of its own in the checkout of a base folder, as one node or, through a launcher, as two."""
 
-    def __init__(self, base: Base, *words: str, **variables: str):
+    def __init__(self, base: Base, *words: str, flags: Sequence[str] = (), **variables: str):
         self.base, self.home = base, base.folder / "a checkout"
-        (self.home / "flags").write_text("\n".join(base.flags("nodes", "--sample-every=-1")))
+        (self.home / "flags").write_text("\n".join(base.flags("nodes", "--sample-every=-1", *flags)))
         ours = {"NANOCHAT_BASE_DIR": str(base.folder), "OMP_NUM_THREADS": "1", "PET_NPROC_PER_NODE": "2"}
         ours |= {"PATH": f"{self.home}/bin:{os.environ['PATH']}", "PYTHONPATH": str(self.home)}
         clean = {key: value for key, value in os.environ.items() if not key.startswith(("NANOCHAT_", "PYTHON"))}
@@ -117,15 +118,15 @@ class Script:
         return self.file.read_text()
 
 
-def two_nodes(base: Base, script: str, **variables: str):
+def two_nodes(base: Base, script: str, *flags: str, **variables: str):
     """Start a script on two nodes, which differ in NODE."""
-    return [Script(base, "bash", "-c", script, NODE=f"{node}", **variables) for node in range(2)]
+    return [Script(base, "bash", "-c", script, flags=flags, NODE=f"{node}", **variables) for node in range(2)]
 
 
-def sky(base: Base):
+def sky(base: Base, *flags: str):
     section = yaml.safe_load((ROOT / "runs/sky.yaml").read_text())["run"].replace("29500", f"{free_port()}")
     variables = {"SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_IPS": "localhost\n127.0.0.2", "FLAGS": "--tag=nodes"}
-    return two_nodes(base, f"export SKYPILOT_NODE_RANK=$NODE\n{section}", **variables)
+    return two_nodes(base, f"export SKYPILOT_NODE_RANK=$NODE\n{section}", *flags, **variables)
 
 
 def slurm(base: Base):
@@ -137,10 +138,11 @@ def slurm(base: Base):
     return Script(base, "bash", "runs/slurm.sh", "--tag=nodes", SLURM_JOB_ID=f"{free_port() - 20000}", **variables)
 
 
-def kill_a_rank(script: Script, chance: random.Random, step: int):
-    """Kill a rank at a random moment after a step."""
-    script.base.wait_for("nodes", step)
-    time.sleep(chance.uniform(0, 0.3))
+def kill_a_rank(script: Script, chance: random.Random, most: int = 1500):
+    """Kill a rank once the log of the training has grown by some bytes: a step writes 300."""
+    log = script.base.of("nodes") / "metrics.jsonl"
+    enough = log.stat().st_size + chance.randrange(200, most) if log.exists() else 200
+    until(lambda: log.exists() and log.stat().st_size > enough, "a step", 100)
     pids = script.processes("scripts.base_train", f"\0RANK={chance.randrange(4)}\0")
     os.kill(min(pids), signal.SIGKILL)  # a rank has helpers with the same environment
 
@@ -156,7 +158,7 @@ def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(b
     assert (job.home / "requeued").read_text().strip().isdigit()
 
     head, other = sky(base)
-    kill_a_rank(head, random.Random(seed), stopped + 2)
+    kill_a_rank(head, random.Random(seed))
     said = head.ends() + other.ends()
     assert said.count("ranks: 4, precision: fp32") >= 2  # torchrun has started all of them again
     assert files_of(base.of("nodes")) == files_of(base.of("straight"))
@@ -165,19 +167,18 @@ def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(b
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_killed_at_ten_random_moments_it_ends_with_the_same_weights(base, seed):
-    chance = random.Random(seed)
+    chance, longer = random.Random(seed), "--num-iterations=200"
+    base.run("long", longer, ranks=4)
     shutil.rmtree(base.of("nodes"), ignore_errors=True)
-    for number in range(5):  # twice in each job: torchrun goes on, and then the power fails on both nodes
-        head, other = sky(base)
-        for step in (3 * number + 1, 3 * number + 3):
-            kill_a_rank(head, chance, step)
-        base.wait_for("nodes", 3 * number + 4)
+    for _ in range(5):
+        head, _ = sky(base, longer)
+        kill_a_rank(head, chance, 4000)  # torchrun starts all ranks again
+        kill_a_rank(head, chance, 4000)
         for pid in head.processes("NANOCHAT_NODES=2"):
             os.kill(pid, signal.SIGKILL)
-    head, other = sky(base)
-    head.ends()
-    other.ends()
-    assert files_of(base.of("nodes")) == files_of(base.of("straight"))
+    for script in sky(base, longer):
+        script.ends()
+    assert files_of(base.of("nodes"), 200) == files_of(base.of("long"), 200)
 
 
 def quick():
