@@ -24,6 +24,29 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 bash runs/setup.sh
 python=.venv/bin/python
 
+running= download= beating= # processes that end with this script
+end() {
+  trap '' INT TERM HUP QUIT USR1 EXIT
+  for process in $running $download; do
+    kill -TERM "$process" 2>/dev/null || true
+    wait "$process" || true
+  done
+  if [ -n "$beating" ]; then
+    kill "$beating" 2>/dev/null || true
+    printf '%s\n' "$1" >"$meeting/end" # the other nodes end too
+  fi
+  exit "$1"
+}
+trap 'end $?' EXIT
+trap 'end 130' INT
+trap 'end 143' TERM
+trap 'end 129' HUP
+trap 'end 131' QUIT
+trap 'end 138' USR1
+
+# On several nodes: the others take part in the distributed steps of node 0, and do not get beyond this line.
+if [ "${NANOCHAT_NODES:-1}" != 1 ]; then . runs/nodes.sh; fi
+
 # Plan: scale, steps, time, disk, dollars. The plan is printed; descriptor 4 returns the job's folder. The lock in this
 # folder is held until this script and all child processes have ended.
 { job=$("$python" -m scripts.plan --cwd="$from" --save=4 "$@" 4>&1 >&3); } 3>&1
@@ -36,20 +59,9 @@ stage() {
   wait "$running" # unlike a command in the foreground, a wait ends at a signal
   running=
 }
-running= download=
-end() {
-  trap '' INT TERM HUP QUIT EXIT
-  for process in $running $download; do
-    kill -TERM "$process" 2>/dev/null || true
-    wait "$process" || true
-  done
-  exit "$1"
-}
-trap 'end $?' EXIT
-trap 'end 130' INT
-trap 'end 143' TERM
-trap 'end 129' HUP
-trap 'end 131' QUIT
+
+# Several nodes: files, versions, GPUs and network are checked before anything is trained.
+if [ -n "$beating" ]; then stage preflight; fi
 
 # Text: download from the hub while the tokenizer learns from the first shards. Its first reader writes an embedded world.
 "$python" -m nanochat.jobs.runner --job="$job" --step=download --lock=9 & download=$!

@@ -1,6 +1,7 @@
 """Accelerators: peak rates from their makers' data sheets, memory, and the price of an hour."""
 
 import math
+import os
 import re
 from typing import NamedTuple
 
@@ -13,8 +14,9 @@ class Accelerator(NamedTuple):
     """An accelerator; None for a figure that is unknown, or a precision that it lacks.
 
     name: as people type it. devices: a pattern of the names that drivers report, without the maker's. bf16, fp16, fp8,
-    fp32: TFLOP/s in dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB. dollars:
-    an hour, rented on demand, in 2026; providers differ by a factor of two and more.
+    fp32: TFLOP/s in dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB.
+    bandwidth: of the memory, GB/s. dollars: an hour, rented on demand, in 2026; providers differ by a factor of two
+    and more.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Accelerator(NamedTuple):
     fp8: Figure = None
     fp32: Figure = None
     memory: Figure = None
+    bandwidth: Figure = None
     dollars: Figure = None
 
     @property
@@ -41,22 +44,22 @@ class Accelerator(NamedTuple):
 ACCELERATORS = parse_table(
     Accelerator,
     """
-    name       devices                        bf16    fp16    fp8     fp32   memory  dollars
-    B200       B200                           2250    2250    4500    -      180     -
-    H200       H200                           989.4   989.4   1978.9  494.7  141     3.5
-    H200-NVL   H200 NVL                       835.5   835.5   1670.5  417.7  141     -
-    H100       H100 80GB HBM3                 989.4   989.4   1978.9  494.7  80      3.0
-    H100-PCIe  H100 PCIe                      756     756     1513    378    80      -
-    H100-NVL   H100 NVL                       835.5   835.5   1670.5  417.7  94      -
-    A100       A100-SXM4-80GB|A100 80GB PCIe  312     312     -       156    80      1.5
-    A100-40GB  A100-(SXM4|PCIE)-40GB          312     312     -       156    40      -
-    L40S       L40S                           362     362     733     -      48      -
-    L4         L4                             121     121     242.5   60     24      -
-    T4         (Tesla )?T4                    -       65      -       8.1    16      -
-    RTX-5090   GeForce RTX 5090               209.5   209.5   419     104.8  32      -
-    RTX-4090   GeForce RTX 4090               165.2   165.2   330.3   82.6   24      -
-    RTX-3090   GeForce RTX 3090               71      71      -       35.6   24      -
-    MI300X     Instinct MI300X( OAM)?         1307.4  1307.4  2614.9  163.4  192     -
+    name       devices                        bf16    fp16    fp8     fp32   memory  bandwidth  dollars
+    B200       B200                           2250    2250    4500    -      180     8000       -
+    H200       H200                           989.4   989.4   1978.9  494.7  141     4800       3.5
+    H200-NVL   H200 NVL                       835.5   835.5   1670.5  417.7  141     4800       -
+    H100       H100 80GB HBM3                 989.4   989.4   1978.9  494.7  80      3350       3.0
+    H100-PCIe  H100 PCIe                      756     756     1513    378    80      2000       -
+    H100-NVL   H100 NVL                       835.5   835.5   1670.5  417.7  94      3900       -
+    A100       A100-SXM4-80GB|A100 80GB PCIe  312     312     -       156    80      -          1.5
+    A100-40GB  A100-(SXM4|PCIE)-40GB          312     312     -       156    40      1555       -
+    L40S       L40S                           362     362     733     -      48      864        -
+    L4         L4                             121     121     242.5   60     24      300        -
+    T4         (Tesla )?T4                    -       65      -       8.1    16      -          -
+    RTX-5090   GeForce RTX 5090               209.5   209.5   419     104.8  32      1792       -
+    RTX-4090   GeForce RTX 4090               165.2   165.2   330.3   82.6   24      1008       -
+    RTX-3090   GeForce RTX 3090               71      71      -       35.6   24      936        -
+    MI300X     Instinct MI300X( OAM)?         1307.4  1307.4  2614.9  163.4  192     5300       -
     """,
 )
 
@@ -70,6 +73,7 @@ TRAINING_RATES = {
     },
     ("H100", "bf16"): {24: (0.50, "public nanochat with FlashAttention 3, without the 17% that fp8 gained")},
 }
+PRICE = "NANOCHAT_DOLLARS_AN_HOUR"  # environment variable: the price of all machines of a run
 NEAR_DEPTH = 4  # layers; a rate says little about models that differ more
 
 
@@ -93,11 +97,28 @@ def find_accelerator(name: str):
 
 
 def parse_hardware(text: str):
-    """Return (number, accelerator) for text like 8xH100."""
-    match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})", text.strip())
+    """Return (number, accelerator) for text like 8xH100, 2x8xH100 (nodes x GPUs), or 8xH100@98 (dollars an hour)."""
+    number = r"(?:([1-9]\d*) ?[x×*] ?)?"
+    match = re.fullmatch(rf"{number}{number}([A-Za-z][\w -]*|\d{{4}})(@.*)?", text.strip())
     if not match:
         raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
-    return int(match[1] or 1), find_accelerator(match[2])
+    count = int(match[1] or 1) * int(match[2] or 1)
+    accelerator = find_accelerator(match[3])
+    if match[4]:
+        accelerator = accelerator._replace(dollars=_price(match[4][1:], f"--on={text}") / count)
+    return count, accelerator
+
+
+def given_price():
+    """Return the dollars an hour that the environment gives for all machines of this run, or None."""
+    text = os.environ.get(PRICE)
+    return _price(text, f"{PRICE}={text}") if text else None
+
+
+def _price(text: str, given: str):
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise ValueError(f"{given} has no price: give the dollars an hour of the whole machine, such as 98")
+    return float(text)
 
 
 def _plain(name: str):

@@ -21,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nanochat.hardware import given_price
 from nanochat.log import (
     MetricLog,
     Record,
@@ -32,7 +33,7 @@ from nanochat.log import (
     read_metrics,
     terminal_table,
 )
-from nanochat.paths import read_json, read_sha256, stage_dir, write_json
+from nanochat.paths import base_dir, read_json, read_sha256, stage_dir, write_json
 
 if TYPE_CHECKING:
     from nanochat.config import Config
@@ -46,6 +47,7 @@ LOCK = "requirements.lock"  # locks the dependencies; the card counts lines
 SOURCES = ("*.py", "*.md", "*.rs", "*.html", "*.toml", "*.sh")
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 NOT_KNOWN = "n/a"
+JOULES_PER_KWH = 3.6e6
 
 # Figure in the metric log -> title in the report card.
 CORE_ESTIMATES = {"core_metric": "CORE metric estimate", "world_core_metric": "World CORE metric estimate"}
@@ -171,7 +173,18 @@ def environment():
         "Commit": f"{commit} ({'dirty' if changes else 'clean'})" if commit else "unknown (not a git checkout)",
         "Message": git("log", "-1", "--format=%s"),
     }
-    return {"Git Information": checkout, "Hardware": hardware(), "Software": software}
+    price, machine = given_price(), hardware()
+    if price is not None:
+        machine["Hourly Rate"] = price
+    if node_count() > 1:
+        machine["Nodes"] = node_count()
+    return {"Git Information": checkout, "Hardware": machine, "Software": software}
+
+
+def node_count():
+    """Return the machines of this run, by torchrun's variables."""
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    return ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
 
 
 def torch_build():
@@ -319,6 +332,34 @@ def run_metrics(state: "State", runtime: "Runtime"):
         "Tokens seen": state.tokens,
         "Waited for data": measured(waited, spec=".2f", unit="%"),
     }
+
+
+def scale_metrics(state: "State", runtime: "Runtime"):
+    """Return the metrics for training on many GPUs: their network, as preflight found it, and their energy."""
+    ranks = runtime.world_size
+    found = read_preflight(base_dir())
+    if found.get("ranks") != ranks:  # of another job
+        found = {}
+    waiting = energy = busy = None
+    if ranks > 1:
+        waiting = 100 * state.communicating / state.seconds
+    if state.gpu_use and state.gpu_use[-1]:  # at least a second
+        joules, computing, seconds = state.gpu_use
+        energy, busy = joules / JOULES_PER_KWH, 100 * computing / seconds
+    return {
+        "Nodes": node_count(),
+        "Interconnect": found.get("interconnect", NOT_KNOWN),
+        "All-reduce GB/s": measured(found.get("all_reduce_gb_s"), spec=",.2f"),
+        "Communication not hidden": measured(waiting, spec=".2f", unit="%"),
+        "Energy": measured(energy, spec=",.3f", unit=" kWh"),
+        "GPUs computing": measured(busy, spec=".1f", unit="%"),
+    }
+
+
+def read_preflight(base: Path):
+    """Return the record that scripts.preflight left in a base folder; empty without one."""
+    path = base / "preflight.json"
+    return read_json(path) if path.exists() else {}
 
 
 def pretraining_metrics(state: "State", corpus: "Corpus"):

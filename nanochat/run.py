@@ -40,7 +40,7 @@ from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, run_metrics, training_curves
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
-from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests
+from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests, watch_gpu
 from nanochat.scaling import RunPlan, dry_run, flops_per_token, plan_run, rate_scale, row_choices
 from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings
 from nanochat.sharding import Shards
@@ -467,11 +467,14 @@ class Trainer:
         saver = Saver(self.folder, runtime.rank, runtime.world_size, self.config.keep_last, runtime.store)
 
         def save(state: State):
+            uses = [state.gpu_use, *runtime.all_gather(take_gpu_use())]
+            # A part would look like the whole.
+            state.gpu_use = None if None in uses else [sum(figures) for figures in zip(*uses, strict=True)]
             # The optimizer's states are gathered a parameter at a time, while they are copied.
             merged = source.merge(runtime.all_gather(source.state_dict()))  # works for another number of ranks too
             progress = {"loop": asdict(state), "source": merged}
             weights = self.model.shards or self.model.state_dict()  # both have `items`
             saver.save(state.step, weights, self.optimizer.state_tensors(), record | progress)
 
-        with saver:
+        with saver, watch_gpu(runtime.device) as take_gpu_use:
             yield save

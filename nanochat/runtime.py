@@ -6,9 +6,10 @@ import re
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 import rustbpe
 from nanochat.config import collect_signals, stop_signals
-from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
+from nanochat.hardware import Accelerator, find_accelerator, given_price, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
 
@@ -31,6 +32,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
+SAMPLE_SECONDS = 1.0  # between two samples of power
 UNKNOWN = Accelerator("unknown")
 
 
@@ -165,6 +167,44 @@ class Waiting:
         return seconds
 
 
+# ---- energy ----
+
+
+@contextmanager
+def watch_gpu(device: torch.device):
+    """Read a GPU's power and work each second until the block ends; yields a call for its use since the call before.
+
+    Use: joules, seconds computing, seconds; None without a GPU or nvidia-ml-py, or once the driver tells nothing.
+    """
+    use = torch.zeros(3, dtype=torch.float64)
+    ended = threading.Event()
+
+    def watch():
+        before = time.monotonic()
+        try:
+            while not ended.wait(SAMPLE_SECONDS):
+                # Both are means over a second or less: of milliwatts, and of the percent of time with a kernel.
+                means = torch.tensor([torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100, 1.0])
+                now = time.monotonic()
+                use.add_(means, alpha=now - before)
+                before = now
+        except Exception as error:  # nvidia-ml-py need not be there, and has errors of its own
+            print0(f"energy: n/a, {error}")
+
+    def take():
+        taken = use.clone()
+        use.sub_(taken)  # the thread may have added to it
+        return taken.tolist() if thread.is_alive() else None
+
+    thread = threading.Thread(target=watch, daemon=True)
+    if device.type == "cuda" and not torch.version.hip:  # there PyTorch has 0 for an unknown power
+        thread.start()
+    try:
+        yield take
+    finally:
+        ended.set()
+
+
 # ---- setup ----
 
 
@@ -187,25 +227,11 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
-    store = None
-    if world_size > 1:
-        store, _, _ = next(dist.rendezvous("env://"))
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore("process group", store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
-            device_id=device if device.type == "cuda" else None,
-        )
-    try:
+    with _process_group(device, rank, world_size) if world_size > 1 else nullcontext() as store:
         accelerator = find_accelerator(_device_name(device))
         precision = _precision(device, dtype)
         print0(f"device: {device.type} ({_device_name(device)}), ranks: {world_size}, precision: {precision}")
         yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)
-    finally:
-        if world_size > 1:
-            dist.destroy_process_group()
 
 
 def avoid_broken_amx():
@@ -255,16 +281,79 @@ def _precision(device: torch.device, dtype: str):
     return "bf16" if has_bf16 else "fp32"
 
 
-def planned_hardware(name: str):
-    """Return (number, accelerator) for a plan: the named ones (8xH100), or this machine's."""
+def planned_hardware(name: str, nodes: int = 1):
+    """Return (number, accelerator) for a plan: the named ones (8xH100), or those of so many machines like this one."""
     if name:
         return parse_hardware(name)
     device = _device("auto")
-    if device.type != "cuda":
-        return 1, Accelerator(device.type.upper(), memory=free_memory(device) / 1e9)
-    accelerator = find_accelerator(_device_name(device))
-    memory = accelerator.memory or torch.cuda.get_device_properties(device).total_memory / 1e9
-    return torch.cuda.device_count(), accelerator._replace(memory=memory)
+    if device.type == "cuda":
+        count, accelerator = torch.cuda.device_count(), find_accelerator(_device_name(device))
+        memory = accelerator.memory or torch.cuda.get_device_properties(device).total_memory / 1e9
+    else:
+        count, accelerator, memory = 1, Accelerator(device.type.upper()), free_memory(device) / 1e9
+    price = given_price()
+    dollars = accelerator.dollars if price is None else price / (nodes * count)
+    return nodes * count, accelerator._replace(memory=memory, dollars=dollars)
+
+
+# ---- ranks that die ----
+
+BEAT_SECONDS = 2.0
+SILENT_BEATS = 20  # a rank that misses so many is lost: it failed or was stopped, or its machine is gone
+
+
+@contextmanager
+def _process_group(device: torch.device, rank: int, world_size: int):
+    """Join the ranks until the block ends; yields the store. Ends the process if another rank is lost."""
+    store, _, _ = next(dist.rendezvous("env://"))
+    ended = threading.Event()
+    # In a thread, so that a rank may evaluate or compile for as long as it needs.
+    thread = threading.Thread(target=_watch_ranks, args=(store, rank, world_size, ended), daemon=True)
+    thread.start()
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=dist.PrefixStore("process group", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
+            device_id=device if device.type == "cuda" else None,
+        )
+        yield store
+        dist.barrier()  # rank 0 may hold the store, and takes it away
+    except RuntimeError as error:
+        # The message names a peer, but that one may only have stopped to wait too. The thread finds the lost rank.
+        if re.search("gloo|NCCL", str(error)):
+            thread.join(BEAT_SECONDS * (SILENT_BEATS + 5))
+        raise
+    finally:
+        ended.set()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading.Event):
+    """Show the other ranks that this one is alive, until `ended`; end this process if another rank is lost."""
+    keys = [f"beat {other}" for other in range(world_size)]
+    missed = {}  # beat -> looks that have found it
+    sentence = "the store of the ranks does not answer: rank 0, its machine or its torchrun has failed"
+    with suppress(RuntimeError):
+        # A connection of its own: no collective waits for this thread, and it waits for none.
+        own = store.clone()
+        own.set_timeout(timedelta(seconds=10))
+        while not ended.wait(BEAT_SECONDS):
+            own.set(keys[rank], f"rank {rank} on {os.uname().nodename} has not answered since {time.ctime()}")
+            if not own.check(keys):
+                continue  # some ranks have not started yet
+            # Looks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.
+            missed = {beat: missed.get(beat, 0) + 1 for beat in own.multi_get(keys)}
+            lost = max(missed, key=missed.get)
+            if missed[lost] > SILENT_BEATS:
+                sentence = lost.decode()
+                break
+    if not ended.is_set():
+        print_line(f"error: {sentence}", file=sys.stderr)
+        os._exit(1)  # the main thread may wait in a collective for ever
 
 
 # ---- interruptions of a training step: signals, and the garbage collector ----

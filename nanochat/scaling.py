@@ -255,7 +255,7 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
         # Without evaluations and compiling.
         seconds = plan.flops_per_token * plan.tokens / (rate * ranks)
     hourly = accelerator.dollars  # None: no price is known
-    dollars = hourly * ranks * seconds / 3600 if hourly and seconds else None
+    dollars = None if hourly is None or seconds is None else hourly * ranks * seconds / 3600
 
     parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in needed[rows].items())  # bytes -> GB
     total = sum(needed[rows].values()) / 1e9
@@ -281,6 +281,7 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
         "seconds": seconds,
         "rate": rate,
         "source": source,
+        "dollars": dollars,
     }
     return record, lines
 
@@ -368,7 +369,9 @@ def _rate(config: "TrainingSettings", accelerator: Accelerator, dtype: str):
             continue
         there = run.environment["Hardware"]
         device = re.sub(r"^\d+x ", "", there["GPUs"])  # "8x NVIDIA H200"
-        same_hardware = find_accelerator(device) == accelerator or (not config.on and there == here)
+        # A run also records its price and nodes.
+        is_here = not config.on and here.items() <= there.items()
+        same_hardware = is_here or find_accelerator(device).name == accelerator.name
         if same_hardware and all(run.config[name] == getattr(config, name) for name in ("dtype", "fp8")):
             flops = run.figure("Tokens per second") * run.figure("Number of FLOPs per token")
             rate = flops / run.metrics["DDP world size"]  # each rank's FLOP/s

@@ -36,7 +36,7 @@ class Piece:
         ranks = runtime.world_size
         self.names = names
         self.layout, self.share = flat_layout(values[0].shape, len(values), ranks)
-        whole = torch.zeros(ranks, self.share, device="cpu")
+        whole = torch.zeros(ranks, self.share, device=values[0].device)
         for place, value in enumerate(values):
             self.layout.view(whole, place).copy_(value)
         self.mine = whole[runtime.rank].to(runtime.device, copy=True)  # this rank's share of the weights

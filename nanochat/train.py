@@ -56,6 +56,8 @@ class State:
     steady_seconds: float = 0.0  # without the first steps, which compile and warm up
     steady_flops: float = 0.0
     evaluated: int = -1  # the last step whose evaluations are complete
+    # Of all ranks' GPUs: joules, seconds computing, seconds; None: not known. Evaluations and checkpoints count.
+    gpu_use: list[float] | None = field(default_factory=lambda: [0.0, 0.0, 0.0])
     # Of evaluations, by name: before the first step, the lowest, and the last (outcome.keep_figures).
     figures: Record = field(default_factory=lambda: {"first": {}, "lowest": {}, "last": {}})
     notes: Record = field(default_factory=dict)  # moving averages and alarms

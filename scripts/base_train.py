@@ -7,7 +7,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --f
 from dataclasses import replace
 
 from nanochat.config import Count, option, options, run
-from nanochat.outcome import pretraining_metrics
+from nanochat.outcome import pretraining_metrics, scale_metrics
 from nanochat.settings import PretrainSettings
 
 
@@ -45,7 +45,8 @@ def main(config: Config):
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
         state = trainer.fit(source, pretraining(config), evaluations, data=corpus.manifest())
-        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, corpus))
+        metrics = plan.summary | pretraining_metrics(state, corpus) | scale_metrics(state, trainer.runtime)
+        trainer.finish(state, {"model_tag": config.tag} | metrics)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 import pytest
 
-from nanochat.hardware import ACCELERATORS, Accelerator, find_accelerator, parse_hardware
+from nanochat.hardware import ACCELERATORS, PRICE, Accelerator, find_accelerator, given_price, parse_hardware
 
 # The last ones only resemble a known one.
 DEVICES = """
@@ -33,6 +33,20 @@ def test_names_find_their_rows():
     assert parse_hardware("h200") == (1, find_accelerator("H200"))
     assert parse_hardware("2 x rtx 3090") == (2, find_accelerator("RTX-3090"))
     assert parse_hardware("4xQ9000") == (4, Accelerator("Q9000"))
-    for wrong in ("", "8x", "0xH100", "-1xH100"):
+    assert parse_hardware("8xH100@98") == (8, find_accelerator("H100")._replace(dollars=98 / 8))
+    assert parse_hardware("2x8xH100@196") == (16, find_accelerator("H100")._replace(dollars=196 / 16))
+    for wrong in ("", "8x", "0xH100", "-1xH100", "@98"):
         with pytest.raises(ValueError, match="8xH100"):
             parse_hardware(wrong)
+    for price in ("cheap", "", "-3", "nan", "1e9"):
+        with pytest.raises(ValueError, match=f"^--on=8xH100@{price} has no price: give the dollars an hour"):
+            parse_hardware(f"8xH100@{price}")
+
+
+def test_the_price_of_a_run_by_the_environment(monkeypatch):
+    for text, price in {"": None, "98.50": 98.5}.items():
+        monkeypatch.setenv(PRICE, text)
+        assert given_price() == price
+    monkeypatch.setenv(PRICE, "cheap")
+    with pytest.raises(ValueError, match=r"^NANOCHAT_DOLLARS_AN_HOUR=cheap has no price: give the dollars an hour"):
+        given_price()

@@ -14,6 +14,7 @@ from nanochat.config import option, options
 from nanochat.hardware import find_accelerator
 from nanochat.log import MetricLog, format_value, read_metrics
 from nanochat.outcome import Estimate, Outcome, bloat, environment, keep_figures, kept_figures, validation_metrics
+from nanochat.paths import write_json
 from nanochat.train import State
 
 
@@ -135,6 +136,27 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from():
     assert float(facts(state, ranks)["MFU %"].rstrip("%")) == pytest.approx(1e15 / 100 / (2 * 494.7e12) * 100, abs=0.01)
     warming = facts(State(step=4, seconds=150.0, tokens=600, flops=1e15), ranks)
     assert (warming["MFU %"], warming["Tokens per second"]) == ("n/a", "n/a")
+
+
+def test_the_network_and_the_energy_of_a_run(tmp_path, monkeypatch):
+    names = "NANOCHAT_BASE_DIR WORLD_SIZE LOCAL_WORLD_SIZE NANOCHAT_DOLLARS_AN_HOUR".split()
+    for name, value in zip(names, [str(tmp_path), "16", "8", "98"], strict=True):
+        monkeypatch.setenv(name, value)
+    machine = environment()["Hardware"]
+    assert (machine["Nodes"], machine["Hourly Rate"]) == (2, 98)
+    ranks = replace(ALONE, world_size=16)
+
+    def shown(state: State, runtime=ranks):
+        metrics = under_test.scale_metrics(state, runtime).values()
+        return "|".join(map(format_value, metrics))
+
+    state = State(seconds=200.0, communicating=3.0)
+    assert shown(state) == "2|n/a|n/a|1.50%|n/a|n/a"
+    record = {"ranks": 16, "interconnect": "InfiniBand", "all_reduce_gb_s": 181.4}
+    write_json(tmp_path / "preflight.json", record)
+    used = replace(state, gpu_use=[7.2e6, 2400.0, 3200.0])  # joules, seconds computing, seconds
+    assert shown(used) == "2|InfiniBand|181.40|1.50%|2.000 kWh|75.0%"
+    assert shown(replace(state, gpu_use=None), ALONE) == "2|n/a|n/a|n/a|n/a|n/a"
 
 
 def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tmp_path, capsys):

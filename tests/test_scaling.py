@@ -161,6 +161,15 @@ def test_unknown_figures_are_not_available_unless_it_is_this_machine():
     assert "(assumed: 25 GFLOP/s a core)" in last_line(Accelerator("CPU"), 1, on="CPU", dry_run=True)
 
 
+@pytest.mark.parametrize(("hours", "dollars"), [(0.5, 49), (1, 98), (2, 196), (4, 392)])
+def test_the_given_price_of_a_machine(hours, dollars):
+    """As a public guide counts them for eight H100s at 98 dollars an hour."""
+    timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=3600.0 * hours)
+    record, lines = estimate(plan_of(timed), timed, *parse_hardware("8xH100@98"))
+    assert (record["dollars"], lines[-1].rpartition("; ")[2]) == (dollars, f"dollars {dollars}.00")
+    assert estimate(plan_of(timed), timed, *parse_hardware("2x8xH100@0"))[0]["dollars"] == 0
+
+
 def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):
     t4 = find_accelerator("T4")
     # A T4 has no bf16.
@@ -211,4 +220,6 @@ def test_a_dry_run(has_tokenizer, tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record["plan"]["tokens"] == record["plan"]["steps"] * record["plan"]["total_batch_size"]
     assert record["estimate"]["source"].startswith("assumed")
+    main(replace(D24, dry_run=True, on="8xH100@0"))
+    assert capsys.readouterr().out.endswith("; dollars 0.00\n")
     assert not (tmp_path / "base_train").exists()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from nanochat.jobs.plan import TRAINING, Setting, skipped_lines
+from nanochat.jobs.plan import TRAINING, Setting, planned_nodes, skipped_lines
 from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_share
 from nanochat.log import duration, parse_table, table_of, terminal_table
@@ -107,7 +107,9 @@ def base_run(flags: Flags, setting: Setting):
         # Times are measured: the tokens alone, without waiting for a dry run.
         return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * int(flags["--total-batch-size"]))
     # Empty: all of this machine.
-    named = f"{setting.gpus}x{setting.accelerator.name}" if setting.request.on or setting.idle else ""
+    named = (
+        f"{setting.gpus}x{setting.accelerator.name}" if setting.request.on or setting.idle or planned_nodes() > 1 else ""
+    )
     # A process, so that the plan alone does not import torch.
     command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={named}", *flag_words(flags)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -192,9 +194,10 @@ def job_lines(job: Job, setting: Setting, base: BaseRun):
 
 
 def dollars(seconds: float, setting: Setting):
-    """Return the price for some time on all GPUs at work, or n/a."""
+    """Return the price for some time on all GPUs, idle ones too, or n/a."""
     rate = setting.accelerator.dollars if setting.accelerator else None  # per GPU and hour
-    return f"{rate * setting.gpus * seconds / 3600:,.2f}" if rate else "n/a"
+    gpus = setting.gpus + setting.idle
+    return "n/a" if rate is None else f"{rate * gpus * seconds / 3600:,.2f}"
 
 
 def disk_room(job: Job, setting: Setting, base: BaseRun):

@@ -4,6 +4,7 @@
 Nothing starts here. `nanochat.jobs.scales` has the flags for each stage.
 """
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base
 STEPS = ("download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
 TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
+NODES_SAVE_EVERY = 100  # steps
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
@@ -48,7 +50,7 @@ class Setting(NamedTuple):
     name: str  # key of SCALES
     reason: str  # for that scale, in words
     depth: int
-    gpus: int  # at work: a power of two, because the number of rows in a batch is one
+    gpus: int  # at work, on all nodes: a power of two, because the number of rows in a batch is one
     idle: int  # other GPUs
     accelerator: Accelerator | None  # GPU model; None: CPU only
     data: str  # with absolute folders
@@ -79,14 +81,19 @@ class Setting(NamedTuple):
         return hub.is_here(BUNDLE) or (not self.own_text and has_network(self.request.on))
 
 
+def planned_nodes():
+    """Return the number of nodes (docs/nodes.md); of a range like 1:2, the last one."""
+    return int(os.environ.get("NANOCHAT_NODES", "1").rpartition(":")[2])
+
+
 def find_hardware(named: str):
-    """Return count and kind for the GPUs named by --on, or for the local ones; without local GPUs torch stays out."""
+    """Return count and kind for the GPUs named by --on, or of all nodes; without local GPUs torch stays out."""
     # Importing torch takes seconds: without a driver there is nothing to find.
     if not (named or any(Path(path).exists() for path in GPU_DEVICES)):
         return 0, None
     from nanochat.runtime import planned_hardware
 
-    found = planned_hardware(named)
+    found = planned_hardware(named, planned_nodes())
     return (0, None) if found[1].name == "CPU" else found
 
 
@@ -121,7 +128,7 @@ def choose_setting(request: Any):
     earlier_depth = earlier["depth"] if earlier.get("scale") == name else 0
     depth = request.depth or scale.depth or earlier_depth or evening_depth(accelerator)
     # The world has small batches: one GPU is faster than several. Other runs take the largest power of two.
-    gpus = min(count, 1) if scale.world else 1 << count.bit_length() >> 1
+    gpus = min(count, planned_nodes()) if scale.world else 1 << count.bit_length() >> 1
     return Setting(
         request=request,
         name=name,
@@ -162,6 +169,17 @@ def stage_flags(setting: Setting):
     return flags
 
 
+def launch_words(setting: Setting):
+    """Return the words that start the ranks of a stage; none where one process does all."""
+    nodes = planned_nodes()
+    launch = []
+    if nodes > 1:
+        launch = TORCHRUN[:2]  # runs/nodes.sh has the settings in which nodes differ from one another
+    elif setting.gpus > 1:
+        launch = TORCHRUN
+    return [*launch, f"--nproc_per_node={setting.gpus // nodes}"] if setting.gpus > 1 else launch
+
+
 def make_job(
     setting: Setting,
     flags: Mapping[str, Flags],
@@ -182,12 +200,16 @@ def make_job(
     if setting.world:
         # Its version and seed decide the content of all tasks.
         task_files = [HubFile(f"{setting.world.name}/world.json")]
-    launch = [*TORCHRUN, f"--nproc_per_node={setting.gpus}"] if setting.gpus > 1 else []
+    launch = launch_words(setting)
     options = [f"--run={request.wandb}"] if request.wandb else []
+    # Of several nodes, one may fail: without a checkpoint all would be lost.
+    saving = [f"--save-every={NODES_SAVE_EVERY}"] if planned_nodes() > 1 else []
     # The first and the last step are no stage: no model, no outcome. The download runs beside the tokenizer, so its
     # lines go to its log alone.
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
+    if planned_nodes() > 1:
+        steps.append(Step("preflight", ["scripts.preflight"], launch=[*launch, "--max-restarts=0"]))
     for name, stage in PLANNED_STAGES.items():
         # For some stages the text is an input, by --data.
         reads_text = name in TEXT_STAGES
@@ -202,7 +224,7 @@ def make_job(
             data=setting.data if reads_text else "",
             files=[] if reads_text else [list(astuple(file)) for file in files],
             launch=[] if is_tokenizer else launch,
-            options=[] if is_tokenizer else options,
+            options=[] if is_tokenizer else [*options, *(saving if name in TRAINING else [])],
             skip=skips.get(name, ""),
         )
         steps.append(step)

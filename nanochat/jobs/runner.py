@@ -33,6 +33,7 @@ from nanochat.paths import (
     take_lock,
     text_sha256,
     write_json,
+    write_text,
 )
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
@@ -195,6 +196,8 @@ def run_step(
     }
     start = time.time()
     write_json(path, entry)  # the command and its inputs, should the machine fail
+    if step.launch and "NANOCHAT_MEETING" in os.environ:
+        variables = announce(step)
     status = execute(step, log, lock, stop, script, variables)
     entry["seconds"] += time.time() - start
     # A stop request may have come just before a normal end: training has saved, and exits with 0.
@@ -215,6 +218,16 @@ def run_step(
     write_json(path, entry | {"finished": True})
     print0(f"== {step.name}: done in {duration(entry['seconds'])}")
     return 0
+
+
+def announce(step: Step):
+    """Announce a step to the other nodes, where runs/nodes.sh runs the same torchrun; returns its variables here.
+
+    An announcement is an identifier, then a word of the command on each line.
+    """
+    attempt = str(time.time_ns())  # a node that comes late cannot join another attempt
+    write_text(Path(os.environ["NANOCHAT_MEETING"], "step"), "\n".join([attempt, *step.words[1:]]))
+    return {"PET_RDZV_ID": attempt}
 
 
 def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, variables: Mapping[str, str] | None):

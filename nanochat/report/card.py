@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from nanochat.hardware import parse_hardware
 from nanochat.log import Record, duration, format_value, markdown_table, table_of
-from nanochat.outcome import Outcome, read_outcomes
+from nanochat.outcome import Outcome, read_outcomes, read_preflight
 from nanochat.paths import read_json
 from nanochat.report.compare import decisions
 from nanochat.stages import STAGES, TITLES
@@ -28,17 +28,22 @@ FORMAT = 1  # version number in report.json, raised when a key changes meaning
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
 
 
-def hourly_rate(gpus: str):
-    """Return dollars per hour of "8x NVIDIA H100 80GB HBM3", as an outcome names GPUs; None without a known price."""
+def hourly_rate(machine: Facts):
+    """Return dollars per hour of all nodes, from an outcome's hardware; None without a known price.
+
+    The price that was given counts first, else that of GPUs such as "8x NVIDIA H100 80GB HBM3".
+    """
+    if "Hourly Rate" in machine:
+        return machine["Hourly Rate"]
     with suppress(ValueError):  # of GPUs of several kinds
-        count, accelerator = parse_hardware(gpus)
-        return accelerator.dollars and count * accelerator.dollars
+        count, accelerator = parse_hardware(machine["GPUs"])
+        return accelerator.dollars and machine.get("Nodes", 1) * count * accelerator.dollars
     return None
 
 
 def cost(outcomes: Sequence[Outcome]):
     """Return the dollars for some stages; None if one of them ran at an unknown price."""
-    rates = [hourly_rate(outcome.environment["Hardware"]["GPUs"]) for outcome in outcomes]
+    rates = [hourly_rate(outcome.environment["Hardware"]) for outcome in outcomes]
     # A sum with a missing part would look complete.
     if None in rates:
         return None
@@ -57,8 +62,8 @@ def read_card(base: Path, tag: str = ""):
         name: {label: format_value(value) for label, value in facts.items()}
         for name, facts in newest.environment.items()
     }
-    rate = hourly_rate(newest.environment["Hardware"]["GPUs"])
-    if rate:
+    rate = hourly_rate(newest.environment["Hardware"])
+    if rate is not None:
         environment["Hardware"]["Hourly Rate"] = f"${rate:.2f}/hour"
     stages = [outcome.stage for outcome in outcomes]
     seconds = sum(outcome.seconds for outcome in outcomes)
@@ -83,6 +88,7 @@ def read_card(base: Path, tag: str = ""):
             "seconds": seconds,
             "dollars": cost(outcomes),
         },
+        "preflight": read_preflight(base),
         # Small enough to compare runs question by question without their folders.
         "decisions": decisions(base, outcomes),
     }
@@ -149,6 +155,8 @@ def markdown(card: Card, pictures: str):
         parts.append(f"## {share['title']}\ntimestamp: {_moment(stage['timestamp'])}")
         # Only fields marked for the card; the JSON file has the others. A metric wins over a setting's name.
         facts = {name: stage["config"][name] for name in stage["card"]} | stage["metrics"]
+        if stage["stage"] == "base_train" and share["dollars"] is not None:
+            facts["Dollars"] = {"value": share["dollars"], "format": ",.2f"}
         if facts:
             parts.append(_listing(facts))
         for table in stage["tables"]:

@@ -46,6 +46,8 @@ def test_estimates_follow_from_tokens_and_cost_and_name_their_basis(estimator, b
     assert estimates["base_train"].seconds == pytest.approx(48e18 / RATE + 30)
     assert "--fp8" in job.step("base_train").command
     assert dollars(3600, setting) == "24.00"
+    assert dollars(1800, estimator(on="8xH100@98")[2]) == "49.00"
+    assert dollars(3600, estimator(on="6xH100@98")[2]) == "98.00"  # two are idle and paid for
     record = {"command": job.step("tok_train").command, "finished": True, "seconds": 7}
     write_json(job.folder / "tok_train.json", record)
     estimate = estimator(on="8xH100")[0]["tok_train"]
@@ -78,3 +80,7 @@ def test_the_plan_for_eight_gpus_as_printed(here):
     assert {name for name, *_ in rows} >= set(PLANNED_STAGES) | {"download", "report"}
     assert re.search(r"^base_train: memory of a rank, GB: [\d.]+ ", done.stdout, re.MULTILINE)
     assert re.search(r"^in all: about \dh\d\dm, [\d.]+ GB of disk .*, dollars \d+", done.stdout, re.MULTILINE)
+    for script in ("scripts.plan", "scripts.base_train"):
+        done = here(script, "--on=8xH100@cheap", *(["--dry-run"] if "base" in script else []), code=2)
+        assert done.stderr.startswith("error: --on=8xH100@cheap has no price: give the dollars")
+        assert done.stderr.count("\n") == 1

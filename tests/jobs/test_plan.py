@@ -99,6 +99,20 @@ def test_several_gpus_work_under_torchrun(named, at_work, planned):
     assert "--core-metric-every=2000" in job.step("base_train").command  # CORE comes from its archive
 
 
+def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_NODES", "1:2")
+    monkeypatch.setattr(plan, "find_hardware", lambda _: (8, find_accelerator("NVIDIA H100")))
+    job, text = planned(scale="8xh100", data="climbmix")
+    assert "cores, 8 x NVIDIA H100" in text
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node=4"]
+    assert job.step("base_train").launch == launch
+    assert job.step("base_train").options == ["--save-every=100"]
+    assert job.step("base_eval").options == job.step("tok_train").launch == []
+    assert job.step("preflight").launch == [*launch, "--max-restarts=0"]
+    monkeypatch.setattr(plan, "find_hardware", lambda _: (0, None))
+    assert planned(tag="cpu")[0].step("chat_rl").launch == launch[:2]
+
+
 def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, monkeypatch):
     monkeypatch.chdir(base.parent)  # restored after --cwd
     monkeypatch.setattr(sys, "argv", ["plan", f"--data={text_folder.name}", "--fresh", "--cwd=/", "--save=3"])

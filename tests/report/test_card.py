@@ -6,6 +6,7 @@ import pytest
 from outcomes import leave, sections
 
 from nanochat.log import format_value
+from nanochat.paths import write_json
 from nanochat.report.card import hourly_rate, markdown, read_card
 
 
@@ -97,7 +98,20 @@ def test_shares_of_time_and_money(tmp_path):
     assert "Total cost" not in render(tmp_path)
     for case in RATES.strip("\n").splitlines():
         gpus, dollars = case.split(" → ")
-        assert str(hourly_rate(gpus)) == dollars, case
+        assert str(hourly_rate({"GPUs": gpus})) == dollars, case
+    assert hourly_rate({"GPUs": "8x NVIDIA H100 80GB HBM3", "Nodes": 2}) == 48
+
+
+def test_the_given_price_and_the_record_of_preflight(tmp_path):
+    hours = {"GPUs": "none", "Hourly Rate": 98.0}
+    leave(tmp_path, "base_train", seconds=1800.0, environment={"Hardware": hours})
+    assert read_card(tmp_path)["preflight"] == {}
+    write_json(tmp_path / "preflight.json", {"ranks": 8})
+    card = read_card(tmp_path)
+    assert (card["summary"]["dollars"], card["preflight"]) == (49, {"ranks": 8})
+    text = sections(render(tmp_path))
+    assert "- Hourly Rate: $98.00/hour" in text["Environment"]
+    assert "- Dollars: 49.00" in text["Base model training"]
 
 
 def test_the_command_of_the_main_job_without_folders(tmp_path):
