@@ -17,6 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import nn
 
 from bench.common import finish, parser_of, peak_memory, required
 from nanochat.data.corpus import Shard, open_corpus
@@ -25,12 +26,12 @@ from nanochat.gpt import GPTConfig
 from nanochat.hardware import parse_hardware
 from nanochat.log import markdown_table, table_of
 from nanochat.models import new_model
-from nanochat.optim import Optimizer
+from nanochat.optim import MuonStack, Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime
 from nanochat.scaling import plan_run
 from nanochat.settings import OptimizerSettings
-from nanochat.sharding import Shards
+from nanochat.sharding import Shards, Unit
 from nanochat.tokenizer import Tokenizer
 from scripts.base_train import Config
 
@@ -103,7 +104,7 @@ def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights):
     optimizer = build(shape, ranks - 1, ranks)
     stacks = optimizer._stacks
     stack_of = {name: stack for stack in stacks for name, _ in stack.members}
-    saved = sum(parameter.nbytes for stack in stacks for _, parameter in stack.members)
+    weights = saved = sum(parameter.nbytes for stack in stacks for _, parameter in stack.members)
 
     def read(name: str):
         nonlocal saved
@@ -114,19 +115,34 @@ def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights):
 
     optimizer.load_state_tensors(read)  # whole states, on each rank
     mine = sum(stack.mine.nbytes for stack in stacks)
-    units = optimizer.shards.units.values() if optimizer.shards else ()
-    gathered = max((sum(piece.gathered.nbytes for piece in unit.pieces) for unit in units), default=0)
+    states = sum(state.nbytes for stack in stacks for state in stack.states.values())
+    others = (ranks - 1) / ranks  # a part of everything; a ring sends ranks - 1 shares for a gather or a scatter
+    if optimizer.shards:
+        units = optimizer.shards.units
+        gathered = max(sum(piece.gathered.nbytes for piece in unit.pieces) for unit in units.values())
+        sent = sum(gathers(unit) for unit in units.values()) * others
+        # Gradients are scattered. For Muon, whole matrices are dealt and come back.
+        sent += (mine * ranks + sum(2 * stack.mine.nbytes for stack in stacks if isinstance(stack, MuonStack))) * others
+    else:
+        gathered = 0
+        sent = 2 * mine * ranks * others  # gradients are scattered, and weights gathered
     tensors = [tensor for stack in stacks for tensor in (*vars(stack).values(), *stack.states.values())]
     storages = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, torch.Tensor)]
     return {
-        "owned": mine + sum(state.nbytes for stack in stacks for state in stack.states.values()),
+        "owned": mine + states,
         "held": sum({storage._cdata: storage.nbytes() for storage in storages}.values()) + gathered,  # views share one
-        # Gradients are scattered, and weights gathered, as a ring does it; sharded ones in forward and backward.
-        "sent": (3 if gathered else 2) * (ranks - 1) * mine,
-        "read": (ranks + 1) * saved,  # once more for the hashes
+        "sent": sent,
+        # Everything once, for the hashes. Then each rank reads its states, and the weights that it holds.
+        "read": saved + ranks * (states + (mine if gathered else weights)),
         "saved": saved,
         "files": ranks + 2,  # of states; the model, the manifest
     }
+
+
+def gathers(unit: Unit):
+    """Return the bytes that a unit gathers in a step: for the forward, and for a backward that needs its weights."""
+    times = 1 if isinstance(unit.places[0][0], nn.Embedding) else 2
+    return times * sum(piece.gathered.nbytes for piece in unit.pieces)
 
 
 def shares(shape: GPTConfig, ranks: int, build: Build = whole_weights):

@@ -65,6 +65,13 @@ class Layout(NamedTuple):
     def view(self, chunk: Tensor, place: int):
         return chunk.view(-1)[place * self.slot :][: math.prod(self.shape)].view(self.shape)
 
+    def take(self, share: Tensor, rank: int, place: int, value: Tensor):
+        """Copy a tensor into a rank's share of the chunk, as far as it lies there; of a file, no more is read."""
+        first = place * self.slot - rank * len(share)  # of its elements, in the share; negative: in one before
+        begin, end = max(first, 0), min(first + value.numel(), len(share))
+        if begin < end:
+            share[begin:end] = value.reshape(-1)[begin - first : end - first]
+
 
 def flat_layout(shape: Sequence[int], members: int, ranks: int):
     """Return the layout of so many tensors in a chunk, and the elements in each rank's equal share."""
@@ -148,15 +155,12 @@ class _Stack(ABC):
     def load(self, read: ReadStates):
         """Take this rank's share from each whole state."""
         for chunk in range(self.chunks):
-            wholes = {key: state.new_zeros(self.ranks, state.shape[1]) for key, state in self.states.items()}
             for place, name in enumerate(self.names(chunk)):
                 saved = read(name)  # whole, whatever number of ranks saved it
-                for key, whole in wholes.items():
-                    self.layouts[key].view(whole, place).copy_(saved[key])
+                for key, state in self.states.items():
+                    self.layouts[key].take(state[chunk], self.rank, place, saved[key])
                 if self.counts_steps:
                     self.steps[chunk] = saved["step"]
-            for key, whole in wholes.items():
-                self.states[key][chunk] = whole[self.rank]
 
 
 class MuonStack(_Stack):

@@ -342,6 +342,7 @@ def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int):
     matrices, others = plan.counts["matrices"], plan.counts["total"] - plan.counts["matrices"]
     # Forward and backward gather the weights, embeddings in fp32 and for the forward alone; gradients are fp32.
     sharded = parts * (2 * itemsize * matrices + 4 * others + 4 * plan.counts["head"] + 4 * plan.counts["total"])
+    sharded += 8 * matrices / ranks  # for Muon, a rank gets its part of the matrices, and shares of them come back
     return [size * (ranks - 1) / ranks for size in (sharded, 8 * plan.counts["total"])]
 
 

@@ -36,12 +36,13 @@ class Piece:
         ranks = runtime.world_size
         self.names = names
         self.layout, self.share = flat_layout(values[0].shape, len(values), ranks)
-        whole = torch.zeros(ranks, self.share, device=values[0].device)
+        self.mine = torch.zeros(self.share, device=runtime.device)  # this rank's share of the weights
         for place, value in enumerate(values):
-            self.layout.view(whole, place).copy_(value)
-        self.mine = whole[runtime.rank].to(runtime.device, copy=True)  # this rank's share of the weights
+            self.layout.take(self.mine, runtime.rank, place, value)
         self.reduced = torch.zeros_like(self.mine)  # and of the gradients, summed over the ranks
-        self.gathered = torch.empty(whole.numel(), dtype=dtype, device=runtime.device)  # has memory while it is used
+        self.gathered = torch.empty(
+            ranks * self.share, dtype=dtype, device=runtime.device
+        )  # has memory while it is used
         self.weights = self.views(self.gathered)
 
     def views(self, whole: Tensor):

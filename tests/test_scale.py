@@ -1,6 +1,7 @@
 """The simulation of many ranks, and pages that show figures of hardware."""
 
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from bench.scale import (
     worth,
 )
 from nanochat.hardware import ACCELERATORS
+from nanochat.scaling import plan_run, traffic
+from scripts.base_train import Config
 
 # How an optimizer is built, and numbers of ranks and depths with which no rank owns more than MOST_SHARES. Whole
 # matrices are dealt to ranks: if their number is no multiple of the ranks, some keep empty places.
@@ -50,6 +53,13 @@ def test_bytes_of_ranks_grow_at_most_linearly(build, numbers, depths):
             factor = MOST_SHARES * many["saved"] / smaller["saved"]
             assert all(many[key] < factor * smaller[key] for key in few)
         smaller = many
+
+
+def test_a_dry_run_counts_the_traffic_of_sharded_weights():
+    for depth, ranks in product((8, 24), (2, 8, 64)):
+        plan = plan_run(Config(depth=depth, total_batch_size=2_048 * ranks), 32_768)
+        received, _ = traffic(plan, rows=1, ranks=ranks, itemsize=2)
+        assert received == pytest.approx(bytes_of(plan.model, ranks, sharded_weights)["sent"], rel=1e-4)
 
 
 def test_whole_matrices_are_no_equal_shares_for_more_ranks():

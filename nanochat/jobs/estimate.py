@@ -108,7 +108,9 @@ def base_run(flags: Flags, setting: Setting):
         return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * int(flags["--total-batch-size"]))
     # Empty: all of this machine.
     named = (
-        f"{setting.gpus}x{setting.accelerator.name}" if setting.request.on or setting.idle or planned_nodes() > 1 else ""
+        f"{setting.gpus}x{setting.accelerator.name}"
+        if setting.request.on or setting.idle or planned_nodes() > 1
+        else ""
     )
     # A process, so that the plan alone does not import torch.
     command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={named}", *flag_words(flags)]
