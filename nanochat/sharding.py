@@ -40,9 +40,8 @@ class Piece:
         for place, value in enumerate(values):
             self.layout.take(self.mine, runtime.rank, place, value)
         self.reduced = torch.zeros_like(self.mine)  # and of the gradients, summed over the ranks
-        self.gathered = torch.empty(
-            ranks * self.share, dtype=dtype, device=runtime.device
-        )  # has memory while it is used
+        # It has memory only while it is used.
+        self.gathered = torch.empty(ranks * self.share, dtype=dtype, device=runtime.device)
         self.weights = self.views(self.gathered)
 
     def views(self, whole: Tensor):

@@ -106,12 +106,9 @@ def base_run(flags: Flags, setting: Setting):
     if setting.scale.world:
         # Times are measured: the tokens alone, without waiting for a dry run.
         return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * int(flags["--total-batch-size"]))
-    # Empty: all of this machine.
-    named = (
-        f"{setting.gpus}x{setting.accelerator.name}"
-        if setting.request.on or setting.idle or planned_nodes() > 1
-        else ""
-    )
+    named = ""  # all of this machine
+    if setting.accelerator and (setting.request.on or setting.idle or planned_nodes() > 1):
+        named = f"{setting.gpus}x{setting.accelerator.name}"
     # A process, so that the plan alone does not import torch.
     command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={named}", *flag_words(flags)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
