@@ -31,7 +31,7 @@ from nanochat.lab.findings import (
     write_recommendation,
     write_report,
 )
-from nanochat.lab.rates import next_round
+from nanochat.lab.rates import rounds
 from nanochat.log import print0
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_json
@@ -194,8 +194,10 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config):
     ends = {}
     for base, mix in product(spec.bases, spec.mixes):
         losses = {}
-        while (ahead := next_round(losses, len(spec.seeds))).seeds:
+        for ahead in rounds(losses, len(spec.seeds)):
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
+            if not ahead.seeds:
+                break
             seeds = spec.seeds[: ahead.seeds]
             own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates, "seeds": seeds}
             part = spec.model_copy(update=own)
