@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import option, options, run
-from nanochat.log import table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
@@ -66,10 +65,8 @@ def main(config: Config):
     tensors = {name: model.model_tensors() for name, (model, _) in found.items()}
     method = config.method
     if method == "soup":
-        trials = merge.greedy_soup(tensors, partial(dev_score, config, first))
-        rows = [[name, *scores, None][:3] for name, scores in trials.items()]
-        outcome.tables = [table_of("Soup", "Model | Alone:.4f | Soup with it:.4f", rows)]
-        method, weights = "linear", [len(scores) - 1.0 for scores in trials.values()]
+        method = "linear"
+        weights = list(merge.greedy_soup(tensors, partial(dev_score, config, first)).values())
     parent = merge.read_parent(first) if method in merge.FROM_PARENT else None
     start = parent and parent.model_tensors()
     merged = merge.merge(tensors.values(), weights, method, start, config.scale)

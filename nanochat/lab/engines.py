@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from nanochat.jobs.runner import Chain, Job, Step, difference, run_chains, saved_record
@@ -89,11 +89,7 @@ def on_slurm(job: Job, chains: Chains, jobs: int, gpus: int):
     return sum(not all(_is_finished(job, step) for step in chain) for chain in chains)
 
 
-ENGINES: dict[str, Callable[[Job, Chains, int, int], int]] = {
-    "local": local,
-    "ray": on_ray,
-    "slurm": on_slurm,
-}
+ENGINES = {"local": local, "ray": on_ray, "slurm": on_slurm}
 
 
 def gpu_names():

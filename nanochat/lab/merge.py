@@ -12,7 +12,7 @@ method, weights and all models with hashes under `merge`. It has no optimizer st
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 import torch
@@ -67,7 +67,7 @@ FROM_PARENT = ("task", "ties")
 
 def merge(
     models: Iterable[Tensors],
-    weights: Sequence[float],
+    weights: Collection[float],
     method: str = "linear",
     parent: Tensors | None = None,
     scale: float = 1.0,
@@ -77,7 +77,7 @@ def merge(
     weights: divided by their sum. parent, for changes: their factor is `scale`; 2 adds those of two models.
     """
     used = [model for model, weight in zip(models, weights, strict=True) if weight]
-    shares = torch.tensor([weight for weight in weights if weight], dtype=torch.float64)
+    shares = torch.tensor(list(filter(None, weights)), dtype=torch.float64)
     shares /= shares.sum()
     merged = {}
     for name, first in used[0].items():
@@ -91,19 +91,17 @@ def merge(
 
 
 def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]):
-    """Return each model's score alone and, if it stays, that of the soup with it; the best model comes first.
+    """Return the weights of a soup: 1 for a model that stays, else 0. The best model is tried first.
 
     A model that would lower the score of the soup so far is left out (Wortsman et al. 2022).
     """
-    trials = {name: [score(model)] for name, model in models.items()}
-    soup, best = [], -math.inf
-    for name in sorted(trials, key=trials.get, reverse=True):
-        larger = [*soup, models[name]]
-        found = score(merge(larger, [1.0] * len(larger)))
+    weights, best = dict.fromkeys(models, 0.0), -math.inf
+    for name in sorted(models, key=lambda name: score(models[name]), reverse=True):
+        larger = weights | {name: 1.0}
+        found = score(merge(models.values(), larger.values()))
         if found >= best:
-            soup, best = larger, found
-            trials[name].append(found)
-    return trials
+            weights, best = larger, found
+    return weights
 
 
 # ---- checkpoints ----

@@ -43,7 +43,7 @@ SECONDS = "Seconds of training"
 # Settings in which an arm may differ from R, and a run from that of another seed.
 FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
 FREE_IN_SEED = {"seed", "rows", "target_seconds"}  # W takes as long as its R
-EQUAL = [("P", PARAMETERS), ("W", PARAMETERS), ("L", PARAMETERS), ("F", FLOPS), ("W", SECONDS)]  # to those of R
+EQUAL = {PARAMETERS: "PWL", FLOPS: "F", SECONDS: "W"}  # metric -> arms that have to equal R in it
 TOLERANCE = 0.05  # for FLOPs and seconds, which cannot be the same
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
@@ -70,10 +70,6 @@ class ArmRun(NamedTuple):
         return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
 
     @property
-    def tag(self):
-        return self.outcome.tag
-
-    @property
     def manifest(self):
         return self.checkpoint.manifest
 
@@ -82,21 +78,19 @@ class ArmRun(NamedTuple):
         """Bits per byte at each exit, in the last validation."""
         return validated_exits(self.records)[-1]
 
-    def require_equal(self, other: "ArmRun", free: Container[str]):
-        """Raise a ValueError if this run differs from another one in its settings or batches, unless that is free.
+    @property
+    def settings(self):
+        """Flags, what decides the order of the rows (hash of the text, tokenizer, lanes, length), and their number."""
+        source = self.manifest["source"]
+        return self.manifest["config"] | source["setting"] | {"rows": source["rows"]}
 
-        `setting` of a loader (hash of the text, tokenizer, seed, lanes, length) decides the order of the rows, and
-        `rows` is their number.
-        """
-        own, others = (
-            run.manifest["config"] | run.manifest["source"]["setting"] | {"rows": run.manifest["source"]["rows"]}
-            for run in (self, other)
-        )
-        for name, value in own.items():
+    def require_equal(self, other: "ArmRun", free: Container[str]):
+        """Raise a ValueError if this run differs from another one in its settings or batches, unless that is free."""
+        others = other.settings
+        for name, value in self.settings.items():
             if name not in free and value != others.get(name):
-                raise ValueError(
-                    f"{self.tag} has {name} = {value}, and {other.tag} {others.get(name)}: train one of them again"
-                )
+                found = f"{self.outcome.tag} has {name} = {value}, and {other.outcome.tag} {others.get(name)}"
+                raise ValueError(f"{found}: train one of them again")
 
 
 def read_arms(tag: str, seed: int):
@@ -104,16 +98,18 @@ def read_arms(tag: str, seed: int):
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
     if recursion.manifest["config"]["seed"] != seed:
-        raise ValueError(f"{recursion.tag} was not trained with --seed={seed}: train it again")
+        raise ValueError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
     if not validated_exits(recursion.records):
-        raise ValueError(f"{recursion.tag} has no validation: train it again, with --eval-every")
+        raise ValueError(f"{recursion.outcome.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
         # W reads more rows, or fewer.
         run.require_equal(recursion, {*FREE_IN_ARM, "rows"} if arm == "W" else FREE_IN_ARM)
-    for arm, name in EQUAL:
-        own, other = arms[arm].outcome.figure(name), recursion.outcome.figure(name)
-        if abs(own / other - 1) > (0 if name == PARAMETERS else TOLERANCE):
-            raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
+    for name, equal in EQUAL.items():
+        other = recursion.outcome.figure(name)
+        for arm in equal:
+            own = arms[arm].outcome.figure(name)
+            if abs(own / other - 1) > (0 if name == PARAMETERS else TOLERANCE):
+                raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
     return arms
 
 
@@ -207,7 +203,7 @@ def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog):
     """Refit the first exit of a run, and the last one for as long."""
     corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
-        raise ValueError(f"the text has changed since {run.tag} was trained: put it back, or train again")
+        raise ValueError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
     first = refit(1, run, corpus, runtime, log)
     return first, refit(len(run.exits), run, corpus, runtime, log, first.rounds)
 
@@ -256,7 +252,7 @@ def tables(results: Sequence[SeedResult]):
     rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
     found = [table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)]
     columns = (
-        "Arm | Bits per byte:.4f | Minus R:+.4f | ±:.4f | Seconds:,.0f | Layers | Parameters:,.0f"
+        "Arm | Layers | Minus R:+.4f | ±:.4f | Bits per byte:.4f | Seconds:,.0f | Parameters:,.0f"
         " | FLOPs per token:,.0f | Tokens:,.0f | Tokens/s:,.0f | FLOPs:.2e | Model"
     )
     names = (BPB, SECONDS, PARAMETERS, FLOPS, "Tokens seen", "Tokens per second", "Total training flops")
@@ -264,8 +260,8 @@ def tables(results: Sequence[SeedResult]):
     for arm, description in ARMS.items():
         runs = [result.arms[arm] for result in results]
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
-        bits, seconds, *means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
-        rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
+        means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
+        rows.append([arm, runs[0].outcome.config["depth"], *gain, *means, description])
     return [*found, table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)]
 
 

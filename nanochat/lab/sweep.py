@@ -29,13 +29,10 @@ from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_text
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
-from nanochat.stages import MODELS, STAGES
+from nanochat.stages import MODELS
 
-SOURCES = {stage.parent: stage.source for stage in STAGES if stage.source}
+SOURCES = {MODELS[source]: source for source in MODELS}
 DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
-UNCOUNTED = (
-    "the looks at held-out benchmarks can no longer be counted, so take other benchmarks, in a spec of their own"
-)
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
 Method = Literal["linear", "slerp", "task", "ties", "soup"]  # of scripts.merge
@@ -300,13 +297,13 @@ def expectations(spec: Spec, questions: Mapping[str, int]):
         seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
-    size = sum(_checkpoint_bytes(spec, run) for run in [*spec.runs, *spec.merged_runs])
+    size = disk_needed(spec, [*spec.runs, *spec.merged_runs])
     sizes = " x ".join(f"{len(getattr(spec, part))} {part}" for part in ("bases", "mixes", "rates", "seeds"))
     lines = [
         f"{len(spec.runs)} runs: {sizes}, stage {spec.stage}, reference {spec.reference}",
         f"{len(finished)} of {len(chains)} runs are finished",
         left,
-        f"{size / 1e9:.1f} GB of checkpoints, if --keep removes none",
+        f"{size / 1e9:.1f} GB of checkpoints are to come",
     ]
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
     for name, number in questions.items():
@@ -316,37 +313,35 @@ def expectations(spec: Spec, questions: Mapping[str, int]):
     return [*lines, f"({significance.ASSUMED})"]
 
 
-def check_disk(spec: Spec, runs: Sequence[Run]):
-    """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
-    from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
-
-    size = sum(_checkpoint_bytes(spec, run) for run in runs if not run_steps(spec, run)[0].outcome.exists())
-    check_free_space(base_dir(), size)
-
-
-def _checkpoint_bytes(spec: Spec, run: Run):
-    """Return the size of a run's checkpoint: that of the largest of its base."""
-    folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
-    return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+def disk_needed(spec: Spec, runs: Sequence[Run]):
+    """Return the bytes of the checkpoints of those runs that are not trained; each is as large as one of its base."""
+    size = 0
+    for run in runs:
+        if not run_steps(spec, run)[0].outcome.exists():
+            folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
+            size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+    return size
 
 
 # ---- looks at held-out benchmarks ----
 
 
 def _ledger(spec: Spec):
-    """Return the ledger, and a file with its hash: the ledger might be cut off or deleted."""
-    anchor = base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
-    return spec.path.with_suffix(".looks.txt"), anchor
+    """Return the ledger, and a copy that finds it out if it was edited, cut off or deleted."""
+    copy = base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
+    return spec.path.with_suffix(".looks.txt"), copy
 
 
 def looks(spec: Spec):
-    """Return the looks in the ledger, a line each, before a line with their hash; a ValueError if it was edited."""
-    path, anchor = _ledger(spec)
-    *lines, sha256 = path.read_text().split("\n") if path.exists() else [text_sha256("")]
-    last = anchor.read_text() if anchor.exists() else sha256
-    if not text_sha256("\n".join(lines)) == sha256 == last:
-        raise ValueError(f"{path} was edited, or lacks its last look: {UNCOUNTED}")
-    return list(map(json.loads, lines))
+    """Return the looks in the ledger, a line each; a ValueError if it is not as its copy."""
+    path, copy = _ledger(spec)
+    text = path.read_text() if path.exists() else ""
+    if copy.exists() and copy.read_text() != text:
+        raise ValueError(
+            f"{path} was edited, or lacks its last look: the looks at held-out benchmarks can no longer be counted, so"
+            " take other benchmarks, in a spec of their own"
+        )
+    return list(map(json.loads, text.splitlines()))
 
 
 def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]):
@@ -359,8 +354,6 @@ def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]):
     }
     if look not in found[-1:]:
         found.append(look)
-        text = "\n".join(map(json.dumps, found))
-        path, anchor = _ledger(spec)
-        write_text(path, f"{text}\n{text_sha256(text)}")
-        write_text(anchor, text_sha256(text))
+        for path in _ledger(spec):
+            write_text(path, "\n".join(map(json.dumps, found)))
     return len(found)
