@@ -207,8 +207,9 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config):
             if not ahead.seeds:
                 break
             seeds = spec.seeds[: ahead.seeds]
-            own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates, "seeds": seeds}
-            part = spec.model_copy(update=own)
+            part = spec.model_copy(
+                update={"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates, "seeds": seeds}
+            )
             check_disk(part, part.runs)
             start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:

@@ -28,10 +28,9 @@ def local(job: Job, chains: Chains, jobs: int, gpus: int):
     devices = gpu_names()
     if jobs * gpus > len(devices):
         raise ValueError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
-    shares = []
-    for number in range(jobs):
-        own = ",".join(devices[number * gpus : (number + 1) * gpus])  # empty: the CPU alone
-        shares.append({"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": own})
+    # No GPU: the CPU alone.
+    own = [",".join(devices[number * gpus : (number + 1) * gpus]) for number in range(jobs)]
+    shares = [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": names} for names in own]
     return run_chains(job, chains, shares)
 
 

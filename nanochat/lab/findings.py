@@ -126,12 +126,16 @@ def cells(results: Results, benchmarks: Sequence[str]):
     for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
         # A benchmark may be new in the spec.
         intact = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
-        common = mode([one.answers[benchmark].questions for one in intact] or [""])
+        if not intact:
+            continue
+        common = mode(one.answers[benchmark].questions for one in intact)
+        group = {}
         for one in intact:
-            answers, group = one.answers[benchmark], found.setdefault((base, benchmark), {})
+            answers = one.answers[benchmark]
             if answers.questions == common:
                 group.setdefault(one.run.mix, []).append(100 * np.mean(answers.right, axis=1))
-    return {key: {mix: np.array(rows) for mix, rows in group.items()} for key, group in found.items()}
+        found[base, benchmark] = {mix: np.array(rows) for mix, rows in group.items()}
+    return found
 
 
 def differences(found: Cells, reference: str, are_synergies: bool = False):
@@ -160,9 +164,9 @@ def verdicts_on(spec: Spec, results: Results):
 
 def recommended(spec: Spec, results: Results):
     """Return the intact results of the reference, and of the mixes that are kept."""
-    kept = {one[:2] for one in verdicts_on(spec, results) if one.verdict == "keep"}  # base and mix
-    kept |= {(result.base, spec.reference) for result in results}
-    return [result for result in results if (result.base, result.run.mix) in kept and not result.broken]
+    kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
+    intact = [result for result in results if not result.broken]
+    return [one for one in intact if one.run.mix == spec.reference or (one.base, one.run.mix) in kept]
 
 
 # ---- the report ----
@@ -206,7 +210,6 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
         "Question": spec.question,
         "Runs": f"{len(results)}, {sum(bool(result.broken) for result in results)} of them left out",
         "Reference": spec.reference,
-        "Budget of a run": ", ".join(f"{name} {value:,}" for name, value in spec.budget.items()),
         "Rule": significance.RULE,
     }
     outcome.curves = overlays(results)

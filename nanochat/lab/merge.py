@@ -154,7 +154,7 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
     first = models[0]
     folder = stage_dir(first.manifest["stage"], tag)
     taken = ("stage", "parent", "config", "tokenizer", "dtype", "model")
-    record = {name: first.manifest[name] for name in taken if name in first.manifest}
+    record = {name: first.manifest[name] for name in taken}
     loop = first.manifest["loop"]
     record |= {
         "merge": facts | {"models": list(map(origin, models))},

@@ -222,8 +222,7 @@ def best_by_luck(deviation: float, n: int):
     """Return how far the best of n equally good seeds lies above their mean. deviation: of a seed's mean."""
     from scipy import stats
 
-    # The density of the highest of n is n φ(x) Φ(x)ⁿ⁻¹.
-    return deviation * float(stats.norm.expect(lambda x: n * stats.norm.cdf(x) ** (n - 1) * x))
+    return deviation * float(stats.order_statistic(stats.Normal(), r=n, n=n).mean())
 
 
 def noise(scores: np.ndarray):

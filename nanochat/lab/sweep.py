@@ -13,7 +13,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product, starmap
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -206,18 +205,16 @@ def base_step(spec: Spec, base: str, slots: int = 0):
     flags = {"--source": spec.source, "--tag": base, "--out-tag": f"{spec.name}-{base}"}
     if slots:
         flags |= {"--slots": slots, "--out-tag": f"{flags['--out-tag']}-slots-{slots}"}
-    return _evaluation_step(spec, flags, spec.open_tasks)
+    return _evaluation_step(spec, spec.parent_of(base), flags, spec.open_tasks)
 
 
 def run_steps(spec: Spec, run: Run, is_held_out: bool = False):
     """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks."""
     tag = spec.tag_of(run)
-    asked = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": tag + HELD_OUT * is_held_out}
-    evaluation = _evaluation_step(spec, asked, spec.held_out if is_held_out else spec.open_tasks)
-    if run.mix in spec.mixes:
-        return [_training_step(spec, run), evaluation]
-    # The outcome of a merge lies apart from its weights.
-    return [_merge_step(spec, run), replace(evaluation, parent=f"merge/{tag}")]
+    first = _training_step(spec, run) if run.mix in spec.mixes else _merge_step(spec, run)
+    flags = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": tag + HELD_OUT * is_held_out}
+    tasks = spec.held_out if is_held_out else spec.open_tasks
+    return [first, _evaluation_step(spec, first.output, flags, tasks)]
 
 
 def _training_step(spec: Spec, run: Run):
@@ -271,14 +268,14 @@ def _merge_step(spec: Spec, run: Run):
     )
 
 
-def _evaluation_step(spec: Spec, flags: Mapping[str, str], tasks: Sequence[str]):
-    """Return the evaluation of a model. flags: which one, and the folder."""
-    stage, tag, out_tag = MODELS[flags["--source"]], flags["--tag"], flags["--out-tag"]
+def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: Sequence[str]):
+    """Return the evaluation of a model. parent: the stage with its outcome. flags: which one, and the folder."""
+    out_tag = flags["--out-tag"]
     return Step(
         f"{out_tag}-eval",
         ["scripts.chat_eval", *flag_words(flags | {"--tasks": "|".join(tasks)} | spec.answering)],
         output=f"chat_eval_{flags['--source']}/{out_tag}",
-        parent=f"{stage}/{tag}",
+        parent=parent,
         quiet=True,
     )
 
@@ -288,9 +285,9 @@ def _evaluation_step(spec: Spec, flags: Mapping[str, str], tasks: Sequence[str])
 
 def expectations(spec: Spec, questions: Mapping[str, int]):
     """Return the plan in words. questions: number of each development benchmark."""
-    chains = [run_steps(spec, run) for run in spec.runs]
-    finished = [steps for steps in chains if all(step.outcome.exists() for step in steps)]
-    done = [Outcome.load(step.outcome) for steps in finished for step in steps]
+    chains = [[step.outcome for step in run_steps(spec, run)] for run in spec.runs]
+    finished = [paths for paths in chains if all(path.exists() for path in paths)]
+    done = [Outcome.load(path) for paths in finished for path in paths]
     left = "time and dollars are not known before the first run has finished"
     if done:
         factor = len(chains) / len(finished) - 1
