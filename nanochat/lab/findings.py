@@ -186,12 +186,10 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
     outcome.add_artifact(write_recommendation(spec, results))
     found, sealed = cells(results, spec.dev), []
     synergies = differences(found, spec.reference, are_synergies=True)
-    *matrices, gains = score_tables("", spec, results, spec.open_tasks)
-    outcome.tables = [
+    tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
-        *matrices,
+        *score_tables("", spec, results, spec.open_tasks),
         table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts_on(spec, results)),
-        gains,
         difference_table("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
         merge_table(spec, results, merged),
@@ -202,10 +200,9 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
         # Others may have answers from an earlier look.
         runs = [result.run for result in recommended(spec, results)]
         sealed = read_results(spec, runs, is_held_out=True)
-        outcome.tables += score_tables(title, spec, sealed, spec.held_out)
-    outcome.tables = [
-        table for table in [*outcome.tables, cost_table(spec, [*results, *merged], sealed)] if table["rows"]
-    ]
+        tables += score_tables(title, spec, sealed, spec.held_out)
+    tables.append(cost_table(spec, [*results, *merged], sealed))
+    outcome.tables = [table for table in tables if table["rows"]]
     outcome.metrics = {
         "Question": spec.question,
         "Runs": f"{len(results)}, {sum(bool(result.broken) for result in results)} of them left out",

@@ -40,9 +40,8 @@ ONE_SEED = "no verdict: one seed"
 # Metrics of base training, and the seconds that its checkpoint has.
 BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
 SECONDS = "Seconds of training"
-# Settings in which an arm may differ from R, and a run from that of another seed.
+# Settings in which an arm may differ from R.
 FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
-FREE_IN_SEED = {"seed", "rows", "target_seconds"}  # W takes as long as its R
 EQUAL = {PARAMETERS: "PWL", FLOPS: "F", SECONDS: "W"}  # metric -> arms that have to equal R in it
 TOLERANCE = 0.05  # for FLOPs and seconds, which cannot be the same
 REFIT_STEPS = 50  # between validations
@@ -116,9 +115,8 @@ def read_arms(tag: str, seed: int):
 def read_seeds(tag: str, count: int):
     """Return the arms of the seeds 1 to `count`, whose settings are the same."""
     seeds = [read_arms(tag, seed) for seed in range(1, count + 1)]
-    for arms in seeds:
-        for arm, run in arms.items():
-            run.require_equal(seeds[0][arm], FREE_IN_SEED)
+    for arms in seeds:  # the other arms have the settings of their R
+        arms["R"].require_equal(seeds[0]["R"], {"seed"})
     return seeds
 
 

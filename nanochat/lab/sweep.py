@@ -10,6 +10,7 @@
 
 import difflib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,6 @@ SOURCES = {MODELS[source]: source for source in MODELS}
 DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
-Method = Literal["linear", "slerp", "task", "ties", "soup"]  # of scripts.merge
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
 
@@ -75,7 +75,7 @@ class Spec(BaseModel):
     sampling: dict[Sampling, int | float] = {}
     scaled: bool = False
     merges: dict[str, dict[str, float]] = {}  # name -> weights of the mixes whose models are merged
-    methods: list[Method] = ["linear", "slerp", "task", "ties"]
+    methods: list[str] = ["linear", "slerp", "task", "ties"]  # of scripts.merge
     slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
 
     @property
@@ -149,7 +149,7 @@ def read_spec(path: Path, tag: str = ""):
 
 
 def mistakes(spec: Spec):
-    """Return the mistakes of a spec, apart from names of tasks."""
+    """Return the mistakes of a spec, apart from names of tasks, and from those that the scripts find in their flags."""
     found = list(spec.unknown)
     for base in spec.bases:
         folder = base_dir() / spec.parent_of(base)
@@ -157,16 +157,11 @@ def mistakes(spec: Spec):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
     for name, weights in spec.merges.items():
         found += [f"the merge {name} has {mix}, which is no mix" for mix in weights if mix not in spec.mixes]
-        if "slerp" in spec.methods and len(weights) != 2:
-            found.append(f"slerp merges two models, and {name} has {len(weights)}: name other methods")
     tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
     names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
     checks = {
         f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
-        "repeats would all be the same: set a temperature in [sampling]": (
-            spec.repeats == 1 or spec.sampling.get("temperature")
-        ),
         "with one seed nothing is shown, and scaled = true would drop every mix": (
             not spec.scaled or len(spec.seeds) > 1
         ),
@@ -191,13 +186,8 @@ def chains_of(spec: Spec):
 
 def merge_chains(spec: Spec):
     """Return the steps of all merges of finished runs."""
-    return [run_steps(spec, run) for run in spec.merged_runs if all(path.exists() for path in _merged(spec, run))]
-
-
-def _merged(spec: Spec, run: Run):
-    """Return the outcomes of the runs that a merge is made of."""
-    weights = spec.merges[run.mix.rpartition(":")[0]]
-    return [spec.outcome_of(run._replace(mix=mix)) for mix in weights]
+    chains = [run_steps(spec, run) for run in spec.merged_runs]
+    return [steps for steps in chains if all(map(os.path.exists, steps[0].local))]
 
 
 def base_step(spec: Spec, base: str, slots: int = 0):
@@ -251,8 +241,9 @@ def _training_step(spec: Spec, run: Run):
 def _merge_step(spec: Spec, run: Run):
     """Return the merge of the runs of several mixes."""
     name, _, method = run.mix.rpartition(":")
-    tag, weights, outcomes = spec.tag_of(run), spec.merges[name].values(), _merged(spec, run)
-    models = [f"{path.parent.name}:{weight:g}" for path, weight in zip(outcomes, weights, strict=True)]
+    tag, weights = spec.tag_of(run), spec.merges[name]
+    runs = [run._replace(mix=mix) for mix in weights]
+    models = [f"{spec.tag_of(one)}:{weights[one.mix]:g}" for one in runs]
     flags = {"--tag": tag, "--source": SOURCES[spec.stage], "--models": ",".join(models), "--method": method}
     if method == "task":
         flags["--scale"] = len(models)  # the sum of the changes, not their mean
@@ -262,8 +253,8 @@ def _merge_step(spec: Spec, run: Run):
         f"{tag}-merge",
         ["scripts.merge", *flag_words(flags)],
         output=f"merge/{tag}",
-        parent=f"{spec.stage}/{outcomes[0].parent.name}",
-        local=list(map(str, outcomes)),
+        parent=f"{spec.stage}/{spec.tag_of(runs[0])}",
+        local=[str(spec.outcome_of(one)) for one in runs],
         quiet=True,
     )
 

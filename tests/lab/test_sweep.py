@@ -9,7 +9,7 @@ from outcomes import leave
 from nanochat.config import parse
 from nanochat.lab.sweep import add_look, chains_of, disk_needed, expectations, looks, mistakes, read_spec, run_steps
 from scripts import chat_eval, chat_sft
-from scripts.lab import check_disk
+from scripts.lab import check_disk, flag_mistakes
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "runs/remix.toml"
 
@@ -51,14 +51,22 @@ def test_all_mistakes_at_once(base):
         "seed is no key, did you mean seeds?",
         f"the base three has no checkpoint in {base}/mid_train/three: train it first",
         "the merge both has facts, which is no mix",
-        "slerp merges two models, and both has 1: name other methods",
         *[f"two runs, or two lists of benchmarks, have lab-three-{mix}-2-1" for mix in (*mixes, *merges)],
         "two runs, or two lists of benchmarks, have World-Facts",
         "reference = best is no mix, take one of plain, good, idle, bad",
-        "repeats would all be the same: set a temperature in [sampling]",
         "with one seed nothing is shown, and scaled = true would drop every mix",
         "a budget in tokens needs --total-batch-size in flags",
     ]
+
+
+def test_mistakes_that_the_scripts_find(base):
+    merges = "[merges]\nboth = { good = 1 }\n[benchmarks]"
+    for changes, sentence in (
+        ({"temperature = 0.7": "top_k = 5"}, "all answers to a problem would be the same, add --temperature=1"),
+        ({"[benchmarks]": merges}, "--method=slerp merges two models: name two, or take another method"),
+    ):
+        assert flag_mistakes(read_lab(base, changes)) == [f"flags, sampling or methods: {sentence}"]
+    assert flag_mistakes(read_lab(base)) == []
 
 
 def test_values_that_are_no_values(base):
