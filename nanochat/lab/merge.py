@@ -1,6 +1,6 @@
 """Merging: one model from several with the same parent, without training.
 
-METHODS is a table of functions: linear, slerp, task, ties; `greedy_soup` chooses the models of a linear merge by their
+METHODS is a table of functions: linear, slerp, task, ties, soup; `greedy_soup` chooses the models of a soup by their
 scores. The arithmetic is float64, rounded once to the precision of the checkpoints. Where all models agree the merge
 has their value, so that a model merged with itself is itself, bit for bit; a model with weight 0 is left out.
 
@@ -60,7 +60,7 @@ def _elected(changes: Tensor, shares: Tensor):
     return (weights * changes).sum(0) / weights.sum(0).clamp(min=TINY)
 
 
-METHODS = {"linear": _mean, "slerp": _arc, "task": _mean, "ties": _elected}
+METHODS = {"linear": _mean, "slerp": _arc, "task": _mean, "ties": _elected, "soup": _mean}
 # Methods that take changes since the parent; the others take the weights themselves.
 FROM_PARENT = ("task", "ties")
 

@@ -123,13 +123,6 @@ def read_seeds(tag: str, count: int):
 # ---- refinement ----
 
 
-class Refit(NamedTuple):
-    """An exit that got a head of its own."""
-
-    bpb: float  # lowest of the validations
-    rounds: list[int]  # of REFIT_STEPS steps, at each of the rates
-
-
 def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime):
     """Return a model that ends at an exit of a recursive one, from 1; only its head, which is its own, is trained."""
     shape = config_of(checkpoint.manifest)
@@ -153,8 +146,8 @@ def refit(
 ):
     """Train a head for an exit of a run, from 1, on the text that comes after that of the run.
 
-    Rates fall: at each of them the head trains until validation stops falling. rounds: train so long in any case, at
-    each of the rates.
+    Returns the lowest bits per byte, and the rounds of REFIT_STEPS steps at each of the rates, which fall: at each of
+    them the head trains until validation stops falling. rounds: train so many in any case.
     """
     manifest, tokenizer = run.manifest, tokenizer_of(run.checkpoint)
     config, rows = manifest["config"], manifest["loop"]["device_batch"]
@@ -194,30 +187,31 @@ def refit(
                 print0(f"refit: step {loop.steps}, {found:.4f} bits per byte at exit {exits - 1}")
                 falls = found < (1 - LEAST_GAIN) * lowest
                 lowest = min(lowest, found)
-    return Refit(lowest, done)
+    return lowest, done
 
 
 def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog):
-    """Refit the first exit of a run, and the last one for as long."""
+    """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both."""
     corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
         raise ValueError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
-    first = refit(1, run, corpus, runtime, log)
-    return first, refit(len(run.exits), run, corpus, runtime, log, first.rounds)
+    first, rounds = refit(1, run, corpus, runtime, log)
+    last, _ = refit(len(run.exits), run, corpus, runtime, log, rounds)
+    return first, last
 
 
 class SeedResult(NamedTuple):
     """The arms of a seed, compared."""
 
     arms: dict[str, ArmRun]
-    first: Refit  # of R's first exit
-    last: Refit
+    first: float  # bits per byte of R's first exit with a head of its own
+    last: float  # of the last exit
 
     @property
     def refinements(self):
         """The refinement of R as it is, with the first exit refitted, and with both exits refitted."""
-        exits, first = self.arms["R"].exits, self.first.bpb
-        return refinement(exits), refinement([first, exits[-1]]), refinement([first, self.last.bpb])
+        exits = self.arms["R"].exits
+        return refinement(exits), refinement([self.first, exits[-1]]), refinement([self.first, self.last])
 
     def gain(self, arm: str):
         """Return the bits per byte of an arm minus those of R."""
