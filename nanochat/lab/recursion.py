@@ -36,7 +36,6 @@ ARMS = {
     "W": "same parameters, no loop, same seconds",
     "L": "as many applications, one state, loss at the end alone",
 }
-ONE_SEED = "no verdict: one seed"
 # Metrics of base training, and the seconds that its checkpoint has.
 BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
 SECONDS = "Seconds of training"
@@ -228,7 +227,7 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
     the arm's bits per byte minus those of R.
     """
     if len(own) < 2:
-        return ONE_SEED
+        return "no verdict: one seed"
     beats_exit = interval(refitted).is_positive
     if beats_exit and interval(gains["P"]).is_positive:
         return "better than its compute" if interval(gains["F"]).is_positive else "depth only"

@@ -133,19 +133,16 @@ def read_spec(path: Path, tag: str = ""):
         values |= values.pop("benchmarks")
     known = list(Spec.model_fields)
     unknown = []
-    for key in values.keys() - known:
+    for key in sorted(values.keys() - known):
         [nearest] = difflib.get_close_matches(key, known, n=1, cutoff=0)
         unknown.append(f"{key} is no key, did you mean {nearest}?")
     try:
-        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": sorted(unknown)})
+        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
     except ValidationError as error:
         found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
-        raise ValueError("\n  ".join([f"{path}:", *sorted(unknown), *found])) from None
-    chosen = {
-        "source": spec.source or DEFAULT_SOURCES[spec.stage],
-        "reference": spec.reference or next(iter(spec.mixes)),
-    }
-    return spec.model_copy(update=chosen)
+        raise ValueError("\n  ".join([f"{path}:", *unknown, *found])) from None
+    source = spec.source or DEFAULT_SOURCES[spec.stage]
+    return spec.model_copy(update={"source": source, "reference": spec.reference or next(iter(spec.mixes))})
 
 
 def mistakes(spec: Spec):
@@ -164,9 +161,6 @@ def mistakes(spec: Spec):
         f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
         "with one seed nothing is shown, and scaled = true would drop every mix": (
             not spec.scaled or len(spec.seeds) > 1
-        ),
-        "--eval-metrics-every in flags would score held-out benchmarks while runs train: leave it out": (
-            not spec.held_out or spec.own_flags.get("--eval-metrics-every", "-1") == "-1"
         ),
         "a budget in tokens needs --total-batch-size in flags": (
             "tokens" not in spec.budget or "--total-batch-size" in spec.own_flags
@@ -216,8 +210,6 @@ def _training_step(spec: Spec, run: Run):
     settings = AnswerTuneSettings if is_rl else FineTuneSettings
     # A rate is a factor of the stage's own, or of that in the flags.
     factor = float(spec.own_flags.get("--init-lr-frac", settings.init_lr_frac))
-    # Training itself scores tasks now and then, and must not ask those that are held out.
-    scores = {} if is_rl else {"--eval-metrics-every": -1}
     own = {
         "--tag": tag,
         "--model-tag": run.base,
@@ -227,9 +219,11 @@ def _training_step(spec: Spec, run: Run):
         "--num-iterations": amount,
         "--init-lr-frac": round(run.rate * factor, 10),
     }
+    if not is_rl:  # it scores tasks now and then, and must not ask those that are held out
+        own["--eval-metrics-every"] = -1
     return Step(
         f"{tag}-train",
-        [f"scripts.{spec.stage}", *flag_words(scores | spec.own_flags | own)],
+        [f"scripts.{spec.stage}", *flag_words(spec.own_flags | own)],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(run.base),
         local=spec.files.get(run.mix, ()),
@@ -286,9 +280,7 @@ def expectations(spec: Spec, questions: Mapping[str, int]):
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
     size = disk_needed(spec, [*spec.runs, *spec.merged_runs])
-    sizes = " x ".join(f"{len(getattr(spec, part))} {part}" for part in ("bases", "mixes", "rates", "seeds"))
     lines = [
-        f"{len(spec.runs)} runs: {sizes}, stage {spec.stage}, reference {spec.reference}",
         f"{len(finished)} of {len(chains)} runs are finished",
         left,
         f"{size / 1e9:.1f} GB of checkpoints are to come",
