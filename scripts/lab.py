@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from itertools import chain, product
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from nanochat.config import Count, option, options, parse, run
@@ -27,15 +28,14 @@ from nanochat.lab.findings import (
     read_results,
     recommended,
     write_noise,
-    write_rates,
     write_recommendation,
     write_report,
 )
-from nanochat.lab.rates import next_round
-from nanochat.log import print0
+from nanochat.lab.rates import rounds
+from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_json
-from tasks import JUDGED, TASKS, find_task
+from tasks import JUDGED, TASKS, find_task, open_tasks
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import Member, parse_mixture
 
@@ -133,8 +133,8 @@ def count_questions(spec: sweep.Spec):
     manifests = (base_dir() / spec.parent_of(spec.bases[0])).glob("step_*/manifest.json")
     tokenizer = read_json(max(manifests))["tokenizer"]["tag"]  # names the world of the world's tasks
     most = spec.sampling.get("max_problems") or sys.maxsize
-    counts = {name: len(TASKS[name](tokenizer=tokenizer, unsafe_exec=True)) for name in spec.open_tasks}
-    return {name: min(counts[name], most) for name in spec.dev}
+    tasks = open_tasks("|".join(spec.open_tasks), unsafe_exec=True, tokenizer=tokenizer)
+    return {name: min(len(tasks[name]), most) for name in spec.dev}
 
 
 def flag_mistakes(spec: sweep.Spec):
@@ -146,6 +146,13 @@ def flag_mistakes(spec: sweep.Spec):
     except ValueError as error:
         return [f"flags, sampling or methods: {error}"]
     return []
+
+
+def check_disk(spec: sweep.Spec, runs: Sequence[sweep.Run]):
+    """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
+    from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
+
+    check_free_space(base_dir(), sweep.disk_needed(spec, runs))
 
 
 def start(spec: sweep.Spec, chains: Chains, config: Config):
@@ -163,15 +170,15 @@ def start(spec: sweep.Spec, chains: Chains, config: Config):
 def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config):
     """Train and evaluate all runs, and report what the mixes change."""
     look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
-    sweep.check_disk(spec, [*spec.runs, *spec.merged_runs])
+    check_disk(spec, [*spec.runs, *spec.merged_runs])
     start(spec, sweep.chains_of(spec), config)
     if spec.merges:
         start(spec, sweep.merge_chains(spec), config)
-    results = read_results(spec)
+    results, merged = read_results(spec, spec.runs), read_results(spec, spec.merged_runs)
     if config.final:
         look = evaluate_held_out(spec, results, config)
-    write_report(spec, outcome, results, look)
-    everything = [*results, *read_results(spec, are_merged=True)]
+    write_report(spec, outcome, results, merged, look)
+    everything = [*results, *merged]
     kept = {"all": everything, "best": recommended(spec, results), "none": []}[config.keep]
     for result in everything:
         if result not in kept and result.answers:
@@ -190,21 +197,29 @@ def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config):
 
 
 def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config):
-    """Search for the best rate of each mix on each base. Runs that are finished are not repeated."""
-    ends = {}
+    """Search for the best rate of each mix on each base, and report it. Runs that are finished are not repeated."""
+    outcome.metrics = {"Question": spec.question}
+    rows = []
     for base, mix in product(spec.bases, spec.mixes):
         losses = {}
-        while (ahead := next_round(losses, len(spec.seeds))).seeds:
+        for ahead in rounds(losses, len(spec.seeds)):
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
+            if not ahead.seeds:
+                break
             seeds = spec.seeds[: ahead.seeds]
-            own = {"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates, "seeds": seeds}
-            part = spec.model_copy(update=own)
-            sweep.check_disk(part, part.runs)
+            part = spec.model_copy(
+                update={"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates, "seeds": seeds}
+            )
+            check_disk(part, part.runs)
             start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:
                 losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
-        ends[base, mix] = losses, ahead
-    write_rates(spec, outcome, ends)
+        outcome.metrics[f"{mix} on {base}"] = ahead.sentence
+        for rate, by_seed in sorted(losses.items()):
+            rows.append([base, mix, rate, len(by_seed), fmean(by_seed), "yes" * (rate in ahead.rates)])
+    title = "Rates, as factors of the stage's own, by the last validation loss"
+    outcome.tables = [table_of(title, "Base | Mix | Rate:g | Seeds | Loss:.4f | Best", rows)]
+    outcome.finish()
 
 
 def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config):

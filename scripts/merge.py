@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import option, options, run
-from nanochat.log import table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
@@ -64,15 +63,11 @@ def main(config: Config):
         raise ValueError("--models: a merge needs a weight above 0")
     first = models[0]
     tensors = {name: model.model_tensors() for name, (model, _) in found.items()}
-    method = config.method
-    if method == "soup":
-        trials = merge.greedy_soup(tensors, partial(dev_score, config, first))
-        rows = [[name, *scores, None][:3] for name, scores in trials.items()]
-        outcome.tables = [table_of("Soup", "Model | Alone:.4f | Soup with it:.4f", rows)]
-        method, weights = "linear", [len(scores) - 1.0 for scores in trials.values()]
-    parent = merge.read_parent(first) if method in merge.FROM_PARENT else None
+    if config.method == "soup":
+        weights = list(merge.greedy_soup(tensors, partial(dev_score, config, first)).values())
+    parent = merge.read_parent(first) if config.method in merge.FROM_PARENT else None
     start = parent and parent.model_tensors()
-    merged = merge.merge(tensors.values(), weights, method, start, config.scale)
+    merged = merge.merge(tensors.values(), weights, config.method, start, config.scale)
     facts = {"method": config.method, "weights": weights, "parent": parent and merge.origin(parent)}
     merge.write_merge(config.tag, models, merged, facts)
     outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights), "Folder": f"{stage}/{config.tag}"}

@@ -8,16 +8,9 @@ from nanochat.hardware import Accelerator
 Flags = Mapping[str, str]  # flag -> value; empty for a switch
 
 VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns from
-# Minutes on two cores: deep, narrow, large steps, so that the model soon learns to copy from the context; a fixed step
-# count, so that a slow machine takes longer and learns the same. The reasons are in dev/LOG.md.
-EMBEDDED_MODEL = "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
-# Scalars keep the rate of the plain square-root rule: its lower limit would give four times as much.
-EMBEDDED_RATES = "--unembedding-lr=0.015 --scalar-lr=0.125 --warmup-steps=20 --total-batch-size=2048"
 # Steps on a CPU are few and long, so checkpoints are saved often.
-CPU_MODEL = "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
 CPU_TUNING = "--eval-metrics-max-problems=50 --save-every=100"
 EMBEDDED_TUNING = f"--eval-tokens=30000 {CPU_TUNING}"
-EMBEDDED_CHAT = "--chat-temperature=0.2"  # at 0.6 a model of this size often samples a wrong fact
 CPU_RL = "--eval-examples=100 --save-every=10"
 GPU_TUNING = {
     "mid_train": "--keep-last=1",
@@ -46,8 +39,14 @@ SCALES = {
         depth=8,
         flags={
             "tok_train": f"--vocab-size=4096 {VOCABULARY}",
-            "base_train": f"{EMBEDDED_MODEL} {EMBEDDED_RATES} --save-every=100 --num-iterations=560",
-            "mid_train": f"--num-iterations=120 --init-lr-frac=0.4 {EMBEDDED_CHAT} {EMBEDDED_TUNING}",
+            # Minutes on two cores: deep, narrow, large steps, so that the model soon learns to copy from the context; a
+            # fixed step count, so that a slow machine takes longer and learns the same. Scalars keep the rate of the
+            # plain square-root rule: its lower limit would give four times as much. The reasons are in dev/LOG.md.
+            "base_train": "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L"
+            " --eval-bytes=100000 --unembedding-lr=0.015 --scalar-lr=0.125 --warmup-steps=20 --total-batch-size=2048"
+            " --save-every=100 --num-iterations=560",
+            # At a temperature of 0.6 a model of this size often samples a wrong fact.
+            "mid_train": f"--num-iterations=120 --init-lr-frac=0.4 --chat-temperature=0.2 {EMBEDDED_TUNING}",
             "chat_sft": f"--num-iterations=80 --init-lr-frac=0.25 {EMBEDDED_TUNING}",
             "chat_rl": f"--num-iterations=22 --max-new-tokens=100 --init-lr-frac=0.085 {CPU_RL}",
             "base_loss": "--eval-bytes=200000",
@@ -63,7 +62,8 @@ SCALES = {
         training_seconds=7200,
         flags={
             "tok_train": f"--vocab-size=8192 {VOCABULARY}",
-            "base_train": f"{CPU_MODEL} --total-batch-size=8192 --target-seconds=7200",
+            "base_train": "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
+            " --total-batch-size=8192 --target-seconds=7200",
             "mid_train": f"--target-seconds=1800 {CPU_TUNING}",
             "chat_sft": f"--target-seconds=1800 {CPU_TUNING}",
             "chat_rl": f"--num-iterations=100 --max-new-tokens=128 {CPU_RL}",

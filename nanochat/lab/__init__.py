@@ -7,8 +7,7 @@
 - `engines`: Chains, ENGINES, gpu_names: this machine, a Ray cluster, Slurm.
 - `merge`: merge, greedy_soup, read_models, read_parent, origin, write_merge, METHODS, Tensors: one model of several.
 - `sweep`: the spec of a lab, its runs as steps, its plan, the ledger; imported as a module.
-- `findings`: read_results, Results, recommended, final_loss, write_recommendation, write_report, write_noise,
-  write_rates: the reports of a lab. It uses `significance` (differences with errors, verdicts) and `alarms` (signs of
-  broken runs).
-- `rates`: next_round, Losses, Round: the search for the best rate.
+- `findings`: read_results, Results, recommended, final_loss, write_recommendation, write_report, write_noise: the
+  reports of a lab. It uses `significance` (differences with errors, verdicts) and `alarms` (signs of broken runs).
+- `rates`: rounds: the search for the best rate.
 """

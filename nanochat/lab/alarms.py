@@ -67,17 +67,16 @@ def _rises(records: Sequence[Record], name: str):
     steps, values = np.array(points).T
     # The last steps do not show if a spike lasts.
     windows = sliding_window_view(values[:-LASTING], WINDOW)
-    means, spread = windows.mean(1), windows.std(1, ddof=1).clip(1e-9)
-    after = sliding_window_view(values[WINDOW:], LASTING)
-    rises = after[:, 0] - means
-    deviations = rises / spread * (rises > math.log(least))
-    # One step may be its data. Later windows contain the spike, so the level of this one counts.
-    lasting = (deviations > SPIKE) & (after.min(1) - means > SPIKE * spread)
-    worst = np.lexsort((deviations, lasting))[-1]  # a spike that lasts is worse than a higher one
-    if deviations[worst] > SPIKE:
-        factor = f"{math.exp(rises[worst]):.2f} times that of the {WINDOW} steps before"
-        place = f"the {name} of step {steps[WINDOW + worst]:.0f} is {factor}"
-        yield Alarm(name, f"{place}, {deviations[worst]:.1f} deviations above", breaks=bool(lasting[worst]))
+    bounds = (SPIKE * windows.std(1, ddof=1)).clip(max(math.log(least), 1e-9))
+    # Later windows contain the spike, so the level of the one before it counts.
+    rises = sliding_window_view(values[WINDOW:], LASTING) - windows.mean(1, keepdims=True)
+    # One step may be its data. A spike that lasts is worse than a higher one.
+    for rise, breaks in ((rises.min(1), True), (rises[:, 0], False)):
+        worst = np.argmax(rise / bounds)
+        if rise[worst] > bounds[worst]:
+            factor = f"{math.exp(rise[worst]):.2f} times that of the {WINDOW} steps before"
+            yield Alarm(name, f"the {name} of step {steps[WINDOW + worst]:.0f} is {factor}", breaks)
+            break
     # The first step shows the parent: a rate that is far too high breaks the model within a few.
     end = values[-len(values) // 10 :]
     rise = end.mean() - values[0]
@@ -90,6 +89,8 @@ def staircase(records: Sequence[Record]):
 
     A cubic curve with a step is fitted to the mean of the losses around all ends, so a trend or bend is no step.
     """
+    from scipy.optimize import curve_fit  # a slow import, which must not delay --help
+
     points = [(record["train/epoch"], record["train/loss"]) for record in records if "train/epoch" in record]
     epochs, losses = np.array(points).reshape(-1, 2).T
     ends = np.flatnonzero(np.diff(np.floor(epochs))) + 1
@@ -100,9 +101,10 @@ def staircase(records: Sequence[Record]):
         return None
     # A step across an end has rows of both epochs, and is left out.
     around = np.delete(np.arange(-size, size + 1), size)
-    curve = np.column_stack([np.sign(around) / 2, np.vander(around / size, 4)])
     mean = np.mean([losses[end + around] for end in inside], axis=0)
-    inverse = np.linalg.pinv(curve)  # its first row has the weight of each loss in the step
-    rest = mean - curve @ inverse @ mean
-    noise = rest @ rest / (len(rest) - curve.shape[1])
-    return Estimate(float(inverse[0] @ mean), math.sqrt(noise * (inverse[0] ** 2).sum()))
+
+    def curve(x: np.ndarray, step: float, *cubic: float):
+        return step * np.sign(x) / 2 + np.polyval(cubic, x)
+
+    fitted, covariance = curve_fit(curve, around / size, mean, p0=np.zeros(5))
+    return Estimate(float(fitted[0]), math.sqrt(covariance[0, 0]))

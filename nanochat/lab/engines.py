@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from nanochat.jobs.runner import Chain, Job, Step, difference, run_chains, saved_record
@@ -28,10 +28,9 @@ def local(job: Job, chains: Chains, jobs: int, gpus: int):
     devices = gpu_names()
     if jobs * gpus > len(devices):
         raise ValueError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
-    shares = []
-    for number in range(jobs):
-        own = ",".join(devices[number * gpus : (number + 1) * gpus])  # empty: the CPU alone
-        shares.append({"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": own})
+    # No GPU: the CPU alone.
+    own = [",".join(devices[number * gpus : (number + 1) * gpus]) for number in range(jobs)]
+    shares = [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": names} for names in own]
     return run_chains(job, chains, shares)
 
 
@@ -89,11 +88,7 @@ def on_slurm(job: Job, chains: Chains, jobs: int, gpus: int):
     return sum(not all(_is_finished(job, step) for step in chain) for chain in chains)
 
 
-ENGINES: dict[str, Callable[[Job, Chains, int, int], int]] = {
-    "local": local,
-    "ray": on_ray,
-    "slurm": on_slurm,
-}
+ENGINES = {"local": local, "ray": on_ray, "slurm": on_slurm}
 
 
 def gpu_names():

@@ -1,12 +1,11 @@
 """Findings of a lab: answers, scores and differences of its runs, and the section `Lab` of the report card.
 
-- read_results(spec, is_held_out) -> list[RunResult]: one for each run, also for those that failed.
+- read_results(spec, runs, is_held_out) -> list[RunResult]: one for each run, also for those that failed.
 - cells(results, benchmarks) -> Cells: scores of intact runs; differences(cells, reference): with corrected p.
 - write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec, results): the results
   that it names.
-- write_report(spec, outcome, results, look) fills, prints and writes the outcome that the script has begun;
-  write_noise(spec, outcome) and write_rates(spec, outcome, ends) do it for the noise of evaluations, and for a search
-  of rates.
+- write_report(spec, outcome, results, merged, look) fills, prints and writes the outcome that the script has begun;
+  write_noise(spec, outcome) does it for the noise of evaluations.
 - final_loss(spec, run): the last validation loss of a run.
 
 In a lab with several rates, mixes are compared at equal rates: each base at each rate counts as a base (d20*0.5). Runs
@@ -15,9 +14,9 @@ in tables are points, with standard errors from questions and seeds.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import groupby, product
 from math import nan
-from statistics import fmean, mode
+from statistics import mode
 from typing import NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ import numpy as np
 from nanochat.jobs.runner import Step
 from nanochat.lab import significance
 from nanochat.lab.alarms import Alarm, alarms
-from nanochat.lab.rates import Losses, Round
 from nanochat.lab.sweep import Run, Spec, base_step, run_steps
 from nanochat.log import Record, metric_curve, read_metrics, table_of
 from nanochat.outcome import Outcome, mean_estimate, measured
@@ -36,7 +34,7 @@ from nanochat.report.compare import Answers, read_answers
 COLLAPSED = 0.95  # share of equal answers
 LONGEST = 160  # characters of a reason
 CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
-MARKS = {"gain": " ▲", "harm": " ▼", significance.UNCLEAR: ""}
+MARKS = {"gain": " ▲", "harm": " ▼"}
 DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
 MERGES = "Base|Merge|Method|Benchmark|Mix|Its gain:+.1f|±:.1f|Gain of the merge:+.1f|±:.1f|Kept:.0%"
 NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Explained by questions:.0%|Class|k for a very stable Avg@k"
@@ -65,11 +63,11 @@ Results = Sequence[RunResult]
 # ---- reading ----
 
 
-def read_results(spec: Spec, is_held_out: bool = False, are_merged: bool = False):
-    """Return the results of all runs, or of all merges. is_held_out: in the held-out benchmarks."""
+def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False):
+    """Return the results of runs, or of merges. is_held_out: in the held-out benchmarks."""
     parents = {base: _read_base(spec, base) for base in spec.bases}
     found = []
-    for run in spec.merged_runs if are_merged else spec.runs:
+    for run in runs:
         steps = run_steps(spec, run, is_held_out=is_held_out)
         outcomes = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
         # Answers of an evaluation that is still running are not complete.
@@ -128,12 +126,16 @@ def cells(results: Results, benchmarks: Sequence[str]):
     for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
         # A benchmark may be new in the spec.
         intact = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
-        common = mode([one.answers[benchmark].questions for one in intact] or [""])
+        if not intact:
+            continue
+        common = mode(one.answers[benchmark].questions for one in intact)
+        group = {}
         for one in intact:
-            answers, group = one.answers[benchmark], found.setdefault((base, benchmark), {})
+            answers = one.answers[benchmark]
             if answers.questions == common:
                 group.setdefault(one.run.mix, []).append(100 * np.mean(answers.right, axis=1))
-    return {key: {mix: np.array(rows) for mix, rows in group.items()} for key, group in found.items()}
+        found[base, benchmark] = {mix: np.array(rows) for mix, rows in group.items()}
+    return found
 
 
 def differences(found: Cells, reference: str, are_synergies: bool = False):
@@ -162,9 +164,9 @@ def verdicts_on(spec: Spec, results: Results):
 
 def recommended(spec: Spec, results: Results):
     """Return the intact results of the reference, and of the mixes that are kept."""
-    kept = {one[:2] for one in verdicts_on(spec, results) if one.verdict == "keep"}  # base and mix
-    kept |= {(result.base, spec.reference) for result in results}
-    return [result for result in results if (result.base, result.run.mix) in kept and not result.broken]
+    kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
+    intact = [result for result in results if not result.broken]
+    return [one for one in intact if one.run.mix == spec.reference or (one.base, one.run.mix) in kept]
 
 
 # ---- the report ----
@@ -179,18 +181,15 @@ def write_recommendation(spec: Spec, results: Results):
     return path
 
 
-def write_report(spec: Spec, outcome: Outcome, results: Results, look: int = 0):
+def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results, look: int = 0):
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
     outcome.add_artifact(write_recommendation(spec, results))
     found, sealed = cells(results, spec.dev), []
     synergies = differences(found, spec.reference, are_synergies=True)
-    merged = read_results(spec, are_merged=True)
-    *matrices, gains = score_tables("", spec, results, spec.open_tasks)
-    outcome.tables = [
+    tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
-        *matrices,
+        *score_tables("", spec, results, spec.open_tasks),
         table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts_on(spec, results)),
-        gains,
         difference_table("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
         merge_table(spec, results, merged),
@@ -200,16 +199,14 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, look: int = 0):
         title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
         # Others may have answers from an earlier look.
         runs = [result.run for result in recommended(spec, results)]
-        sealed = [result for result in read_results(spec, is_held_out=True) if result.run in runs]
-        outcome.tables += score_tables(title, spec, sealed, spec.held_out)
-    outcome.tables = [
-        table for table in [*outcome.tables, cost_table(spec, [*results, *merged], sealed)] if table["rows"]
-    ]
+        sealed = read_results(spec, runs, is_held_out=True)
+        tables += score_tables(title, spec, sealed, spec.held_out)
+    tables.append(cost_table(spec, [*results, *merged], sealed))
+    outcome.tables = [table for table in tables if table["rows"]]
     outcome.metrics = {
         "Question": spec.question,
         "Runs": f"{len(results)}, {sum(bool(result.broken) for result in results)} of them left out",
         "Reference": spec.reference,
-        "Budget of a run": ", ".join(f"{name} {value:,}" for name, value in spec.budget.items()),
         "Rule": significance.RULE,
     }
     outcome.curves = overlays(results)
@@ -245,19 +242,6 @@ def final_loss(spec: Spec, run: Run):
     return [record["val/loss"] for record in records if "val/loss" in record][-1]
 
 
-def write_rates(spec: Spec, outcome: Outcome, found: Mapping[tuple[str, str], tuple[Losses, Round]]):
-    """Fill, print and write the outcome of a search for rates. found: losses and result by base and mix."""
-    outcome.metrics = {"Question": spec.question}
-    rows = []
-    for (base, mix), (losses, end) in found.items():
-        outcome.metrics[f"{mix} on {base}"] = end.sentence
-        for rate, by_seed in sorted(losses.items()):
-            rows.append([base, mix, rate, len(by_seed), fmean(by_seed), "yes" * (rate in end.rates)])
-    columns = "Base | Mix | Rate:g | Seeds | Loss:.4f | Best"
-    outcome.tables = [table_of("Rates, as factors of the stage's own, by the last validation loss", columns, rows)]
-    outcome.finish()
-
-
 def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[str]):
     """Return a matrix of mixes and benchmarks for each base, with marks, and the table of differences.
 
@@ -266,13 +250,13 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
     found = cells(results, benchmarks)
     deciding = {key: group for key, group in found.items() if key[1] not in spec.stable}
     gains = differences(deciding, spec.reference)
-    marks = {key: MARKS[one.shown] for key, one in gains.items()}
-    matrices, arms = {}, {}  # base -> rows; base and mix -> results
-    for result in results:
-        arms.setdefault((result.base, result.run.mix), []).append(result)
-    for (base, mix), own in arms.items():
-        holes = [result.broken for result in own if result.broken]
-        row = [mix, f"{len(own) - len(holes)} of {len(own)}"]
+    marks = {key: MARKS.get(one.shown, "") for key, one in gains.items()}
+    matrices = {}  # base -> rows
+    # The runs of an arm stand together.
+    for (base, mix), own in groupby(results, lambda result: (result.base, result.run.mix)):
+        reasons = [result.broken for result in own]
+        holes = list(filter(None, reasons))
+        row = [mix, f"{len(reasons) - len(holes)} of {len(reasons)}"]
         for benchmark in benchmarks:
             group = found.get((base, benchmark), {})
             if mix in group:

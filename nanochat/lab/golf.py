@@ -135,10 +135,10 @@ def expand(given: Flags):
     if given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
         del flags["--target-seconds"]
     flags |= given
-    model = flags["--model"]
-    flags |= read_flags(TRICKS.get(without, "").split())
-    if flags["--model"] != model:  # the changed field alone
-        flags["--model"] = f"{model},{flags['--model']}"
+    changed = read_flags(TRICKS.get(without, "").split())
+    if "--model" in changed:  # one field
+        changed["--model"] = f"{flags['--model']},{changed['--model']}"
+    flags |= changed
     if without == "late QAT":  # GPTQ stands in for it
         flags.pop("--qat", None)
     return flags

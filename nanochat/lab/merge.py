@@ -1,6 +1,6 @@
 """Merging: one model from several with the same parent, without training.
 
-METHODS is a table of functions: linear, slerp, task, ties; `greedy_soup` chooses the models of a linear merge by their
+METHODS is a table of functions: linear, slerp, task, ties, soup; `greedy_soup` chooses the models of a soup by their
 scores. The arithmetic is float64, rounded once to the precision of the checkpoints. Where all models agree the merge
 has their value, so that a model merged with itself is itself, bit for bit; a model with weight 0 is left out.
 
@@ -12,7 +12,7 @@ method, weights and all models with hashes under `merge`. It has no optimizer st
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 import torch
@@ -60,14 +60,14 @@ def _elected(changes: Tensor, shares: Tensor):
     return (weights * changes).sum(0) / weights.sum(0).clamp(min=TINY)
 
 
-METHODS = {"linear": _mean, "slerp": _arc, "task": _mean, "ties": _elected}
+METHODS = {"linear": _mean, "slerp": _arc, "task": _mean, "ties": _elected, "soup": _mean}
 # Methods that take changes since the parent; the others take the weights themselves.
 FROM_PARENT = ("task", "ties")
 
 
 def merge(
     models: Iterable[Tensors],
-    weights: Sequence[float],
+    weights: Collection[float],
     method: str = "linear",
     parent: Tensors | None = None,
     scale: float = 1.0,
@@ -77,7 +77,7 @@ def merge(
     weights: divided by their sum. parent, for changes: their factor is `scale`; 2 adds those of two models.
     """
     used = [model for model, weight in zip(models, weights, strict=True) if weight]
-    shares = torch.tensor([weight for weight in weights if weight], dtype=torch.float64)
+    shares = torch.tensor(list(filter(None, weights)), dtype=torch.float64)
     shares /= shares.sum()
     merged = {}
     for name, first in used[0].items():
@@ -91,19 +91,17 @@ def merge(
 
 
 def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]):
-    """Return each model's score alone and, if it stays, that of the soup with it; the best model comes first.
+    """Return the weights of a soup: 1 for a model that stays, else 0. The best model is tried first.
 
     A model that would lower the score of the soup so far is left out (Wortsman et al. 2022).
     """
-    trials = {name: [score(model)] for name, model in models.items()}
-    soup, best = [], -math.inf
-    for name in sorted(trials, key=trials.get, reverse=True):
-        larger = [*soup, models[name]]
-        found = score(merge(larger, [1.0] * len(larger)))
+    weights, best = dict.fromkeys(models, 0.0), -math.inf
+    for name in sorted(models, key=lambda name: score(models[name]), reverse=True):
+        larger = weights | {name: 1.0}
+        found = score(merge(models.values(), larger.values()))
         if found >= best:
-            soup, best = larger, found
-            trials[name].append(found)
-    return trials
+            weights, best = larger, found
+    return weights
 
 
 # ---- checkpoints ----
@@ -156,7 +154,7 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
     first = models[0]
     folder = stage_dir(first.manifest["stage"], tag)
     taken = ("stage", "parent", "config", "tokenizer", "dtype", "model")
-    record = {name: first.manifest[name] for name in taken if name in first.manifest}
+    record = {name: first.manifest[name] for name in taken}
     loop = first.manifest["loop"]
     record |= {
         "merge": facts | {"models": list(map(origin, models))},

@@ -1,7 +1,8 @@
 """Search for the best learning rate: wide, then narrow, then with several seeds.
 
-`next_round(losses, seeds)` returns the runs that are still missing, or the result. It decides by the losses alone, so
-an interrupted search goes on. Rates are factors of the stage's own learning rates. Pure functions: nothing is run.
+`rounds(losses, seeds)` yields the runs that come next, and the result at the end. Rates are factors of the stage's own
+learning rates. Nothing is run here: the caller trains, and skips runs that are finished, so an interrupted search goes
+on.
 
 1. Ten rates over two decades, with the first seed. If the optimum lies at an end of the range, the range moves there.
 2. Five rates around the lowest point of a parabola in log rate, with the first seed.
@@ -31,39 +32,33 @@ class Round(NamedTuple):
     sentence: str
 
 
-def next_round(losses: Losses, seeds: int = 2):
-    """Return the first round that is not complete."""
+def rounds(losses: Losses, seeds: int):
+    """Yield the rounds of a search; the last one is the result. The caller adds the losses of each round."""
     centre = 1.0
     for moves in range(MOST_MOVES + 1):
         wide = _rates(centre, np.linspace(-1, 1, WIDE))
-        if not _is_complete(losses, wide, 1):
-            return Round(wide, 1, "rates over two decades" + ", moved to where the losses fall" * (moves > 0))
+        yield Round(wide, 1, "rates over two decades" + ", moved to where the losses fall" * (moves > 0))
         lowest, _ = _lowest(losses, wide)
         if wide[1] <= lowest <= wide[-2]:
             break
         centre *= 10 ** (MOVE if lowest > wide[-2] else -MOVE)
     else:
-        return Round([], 0, f"the optimum lies beyond {lowest:.3g}, after {MOST_MOVES} moves of the range")
+        yield Round([], 0, f"the optimum lies beyond {lowest:.3g}, after {MOST_MOVES} moves of the range")
+        return
 
     narrow = _rates(lowest, NARROW)
-    if not _is_complete(losses, narrow, 1):
-        return Round(narrow, 1, "rates around the lowest point of a parabola")
+    yield Round(narrow, 1, "rates around the lowest point of a parabola")
     _, finite = _lowest(losses, wide + narrow)
     two = finite[:2]
-    if not _is_complete(losses, two, seeds):
-        return Round(two, seeds, "the rates nearest to the lowest point of all, with all seeds")
+    yield Round(two, seeds, "the rates nearest to the lowest point of all, with all seeds")
     means = [np.mean(losses[rate]) for rate in two]
     best = two[np.argsort(means)[0]]  # a rate with a diverged seed has no mean, and comes last
-    return Round([best], 0, f"the best rate is {best:g}, by the mean loss, seeds: {seeds}")
+    yield Round([best], 0, f"the best rate is {best:g}, by the mean loss, seeds: {seeds}")
 
 
 def _rates(centre: float, decades: Sequence[float]):
     # Three digits are the same as keys, in tags and on a command line.
     return [float(f"{centre * 10**distance:.3g}") for distance in decades]
-
-
-def _is_complete(losses: Losses, rates: Sequence[float], seeds: int):
-    return all(len(losses.get(rate, ())) >= seeds for rate in rates)
 
 
 def _lowest(losses: Losses, rates: Sequence[float]):

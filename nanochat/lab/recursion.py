@@ -36,14 +36,12 @@ ARMS = {
     "W": "same parameters, no loop, same seconds",
     "L": "as many applications, one state, loss at the end alone",
 }
-ONE_SEED = "no verdict: one seed"
 # Metrics of base training, and the seconds that its checkpoint has.
 BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
 SECONDS = "Seconds of training"
-# Settings in which an arm may differ from R, and a run from that of another seed.
+# Settings in which an arm may differ from R.
 FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
-FREE_IN_SEED = {"seed", "rows", "target_seconds"}  # W takes as long as its R
-EQUAL = [("P", PARAMETERS), ("W", PARAMETERS), ("L", PARAMETERS), ("F", FLOPS), ("W", SECONDS)]  # to those of R
+EQUAL = {PARAMETERS: "PWL", FLOPS: "F", SECONDS: "W"}  # metric -> arms that have to equal R in it
 TOLERANCE = 0.05  # for FLOPs and seconds, which cannot be the same
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
@@ -70,10 +68,6 @@ class ArmRun(NamedTuple):
         return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
 
     @property
-    def tag(self):
-        return self.outcome.tag
-
-    @property
     def manifest(self):
         return self.checkpoint.manifest
 
@@ -82,21 +76,19 @@ class ArmRun(NamedTuple):
         """Bits per byte at each exit, in the last validation."""
         return validated_exits(self.records)[-1]
 
-    def require_equal(self, other: "ArmRun", free: Container[str]):
-        """Raise a ValueError if this run differs from another one in its settings or batches, unless that is free.
+    @property
+    def settings(self):
+        """Flags, what decides the order of the rows (hash of the text, tokenizer, lanes, length), and their number."""
+        source = self.manifest["source"]
+        return self.manifest["config"] | source["setting"] | {"rows": source["rows"]}
 
-        `setting` of a loader (hash of the text, tokenizer, seed, lanes, length) decides the order of the rows, and
-        `rows` is their number.
-        """
-        own, others = (
-            run.manifest["config"] | run.manifest["source"]["setting"] | {"rows": run.manifest["source"]["rows"]}
-            for run in (self, other)
-        )
-        for name, value in own.items():
+    def require_equal(self, other: "ArmRun", free: Container[str]):
+        """Raise a ValueError if this run differs from another one in its settings or batches, unless that is free."""
+        others = other.settings
+        for name, value in self.settings.items():
             if name not in free and value != others.get(name):
-                raise ValueError(
-                    f"{self.tag} has {name} = {value}, and {other.tag} {others.get(name)}: train one of them again"
-                )
+                found = f"{self.outcome.tag} has {name} = {value}, and {other.outcome.tag} {others.get(name)}"
+                raise ValueError(f"{found}: train one of them again")
 
 
 def read_arms(tag: str, seed: int):
@@ -104,36 +96,30 @@ def read_arms(tag: str, seed: int):
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
     if recursion.manifest["config"]["seed"] != seed:
-        raise ValueError(f"{recursion.tag} was not trained with --seed={seed}: train it again")
+        raise ValueError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
     if not validated_exits(recursion.records):
-        raise ValueError(f"{recursion.tag} has no validation: train it again, with --eval-every")
+        raise ValueError(f"{recursion.outcome.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
         # W reads more rows, or fewer.
         run.require_equal(recursion, {*FREE_IN_ARM, "rows"} if arm == "W" else FREE_IN_ARM)
-    for arm, name in EQUAL:
-        own, other = arms[arm].outcome.figure(name), recursion.outcome.figure(name)
-        if abs(own / other - 1) > (0 if name == PARAMETERS else TOLERANCE):
-            raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
+    for name, equal in EQUAL.items():
+        other = recursion.outcome.figure(name)
+        for arm in equal:
+            own = arms[arm].outcome.figure(name)
+            if abs(own / other - 1) > (0 if name == PARAMETERS else TOLERANCE):
+                raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
     return arms
 
 
 def read_seeds(tag: str, count: int):
     """Return the arms of the seeds 1 to `count`, whose settings are the same."""
     seeds = [read_arms(tag, seed) for seed in range(1, count + 1)]
-    for arms in seeds:
-        for arm, run in arms.items():
-            run.require_equal(seeds[0][arm], FREE_IN_SEED)
+    for arms in seeds:  # the other arms have the settings of their R
+        arms["R"].require_equal(seeds[0]["R"], {"seed"})
     return seeds
 
 
 # ---- refinement ----
-
-
-class Refit(NamedTuple):
-    """An exit that got a head of its own."""
-
-    bpb: float  # lowest of the validations
-    rounds: list[int]  # of REFIT_STEPS steps, at each of the rates
 
 
 def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime):
@@ -159,8 +145,8 @@ def refit(
 ):
     """Train a head for an exit of a run, from 1, on the text that comes after that of the run.
 
-    Rates fall: at each of them the head trains until validation stops falling. rounds: train so long in any case, at
-    each of the rates.
+    Returns the lowest bits per byte, and the rounds of REFIT_STEPS steps at each of the rates, which fall: at each of
+    them the head trains until validation stops falling. rounds: train so many in any case.
     """
     manifest, tokenizer = run.manifest, tokenizer_of(run.checkpoint)
     config, rows = manifest["config"], manifest["loop"]["device_batch"]
@@ -200,30 +186,31 @@ def refit(
                 print0(f"refit: step {loop.steps}, {found:.4f} bits per byte at exit {exits - 1}")
                 falls = found < (1 - LEAST_GAIN) * lowest
                 lowest = min(lowest, found)
-    return Refit(lowest, done)
+    return lowest, done
 
 
 def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog):
-    """Refit the first exit of a run, and the last one for as long."""
+    """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both."""
     corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
-        raise ValueError(f"the text has changed since {run.tag} was trained: put it back, or train again")
-    first = refit(1, run, corpus, runtime, log)
-    return first, refit(len(run.exits), run, corpus, runtime, log, first.rounds)
+        raise ValueError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
+    first, rounds = refit(1, run, corpus, runtime, log)
+    last, _ = refit(len(run.exits), run, corpus, runtime, log, rounds)
+    return first, last
 
 
 class SeedResult(NamedTuple):
     """The arms of a seed, compared."""
 
     arms: dict[str, ArmRun]
-    first: Refit  # of R's first exit
-    last: Refit
+    first: float  # bits per byte of R's first exit with a head of its own
+    last: float  # of the last exit
 
     @property
     def refinements(self):
         """The refinement of R as it is, with the first exit refitted, and with both exits refitted."""
-        exits, first = self.arms["R"].exits, self.first.bpb
-        return refinement(exits), refinement([first, exits[-1]]), refinement([first, self.last.bpb])
+        exits = self.arms["R"].exits
+        return refinement(exits), refinement([self.first, exits[-1]]), refinement([self.first, self.last])
 
     def gain(self, arm: str):
         """Return the bits per byte of an arm minus those of R."""
@@ -240,7 +227,7 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
     the arm's bits per byte minus those of R.
     """
     if len(own) < 2:
-        return ONE_SEED
+        return "no verdict: one seed"
     beats_exit = interval(refitted).is_positive
     if beats_exit and interval(gains["P"]).is_positive:
         return "better than its compute" if interval(gains["F"]).is_positive else "depth only"
@@ -256,7 +243,7 @@ def tables(results: Sequence[SeedResult]):
     rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
     found = [table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)]
     columns = (
-        "Arm | Bits per byte:.4f | Minus R:+.4f | ±:.4f | Seconds:,.0f | Layers | Parameters:,.0f"
+        "Arm | Layers | Minus R:+.4f | ±:.4f | Bits per byte:.4f | Seconds:,.0f | Parameters:,.0f"
         " | FLOPs per token:,.0f | Tokens:,.0f | Tokens/s:,.0f | FLOPs:.2e | Model"
     )
     names = (BPB, SECONDS, PARAMETERS, FLOPS, "Tokens seen", "Tokens per second", "Total training flops")
@@ -264,8 +251,8 @@ def tables(results: Sequence[SeedResult]):
     for arm, description in ARMS.items():
         runs = [result.arms[arm] for result in results]
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
-        bits, seconds, *means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
-        rows.append([arm, bits, *gain, seconds, runs[0].outcome.config["depth"], *means, description])
+        means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
+        rows.append([arm, runs[0].outcome.config["depth"], *gain, *means, description])
     return [*found, table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)]
 
 

@@ -178,12 +178,11 @@ def recommend(table: Table, scaled: bool = False):
         own = {key[2]: one for key, one in table.items() if key[:2] == (base, mix)}
         shown = sorted({one.shown for one in own.values()} - {UNCLEAR})
         verdict = VERDICTS.get(", ".join(shown), "drop" if scaled else "scale up")
-        tried = {key[0] for key in table if key[1] == mix}
-        helped = {key[0] for key, one in table.items() if key[1] == mix and one.shown == "gain"}
+        elsewhere = [one.shown for key, one in table.items() if key[1] == mix and key[0] != base]
         reason = ", ".join(f"{benchmark} {one}" for benchmark, one in own.items())
         if not shown:
             reason = f"{UNCLEAR} from the reference: {reason}"
-        elif helped == {base} < tried:
+        elif "gain" in shown and elsewhere and "gain" not in elsewhere:
             reason = f"helps this base only: {reason}"
         found.append(Recommendation(base, mix, verdict, reason))
     return found
@@ -223,8 +222,7 @@ def best_by_luck(deviation: float, n: int):
     """Return how far the best of n equally good seeds lies above their mean. deviation: of a seed's mean."""
     from scipy import stats
 
-    # The density of the highest of n is n φ(x) Φ(x)ⁿ⁻¹.
-    return deviation * float(stats.norm.expect(lambda x: n * stats.norm.cdf(x) ** (n - 1) * x))
+    return deviation * float(stats.order_statistic(stats.Normal(), r=n, n=n).mean())
 
 
 def noise(scores: np.ndarray):

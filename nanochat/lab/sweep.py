@@ -10,10 +10,10 @@
 
 import difflib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import product, starmap
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -29,16 +29,12 @@ from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_text
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
-from nanochat.stages import MODELS, STAGES
+from nanochat.stages import MODELS
 
-SOURCES = {stage.parent: stage.source for stage in STAGES if stage.source}
+SOURCES = {MODELS[source]: source for source in MODELS}
 DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
-UNCOUNTED = (
-    "the looks at held-out benchmarks can no longer be counted, so take other benchmarks, in a spec of their own"
-)
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
-Method = Literal["linear", "slerp", "task", "ties", "soup"]  # of scripts.merge
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
 
@@ -79,7 +75,7 @@ class Spec(BaseModel):
     sampling: dict[Sampling, int | float] = {}
     scaled: bool = False
     merges: dict[str, dict[str, float]] = {}  # name -> weights of the mixes whose models are merged
-    methods: list[Method] = ["linear", "slerp", "task", "ties"]
+    methods: list[str] = ["linear", "slerp", "task", "ties"]  # of scripts.merge
     slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
 
     @property
@@ -137,23 +133,20 @@ def read_spec(path: Path, tag: str = ""):
         values |= values.pop("benchmarks")
     known = list(Spec.model_fields)
     unknown = []
-    for key in values.keys() - known:
+    for key in sorted(values.keys() - known):
         [nearest] = difflib.get_close_matches(key, known, n=1, cutoff=0)
         unknown.append(f"{key} is no key, did you mean {nearest}?")
     try:
-        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": sorted(unknown)})
+        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
     except ValidationError as error:
         found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
-        raise ValueError("\n  ".join([f"{path}:", *sorted(unknown), *found])) from None
-    chosen = {
-        "source": spec.source or DEFAULT_SOURCES[spec.stage],
-        "reference": spec.reference or next(iter(spec.mixes)),
-    }
-    return spec.model_copy(update=chosen)
+        raise ValueError("\n  ".join([f"{path}:", *unknown, *found])) from None
+    source = spec.source or DEFAULT_SOURCES[spec.stage]
+    return spec.model_copy(update={"source": source, "reference": spec.reference or next(iter(spec.mixes))})
 
 
 def mistakes(spec: Spec):
-    """Return the mistakes of a spec, apart from names of tasks."""
+    """Return the mistakes of a spec, apart from names of tasks, and from those that the scripts find in their flags."""
     found = list(spec.unknown)
     for base in spec.bases:
         folder = base_dir() / spec.parent_of(base)
@@ -161,21 +154,13 @@ def mistakes(spec: Spec):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
     for name, weights in spec.merges.items():
         found += [f"the merge {name} has {mix}, which is no mix" for mix in weights if mix not in spec.mixes]
-        if "slerp" in spec.methods and len(weights) != 2:
-            found.append(f"slerp merges two models, and {name} has {len(weights)}: name other methods")
     tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
     names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
     checks = {
         f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
-        "repeats would all be the same: set a temperature in [sampling]": (
-            spec.repeats == 1 or spec.sampling.get("temperature")
-        ),
         "with one seed nothing is shown, and scaled = true would drop every mix": (
             not spec.scaled or len(spec.seeds) > 1
-        ),
-        "--eval-metrics-every in flags would score held-out benchmarks while runs train: leave it out": (
-            not spec.held_out or spec.own_flags.get("--eval-metrics-every", "-1") == "-1"
         ),
         "a budget in tokens needs --total-batch-size in flags": (
             "tokens" not in spec.budget or "--total-batch-size" in spec.own_flags
@@ -195,13 +180,8 @@ def chains_of(spec: Spec):
 
 def merge_chains(spec: Spec):
     """Return the steps of all merges of finished runs."""
-    return [run_steps(spec, run) for run in spec.merged_runs if all(path.exists() for path in _merged(spec, run))]
-
-
-def _merged(spec: Spec, run: Run):
-    """Return the outcomes of the runs that a merge is made of."""
-    weights = spec.merges[run.mix.rpartition(":")[0]]
-    return [spec.outcome_of(run._replace(mix=mix)) for mix in weights]
+    chains = [run_steps(spec, run) for run in spec.merged_runs]
+    return [steps for steps in chains if all(map(os.path.exists, steps[0].local))]
 
 
 def base_step(spec: Spec, base: str, slots: int = 0):
@@ -209,18 +189,16 @@ def base_step(spec: Spec, base: str, slots: int = 0):
     flags = {"--source": spec.source, "--tag": base, "--out-tag": f"{spec.name}-{base}"}
     if slots:
         flags |= {"--slots": slots, "--out-tag": f"{flags['--out-tag']}-slots-{slots}"}
-    return _evaluation_step(spec, flags, spec.open_tasks)
+    return _evaluation_step(spec, spec.parent_of(base), flags, spec.open_tasks)
 
 
 def run_steps(spec: Spec, run: Run, is_held_out: bool = False):
     """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks."""
     tag = spec.tag_of(run)
-    asked = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": tag + HELD_OUT * is_held_out}
-    evaluation = _evaluation_step(spec, asked, spec.held_out if is_held_out else spec.open_tasks)
-    if run.mix in spec.mixes:
-        return [_training_step(spec, run), evaluation]
-    # The outcome of a merge lies apart from its weights.
-    return [_merge_step(spec, run), replace(evaluation, parent=f"merge/{tag}")]
+    first = _training_step(spec, run) if run.mix in spec.mixes else _merge_step(spec, run)
+    flags = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": tag + HELD_OUT * is_held_out}
+    tasks = spec.held_out if is_held_out else spec.open_tasks
+    return [first, _evaluation_step(spec, first.output, flags, tasks)]
 
 
 def _training_step(spec: Spec, run: Run):
@@ -232,8 +210,6 @@ def _training_step(spec: Spec, run: Run):
     settings = AnswerTuneSettings if is_rl else FineTuneSettings
     # A rate is a factor of the stage's own, or of that in the flags.
     factor = float(spec.own_flags.get("--init-lr-frac", settings.init_lr_frac))
-    # Training itself scores tasks now and then, and must not ask those that are held out.
-    scores = {} if is_rl else {"--eval-metrics-every": -1}
     own = {
         "--tag": tag,
         "--model-tag": run.base,
@@ -243,9 +219,11 @@ def _training_step(spec: Spec, run: Run):
         "--num-iterations": amount,
         "--init-lr-frac": round(run.rate * factor, 10),
     }
+    if not is_rl:  # it scores tasks now and then, and must not ask those that are held out
+        own["--eval-metrics-every"] = -1
     return Step(
         f"{tag}-train",
-        [f"scripts.{spec.stage}", *flag_words(scores | spec.own_flags | own)],
+        [f"scripts.{spec.stage}", *flag_words(spec.own_flags | own)],
         output=f"{spec.stage}/{tag}",
         parent=spec.parent_of(run.base),
         local=spec.files.get(run.mix, ()),
@@ -257,8 +235,9 @@ def _training_step(spec: Spec, run: Run):
 def _merge_step(spec: Spec, run: Run):
     """Return the merge of the runs of several mixes."""
     name, _, method = run.mix.rpartition(":")
-    tag, weights, outcomes = spec.tag_of(run), spec.merges[name].values(), _merged(spec, run)
-    models = [f"{path.parent.name}:{weight:g}" for path, weight in zip(outcomes, weights, strict=True)]
+    tag, weights = spec.tag_of(run), spec.merges[name]
+    runs = [run._replace(mix=mix) for mix in weights]
+    models = [f"{spec.tag_of(one)}:{weights[one.mix]:g}" for one in runs]
     flags = {"--tag": tag, "--source": SOURCES[spec.stage], "--models": ",".join(models), "--method": method}
     if method == "task":
         flags["--scale"] = len(models)  # the sum of the changes, not their mean
@@ -268,20 +247,20 @@ def _merge_step(spec: Spec, run: Run):
         f"{tag}-merge",
         ["scripts.merge", *flag_words(flags)],
         output=f"merge/{tag}",
-        parent=f"{spec.stage}/{outcomes[0].parent.name}",
-        local=list(map(str, outcomes)),
+        parent=f"{spec.stage}/{spec.tag_of(runs[0])}",
+        local=[str(spec.outcome_of(one)) for one in runs],
         quiet=True,
     )
 
 
-def _evaluation_step(spec: Spec, flags: Mapping[str, str], tasks: Sequence[str]):
-    """Return the evaluation of a model. flags: which one, and the folder."""
-    stage, tag, out_tag = MODELS[flags["--source"]], flags["--tag"], flags["--out-tag"]
+def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: Sequence[str]):
+    """Return the evaluation of a model. parent: the stage with its outcome. flags: which one, and the folder."""
+    out_tag = flags["--out-tag"]
     return Step(
         f"{out_tag}-eval",
         ["scripts.chat_eval", *flag_words(flags | {"--tasks": "|".join(tasks)} | spec.answering)],
         output=f"chat_eval_{flags['--source']}/{out_tag}",
-        parent=f"{stage}/{tag}",
+        parent=parent,
         quiet=True,
     )
 
@@ -291,22 +270,20 @@ def _evaluation_step(spec: Spec, flags: Mapping[str, str], tasks: Sequence[str])
 
 def expectations(spec: Spec, questions: Mapping[str, int]):
     """Return the plan in words. questions: number of each development benchmark."""
-    chains = [run_steps(spec, run) for run in spec.runs]
-    finished = [steps for steps in chains if all(step.outcome.exists() for step in steps)]
-    done = [Outcome.load(step.outcome) for steps in finished for step in steps]
+    chains = [[step.outcome for step in run_steps(spec, run)] for run in spec.runs]
+    finished = [paths for paths in chains if all(path.exists() for path in paths)]
+    done = [Outcome.load(path) for paths in finished for path in paths]
     left = "time and dollars are not known before the first run has finished"
     if done:
         factor = len(chains) / len(finished) - 1
         seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
-    size = sum(_checkpoint_bytes(spec, run) for run in [*spec.runs, *spec.merged_runs])
-    sizes = " x ".join(f"{len(getattr(spec, part))} {part}" for part in ("bases", "mixes", "rates", "seeds"))
+    size = disk_needed(spec, [*spec.runs, *spec.merged_runs])
     lines = [
-        f"{len(spec.runs)} runs: {sizes}, stage {spec.stage}, reference {spec.reference}",
         f"{len(finished)} of {len(chains)} runs are finished",
         left,
-        f"{size / 1e9:.1f} GB of checkpoints, if --keep removes none",
+        f"{size / 1e9:.1f} GB of checkpoints are to come",
     ]
     tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
     for name, number in questions.items():
@@ -316,37 +293,35 @@ def expectations(spec: Spec, questions: Mapping[str, int]):
     return [*lines, f"({significance.ASSUMED})"]
 
 
-def check_disk(spec: Spec, runs: Sequence[Run]):
-    """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
-    from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
-
-    size = sum(_checkpoint_bytes(spec, run) for run in runs if not run_steps(spec, run)[0].outcome.exists())
-    check_free_space(base_dir(), size)
-
-
-def _checkpoint_bytes(spec: Spec, run: Run):
-    """Return the size of a run's checkpoint: that of the largest of its base."""
-    folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
-    return max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+def disk_needed(spec: Spec, runs: Sequence[Run]):
+    """Return the bytes of the checkpoints of those runs that are not trained; each is as large as one of its base."""
+    size = 0
+    for run in runs:
+        if not run_steps(spec, run)[0].outcome.exists():
+            folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
+            size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+    return size
 
 
 # ---- looks at held-out benchmarks ----
 
 
 def _ledger(spec: Spec):
-    """Return the ledger, and a file with its hash: the ledger might be cut off or deleted."""
-    anchor = base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
-    return spec.path.with_suffix(".looks.txt"), anchor
+    """Return the ledger, and a copy that finds it out if it was edited, cut off or deleted."""
+    copy = base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
+    return spec.path.with_suffix(".looks.txt"), copy
 
 
 def looks(spec: Spec):
-    """Return the looks in the ledger, a line each, before a line with their hash; a ValueError if it was edited."""
-    path, anchor = _ledger(spec)
-    *lines, sha256 = path.read_text().split("\n") if path.exists() else [text_sha256("")]
-    last = anchor.read_text() if anchor.exists() else sha256
-    if not text_sha256("\n".join(lines)) == sha256 == last:
-        raise ValueError(f"{path} was edited, or lacks its last look: {UNCOUNTED}")
-    return list(map(json.loads, lines))
+    """Return the looks in the ledger, a line each; a ValueError if it is not as its copy."""
+    path, copy = _ledger(spec)
+    text = path.read_text() if path.exists() else ""
+    if copy.exists() and copy.read_text() != text:
+        raise ValueError(
+            f"{path} was edited, or lacks its last look: the looks at held-out benchmarks can no longer be counted, so"
+            " take other benchmarks, in a spec of their own"
+        )
+    return list(map(json.loads, text.splitlines()))
 
 
 def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]):
@@ -359,8 +334,6 @@ def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]):
     }
     if look not in found[-1:]:
         found.append(look)
-        text = "\n".join(map(json.dumps, found))
-        path, anchor = _ledger(spec)
-        write_text(path, f"{text}\n{text_sha256(text)}")
-        write_text(anchor, text_sha256(text))
+        for path in _ledger(spec):
+            write_text(path, "\n".join(map(json.dumps, found)))
     return len(found)

@@ -43,7 +43,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def verdicts(spec):
-    return {(one.base, one.mix): one.verdict for one in verdicts_on(spec, read_results(spec))}
+    return {(one.base, one.mix): one.verdict for one in verdicts_on(spec, read_results(spec, spec.runs))}
 
 
 def test_the_truth_is_found_on_both_bases(base):
@@ -51,7 +51,7 @@ def test_the_truth_is_found_on_both_bases(base):
     make_lab(base, spec)
     expected = {"good": "keep", "idle": "scale up", "bad": "drop"}
     assert verdicts(spec) == {(name, mix): verdict for name in spec.bases for mix, verdict in expected.items()}
-    results = read_results(spec)
+    results = read_results(spec, spec.runs)
     kept = [result.run for result in recommended(spec, results)]
     assert set(kept) == {run for run in spec.runs if run.mix in ("plain", "good")}
     table = differences(cells(results, spec.dev), "plain")
@@ -63,7 +63,7 @@ def test_the_truth_is_found_on_both_bases(base):
 def test_scores_are_those_of_the_files(base):
     spec = read_lab(base)
     make_lab(base, spec)
-    found = cells(read_results(spec), [*spec.dev, *spec.stable, "not asked yet"])
+    found = cells(read_results(spec, spec.runs), [*spec.dev, *spec.stable, "not asked yet"])
     scores = found["two", "World-Facts"]["good"]
     assert (len(found), scores.shape) == (2 * 2, (2, QUESTIONS))
     runs = [run for run in spec.runs if (run.base, run.mix) == ("two", "good")]
@@ -85,7 +85,7 @@ def test_failed_and_broken_runs_are_left_out(base):
     path = base / "chat_eval_sft" / other / "World-Facts.jsonl"
     write_jsonl(path, [record | {"prompt": "another question"} for record in read_jsonl(path, dict)])
     shutil.rmtree(base / "chat_eval_sft" / new)
-    results = read_results(spec)
+    results = read_results(spec, spec.runs)
     assert [result.broken for result in results[2:10:2]] == ["error: the loss is nan", "", "not run", ""]
     assert [alarm.kind for alarm in results[0].alarms] == ["loss", "loss"]
     found = cells(results, spec.dev)
@@ -100,7 +100,7 @@ def test_a_stable_benchmark_that_falls_is_an_alarm(base):
     path = base / "chat_eval_sft" / tag / "World-Choices.jsonl"
     wrong = [{"right": False, "reason": "length"}]
     write_jsonl(path, [record | {"completions": wrong * 2} for record in read_jsonl(path, dict)])
-    first, *others = read_results(spec)
+    first, *others = read_results(spec, spec.runs)
     assert [alarm.sentence.split(":")[0] for alarm in first.alarms] == [
         "World-Choices",
         "answers in World-Choices that stop",
@@ -108,12 +108,12 @@ def test_a_stable_benchmark_that_falls_is_an_alarm(base):
     assert first.alarms[1].sentence.endswith(": 0.0%, and 100.0% before training")
     # Letters do not stop.
     write_jsonl(path, [record | {"completions": [{"right": False}] * 2} for record in read_jsonl(path, dict)])
-    assert len(read_results(spec)[0].alarms) == 1
+    assert len(read_results(spec, spec.runs)[0].alarms) == 1
     assert not any(result.alarms for result in others)
     # Made runs have the same answer to all questions: an alarm, unless the base has too.
     path = base / "chat_eval_mid/lab-one/World-Choices.jsonl"
     path.write_text(path.read_text().replace('"text": ""', '"text": "A"', 100))
-    assert "collapse" in str([result.alarms for result in read_results(spec)])
+    assert "collapse" in str([result.alarms for result in read_results(spec, spec.runs)])
 
 
 def test_synergy_is_the_gain_beyond_the_sum_of_both():
@@ -138,15 +138,15 @@ def test_merges_keep_a_share_of_gains(base):
         leave(base, "merge", spec.tag_of(run))
         share = {"both:linear": 0.65, "both:task": 0.8}.get(run.mix, 0.2)
         answer(base, "chat_eval_sft", spec.tag_of(run), {"World-Facts": share}, spec.repeats, 50 + number)
-    merged = read_results(spec, are_merged=True)
-    table = merge_table(spec, read_results(spec), merged)
+    merged = read_results(spec, spec.merged_runs)
+    table = merge_table(spec, read_results(spec, spec.runs), merged)
     assert [row[:5] for row in table["rows"]] == [
         [name, "both", method, "World-Facts", "good"] for name in spec.bases for method in ("linear", "task")
     ]
     kept = {(row[0], row[2]): row[9] for row in table["rows"]}
     assert kept == pytest.approx({key: 0.5 if key[1] == "linear" else 1 for key in kept}, abs=0.12)
     # A merge decides nothing.
-    assert {one.mix for one in verdicts_on(spec, read_results(spec))} == {"good", "idle", "bad"}
+    assert {one.mix for one in verdicts_on(spec, read_results(spec, spec.runs))} == {"good", "idle", "bad"}
     [merging, evaluation] = run_steps(spec, spec.merged_runs[0])
     assert merging.command[1:] == [
         "--tag=lab-one-both-linear-1-1",
@@ -177,7 +177,9 @@ def report(
     base.mkdir(exist_ok=True)
     spec = read_lab(base, changes)
     make_lab(base, spec, ("plain", "good"))
-    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), read_results(spec), look)
+    write_report(
+        spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), read_results(spec, spec.runs), [], look
+    )
     write_card(base, base / "card.md", "lab")
     tables = read_json(base / "lab" / "lab" / "outcome.json")["tables"]
     return {table["title"]: table["rows"] for table in tables}
@@ -232,7 +234,7 @@ def test_holes_and_alarms_are_named(tmp_path, monkeypatch):
     (base / "lab/lab/lab-one-idle-1-1-train.log").write_text("error: out of memory\n")
     shutil.rmtree(base / "chat_sft/lab-two-bad-1-1")
     train(base, "lab-two-bad-1-1", scale=5.0)
-    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), read_results(spec))
+    write_report(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), read_results(spec, spec.runs), [])
     tables = {table["title"]: table["rows"] for table in read_json(base / "lab/lab/outcome.json")["tables"]}
     [hole] = [row for row in tables["Scores, one"] if row[0] == "idle"]
     assert hole == ["idle", "0 of 2", "error: out of memory; not run", "error: out of memory; not run"]
@@ -279,7 +281,7 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
                 train(base, part.tag_of(run), scale=1 + (np.log10(run.rate / 2)) ** 2)
 
     monkeypatch.setattr("scripts.lab.start", train_all)
-    monkeypatch.setattr("scripts.lab.sweep.check_disk", lambda spec, runs: None)
+    monkeypatch.setattr("scripts.lab.check_disk", lambda spec, runs: None)
     search_rates(spec, Outcome.begin("lab", spec.name, Config(spec="lab.toml")), Config())
     [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
     best = [row for row in rates["rows"] if row[-1]]
