@@ -14,7 +14,7 @@ from models import CONFIGS, lively
 
 from nanochat import chat
 from nanochat.export import gguf, hf
-from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, build_hf, hf_settings, hf_weights, unsupported
+from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, unsupported
 from nanochat.export.tokenizers import sample_texts
 from nanochat.gpt import GPTConfig
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -63,7 +63,7 @@ def changed(preset: str, name: str):
 
 @pytest.mark.parametrize("preset", ["october-2025", "portable", "reference"])
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GPTConfig)])
-def test_every_setting_is_exported_or_refused_by_name(preset, name, tmp_path):
+def test_every_setting_is_exported_or_refused_by_name(preset, name, tokenizer, tmp_path):
     """A new field of GPTConfig is tried without a change here: it must not be dropped."""
     config = changed(preset, name)
     if config is None:
@@ -74,13 +74,7 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name, tmp_path):
         assert name in {setting.partition("=")[0] for setting in refused}
         return
     model = lively(dataclasses.asdict(config)).requires_grad_(False)
-    special = dict.fromkeys(("<|bos|>", "<|assistant_end|>"), 3)
-    if architecture is OWN:
-        theirs = through_folder(model, tmp_path)
-    else:
-        theirs = build_hf(
-            architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture))
-        )
+    theirs = through_folder(model, tmp_path, architecture, tokenizer)
     ids = torch.randint(config.vocab_size, (1, 200), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(theirs(ids).logits, model(ids), atol=2e-5, rtol=1e-5)
 
