@@ -26,5 +26,5 @@ def through_folder(
     model: GPT, folder: Path, architecture: hf.Architecture = hf.OWN, tokenizer: Tokenizer | None = None, **options
 ):
     """Return a model as `transformers` loads it from its folder, by default with our own code."""
-    hf.write_model(hf.Exported("", model, tokenizer, {"stage": "base_train"}, []), architecture, folder)
+    hf.write_model(hf.Exported("", model, tokenizer, {"stage": "base_train"}), architecture, folder)
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options).eval()

@@ -35,7 +35,6 @@ class Exported(NamedTuple):
     model: GPT
     tokenizer: Tokenizer
     manifest: Record  # of the checkpoint
-    texts: list[str]  # to compare tokenizers on
 
 
 def export(write: Callable, exported: Exported, out: Path):
@@ -259,11 +258,12 @@ def write_tokenizer(exported: Exported, folder: Path):
     # backend_tokenizer: the fast one in Rust, which encodes a batch in threads.
     loaded = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=True).backend_tokenizer
     loaded.encode_special_tokens = True  # the library's name for "as plain text"
-    encodings = loaded.encode_batch(exported.texts, add_special_tokens=False)
-    for text, encoding in zip(exported.texts, encodings, strict=True):
+    texts = tokenizer_files.sample_texts()
+    encodings = loaded.encode_batch(texts, add_special_tokens=False)
+    for text, encoding in zip(texts, encodings, strict=True):
         if exported.tokenizer.encode(text) != encoding.ids:
             raise ValueError(f"transformers gives other ids for {text!r}")
-    return [f"tokenizer: transformers gives the same ids for {len(exported.texts)} texts"]
+    return [f"tokenizer: transformers gives the same ids for {len(texts)} texts"]
 
 
 def transformers():
@@ -281,7 +281,7 @@ def compare_models(exported: Exported, loaded: "PreTrainedModel"):
     tokenizer = exported.tokenizer
     length = min(exported.model.config.max_seq_len, 2048)
     # A row of text in many languages and a row of random ids, each (1, length).
-    text = [tokenizer.special_tokens[BOS], *tokenizer.encode("".join(exported.texts))][:length]
+    text = [tokenizer.special_tokens[BOS], *tokenizer.encode("".join(tokenizer_files.sample_texts()))][:length]
     generator = torch.Generator().manual_seed(0)
     rows = [torch.tensor([text]), torch.randint(tokenizer.vocab_size, (1, length), generator=generator)]
     worst = 0.0

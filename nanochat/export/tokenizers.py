@@ -5,7 +5,6 @@ Ids stay the same. One difference remains: other programs can read "<|bos|>" in 
 
 import base64
 import random
-from collections.abc import Iterable
 from pathlib import Path
 
 from tiktoken._educational import bpe_encode
@@ -78,10 +77,10 @@ PIECES = (
 ).split("|")
 
 
-def sample_texts(special_tokens: Iterable[str]):
+def sample_texts():
     """Return texts of random pieces, always the same; special tokens occur as plain text."""
     rng = random.Random(8)
-    pieces = [*PIECES, *special_tokens]
+    pieces = [*PIECES, *SPECIAL_TOKENS]
     return ["".join(rng.choices(pieces, k=rng.randint(1, 20))) for _ in range(5000)]
 
 
