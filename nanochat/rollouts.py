@@ -216,11 +216,10 @@ class Rollouts(PromptSource):
         }
 
     def follow(self, state: "State"):
-        """Print the metrics after a step, and keep moving averages."""
+        """Print the metrics after a step, and keep the moving average of the reward."""
         # Single steps are noisy; the notes are saved with the checkpoint.
-        for name in ("reward", "cut"):
-            value = self.metrics[f"rl/{name}"]
-            state.notes[name] = 0.9 * state.notes.get(name, value) + 0.1 * value
+        reward = self.metrics["rl/reward"]
+        state.notes["reward"] = 0.9 * state.notes.get("reward", reward) + 0.1 * reward
         figures = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         print0(f"step {state.step:05d}", *figures, sep=" | ")
 
@@ -326,7 +325,6 @@ def reinforcement_metrics(state: "State", task: str, questions: int):
         "Training questions": questions,
         "Number of iterations": state.step,
         "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
-        "Share of answers cut at the limit, a moving average": state.notes.get("cut", NOT_KNOWN),
     }
     return metrics | before_and_after(state, f"{task} ")
 
