@@ -72,8 +72,8 @@ def without_defaults(config: "GPTConfig"):
 
 def vocabulary_of(tokenizer: "Tokenizer"):
     """Return the arguments with which rustbpe makes the tokenizer."""
-    special = sorted(tokenizer.special_tokens, key=tokenizer.special_tokens.get)
-    return {"merges": tokenizer.core.merges.tolist(), "special_tokens": special, "pattern": tokenizer.core.pattern}
+    core = tokenizer.core
+    return {"merges": core.merges.tolist(), "special_tokens": list(core.special_tokens), "pattern": core.pattern}
 
 
 def tensors_table(packed: "Artifact"):
