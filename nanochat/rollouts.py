@@ -139,11 +139,11 @@ class Rollouts(PromptSource):
         records = list(map(self._record, requests, requests.values(), answers))
         groups = {}  # rows to learn from, by the prompt's number
         for question, request in enumerate(requests.values()):
-            advantages = [sample["advantage"] for sample in records[question]["samples"]]
-            if any(advantages):
+            samples = records[question]["samples"]
+            if len({sample["reward"] for sample in samples}) > 1:
                 groups[question] = [
-                    columns(request.tokens, answer, advantage, self._end)
-                    for answer, advantage in zip(answers[question], advantages, strict=True)
+                    columns(request.tokens, answer, sample["advantage"], self._end)
+                    for answer, sample in zip(answers[question], samples, strict=True)
                 ]
         self._step += 1
         self._log(records)
@@ -178,8 +178,6 @@ class Rollouts(PromptSource):
         texts = [self.tokenizer.decode(completion.tokens) for completion in completions]
         rewards = [float(self.task.reward(conversation, text)) for text in texts]
         advantages = ADVANTAGES[self.config.advantage](torch.tensor([rewards]))[0].tolist()
-        if min(rewards) == max(rewards):
-            advantages = [0.0] * len(rewards)  # exact: the mean of equal numbers may be, by rounding, another number
         samples = [
             {
                 "reward": reward,
