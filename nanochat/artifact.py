@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MAGIC = b"nanogolf1\n"
+MAGIC = b"nanogolf2\n"
 # Groups of bytes beside those of GROUPS.
 HEADER = "header"
 SCALARS = "scales"
@@ -37,7 +37,6 @@ LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "l
 
 
 COMPRESSORS = {  # name → (makes bytes fewer, gives them back)
-    "store": (bytes, bytes),
     "zlib": (lambda raw: zlib.compress(raw, 9), zlib.decompress),
     "lzma": (
         lambda raw: lzma.compress(raw, lzma.FORMAT_RAW, filters=LZMA),
@@ -94,43 +93,23 @@ def dequantize(stored: Stored):
 # ---- codes as bytes ----
 
 
-def pack_bits(values: np.ndarray, bits: int):
-    """Return uint8 values below 2^bits, each in so many bits; only the last byte may have bits to spare."""
-    spread = np.unpackbits(values[:, None], axis=1)
-    return np.packbits(spread[:, 8 - bits :]).tobytes()
+def to_bytes(values: np.ndarray):
+    """Return the bytes of values, uint8 or fp16: all low bytes, then all high ones; apart they compress better."""
+    return values.view(np.uint8).reshape(len(values), -1).T.tobytes()
 
 
-def unpack_bits(packed: bytes, bits: int, count: int):
-    """Return `count` values, uint8, that pack_bits has packed."""
-    spread = np.unpackbits(np.frombuffer(packed, np.uint8), count=bits * count).reshape(count, bits)
-    return np.packbits(spread, axis=1).ravel() >> (8 - bits)
+def from_bytes(stored: bytes, bits: int):
+    """Return the values that to_bytes was given: fp16, or codes with fewer bits as uint8."""
+    kind = np.dtype(np.float16 if bits == FULL else np.uint8)
+    apart = np.frombuffer(stored, np.uint8).reshape(kind.itemsize, -1)
+    return np.frombuffer(apart.T.tobytes(), kind)
 
 
-def _forms(raw: np.ndarray, bits: int):
-    """Return the bytes of a section in each layout: codes packed or one a byte, halves of fp16 apart or not."""
-    if bits == FULL:
-        halves = raw.view(np.uint8).reshape(-1, 2)
-        return {"plain": raw.tobytes(), "shuffled": halves.T.tobytes()}
-    if bits == 8:
-        return {"bytes": raw.tobytes()}
-    return {"bits": pack_bits(raw, bits), "bytes": raw.tobytes()}
-
-
-def _values(stored: bytes, layout: str, bits: int, count: int):
-    """Return the values of a section from its expanded bytes."""
-    if layout == "bits":
-        return unpack_bits(stored, bits, count)
-    if layout == "shuffled":
-        stored = np.frombuffer(stored, np.uint8).reshape(2, -1).T.tobytes()
-    return np.frombuffer(stored, np.float16 if bits == FULL else np.uint8)
-
-
-def compress(raw: np.ndarray, bits: int):
-    """Return the layout and the compressor that make values smallest, and the bytes."""
-    forms = []
-    for layout, stored in _forms(raw, bits).items():
-        forms += [(layout, name, shorten(stored)) for name, (shorten, _) in COMPRESSORS.items()]
-    return min(forms, key=lambda form: len(form[2]))
+def compress(stored: bytes):
+    """Return the compressor that makes bytes fewest, and the result."""
+    found = {name: shorten(stored) for name, (shorten, _) in COMPRESSORS.items()}
+    best = min(found, key=lambda name: len(found[name]))
+    return best, found[best]
 
 
 # ---- the file ----
@@ -154,9 +133,8 @@ def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: 
         columns[SCALARS, FULL].append(value.half().numpy().ravel())
     sections, body = [], b""
     for (group, bits), parts in columns.items():
-        raw = np.concatenate(parts)
-        layout, compressor, packed = compress(raw, bits)
-        sections.append([group, bits, layout, compressor, len(raw), len(packed)])
+        compressor, packed = compress(to_bytes(np.concatenate(parts)))
+        sections.append([group, bits, compressor, len(packed)])
         body += packed
     head = zlib.compress(_json({"config": config, "tensors": tensors, "sections": sections, "recipes": recipes}), 9)
     # The model's part is its header's length, the header and the sections.
@@ -176,8 +154,8 @@ def read_artifact(data: bytes):
     header = json.loads(zlib.decompress(file.read(length)))
     sizes = {HEADER: file.tell()}
     columns = {}
-    for group, bits, layout, compressor, count, size in header["sections"]:
-        columns[group, bits] = _values(COMPRESSORS[compressor][1](file.read(size)), layout, bits, count)
+    for group, bits, compressor, size in header["sections"]:
+        columns[group, bits] = from_bytes(COMPRESSORS[compressor][1](file.read(size)), bits)
         sizes[group] = sizes.get(group, 0) + size
     tokens = file.read()
     sizes["tokenizer"] = len(tokens)

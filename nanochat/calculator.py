@@ -4,7 +4,7 @@ import ast
 import re
 from decimal import Context, Decimal
 from fractions import Fraction
-from operator import add, floordiv, mod, mul, neg, pos, sub, truediv
+from operator import add, floordiv, mul, neg, pos, sub, truediv
 
 MAX_LENGTH = 200  # characters per expression: with the limits below, also a limit on time
 MAX_DIGITS = 40  # for the numerator and the denominator, intermediate results included
@@ -14,8 +14,6 @@ SHOWN_DECIMALS = 2  # least decimals shown, however many digits stand before the
 
 NUMBER = re.compile(r"\d+\.?\d*|\.\d+")  # no exponent, which could take forever
 THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
-# Only where no operand follows: in "20 % 3" the sign is the modulo operator.
-PERCENT = re.compile(r"(\d+\.?\d*|\.\d+)\s*%(?=\s*(?:[-+*/)]|$))")
 
 
 # Raised for other expressions, and for those that would take too long.
@@ -23,7 +21,7 @@ REFUSALS = (SyntaxError, ValueError, KeyError, RecursionError, MemoryError, Arit
 
 
 def calculate(expression: str):
-    """Return the value as text: 12/60 is 0.2, 20/2 is 10, 20%*1,500 is 300, "strawberry".count("r") is 3.
+    """Return the value as text: 12/60 is 0.2, 20/2 is 10, 2*1,500 is 3000, "strawberry".count("r") is 3.
 
     Raise one of REFUSALS for anything else.
     """
@@ -31,7 +29,7 @@ def calculate(expression: str):
         raise ValueError("too long")
     text = expression.strip()
     if not {"'", '"'} & set(text):  # quoted text stays unchanged
-        text = PERCENT.sub(r"(\1/100)", THOUSANDS.sub("", text))
+        text = THOUSANDS.sub("", text)
     return _written(_value(ast.parse(text, mode="eval").body, text))
 
 
@@ -47,7 +45,6 @@ OPERATORS = {  # by the name of the sign's class in ast
     "Mult": mul,
     "Div": truediv,
     "FloorDiv": floordiv,
-    "Mod": mod,
     "Pow": _power,
     "USub": neg,
     "UAdd": pos,

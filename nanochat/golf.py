@@ -1,17 +1,13 @@
-"""Golf scoring: a process of its own reads an artifact and a text, nothing else, and prints the bits per byte.
+"""Golf scoring: a process of its own reads an artifact and a text, nothing else, and returns the bits per byte.
 
-python -m nanochat.golf ARTIFACT TEXT --stride=64
-
-TEXT is a JSON list of documents. Every byte is scored once. The last line of the output is a JSON object with the score
-and the source files of this repository that the process has imported, because their bytes count. scripts.golf_eval runs
-this file in the sandbox.
+Every byte is scored once. The result lists the source files of this repository that the process has imported, because
+their bytes count. scripts.golf_eval calls `score_files` in the sandbox.
 """
 
 import json
 import math
 import sys
 import time
-from argparse import ArgumentParser
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -62,8 +58,7 @@ def score(model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, dead
         losses = model(inputs[numbers].clamp(min=0).to(model.device), goals.to(model.device), reduction="none")
         nats += losses.double().sum().item()
         if time.monotonic() > deadline:
-            done = f"{numbers[-1] + 1:,} of {len(inputs):,} rows"
-            raise TimeoutError(f"scoring took longer than allowed, after {done}: take a longer --stride")
+            raise TimeoutError("scoring took longer than allowed: take a longer --stride")
     return nats, size, scored
 
 
@@ -74,31 +69,26 @@ def sources():
     return {str(file.relative_to(ROOT)): file.stat().st_size for file in own}
 
 
-def main(words: Sequence[str]):
-    """Score an artifact, and print the score with its facts as JSON."""
-    started = time.monotonic()
-    parser = ArgumentParser()
-    parser.add_argument("artifact", type=Path)
-    parser.add_argument("text", type=Path)
-    defaults = {"stride": 0, "rows": 8, "seconds": math.inf, "device": "cpu"}
-    for name, default in defaults.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    options = parser.parse_args(words)
+def score_files(folder: str, stride: int, rows: int, seconds: float, device: str):
+    """Return the score of the file `artifact` on the file `text`, a JSON list of documents, with its facts.
 
-    artifact, text = read_artifact(options.artifact.read_bytes()), options.text.read_bytes()
+    stride: 0 for rows that do not overlap. seconds: limit for all of it.
+    """
+    started = time.monotonic()
+    artifact, text = read_artifact(Path(folder, "artifact").read_bytes()), Path(folder, "text").read_bytes()
     tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
-    model = load(artifact, options.device)
+    model = load(artifact, device)
     if tokenizer.vocab_size != model.config.vocab_size:
         raise ValueError("the artifact has another tokenizer than its model: pack it again")
     documents = json.loads(text)
     ids = encode(documents, tokenizer)
     lengths = torch.from_numpy(tokenizer.token_lengths()).long()
-    stride = options.stride or model.config.max_seq_len
+    stride = stride or model.config.max_seq_len
     ready = time.monotonic()
     with torch.inference_mode():
-        nats, size, scored = score(model, ids, lengths, stride, options.rows, started + options.seconds)
+        nats, size, scored = score(model, ids, lengths, stride, rows, started + seconds)
     assert size == sum(len(document.encode()) for document in documents)
-    result = {
+    return {
         "bytes": size,
         "loss": nats / scored,
         "bpb": nats / math.log(2) / size,
@@ -109,12 +99,3 @@ def main(words: Sequence[str]):
         "text": sha256(text).hexdigest(),
         "sources": sources(),
     }
-    print(json.dumps(result))
-
-
-if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (ValueError, OSError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)

@@ -55,15 +55,13 @@ def scale_clip(text: str, factor: float):
 
 def assign(plan: str, names: Collection[str]):
     """Return the recipe of each matrix, as text; ValueError if a pattern matches none, or a matrix not one pattern."""
-    entries = [entry.rpartition("=") for entry in plan.split(",")]
+    entries = [entry.rpartition("=") for entry in plan.split(",")]  # without a pattern: it matches all
     for pattern, found, recipe in entries:
         parse_recipe(recipe)
         try:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(f"{pattern} in the plan is no pattern: {error}") from None
-        if not found and len(entries) > 1:
-            raise ValueError(f"{recipe} in the plan lacks a pattern, write PATTERN=RECIPE")
         if not any(re.search(pattern, name) for name in names):
             raise ValueError(f"{pattern}{found}{recipe} in the plan matches no tensor")
     recipes = {}
@@ -112,9 +110,10 @@ def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor):
 
 def entropy(codes: Tensor):
     """Return the bits per code that the frequencies of the codes allow."""
+    from scipy import stats  # a slow import, which must not delay --help
+
     _, counts = codes.unique(return_counts=True)
-    shares = counts.double() / codes.numel()
-    return -(shares * shares.log2()).sum().item()
+    return stats.entropy(counts, base=2)
 
 
 # ---- a model ----

@@ -139,11 +139,11 @@ class Rollouts(PromptSource):
         records = list(map(self._record, requests, requests.values(), answers))
         groups = {}  # rows to learn from, by the prompt's number
         for question, request in enumerate(requests.values()):
-            advantages = [sample["advantage"] for sample in records[question]["samples"]]
-            if any(advantages):
+            samples = records[question]["samples"]
+            if len({sample["reward"] for sample in samples}) > 1:
                 groups[question] = [
-                    columns(request.tokens, answer, advantage, self._end)
-                    for answer, advantage in zip(answers[question], advantages, strict=True)
+                    columns(request.tokens, answer, sample["advantage"], self._end)
+                    for answer, sample in zip(answers[question], samples, strict=True)
                 ]
         self._step += 1
         self._log(records)
@@ -178,8 +178,6 @@ class Rollouts(PromptSource):
         texts = [self.tokenizer.decode(completion.tokens) for completion in completions]
         rewards = [float(self.task.reward(conversation, text)) for text in texts]
         advantages = ADVANTAGES[self.config.advantage](torch.tensor([rewards]))[0].tolist()
-        if min(rewards) == max(rewards):
-            advantages = [0.0] * len(rewards)  # exact: the mean of equal numbers may be, by rounding, another number
         samples = [
             {
                 "reward": reward,
@@ -216,11 +214,10 @@ class Rollouts(PromptSource):
         }
 
     def follow(self, state: "State"):
-        """Print the metrics after a step, and keep moving averages."""
+        """Print the metrics after a step, and keep the moving average of the reward."""
         # Single steps are noisy; the notes are saved with the checkpoint.
-        for name in ("reward", "cut"):
-            value = self.metrics[f"rl/{name}"]
-            state.notes[name] = 0.9 * state.notes.get(name, value) + 0.1 * value
+        reward = self.metrics["rl/reward"]
+        state.notes["reward"] = 0.9 * state.notes.get("reward", reward) + 0.1 * reward
         figures = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         print0(f"step {state.step:05d}", *figures, sep=" | ")
 
@@ -326,7 +323,6 @@ def reinforcement_metrics(state: "State", task: str, questions: int):
         "Training questions": questions,
         "Number of iterations": state.step,
         "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
-        "Share of answers cut at the limit, a moving average": state.notes.get("cut", NOT_KNOWN),
     }
     return metrics | before_and_after(state, f"{task} ")
 

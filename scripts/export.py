@@ -29,7 +29,6 @@ def main(config: Config):
     from nanochat import quant
     from nanochat.checkpoint import load_model
     from nanochat.export import gguf, hf
-    from nanochat.export.tokenizers import sample_texts
     from nanochat.runtime import setup
 
     writers = {"hf": hf.write_folder, "tokenizer": hf.write_tokenizer, "gguf": gguf.write_gguf}
@@ -39,7 +38,7 @@ def main(config: Config):
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime, config.exits)
         quant.apply(model, config.quant)
-        exported = hf.Exported(name, model, tokenizer, checkpoint.manifest, sample_texts(tokenizer.special_tokens))
+        exported = hf.Exported(name, model, tokenizer, checkpoint.manifest)
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")
 

@@ -48,13 +48,13 @@ class Config(TagSettings):
     )
 
 
-# Runs in the sandbox, or on a GPU: paths, then the words of the command line.
+# Runs in the sandbox, or on a GPU.
 PROGRAM = """
+import json
 import sys
-from runpy import run_module
-sys.path[:0] = {paths!r}
-sys.argv = {words!r}
-run_module("nanochat.golf", run_name="__main__", alter_sys=True)
+sys.path[:0] = {paths}
+from nanochat.golf import score_files
+print(json.dumps(score_files{arguments}))
 """
 
 
@@ -75,10 +75,11 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0):
     """
     from nanochat.evals import sandbox
 
-    words = ["golf", f"{folder}/artifact", f"{folder}/text", f"--stride={stride}", f"--rows={rows}"]
-    words += [f"--seconds={scale.scoring}", f"--device={scale.device}"]
     root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
-    program = PROGRAM.format(paths=[root, *packages], words=words)
+    program = PROGRAM.format(
+        paths=[root, *packages],
+        arguments=(folder, stride, rows, scale.scoring, scale.device),
+    )
     if scale.device == "cpu":
         seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
@@ -90,7 +91,7 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0):
         verdict = sandbox.Verdict(done.returncode == 0, done.stderr + done.stdout)
     *_, last = verdict.output.strip().splitlines() or ["the scoring process ended and printed nothing"]
     if not verdict.passed:
-        raise ValueError(last.removeprefix("error: "))
+        raise ValueError(last.partition("Error: ")[2] or last)  # without the name of its type
     return json.loads(last)
 
 

@@ -72,8 +72,8 @@ def without_defaults(config: "GPTConfig"):
 
 def vocabulary_of(tokenizer: "Tokenizer"):
     """Return the arguments with which rustbpe makes the tokenizer."""
-    special = sorted(tokenizer.special_tokens, key=tokenizer.special_tokens.get)
-    return {"merges": tokenizer.core.merges.tolist(), "special_tokens": special, "pattern": tokenizer.core.pattern}
+    core = tokenizer.core
+    return {"merges": core.merges.tolist(), "special_tokens": list(core.special_tokens), "pattern": core.pattern}
 
 
 def tensors_table(packed: "Artifact"):
@@ -85,7 +85,7 @@ def tensors_table(packed: "Artifact"):
     for name, recipe in packed.recipes.items():
         matrix = packed.stored[name]
         count, bits = matrix.codes.numel(), entropy(matrix.codes)
-        size = len(compress(matrix.unsigned(), matrix.bits)[-1])
+        size = len(compress(matrix.unsigned().tobytes())[-1])
         rows.append([name, recipe, count, bits, bits * count / 8, size])
     columns = "Tensor | Recipe | Values:,d | Entropy, bits:.3f | Entropy, bytes:,.0f | Bytes, compressed alone:,d"
     return table_of("Quantized tensors", columns, rows)

@@ -17,14 +17,9 @@ class Config(TagSettings):
     """Read model_*.pt, meta_*.json and a tokenizer; write a checkpoint of a stage."""
 
     checkpoint: str = option("", "a model_*.pt, with meta_*.json beside it")
-    tokenizer: str = option("", "our tokenizer.json or tiktoken's ranks; a pickle is not read")
+    tokenizer: str = option("tokenizer.json", "our file, or tiktoken's ranks; a pickle is not read")
     source: Source = option("base", "stage of the model", short="-i")
     tag = option("", "tag of the new run")
-
-    def __post_init__(self):
-        for name in ("checkpoint", "tokenizer", "tag"):
-            if not getattr(self, name):
-                raise ValueError(f"--{name} is needed, see --help")
 
 
 def main(config: Config):

@@ -22,7 +22,9 @@ def trained(name: str, tokenizer: Tokenizer):
     return memorized(tokenizer, "".join(SAMPLES), name, steps=4, lr=0.001, **SMALL)
 
 
-def through_folder(model: GPT, folder: Path, **options):
-    """Return a model as `transformers` loads it with the code in its folder."""
-    hf.write_own(hf.Exported("", model, None, {"stage": "base_train"}, []), folder)
+def through_folder(
+    model: GPT, folder: Path, architecture: hf.Architecture = hf.OWN, tokenizer: Tokenizer | None = None, **options
+):
+    """Return a model as `transformers` loads it from its folder, by default with our own code."""
+    hf.write_model(hf.Exported("", model, tokenizer, {"stage": "base_train"}), architecture, folder)
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **options).eval()

@@ -73,7 +73,7 @@ def test_the_main_job(speedrun, base, here, tmp_path):
     assert "reward 0" in here("scripts.rollouts", "--tag=default", "--show=1").stdout
     here("bench.scaling")
     refused = here("scripts.import_nanochat", "--tag=a", "--checkpoint=b", code=2)
-    assert refused.stderr.startswith("error: --tokenizer is needed")
+    assert refused.stderr.startswith("error: --checkpoint=b is not named like model_021400.pt")
 
 
 def check_the_card(base, home):

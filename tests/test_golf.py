@@ -55,12 +55,6 @@ def files(packed, tmp_path):
     return tmp_path
 
 
-def score(files, *flags):
-    words = [sys.executable, "-m", "nanochat.golf", str(files / "artifact"), str(files / "text"), *flags]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    return json.loads(done.stdout) if done.returncode == 0 else (done.returncode, done.stderr)
-
-
 @pytest.mark.parametrize(("stride", "rows"), [(32, 8), (16, 3), (7, 8), (1, 50)])
 def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
     model, data = packed
@@ -77,8 +71,17 @@ def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
     assert nats / math.log(2) / size == pytest.approx(expected, rel=1e-6)
 
 
+def refusal(files, stride=0, seconds=60):
+    with pytest.raises((ValueError, OSError, RuntimeError)) as refused:
+        golf.score_files(str(files), stride, 8, seconds, "cpu")
+    return str(refused.value)
+
+
 def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
-    plain = score(files, "--stride=16")
+    program = (
+        f"import json; from nanochat import golf; print(json.dumps(golf.score_files{(str(files), 16, 8, 60, 'cpu')}))"
+    )
+    plain = json.loads(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT))
     assert plain["bytes"] == sum(len(text.encode()) for text in TEXTS)
     expected = {"__init__", "artifact", "attention", "cross_entropy", "golf", "gpt"}
     assert plain["sources"] == {
@@ -88,29 +91,20 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
     data = bytearray(packed[1])
     data[-1] ^= 1
     (files / "artifact").write_bytes(data)
-    code, message = score(files)
-    assert (code, message) == (
-        2,
-        "error: the artifact is damaged: its content does not have the SHA-256 in its header\n",
-    )
+    assert refusal(files) == "the artifact is damaged: its content does not have the SHA-256 in its header"
 
 
 def test_what_cannot_be_scored_is_refused(files, packed):
-    for flag, message in (
-        ("--stride=33", "error: --stride=33 would leave out text, take 1 to 32, the context's length"),
-        ("--seconds=0", "error: scoring took longer than"),
-    ):
-        code, found = score(files, flag)
-        assert code == 2
-        assert found.startswith(message)
+    sentence = "--stride=33 would leave out text, take 1 to 32, the context's length"
+    assert refusal(files, stride=33).startswith(sentence)
+    assert refusal(files, seconds=0).startswith("scoring took longer than")
     artifact = read_artifact(packed[1])
     weights = {name: value for name, value in artifact.weights.items() if name != "smear_lambda"}
     (files / "artifact").write_bytes(write_artifact(artifact.config, weights, artifact.vocabulary, {}))
-    code, found = score(files)
-    assert (code, 'Missing key(s) in state_dict: "smear_lambda"' in found) == (2, True)
+    assert 'Missing key(s) in state_dict: "smear_lambda"' in refusal(files)
     other = artifact.vocabulary | {"merges": artifact.vocabulary["merges"][:-1]}
     (files / "artifact").write_bytes(write_artifact(artifact.config, artifact.weights, other, {}))
-    assert score(files) == (2, "error: the artifact has another tokenizer than its model: pack it again\n")
+    assert refusal(files) == "the artifact has another tokenizer than its model: pack it again"
 
 
 @NEEDS_SANDBOX

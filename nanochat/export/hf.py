@@ -35,7 +35,6 @@ class Exported(NamedTuple):
     model: GPT
     tokenizer: Tokenizer
     manifest: Record  # of the checkpoint
-    texts: list[str]  # to compare tokenizers on
 
 
 def export(write: Callable, exported: Exported, out: Path):
@@ -157,7 +156,8 @@ def hf_weights(model: GPT, architecture: Architecture):
     if architecture.has_norm_weights:  # and no norm behind the embedding: it goes into the rows
         rows = norm(rows)
     yield "model.embed_tokens.weight", rows
-    yield "lm_head.weight", model.head_weight.detach()[: config.vocab_size]
+    if architecture.has_norm_weights or not config.tie_embeddings:
+        yield "lm_head.weight", model.head_weight.detach()[: config.vocab_size]
     # Our norms have no weights: ones, and the scale for queries and keys.
     ones = torch.ones(config.width)
     scale = torch.full((config.head_dim,), config.qk_scale)
@@ -176,7 +176,7 @@ def hf_weights(model: GPT, architecture: Architecture):
             yield f"{prefix}{theirs}.weight", weight
         if architecture.has_norm_weights:
             for name, weight in norms.items():
-                yield f"{prefix}{name}.weight", weight
+                yield f"{prefix}{name}.weight", weight.clone()  # safetensors refuses tensors that share memory
     if architecture.has_norm_weights:
         yield "model.norm.weight", ones
 
@@ -195,19 +195,15 @@ def write_folder(exported: Exported, folder: Path):
     model = exported.model
     architecture = architecture_of(model.config)
     print0(f"export: as {architecture.name}")
-    special = exported.tokenizer.special_tokens
-    if architecture is OWN:
-        write_own(exported, folder)
-    else:
-        settings, weights = hf_settings(model, architecture, special), dict(hf_weights(model, architecture))
-        build_hf(architecture, settings, weights).save_pretrained(folder)
+    write_model(exported, architecture, folder)
     # Generation stops at the end of an answer, and at the start of another document.
-    generation = transformers().GenerationConfig(
-        bos_token_id=special[BOS],
-        eos_token_id=[special[END], special[BOS]],
-        pad_token_id=special[PAD],
-    )
-    generation.save_pretrained(folder)
+    special = exported.tokenizer.special_tokens
+    generation = {
+        "bos_token_id": special[BOS],
+        "eos_token_id": [special[END], special[BOS]],
+        "pad_token_id": special[PAD],
+    }
+    write_json(folder / "generation_config.json", generation)
     checks = write_tokenizer(exported, folder)
     # The files are compared, not the objects that wrote them.
     automatic = transformers().AutoModelForCausalLM
@@ -226,23 +222,34 @@ def write_folder(exported: Exported, folder: Path):
     return checks
 
 
-def write_own(exported: Exported, folder: Path):
-    """Write the checkpoint's weights, a config with the checkpoint's manifest, and the code that reads both."""
-    model, manifest = exported.model, exported.manifest
-    settings = asdict(model.config)
-    settings |= {name: getattr(model.config, name) for name in DERIVED}
-    settings |= {
-        "mlp_units": model.blocks[0].mlp.up.out_features,
-        "supervision": model.steps if model.config.supervision else 0,  # --exits may ask for more than were trained
-        "version": VERSION,
-        "manifest": manifest | {"files": {}, "optimizer": {}, "sha256": manifest_hash(manifest)},
-        "model_type": OWN.model_type,
-        "architectures": [OWN.name],
-        "auto_map": {"AutoConfig": f"{CODE}.NanochatConfig", "AutoModelForCausalLM": f"{CODE}.{OWN.name}"},
-    }
+def write_model(exported: Exported, architecture: Architecture, folder: Path):
+    """Write config and weights, and for our own architecture the code that reads both."""
+    if architecture is OWN:
+        settings, weights = own_settings(exported), exported.model.state_dict()
+        shutil.copy(Path(__file__).with_name(f"{CODE}.py"), folder)
+    else:
+        settings = hf_settings(exported.model, architecture, exported.tokenizer.special_tokens)
+        weights = dict(hf_weights(exported.model, architecture))
+    settings |= {"model_type": architecture.model_type, "architectures": [architecture.name]}
     write_json(folder / "config.json", settings)
-    save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
-    shutil.copy(Path(__file__).with_name(f"{CODE}.py"), folder)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+
+
+def own_settings(exported: Exported):
+    """Return the fields of our own architecture's config, with the checkpoint's manifest."""
+    model, manifest = exported.model, exported.manifest
+    derived = {name: getattr(model.config, name) for name in DERIVED}
+    return (
+        asdict(model.config)
+        | derived
+        | {
+            "mlp_units": model.blocks[0].mlp.up.out_features,
+            "supervision": model.steps if model.config.supervision else 0,  # --exits may ask for more than were trained
+            "version": VERSION,
+            "manifest": manifest | {"files": {}, "optimizer": {}, "sha256": manifest_hash(manifest)},
+            "auto_map": {"AutoConfig": f"{CODE}.NanochatConfig", "AutoModelForCausalLM": f"{CODE}.{OWN.name}"},
+        }
+    )
 
 
 def write_tokenizer(exported: Exported, folder: Path):
@@ -251,11 +258,12 @@ def write_tokenizer(exported: Exported, folder: Path):
     # backend_tokenizer: the fast one in Rust, which encodes a batch in threads.
     loaded = transformers().AutoTokenizer.from_pretrained(folder, trust_remote_code=True).backend_tokenizer
     loaded.encode_special_tokens = True  # the library's name for "as plain text"
-    encodings = loaded.encode_batch(exported.texts, add_special_tokens=False)
-    for text, encoding in zip(exported.texts, encodings, strict=True):
+    texts = tokenizer_files.sample_texts()
+    encodings = loaded.encode_batch(texts, add_special_tokens=False)
+    for text, encoding in zip(texts, encodings, strict=True):
         if exported.tokenizer.encode(text) != encoding.ids:
             raise ValueError(f"transformers gives other ids for {text!r}")
-    return [f"tokenizer: transformers gives the same ids for {len(exported.texts)} texts"]
+    return [f"tokenizer: transformers gives the same ids for {len(texts)} texts"]
 
 
 def transformers():
@@ -267,21 +275,13 @@ def transformers():
     return transformers
 
 
-def build_hf(architecture: Architecture, settings: Record, weights: dict[str, Tensor]):
-    """Return a model of `transformers` in fp32."""
-    config = transformers().AutoConfig.for_model(architecture.model_type, **settings)
-    model = transformers().AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    model.load_state_dict(weights)
-    return model.eval()
-
-
 @torch.inference_mode()
 def compare_models(exported: Exported, loaded: "PreTrainedModel"):
     """Return a sentence on equal logits; ValueError if they differ."""
     tokenizer = exported.tokenizer
     length = min(exported.model.config.max_seq_len, 2048)
     # A row of text in many languages and a row of random ids, each (1, length).
-    text = [tokenizer.special_tokens[BOS], *tokenizer.encode("".join(exported.texts))][:length]
+    text = [tokenizer.special_tokens[BOS], *tokenizer.encode("".join(tokenizer_files.sample_texts()))][:length]
     generator = torch.Generator().manual_seed(0)
     rows = [torch.tensor([text]), torch.randint(tokenizer.vocab_size, (1, length), generator=generator)]
     worst = 0.0

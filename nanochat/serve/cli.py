@@ -34,27 +34,14 @@ def typed_lines():
 # ---- answers out ----
 
 
-@dataclass
-class AnswerPrinter:
-    """Prints an answer piece by piece; the calculator's turns are printed on a terminal only."""
-
-    stream: TextIO
-    _last: str = ""  # character
-
-    def add(self, pieces: list[Piece]):
-        for kind, text in pieces:
-            if self.stream.isatty():
-                # A piece without text begins a part.
-                text = harmless(text or MARKS[kind])
-            elif kind != "text":
-                continue
-            self._last = text[-1:] or self._last
-            print(end=text, file=self.stream, flush=True)
-
-    def close(self):
-        """End the last line."""
-        if self._last != "\n":
-            print(file=self.stream)
+def print_pieces(pieces: list[Piece], stream: TextIO):
+    """Print pieces of an answer, the calculator's turns on a terminal only."""
+    for kind, text in pieces:
+        if stream.isatty():
+            # A piece without text begins a part.
+            print(end=harmless(text or MARKS[kind]), file=stream, flush=True)
+        elif kind == "text":
+            print(end=text, file=stream, flush=True)
 
 
 def print_note(text: str):
@@ -128,15 +115,15 @@ class TerminalChat:
         with (
             # No exception at Ctrl-C: it could cut an engine's step in the middle.
             collect_signals(signal.SIGINT) if self.interactive else nullcontext([]) as interrupts,
-            closing(AnswerPrinter(self.out)) as printer,
             closing(self.engine.stream([request])) as events,
         ):
             for event in events:
                 new = reply.close() if event.token is None else reply.add(event.token)
                 pieces += new
-                printer.add(new)
+                print_pieces(new, self.out)
                 if interrupts:
                     break  # closing the events frees the engine's slot
+        print(file=self.out)
         # The last event has the reason.
         if event.reason == "length":
             print_note("the answer reached --max-new-tokens")

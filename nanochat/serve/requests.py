@@ -89,14 +89,6 @@ StopText = Annotated[str, Field(min_length=1, max_length=256)]
 TokenRow = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 
-class Message(BaseModel):
-    """A message in a conversation. nanochat.chat checks roles, order and types of parts."""
-
-    role: str
-    content: str | list[Record]
-    parts: list[Record] | None = None  # in answers of ours: `content` alone would lose the calculator's work
-
-
 class CommonFields(BaseModel):
     """Fields of chat and completion requests. Others are ignored, or refused if they are UNSUPPORTED."""
 
@@ -115,7 +107,7 @@ class CommonFields(BaseModel):
 
 
 class ChatFields(CommonFields):
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Record] = Field(min_length=1)  # nanochat.chat checks roles, order and contents
     # Two names for one limit; None: as many as the context holds.
     max_completion_tokens: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
@@ -157,11 +149,12 @@ def read_fields(model: type[CommonFields], body: bytes, served: ServedModel):
 def parse_chat(body: bytes, served: ServedModel):
     """Check the body of a chat request and render the conversation as a prompt."""
     fields = read_fields(ChatFields, body, served)
-    roles = {"developer": "system"}  # newer clients
-    messages = [
-        {"role": roles.get(message.role, message.role), "content": message.parts or message.content}
-        for message in fields.messages
-    ]
+    messages = []
+    for message in fields.messages:
+        role = message.get("role")
+        # In answers of ours: `content` alone would lose the calculator's work.
+        content = message.get("parts") or message.get("content")
+        messages.append({"role": "system" if role == "developer" else role, "content": content})  # newer clients' name
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
     try:

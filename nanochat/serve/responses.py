@@ -56,8 +56,7 @@ class Choice:
         self.request = request
         self.prompt = request.prompts[prompt].tokens
         self.finish_reason = ""
-        # (token, characters before, True if the model chose it); with the end token, if log-probabilities are shown
-        self.tokens = []
+        self.tokens = []  # (token, True if the model chose it); with the end token, if log-probabilities are shown
         self.completion_tokens = 0
         self.score = None  # log-probabilities of `row`, if the client asks for them
         self._bytes = tokenizer.core.token_bytes  # of special tokens: the name
@@ -65,9 +64,8 @@ class Choice:
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
         self._pieces = []  # shown, but not sent
-        echo = tokenizer.decode(self.prompt[request.added_tokens :]) if request.echo else ""
-        self._show(echo)
-        self._received = len(echo)  # characters, also those of stops
+        if request.echo:
+            self._show(tokenizer.decode(self.prompt[request.added_tokens :]))
 
     # ---- from the engine ----
 
@@ -76,7 +74,7 @@ class Choice:
         if self.finish_reason:
             return
         if event.token is not None:
-            self.tokens.append((event.token, self._received, event.sampled))
+            self.tokens.append((event.token, event.sampled))
             # An end token has a log-probability, but no text.
             if event.token not in self._ends:
                 self.completion_tokens += 1
@@ -88,7 +86,6 @@ class Choice:
 
     def _add_pieces(self, pieces: list[Piece]):
         for kind, text in pieces:
-            self._received += len(text)
             # In a completion the calculator's turns are text like any other.
             if not self.request.is_chat or (kind == "text" and text):
                 self._show(self._stops.add(text))
@@ -107,12 +104,12 @@ class Choice:
 
     def row(self):
         """Return all tokens, with the prompt before them."""
-        return [*self.prompt, *(token for token, _, _ in self.tokens)]
+        return [*self.prompt, *(token for token, _ in self.tokens)]
 
     def whole(self):
         """Return the choice of a whole response."""
         content = self._take_content()
-        logprobs = None if self.score is None else self._logprobs(self.score, len(content["text"]))
+        logprobs = None if self.score is None else self._logprobs(self.score)
         if self.request.is_chat:
             content = {"message": {"role": "assistant", "refusal": None, **content}}
         return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish_reason}
@@ -141,17 +138,13 @@ class Choice:
             content["parts"] = parts(pieces, ends=self.request.fields.stream)
         return content
 
-    def _logprobs(self, score: list[dict], characters: int):
-        """Return the log-probabilities of a completion's tokens, with `echo` also the prompt's.
-
-        characters: shown to the client.
-        """
+    def _logprobs(self, score: list[dict]):
+        """Return the log-probabilities of a completion's tokens, those of a stop too; with `echo` also the prompt's."""
         # The first token has no log-probability.
         scored = list(zip(self.row(), [None, *score], strict=True))
         shown = scored[self.request.added_tokens : len(self.prompt)] if self.request.echo else []
-        for (_, start, sampled), one in zip(self.tokens, scored[len(self.prompt) :], strict=True):
-            is_cut = self._stops.found and start >= characters
-            if sampled and not is_cut:  # the calculator's tokens were not the model's choice
+        for (_, sampled), one in zip(self.tokens, scored[len(self.prompt) :], strict=True):
+            if sampled:  # the calculator's tokens were not the model's choice
                 shown.append(one)
         return {
             "tokens": [self._spell(token) for token, _ in shown],

@@ -20,7 +20,6 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     fields = {"preset": "induction", "max_seq_len": 128, "more": {"stage": "chat_sft"}}
     leave_model(tmp_path / "base", "chat_sft", "d1", tokenizer_of(), **fields)
-    monkeypatch.setattr("nanochat.export.tokenizers.sample_texts", lambda special: ["one"] * 200)
     export.main(export.Config(source="sft", tag="d1", out=str(tmp_path / "out")))
     return tmp_path / "out"
 

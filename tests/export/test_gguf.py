@@ -11,7 +11,7 @@ from nanochat.tokenizer import SPECIAL_TOKENS
 
 def test_llama_cpp_finds_the_keys_and_tensors_it_expects(tmp_path):
     tokenizer = tokenizer_of()
-    exported = Exported("d4", trained("portable", tokenizer), tokenizer, {}, [])
+    exported = Exported("d4", trained("portable", tokenizer), tokenizer, {})
     write_gguf(exported, tmp_path)
     special = exported.tokenizer.special_tokens
     reader = gguf.GGUFReader(tmp_path / "model.gguf")

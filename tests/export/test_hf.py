@@ -14,10 +14,10 @@ from models import CONFIGS, lively
 
 from nanochat import chat
 from nanochat.export import gguf, hf
-from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, build_hf, hf_settings, hf_weights, unsupported
+from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, unsupported
 from nanochat.export.tokenizers import sample_texts
 from nanochat.gpt import GPTConfig
-from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
+from nanochat.tokenizer import Tokenizer
 
 NANOCHAT, QWEN3, OWN = ARCHITECTURES
 MODELS = {"nanochat": "october-2025", "qwen3": "portable", "own": "reference"}
@@ -29,23 +29,18 @@ def tokenizer():
     return tokenizer_of()
 
 
-@pytest.fixture(scope="module")
-def texts():
-    return sample_texts(SPECIAL_TOKENS)[:900]
-
-
-def exported(write, name: str, tokenizer: Tokenizer, texts: list[str], out: Path):
+def exported(write, name: str, tokenizer: Tokenizer, out: Path):
     """The model, the folder with the export, and the output."""
     model = trained(MODELS[name], tokenizer)
     manifest = MANIFEST | {"tokenizer": {"tag": "default", "hash": tokenizer.content_hash}}
     with contextlib.redirect_stdout(io.StringIO()) as output:
-        hf.export(write, Exported(out.name, model, tokenizer, manifest, texts), out)
+        hf.export(write, Exported(out.name, model, tokenizer, manifest), out)
     return model, out, output.getvalue()
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def folder(request, tokenizer, texts, tmp_path_factory):
-    return exported(hf.write_folder, request.param, tokenizer, texts, tmp_path_factory.mktemp("hf") / "a model")
+def folder(request, tokenizer, tmp_path_factory):
+    return exported(hf.write_folder, request.param, tokenizer, tmp_path_factory.mktemp("hf") / "a model")
 
 
 def changed(preset: str, name: str):
@@ -63,7 +58,7 @@ def changed(preset: str, name: str):
 
 @pytest.mark.parametrize("preset", ["october-2025", "portable", "reference"])
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GPTConfig)])
-def test_every_setting_is_exported_or_refused_by_name(preset, name, tmp_path):
+def test_every_setting_is_exported_or_refused_by_name(preset, name, tokenizer, tmp_path):
     """A new field of GPTConfig is tried without a change here: it must not be dropped."""
     config = changed(preset, name)
     if config is None:
@@ -74,13 +69,7 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name, tmp_path):
         assert name in {setting.partition("=")[0] for setting in refused}
         return
     model = lively(dataclasses.asdict(config)).requires_grad_(False)
-    special = dict.fromkeys(("<|bos|>", "<|assistant_end|>"), 3)
-    if architecture is OWN:
-        theirs = through_folder(model, tmp_path)
-    else:
-        theirs = build_hf(
-            architecture, hf_settings(model, architecture, special), dict(hf_weights(model, architecture))
-        )
+    theirs = through_folder(model, tmp_path, architecture, tokenizer)
     ids = torch.randint(config.vocab_size, (1, 200), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(theirs(ids).logits, model(ids), atol=2e-5, rtol=1e-5)
 
@@ -133,10 +122,10 @@ TURNS = json.loads("""[
 CHATS = [[QUESTION], TURNS, [QUESTION, {"role": "assistant", "content": PARTS}]]
 
 
-def test_tokens_and_chat_template_are_the_same(folder, tokenizer, texts):
+def test_tokens_and_chat_template_are_the_same(folder, tokenizer):
     words = transformers.AutoTokenizer.from_pretrained(folder[1], trust_remote_code=True)
     assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
-    plain = [text for text in texts if "<|" not in text]  # there a name is the token
+    plain = [text for text in sample_texts() if "<|" not in text]  # there a name is the token
     roles = ("system", "user", "assistant", "user", "assistant")
     many = [[{"role": role, "content": plain[i - 7 * j]} for j, role in enumerate(roles[i % 2 :])] for i in range(250)]
     for messages in CHATS + many:
@@ -150,36 +139,36 @@ def test_tokens_and_chat_template_are_the_same(folder, tokenizer, texts):
             words.apply_chat_template(wrong)
 
 
-def test_gguf_is_compared_too(tokenizer, texts, tmp_path):
-    _, out, output = exported(gguf.write_gguf, "qwen3", tokenizer, texts, tmp_path / "out")
+def test_gguf_is_compared_too(tokenizer, tmp_path):
+    _, out, output = exported(gguf.write_gguf, "qwen3", tokenizer, tmp_path / "out")
     assert [path.name for path in out.iterdir()] == ["model.gguf"]
     assert "logits: the largest difference in fp32 is " in output
     assert "splits numbers of three or more digits in another way" in output
     with pytest.raises(ValueError, match=r"Qwen3ForCausalLM does not support mlp=relu2, softcap=15.0"):
-        exported(gguf.write_gguf, "nanochat", tokenizer, texts, tmp_path / "other")
+        exported(gguf.write_gguf, "nanochat", tokenizer, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_another_model_is_noticed_and_not_kept(tokenizer, texts, tmp_path, monkeypatch):
+def test_another_model_is_noticed_and_not_kept(tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(hf, "swap_halves", lambda weight, head_dim: weight)
     with pytest.raises(ValueError, match=r"^the export computes something else: logits differ by \d"):
-        exported(hf.write_folder, "nanochat", tokenizer, texts, tmp_path / "out")
+        exported(hf.write_folder, "nanochat", tokenizer, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_tokenizer_is_noticed_and_not_kept(tokenizer, texts, tmp_path, monkeypatch):
+def test_another_tokenizer_is_noticed_and_not_kept(tokenizer, tmp_path, monkeypatch):
     merges = hf.tokenizer_files.written_merges
     monkeypatch.setattr(hf.tokenizer_files, "written_merges", lambda tokenizer: merges(tokenizer)[:-40])
     with pytest.raises(ValueError, match=r"^transformers gives other ids for"):
-        exported(hf.write_tokenizer, "qwen3", tokenizer, texts, tmp_path / "out")
+        exported(hf.write_tokenizer, "qwen3", tokenizer, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_folder_is_not_touched(tokenizer, texts, tmp_path):
+def test_an_existing_folder_is_not_touched(tokenizer, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/precious").write_text("x")
     with pytest.raises(ValueError, match="exists already: remove it, or name another --out"):
-        exported(hf.write_tokenizer, "qwen3", tokenizer, texts, tmp_path / "out")
+        exported(hf.write_tokenizer, "qwen3", tokenizer, tmp_path / "out")
     assert (tmp_path / "out/precious").read_text() == "x"
-    exported(hf.write_tokenizer, "qwen3", tokenizer, texts, tmp_path / "new")
+    exported(hf.write_tokenizer, "qwen3", tokenizer, tmp_path / "new")
     assert (tmp_path / "new/tokenizer.json").exists()

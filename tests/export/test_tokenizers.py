@@ -10,7 +10,7 @@ from nanochat.export import tokenizers as files
 from nanochat.export.tokenizers import sample_texts
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
-TEXTS = sample_texts(SPECIAL_TOKENS)
+TEXTS = sample_texts()
 
 
 @pytest.fixture(scope="module")

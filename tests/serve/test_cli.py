@@ -9,7 +9,7 @@ from engines import ID, TOKENIZER, model_of, text_of
 
 from nanochat.chat import Piece, check_conversation, fitted_prompt
 from nanochat.engine import Engine, Request
-from nanochat.serve.cli import AnswerPrinter, TerminalChat
+from nanochat.serve.cli import TerminalChat, print_pieces
 
 TOKENS, CONTEXT, SEED = 6, 96, 3
 BOS = ID["<|bos|>"]
@@ -23,23 +23,18 @@ class Terminal(io.StringIO):
 
 
 def printed(stream: io.StringIO, *pieces: Piece):
-    printer = AnswerPrinter(stream)
-    for piece in pieces:
-        printer.add([piece])
-    printer.close()
+    print_pieces(pieces, stream)
     return stream.getvalue()
 
 
 def test_a_terminal_shows_the_calculators_turns_and_gets_no_control_characters():
-    assert printed(io.StringIO(), *CALL) == "It is  apples\n"
-    assert printed(Terminal(), *CALL) == "It is [12+34][= 46] apples\n"
-    assert printed(io.StringIO()) == "\n"
-    assert printed(io.StringIO(), Piece("text", "one\n")) == "one\n"
+    assert printed(io.StringIO(), *CALL) == "It is  apples"
+    assert printed(Terminal(), *CALL) == "It is [12+34][= 46] apples"
     codes = "".join(map(chr, range(160)))
     seen = printed(Terminal(), Piece("text", f"{codes}é\n"), Piece("python", "\x1b[2J\x9b2J"))
     assert not [code for code in seen if (ord(code) < 32 and code not in "\t\n") or 127 <= ord(code) < 160]
     assert "é" in seen
-    assert printed(io.StringIO(), Piece("text", codes)) == codes + "\n"  # a pipe gets the text as it is
+    assert printed(io.StringIO(), Piece("text", codes)) == codes  # a pipe gets the text as it is
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def message(content="hi", role="user"):
 REFUSED = r"""
 chat(messages=[]) | messages | at least 1 item
 chat(messages=["hi"]) | messages | messages.0: Input should be
-chat(messages=[{"role": "user"}]) | messages | messages.0.content: Field required
+chat(messages=[{"role": "user"}]) | messages | its content is neither
 chat(**message(role="bot")) | messages | its role is 'bot'
 chat(messages=[*HI, {"role": "assistant", "content": "x"}]) | messages | has to be the user's
 chat(**message([{"type": "image_url", "image_url": {}}])) | messages | its content is neither
