@@ -11,14 +11,10 @@ import argparse
 import sys
 from collections import Counter
 
-from bench.common import ROOT
-
-sys.path.insert(0, str(ROOT / "tests"))
+from bench.attempts import KINDS
 
 
 def main():
-    from bench.attempts import KINDS
-
     parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     options = parser.parse_args()

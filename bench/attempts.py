@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from conftest import ROOT
 
 from bench import hostile_requests as tables
+from bench.common import ROOT
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
 from bench.served import serving, write_model
 from nanochat.calculator import REFUSALS, calculate

@@ -70,15 +70,16 @@ def main():
     parser = parser_of("core_eval", __doc__, has_reference=True, depth=6, repeats=3)
     parser.add_argument("--bundle", required=True, help="folder of core.yaml")
     parser.add_argument("--data", required=True, help="text for the vocabulary, as scripts.base_train takes it")
-    options, records = parser.parse_args(), []
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(options.data, Path(options.bundle).resolve(), Path(folder))
         for label, (case, _, items) in CASES.items():
             # The reference looks for the bundle in the second one.
             env = dict.fromkeys(("NANOCHAT_HUB", "NANOCHAT_BASE_DIR"), f"{folder}/{label}")
-            runs = contenders(options.reference, (ours, reference), folder, options.depth, items, env=env)
-            records += compare(case, runs, FIGURES, options.repeats)
-    finish(options.json, records)
+            job = folder, options.depth, items
+            runs = contenders(options.reference, {"ours": (ours, *job), "reference": (reference, *job)}, env=env)
+            compare(case, runs, FIGURES, options.repeats)
+    finish()
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, Figure, compare, finish, in_child, parser_of, peak_memory
+from bench.common import Figure, compare, contenders, finish, parser_of, peak_memory
 from bench.tokenizer import first_documents
 from bench.tokenizer_peers import read_vocabulary, write_vocabulary
 
@@ -190,16 +189,12 @@ def main():
     parser.add_argument("--megabytes", type=float, default=100, help="text of one pass")
     parser.add_argument("--long", type=float, default=200e6, help="tokens after which our memory is looked at again")
     options = parser.parse_args()
-
-    def run(name: str, _: int):
-        checkout = Path(options.reference).resolve() if name == "reference" else ROOT
-        return in_child(first_pass, name, vars(options), checkout=checkout, env={"NANOCHAT_BASE_DIR": options.base})
-
     with tempfile.TemporaryDirectory() as options.base:
         write_data(options)
-        runs = {name: partial(run, name) for name in LOADERS if name != "reference" or options.reference}
-        records = compare("data loader", runs, FIGURES, options.repeats)
-    finish(options.json, records)
+        works = {name: (first_pass, name, vars(options)) for name in LOADERS}
+        runs = contenders(options.reference, works, env={"NANOCHAT_BASE_DIR": options.base})
+        compare("data loader", runs, FIGURES, options.repeats)
+    finish()
 
 
 if __name__ == "__main__":

@@ -59,11 +59,12 @@ def reference(depth: int, count: int, samples: int):
 
 
 def main():
-    options, records = parser_of("engine", __doc__, has_reference=True, depth=6, repeats=3).parse_args(), []
+    options = parser_of("engine", __doc__, has_reference=True, depth=6, repeats=3).parse_args()
     for name, case in CASES.items():
-        runs = contenders(options.reference, (ours, reference), options.depth, *case)
-        records += compare(name, runs, FIGURES, options.repeats)
-    finish(options.json, records)
+        job = options.depth, *case
+        runs = contenders(options.reference, {"ours": (ours, *job), "reference": (reference, *job)})
+        compare(name, runs, FIGURES, options.repeats)
+    finish()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import Figure, compare, finish, in_child, parser_of, required
+from bench.common import Figure, compare, finish, in_child, parser_of, required, run_script
 
 SKIPPED = 5  # steps, before the rate is taken
 EVAL_BYTES = 500_000
@@ -70,16 +70,13 @@ def prepare(job: dict):
     import numpy as np
     import torch
 
-    from nanochat.config import parse
     from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import TextLoader
     from nanochat.evals.bpb import read_text
     from nanochat.tokenizer import Tokenizer
-    from scripts import tok_train
 
     options = argparse.Namespace(**job)
-    flags = [f"--vocab-size={options.vocab}", "--max-chars=5e7", f"--data={options.data}"]
-    tok_train.main(parse(tok_train.Config, flags))
+    run_script("tok_train", [f"--vocab-size={options.vocab}", "--max-chars=5e7", f"--data={options.data}"])
     folder = Path(options.folder)
     tokenizer = Tokenizer.load(folder / "tok_train/default/tokenizer.json")
     corpus = open_corpus(options.data)
@@ -94,9 +91,6 @@ def prepare(job: dict):
 
 
 def ours(job: dict, case: str):
-    from nanochat.config import parse
-    from scripts import base_train
-
     options = argparse.Namespace(**job)
     stage = Path(options.folder, "base_train/bench")
     shutil.rmtree(stage, ignore_errors=True)
@@ -114,7 +108,7 @@ def ours(job: dict, case: str):
         times = [record["train/dt"] for record in log if "train/dt" in record]
         return facts(options, times, bpb["value"] if isinstance(bpb, dict) else None)
 
-    return partial(base_train.main, parse(base_train.Config, flags)), figures
+    return partial(run_script, "base_train", flags), figures
 
 
 # ---- the reference, in a process whose `nanochat` is the reference's ----
@@ -211,7 +205,7 @@ def measure(options: argparse.Namespace, depth: int):
         if case in OURS or case in VARIANTS:
             return in_child(ours, job, case, env=env, limit=None)
         env |= REFERENCE[case][1]
-        return in_child(reference, job, case, checkout=Path(options.reference).resolve(), env=env, limit=None)
+        return in_child(reference, job, case, checkout=options.reference, env=env, limit=None)
 
     def spread(found: dict[str, list[dict]], name: str):
         # Failed runs have no figures.
@@ -243,9 +237,9 @@ def main():
     avoid_broken_amx()  # in the child processes too
     with tempfile.TemporaryDirectory() as options.folder:
         required(prepare, vars(options), env={"NANOCHAT_BASE_DIR": options.folder})
-        records = [record for depth in options.depths.split(",") for record in measure(options, int(depth))]
-    finish(options.json, records)
-    if records and all(record["ours"] is None for record in records):
+        found = [measure(options, int(depth)) for depth in options.depths.split(",")]
+    finish()
+    if not any("rate" in run for cases in found for runs in cases.values() for run in runs):
         raise SystemExit(1)
 
 
