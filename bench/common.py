@@ -172,10 +172,8 @@ def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Fig
     for repeat, name in itertools.product(range(repeats), runs):
         if any("failure" in run for run in found[name]):
             continue  # no second try after a failure
-        last = runs[name](repeat)
-        found[name].append(last)
-        shown = {figure.key: last[figure.key] for figure in figures if figure.key in last} or last
-        print(f"{case}, {repeat + 1} of {repeats}, {name}: {shown}", file=sys.stderr, flush=True)
+        found[name].append(runs[name](repeat))
+        print(f"{case}, {repeat + 1} of {repeats}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
     first = found[next(iter(runs))]
     rows = [[case, *(f"{figure.key}, {figure.unit}" for figure in figures), load]]
     for name, own in found.items():

@@ -55,15 +55,14 @@ def write_inputs(data: str, source: Path, folder: Path):
     from nanochat.tokenizer import Tokenizer
 
     write_vocabulary(Tokenizer.train(open_corpus(data).batches("train"), VOCABULARY, max_chars=20_000_000), folder)
+    listed = yaml.safe_load((source / "core.yaml").read_text(encoding="utf-8"))["icl_tasks"]
+    entries = {entry["label"]: entry for entry in listed}
     for label, (_, shots, _) in CASES.items():
         (bundle := folder / label / "eval_bundle").mkdir(parents=True)
         for name in ("eval_meta_data.csv", "eval_data"):
             (bundle / name).symlink_to(source / name)
-        listed = yaml.safe_load((source / "core.yaml").read_text(encoding="utf-8"))["icl_tasks"]
-        entries = {entry["label"]: entry for entry in listed}
         task = entries[label] | {"num_fewshot": [shots]}
-        lines = [f"  {name}: {json.dumps(value)}" for name, value in task.items()]
-        (bundle / "core.yaml").write_text("\n".join(["icl_tasks:", "-", *lines]))
+        (bundle / "core.yaml").write_text(json.dumps({"icl_tasks": [task]}))  # JSON is YAML too
 
 
 def main():

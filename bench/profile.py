@@ -3,10 +3,9 @@
 python -m bench.profile [--depth 12] [--rows 32] [--length 2048] [--trace FILE] [FLAGS OF BASE TRAINING …]
 """
 
-import argparse
 import tempfile
 
-from bench.common import finish, required, run_script
+from bench.common import finish, parser_of, required, run_script
 
 STEPS = 6
 
@@ -32,10 +31,7 @@ def profile(job: dict):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__.splitlines()[0])
-    parser.add_argument("--depth", type=int, default=12)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--length", type=int, default=2048)
+    parser = parser_of("profile", __doc__, depth=12, rows=32, length=2048)
     parser.add_argument("--trace", default="", help="file for a trace that browsers show")
     options, flags = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:

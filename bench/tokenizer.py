@@ -37,27 +37,29 @@ class Case(NamedTuple):
 
 
 def find_pythons(environments: list[str]):
-    """The interpreter of every (work, peer) that is installed. Prints the versions found."""
-    packages = {(work, name): peer.package for work, peers in WORKS.items() for name, peer in peers.items()}
-    pythons = {peer: sys.executable for peer in packages if peer[1].startswith("ours")}
+    """The interpreter of every package that is installed for a peer. Prints the versions found."""
+    packages = {peer.package for peers in WORKS.values() for peer in peers.values()}
+    pythons = {}
     for environment in environments:
         python = str(Path(environment).absolute() / "bin" / "python")
         if not Path(python).exists():
             raise ValueError(f"--peers {environment}: no interpreter {python}; make it as bench/README.md says")
         found = in_child(versions, python=python)
-        print(environment, *(f"{name} {found[name]}" for name in sorted({*packages.values()} & found.keys())), sep=", ")
-        pythons = {peer: python for peer, package in packages.items() if package in found} | pythons
+        names = sorted(packages & found.keys())
+        print(environment, *(f"{name} {found[name]}" for name in names), sep=", ")
+        pythons |= dict.fromkeys(names, python)
     return pythons
 
 
-def run_case(case: Case, pythons: dict[tuple[str, str], str], repeats: int):
+def run_case(case: Case, pythons: dict[str, str], repeats: int):
     threads = case.job.threads
     env = {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false"}
 
     def run(name: str, _: int):
-        if (case.work, name) not in pythons:
+        package = WORKS[case.work][name].package
+        python = sys.executable if name.startswith("ours") else pythons.get(package)
+        if not python:
             return {"failure": "not installed"}
-        python = pythons[case.work, name]
         answer = in_child(measure, case.work, name, *case.job, python=python, env=env, limit=case.limit)
         return answer if "failure" in answer else answer | {"speed": case.size / 1e6 / answer["seconds"]}
 

@@ -25,17 +25,18 @@ from bench.common import Figure, compare, finish, in_child, parser_of, required,
 
 SKIPPED = 5  # steps, before the rate is taken
 EVAL_BYTES = 500_000
-OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"], "ours, eager": ["--no-compile"]}
+OURS = {"ours, as shipped": "", "ours, fp32": "--dtype=fp32", "ours, eager": "--no-compile"}
 # With --variants: the kernels, formats and sizes that a GPU can choose from.
 VARIANTS = {
-    "ours, flash3": ["--attention=flash3"],
-    "ours, flash4": ["--attention=flash4"],
-    "ours, flex": ["--attention=flex"],
-    "ours, sdpa": ["--attention=sdpa"],
-    "ours, fp8": ["--fp8"],
-    "ours, half the rows": ["--device-batch-size={half}"],
-    "ours, checkpointing": ["--checkpointing"],
-    "ours, eager": ["--no-compile"],
+    "ours, as shipped": "",
+    "ours, flash3": "--attention=flash3",
+    "ours, flash4": "--attention=flash4",
+    "ours, flex": "--attention=flex",
+    "ours, sdpa": "--attention=sdpa",
+    "ours, fp8": "--fp8",
+    "ours, half the rows": "--device-batch-size={half}",
+    "ours, checkpointing": "--checkpointing",
+    "ours, eager": "--no-compile",
 }
 REFERENCE = {  # (compiled, environment variables)
     "reference, as shipped": (True, {}),
@@ -99,8 +100,8 @@ def ours(job: dict, case: str):
     flags += [f"--num-iterations={options.own_steps or options.steps}", f"--seed={options.seed}"]
     flags += [f"--data={options.data}", "--tag=bench"]
     flags += [f"--window-pattern={options.window}", f"--eval-bytes={EVAL_BYTES}", "--save-every=-1"]
-    own = [flag.format(half=options.device_batch // 2) for flag in (OURS | VARIANTS)[case]]
-    flags += [f"--eval-every={0 if options.learn else -1}", *own]
+    flags += [f"--eval-every={0 if options.learn else -1}"]
+    flags += (OURS | VARIANTS)[case].format(half=options.device_batch // 2).split()
 
     def figures(_: None):
         log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
@@ -202,7 +203,7 @@ def measure(options: argparse.Namespace, depth: int):
         if number == 0:
             shutil.rmtree(cache, ignore_errors=True)
         env = {"NANOCHAT_BASE_DIR": options.folder, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-        if case in OURS or case in VARIANTS:
+        if case.startswith("ours"):
             return in_child(ours, job, case, env=env, limit=None)
         env |= REFERENCE[case][1]
         return in_child(reference, job, case, checkout=options.reference, env=env, limit=None)
@@ -212,8 +213,7 @@ def measure(options: argparse.Namespace, depth: int):
         bpbs = [run.get("learned") for run in found[name] if run.get("learned") is not None]
         return f"bpb {statistics.mean(bpbs):.4f} ± {statistics.stdev(bpbs):.4f}" if len(bpbs) > 1 else ""
 
-    own = ["ours, as shipped", *VARIANTS] if options.variants else OURS
-    cases = [*own, *(REFERENCE if options.reference else ())]
+    cases = [*(VARIANTS if options.variants else OURS), *(REFERENCE if options.reference else ())]
     runs = {case: partial(run, case) for case in cases if any(word in case for word in options.only or [""])}
     return compare(f"depth {depth}", runs, FIGURES, options.repeats + (not options.learn), spread)
 
