@@ -7,19 +7,15 @@ attack counts as held if the machine's available memory fell by at most the sand
 else meanwhile.
 """
 
-import argparse
 import sys
 from collections import Counter
 
-from bench.common import ROOT
-
-sys.path.insert(0, str(ROOT / "tests"))
+from bench.attempts import KINDS
+from bench.common import parser_of
 
 
 def main():
-    from bench.attempts import KINDS
-
-    parser = argparse.ArgumentParser(prog="python -m bench.attacks", description=__doc__.splitlines()[0])
+    parser = parser_of("attacks", __doc__)
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     options = parser.parse_args()
     attempts, held = Counter(), Counter()

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-from conftest import ROOT
 
 from bench import hostile_requests as tables
+from bench.common import ROOT
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
 from bench.served import serving, write_model
 from nanochat.calculator import REFUSALS, calculate
@@ -26,7 +26,6 @@ from nanochat.evals.sandbox import LIMITS, Case, Limits, judge_all, missing, run
 QUICK = Limits(seconds=8.0, cpu_seconds=2)
 PARTS = """1 2 0 9999999999 1e-99999999999999999999 .5 1,000 20% + - * / // % ** ( ) 'a' "b" .count( # _ e j 0x1f 1_0
     é \ud800 \0 \r \x0c \\ , if lambda: ~ << [ ] { } := f'{1}' ''' ... not in""".split()
-Attempt = tuple[str, str, bool]  # kind, name, held
 
 
 def available():

@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: contenders in turn, a process for each run, medians, a table, records as JSON."""
+"""Shared by all benchmarks: contenders in turn, a process for each run, medians, a table."""
 
 import argparse
 import importlib
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ def in_child(work: Callable, *job: Any, python: Any = sys.executable, checkout: 
     """
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
-        call = [str(checkout), Path(work.__code__.co_filename).stem, work.__name__, job, str(answer)]
+        call = [str(Path(checkout).resolve()), Path(work.__code__.co_filename).stem, work.__name__, job, str(answer)]
         command = [
             python,
             "-E",  # PYTHONPATH may hide the peer that has our core's name
@@ -56,11 +56,13 @@ def required(work: Callable, *job: Any, **options: Any):
     return found
 
 
-def contenders(reference: str, works: tuple[Callable, Callable], *job: Any, **options: Any):
-    """Return the runs for `compare` of our function, and of that for the reference, a checkout, if there is one."""
-    runs = {"ours": lambda _: in_child(works[0], *job, **options)}
-    if reference:
-        runs["reference"] = lambda _: in_child(works[1], *job, checkout=Path(reference).resolve(), **options)
+def contenders(reference: str, works: dict[str, tuple], **options: Any):
+    """Return the runs for `compare`. works: name -> function and its job; "reference" needs a checkout."""
+    runs = {}
+    for name, work in works.items():
+        checkout = reference if name == "reference" else ROOT
+        if checkout:
+            runs[name] = lambda _, work=work, checkout=checkout: in_child(*work, checkout=checkout, **options)
     return runs
 
 
@@ -83,6 +85,14 @@ def child(checkout: str, module: str, function: str, job: list, answer: str):
 def peak_memory():
     """Return the peak memory in MB; Linux only. `getrusage` inherits its figure from the parent process."""
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024 / 1e6
+
+
+def run_script(name: str, flags: Iterable[str]):
+    """Run a script of scripts/ in this process."""
+    from nanochat.config import parse
+
+    script = importlib.import_module(f"scripts.{name}")
+    script.main(parse(script.Config, list(flags)))
 
 
 # ---- models with random weights, each made in a process of its own ----
@@ -120,7 +130,6 @@ def reference_model(*sizes: Any):
 def parser_of(name: str, text: str, has_reference: bool = False, **sizes: int):
     """Return a parser with the options that most benchmarks have. text: the benchmark's docstring."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=text.splitlines()[0])
-    parser.add_argument("--json", help="file to write all figures to")
     if has_reference:
         parser.add_argument("--reference", default="", help="checkout of the public nanochat")
     for size, default in sizes.items():
@@ -140,36 +149,31 @@ class Figure(NamedTuple):
         """Return the values of several runs, best first."""
         return sorted((run[self.key] for run in runs if run.get(self.key) is not None), reverse=not self.less_is_better)
 
-    def record(self, case: str, ours: list[dict], peer: list[dict], name: str):
-        """Return a record of both medians, None without runs; a ratio above 1 means that ours is better."""
-        mine, theirs = (statistics.median(v) if (v := self.values(runs)) else None for runs in (ours, peer))
-        ratio = (theirs / mine) ** (1 if self.less_is_better else -1) if mine and theirs else None
-        figures = {"ours": mine, "peer": theirs, "peer_name": name, "ratio": ratio}
-        return {"case": f"{case}: {self.key}", "unit": self.unit} | figures
-
     def cell(self, ours: list[dict], runs: list[dict]):
-        """Return a cell: median, in brackets the best run, and the ratio to ours."""
+        """Return a cell: median, in brackets the best run, and the ratio to ours; above 1, ours is better."""
         values = self.values(runs)
-        ratio = self.record("", ours, runs, "")["ratio"]
-        cell = f"{statistics.median(values):{self.shown}} ({values[0]:{self.shown}})" if values else ""
-        return cell + (f" {ratio:.2f}x" if ratio else "")
+        if not values:
+            return ""
+        median = statistics.median(values)
+        cell = f"{median:{self.shown}} ({values[0]:{self.shown}})"
+        mine = statistics.median(self.values(ours) or [0])
+        if mine and median:
+            cell += f" {median / mine if self.less_is_better else mine / median:.2f}x"
+        return cell
 
 
 def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Figure], repeats: int, note=lambda *_: ""):
-    """Run all contenders in turn, each with the number of the round; print a table and return records.
+    """Run all contenders in turn, each with the number of the round; print a table and return the runs by name.
 
-    Records compare each contender named "ours…" with all others; the table compares the first one. note: (all runs,
-    name) -> a remark for the last column.
+    Ratios are to the first contender. note: (all runs, name) -> a remark for the last column.
     """
     found: dict[str, list[dict]] = {name: [] for name in runs}
     load = f"load before: {os.getloadavg()[0]:.1f}"  # other processes spoil the figures
     for repeat, name in itertools.product(range(repeats), runs):
         if any("failure" in run for run in found[name]):
             continue  # no second try after a failure
-        last = runs[name](repeat)
-        found[name].append(last)
-        shown = {figure.key: last[figure.key] for figure in figures if figure.key in last} or last
-        print(f"{case}, {repeat + 1} of {repeats}, {name}: {shown}", file=sys.stderr, flush=True)
+        found[name].append(runs[name](repeat))
+        print(f"{case}, {repeat + 1} of {repeats}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
     first = found[next(iter(runs))]
     rows = [[case, *(f"{figure.key}, {figure.unit}" for figure in figures), load]]
     for name, own in found.items():
@@ -177,18 +181,15 @@ def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Fig
         rows.append([name, *cells, own[-1].get("failure") or note(found, name)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print("", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), sep="\n", flush=True)
-    pairs = [(mine, peer) for mine in runs if mine.startswith("ours") for peer in runs if peer != mine]
-    return [f.record(f"{case}, {mine}", found[mine], found[peer], peer) for mine, peer in pairs for f in figures]
+    return found
 
 
-def finish(path: Path | str | None, records: list[dict]):
-    """Print hardware and versions, and write the records to the file of --json."""
+def finish():
+    """Print hardware and versions."""
     # Imported here because a peer's process does not have it.
     from nanochat.outcome import environment, versions
 
     print("", *(f"{name}: {value}" for name, value in (environment()["Hardware"] | versions()).items()), sep="\n")
-    if path:
-        Path(path).write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":

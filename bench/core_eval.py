@@ -55,30 +55,30 @@ def write_inputs(data: str, source: Path, folder: Path):
     from nanochat.tokenizer import Tokenizer
 
     write_vocabulary(Tokenizer.train(open_corpus(data).batches("train"), VOCABULARY, max_chars=20_000_000), folder)
+    listed = yaml.safe_load((source / "core.yaml").read_text(encoding="utf-8"))["icl_tasks"]
+    entries = {entry["label"]: entry for entry in listed}
     for label, (_, shots, _) in CASES.items():
         (bundle := folder / label / "eval_bundle").mkdir(parents=True)
         for name in ("eval_meta_data.csv", "eval_data"):
             (bundle / name).symlink_to(source / name)
-        listed = yaml.safe_load((source / "core.yaml").read_text(encoding="utf-8"))["icl_tasks"]
-        entries = {entry["label"]: entry for entry in listed}
         task = entries[label] | {"num_fewshot": [shots]}
-        lines = [f"  {name}: {json.dumps(value)}" for name, value in task.items()]
-        (bundle / "core.yaml").write_text("\n".join(["icl_tasks:", "-", *lines]))
+        (bundle / "core.yaml").write_text(json.dumps({"icl_tasks": [task]}))  # JSON is YAML too
 
 
 def main():
     parser = parser_of("core_eval", __doc__, has_reference=True, depth=6, repeats=3)
     parser.add_argument("--bundle", required=True, help="folder of core.yaml")
     parser.add_argument("--data", required=True, help="text for the vocabulary, as scripts.base_train takes it")
-    options, records = parser.parse_args(), []
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(options.data, Path(options.bundle).resolve(), Path(folder))
         for label, (case, _, items) in CASES.items():
             # The reference looks for the bundle in the second one.
             env = dict.fromkeys(("NANOCHAT_HUB", "NANOCHAT_BASE_DIR"), f"{folder}/{label}")
-            runs = contenders(options.reference, (ours, reference), folder, options.depth, items, env=env)
-            records += compare(case, runs, FIGURES, options.repeats)
-    finish(options.json, records)
+            job = folder, options.depth, items
+            runs = contenders(options.reference, {"ours": (ours, *job), "reference": (reference, *job)}, env=env)
+            compare(case, runs, FIGURES, options.repeats)
+    finish()
 
 
 if __name__ == "__main__":

@@ -9,13 +9,11 @@ of its own (importing and the tokenizer are not timed, the wait for the first ba
 
 import argparse
 import tempfile
-import time
-from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, Figure, compare, finish, in_child, parser_of, peak_memory
+from bench.common import Figure, compare, contenders, finish, parser_of, peak_memory
 from bench.tokenizer import first_documents
 from bench.tokenizer_peers import read_vocabulary, write_vocabulary
 
@@ -23,8 +21,7 @@ SHARDS = 8  # and one more for validation, which the reference wants
 ROW_GROUP = 1024  # documents
 PLAIN_BUFFER = 1000  # documents
 FIGURES = [
-    Figure("speed", "M tokens/s", less_is_better=False),
-    Figure("first batch", "s"),
+    Figure("rate", "tokens/s", less_is_better=False, shown=",.0f"),
     Figure("dropped", "share", shown=".2%"),
     Figure("memory", "MB", shown=",.0f"),
     Figure("growth", "MB", shown=",.0f"),
@@ -32,8 +29,6 @@ FIGURES = [
 
 
 # ---- the loaders, each in a process of its own: sizes of their batches for one pass over the data, and the facts ----
-
-Loader = tuple[Iterator[int], Callable[[], dict]]
 
 
 def train_files(job: argparse.Namespace):
@@ -140,24 +135,12 @@ def plain(job: argparse.Namespace):
     return batches(), lambda: {"dropped": lost / (lost + placed)}
 
 
-LOADERS = {
-    "ours": ours,
-    "reference": reference,
-    "plain": plain,
-}
+LOADERS = {"ours": ours, "reference": reference, "plain": plain}
 
 
 def first_pass(name: str, options: dict):
     batches, facts = LOADERS[name](argparse.Namespace(**options))
-
-    def run():
-        start = time.perf_counter()
-        tokens = next(batches)
-        first = time.perf_counter() - start
-        tokens += sum(batches)
-        return {"speed": tokens / 1e6 / (time.perf_counter() - start), "first batch": first}
-
-    return run, lambda found: found | facts()
+    return partial(sum, batches), lambda tokens: {"count": tokens} | facts()
 
 
 # ---- preparing, and the parent ----
@@ -190,16 +173,12 @@ def main():
     parser.add_argument("--megabytes", type=float, default=100, help="text of one pass")
     parser.add_argument("--long", type=float, default=200e6, help="tokens after which our memory is looked at again")
     options = parser.parse_args()
-
-    def run(name: str, _: int):
-        checkout = Path(options.reference).resolve() if name == "reference" else ROOT
-        return in_child(first_pass, name, vars(options), checkout=checkout, env={"NANOCHAT_BASE_DIR": options.base})
-
     with tempfile.TemporaryDirectory() as options.base:
         write_data(options)
-        runs = {name: partial(run, name) for name in LOADERS if name != "reference" or options.reference}
-        records = compare("data loader", runs, FIGURES, options.repeats)
-    finish(options.json, records)
+        works = {name: (first_pass, name, vars(options)) for name in LOADERS}
+        runs = contenders(options.reference, works, env={"NANOCHAT_BASE_DIR": options.base})
+        compare("data loader", runs, FIGURES, options.repeats)
+    finish()
 
 
 if __name__ == "__main__":

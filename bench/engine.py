@@ -12,7 +12,7 @@ from bench.common import Figure, compare, contenders, finish, our_model, parser_
 
 CASES = {"one row": (1, 1), "32 prompts": (32, 1), "32 samples of one prompt": (1, 32)}  # prompts, samples of each
 VOCABULARY, LENGTH, NEW = 4096, 1024, 128
-SPECIAL = ("bos", *(f"{part}_{end}" for part in ("user", "assistant", "python", "output") for end in ("start", "end")))
+RESERVED = 9  # ids of special tokens
 FIGURES = [Figure("rate", "tokens/s", less_is_better=False, shown=",.0f"), Figure("memory", "MB", shown=",.0f")]
 
 
@@ -20,16 +20,17 @@ def prompts(count: int):
     """Return prompts of 16 to 128 random tokens; a single prompt has 64."""
     rng = random.Random(7)
     lengths = [rng.randint(16, 128) for _ in range(count)] if count > 1 else [64]
-    return [[rng.randrange(VOCABULARY - len(SPECIAL)) for _ in range(length)] for length in lengths]
+    return [[rng.randrange(VOCABULARY - RESERVED) for _ in range(length)] for length in lengths]
 
 
 def ours(depth: int, count: int, samples: int):
     from types import SimpleNamespace
 
     from nanochat.engine import Engine, Request
+    from nanochat.tokenizer import SPECIAL_TOKENS
 
     model, _ = our_model(VOCABULARY, depth, 64 * depth, depth, max_seq_len=LENGTH, bos_id=0)
-    special = {f"<|{name}|>": VOCABULARY - 1 - i for i, name in enumerate(SPECIAL)}
+    special = dict(zip(SPECIAL_TOKENS, range(VOCABULARY - RESERVED, VOCABULARY), strict=True))
     tokenizer = SimpleNamespace(special_tokens=special, encode=lambda text: [1], decode=lambda ids: "")
     engine, options = Engine(model, tokenizer), {"temperature": 1.0, "stop": frozenset()}
     requests = [Request(prompt, NEW, n=samples, **options) for prompt in prompts(count)]
@@ -59,11 +60,12 @@ def reference(depth: int, count: int, samples: int):
 
 
 def main():
-    options, records = parser_of("engine", __doc__, has_reference=True, depth=6, repeats=3).parse_args(), []
+    options = parser_of("engine", __doc__, has_reference=True, depth=6, repeats=3).parse_args()
     for name, case in CASES.items():
-        runs = contenders(options.reference, (ours, reference), options.depth, *case)
-        records += compare(name, runs, FIGURES, options.repeats)
-    finish(options.json, records)
+        job = options.depth, *case
+        runs = contenders(options.reference, {"ours": (ours, *job), "reference": (reference, *job)})
+        compare(name, runs, FIGURES, options.repeats)
+    finish()
 
 
 if __name__ == "__main__":

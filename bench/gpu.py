@@ -32,7 +32,6 @@ class Item(NamedTuple):
     minutes: float  # at most, on an H100; the first guess, nobody has measured it
     command: str
     rehearsal: str
-    needs: tuple[str, ...] = ()  # options without which there is nothing to run
 
 
 ITEMS = (
@@ -91,7 +90,6 @@ ITEMS = (
         4,
         "bench.core_eval --data {data} --bundle {bundle} --depth 12 --repeats 2 {reference}",
         "bench.core_eval --data {data} --bundle {bundle} --depth 2 --repeats 1 {reference}",
-        ("bundle",),
     ),
     Item(
         "bpb",
@@ -147,26 +145,23 @@ def main():
     parser.add_argument("--only", nargs="*", default=[], help=f"of {', '.join(item.name for item in ITEMS)}")
     parser.add_argument("--rehearse", action="store_true", help="everything on the CPU, small")
     options = parser.parse_args()
-    # Relative folders start where bench/gpu.sh was called.
-    caller = Path(os.environ.get("CALLED_FROM", "."))
-    options.out = caller / (options.out or ("gpu-rehearsal" if options.rehearse else "gpu-results"))
+    options.out = Path(options.out or ("gpu-rehearsal" if options.rehearse else "gpu-results")).resolve()
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in ("reference", "bundle"):
-        if getattr(options, name):
-            setattr(options, name, str((caller / getattr(options, name)).resolve()))
-    if (caller / options.data).is_dir():
-        options.data = str((caller / options.data).resolve())
+    # Items run in the repository.
+    for name in ("reference", "bundle", "data"):
+        folder = getattr(options, name)
+        if folder and Path(folder).is_dir():
+            setattr(options, name, str(Path(folder).resolve()))
     end = time.monotonic() + 60 * options.minutes
     for item in ITEMS:
         left = end - time.monotonic()
         finished = options.out / f"{item.name}.txt"
-        missing = [name for name in item.needs if not getattr(options, name)]
         if options.only and item.name not in options.only:
             continue
         if finished.exists():
             print(f"{item.name}: finished before, in {finished}")
-        elif missing:
-            print(f"{item.name}: left out, give --{missing[0]}")
+        elif "{bundle}" in item.command and not options.bundle:
+            print(f"{item.name}: left out, give --bundle")
         elif left < 60 * item.minutes and not options.rehearse:
             print(f"{item.name}: passed over, it takes up to {item.minutes:g} min and {left / 60:.1f} min are left")
         elif left > 0:

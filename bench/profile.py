@@ -3,11 +3,9 @@
 python -m bench.profile [--depth 12] [--rows 32] [--length 2048] [--trace FILE] [FLAGS OF BASE TRAINING …]
 """
 
-import argparse
 import tempfile
-from pathlib import Path
 
-from bench.common import finish, required
+from bench.common import finish, parser_of, required, run_script
 
 STEPS = 6
 
@@ -16,29 +14,16 @@ def profile(job: dict):
     import torch
     from torch.profiler import ProfilerActivity
 
-    from nanochat.config import parse
-    from nanochat.world.writer import write_world
-    from scripts import base_train, tok_train
-
-    folder = Path(job["folder"])
-    if not (folder / "world").exists():
-        write_world(folder / "world", 1, "tiny")
-        tok_train.main(parse(tok_train.Config, ["--vocab-size=4096", "--data=world", "--max-chars=2e7"]))
-    tokens = job["rows"] * job["length"]
-    flags = [
-        f"--depth={job['depth']}",
-        f"--max-seq-len={job['length']}",
-        f"--total-batch-size={tokens}",
-        "--data=world",
-    ]
-    flags += [f"--device-batch-size={job['rows']}", f"--num-iterations={STEPS}", "--eval-every=-1", "--save-every=-1"]
-    flags += ["--sample-every=-1"]
-    config = parse(base_train.Config, [*flags, "--resume=never", "--tag=profile", *job["flags"]])
-    base_train.main(config)  # compiles, for the cache of the run that is measured
+    run_script("tok_train", ["--vocab-size=4096", "--data=world", "--max-chars=2e7"])
+    flags = f"--depth={job['depth']} --max-seq-len={job['length']} --total-batch-size={job['rows'] * job['length']}"
+    flags += f" --device-batch-size={job['rows']} --num-iterations={STEPS} --data=world --tag=profile --resume=never"
+    flags += " --eval-every=-1 --save-every=-1 --sample-every=-1"
+    flags = [*flags.split(), *job["flags"]]
+    run_script("base_train", flags)  # compiles, for the cache of the run that is measured
     on_gpu = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with torch.profiler.profile(activities=activities) as found:
-        base_train.main(config)
+        run_script("base_train", flags)
     if job["trace"]:
         found.export_chrome_trace(job["trace"])
     order = f"self_{'cuda' if on_gpu else 'cpu'}_time_total"
@@ -46,18 +31,14 @@ def profile(job: dict):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m bench.profile", description=__doc__.splitlines()[0])
-    parser.add_argument("--depth", type=int, default=12)
-    parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--length", type=int, default=2048)
+    parser = parser_of("profile", __doc__, depth=12, rows=32, length=2048)
     parser.add_argument("--trace", default="", help="file for a trace that browsers show")
     options, flags = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        job = vars(options) | {"folder": folder, "flags": flags}
-        found = required(profile, job, env={"NANOCHAT_BASE_DIR": folder})
+        found = required(profile, vars(options) | {"flags": flags}, env={"NANOCHAT_BASE_DIR": folder})
         print(f"{STEPS} steps, {options.rows} rows of {options.length} tokens, depth {options.depth}\n")
         print(found["table"])
-    finish(None, [])
+    finish()
 
 
 if __name__ == "__main__":

@@ -2,17 +2,17 @@
 
     python -m bench.quantization --tags a-1 a-2 a-3 [--qat b-1 b-2 b-3] [--clip 16]
 
---qat: models of the same seeds with QAT at the end of training (scripts.golf_train --qat=int6-row).
+--bytes: of validation text. --qat: models with QAT at the end of training (scripts.golf_train --qat=int6-row).
 A gap is the score minus that of the model's own weights in fp32, on the same rows; ± is the standard error over seeds.
 Rows with a clip take the finest codes in the bytes of another row, half as coarse in the embedding as in the blocks.
 They have 8 bits before compression: the step between codes decides the bytes, and with 6 bits so fine a step would cut
 off the largest weights.
 """
 
-import argparse
 import statistics
 from functools import partial
 
+from bench.common import parser_of
 from nanochat import quant
 from nanochat.artifact import read_artifact
 from nanochat.checkpoint import load_model
@@ -56,11 +56,10 @@ class Subject:
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m bench.quantization", description=__doc__.splitlines()[0])
+    parser = parser_of("quantization", __doc__, bytes=300_000)
     parser.add_argument("--tags", nargs="+", required=True, help="base models, one for each seed")
-    parser.add_argument("--qat", nargs="*", default=[], help="the same, trained with QAT at the end")
+    parser.add_argument("--qat", nargs="*", default=[], help="base models trained with QAT at the end")
     parser.add_argument("--clip", type=float, default=16, help="first clip of the rows with one, in deviations")
-    parser.add_argument("--bytes", type=int, default=300_000, help="of validation text")
     options = parser.parse_args()
     gaps, sizes = {}, {}
 
@@ -81,14 +80,9 @@ def main():
                 note(f"clip, bytes of {bits}", subject, subject.finest(f"embed={embed},blocks|head={blocks}", room))
                 plan = f"embed={embed},blocks|head={blocks}+gptq"
                 note(f"clip and gptq, bytes of {bits}", subject, subject.finest(plan, room))
-        late = []
-        for tag, score in zip(options.qat, scores, strict=False):
+        for tag in options.qat:
             subject = Subject(tag, runtime, options.bytes)
             note("int6-row after QAT", subject, subject.pack("int6-row"))
-            late.append(gaps["int6-row after QAT"][-1] + subject.score - score)
-        if late:
-            gaps["the same, against fp32 without QAT"] = late
-            sizes["the same, against fp32 without QAT"] = sizes["int6-row after QAT"]
     print(f"fp32: {statistics.fmean(scores):.4f} bits per byte, {len(scores)} seeds")
     print(f"{'recipe':52}{'gap':>10}{'±':>10}{'bytes':>12}")
     for name, found in gaps.items():

@@ -11,12 +11,10 @@ is 1 if one is off by more than 10 %. Every case is a process of its own.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import product
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -175,12 +173,11 @@ def rehearsed_run(depth: int, vocab: int, precision: str, rows: int, ranks: int,
 
 
 def table(options: argparse.Namespace):
-    """Print and return a row for each case."""
+    """Print a row for each case."""
     titles = ["depth", "vocabulary", "precision", "rows", *KINDS, "copies", "other", "peak", "at", "fits 80 GB"]
     titles += ["sent", "graphs", "breaks", "waits"]
     print("|", " | ".join(titles), "|\n|" + "---|" * len(titles))
     cases = product(numbers(options.depths), numbers(options.vocab), options.dtypes.split(","), numbers(options.rows))
-    records = []
     for depth, vocab, precision, rows in cases:
         found = required(rehearsed_run, depth, vocab, precision, rows, options.ranks, options.checkpointing)
         memory, peak = found["memory"], found["peak"]
@@ -192,8 +189,6 @@ def table(options: argparse.Namespace):
         cells = [depth, f"{vocab:,}", precision, rows, *(f"{size / 1e9:.2f}" for size in sizes), found["moment"], fits]
         cells += [f"{sent / 1e9:.2f}", " + ".join(map(str, found["graphs"])), len(found["breaks"]), len(found["waits"])]
         print("|", " | ".join(map(str, cells)), "|", flush=True)
-        records.append({"depth": depth, "vocabulary": vocab, "precision": precision, "rows": rows} | found)
-    return records
 
 
 def numbers(text: str):
@@ -212,9 +207,7 @@ def main():
     avoid_broken_amx()  # also in the child processes
     if options.check:
         sys.exit(0 if check() else 1)
-    records = table(options)
-    if options.json:
-        Path(options.json).write_text(json.dumps(records, indent=1) + "\n")
+    table(options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Reinforcement learning steps in turn: our scripts.chat_rl, and the loop of the public chat_rl with its own model.
 
-Random weights, questions from GSM8K; a hash of the answer decides its reward, half of them are rewarded.
+Random weights, questions from the embedded world; a hash of the answer decides its reward, half of them are rewarded.
 
     python -m bench.rl_step [--reference CHECKOUT] [--depth 4] [--steps 4] [--repeats 3]
 """
@@ -15,7 +15,7 @@ import zlib
 from functools import partial
 from pathlib import Path
 
-from bench.common import Figure, compare, finish, in_child, parser_of, reference_model, required
+from bench.common import Figure, compare, contenders, finish, parser_of, reference_model, required, run_script
 
 OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"]}
 SIZES = {"depth": 4, "vocab": 4096, "examples": 16, "samples": 4, "tokens": 64, "steps": 4, "repeats": 3}
@@ -24,28 +24,20 @@ SIZES = {"depth": 4, "vocab": 4096, "examples": 16, "samples": 4, "tokens": 64, 
 def prepare(job: dict):
     """Train a vocabulary, save a model, and write prompts for the reference."""
     from nanochat.chat import render_prompt
-    from nanochat.config import parse
     from nanochat.tokenizer import Tokenizer
-    from nanochat.world.writer import write_world
-    from scripts import base_train, tok_train
     from tasks import TASKS
 
     folder = Path(job["folder"])
-    write_world(folder / "world", 1, "tiny")
-    tok_train.main(parse(tok_train.Config, [f"--vocab-size={job['vocab']}", "--data=world", "--max-chars=2e7"]))
+    run_script("tok_train", [f"--vocab-size={job['vocab']}", "--data=world", "--max-chars=2e7"])
     flags = f"--depth={job['depth']} --head-dim=64 --max-seq-len=512 --window-pattern=L --no-compile --dtype=fp32"
     flags += " --tag=bench --num-iterations=1 --total-batch-size=8192 --eval-every=-1 --data=world"
-    base_train.main(parse(base_train.Config, flags.split()))
+    run_script("base_train", flags.split())
     tokenizer = Tokenizer.load(folder / "tok_train/default/tokenizer.json")
-    prompts = [
-        render_prompt(chat, tokenizer) for chat, _ in zip(TASKS["World-Sums"]("train"), range(1000), strict=False)
-    ]
+    prompts = [render_prompt(chat, tokenizer) for chat in TASKS["World-Sums"]("train")]
     (folder / "prompts.json").write_text(json.dumps([prompts, tokenizer.special_tokens]))
 
 
 def ours(job: dict, case: str):
-    from nanochat.config import parse
-    from scripts import chat_rl
     from tasks.common import Task
 
     stage = Path(job["folder"], "chat_rl/bench")
@@ -61,7 +53,7 @@ def ours(job: dict, case: str):
         log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
         return {"step": statistics.median([record["train/dt"] for record in log if "train/dt" in record][1:])}
 
-    return partial(chat_rl.main, parse(chat_rl.Config, flags.split() + OURS[case])), facts
+    return partial(run_script, "chat_rl", flags.split() + OURS[case]), facts
 
 
 def reference(job: dict):
@@ -106,12 +98,10 @@ def main():
     with tempfile.TemporaryDirectory() as options.folder:
         about = {"env": {"NANOCHAT_BASE_DIR": options.folder, "NANOCHAT_HUB": f"{options.folder}/hub"}, "limit": None}
         required(prepare, vars(options), **about)
-        runs = {case: lambda _, case=case: in_child(ours, vars(options), case, **about) for case in OURS}
-        theirs = {**about, "checkout": Path(options.reference).resolve()}
-        if options.reference:
-            runs["reference"] = lambda _: in_child(reference, vars(options), **theirs)
-        records = compare("a step", runs, [Figure("step", "s")], options.repeats)
-    finish(options.json, records)
+        works = {case: (ours, vars(options), case) for case in OURS} | {"reference": (reference, vars(options))}
+        runs = contenders(options.reference, works, **about)
+        compare("a step", runs, [Figure("step", "s")], options.repeats)
+    finish()
 
 
 if __name__ == "__main__":

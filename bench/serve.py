@@ -1,6 +1,6 @@
 """The chat server under load and under abuse: many clients at once, one after another, and bad requests.
 
-    python -m bench.serve [--seconds 60] [--clients 64] [--depth 4] [--json FILE]
+    python -m bench.serve [--seconds 60] [--clients 64] [--depth 4]
 
 `scripts.chat_web` serves a model of random weights. Each client requests answers of 16 to 128 tokens, one after
 another, streamed or whole; one request in twenty is left in the middle. /health is requested all the time. The peer is
@@ -8,6 +8,7 @@ the same server with one client. Then a new server with a key is abused: 1,000 c
 nonsense, half of a request, or read nothing. The exit status is 1 if a goal is missed.
 """
 
+import itertools
 import json
 import os
 import random
@@ -19,20 +20,18 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from string import ascii_lowercase
+from typing import NamedTuple
 
 import httpx
 
-from bench.common import ROOT, finish, parser_of
-
-sys.path.insert(0, str(ROOT / "tests"))
-from models import leave_model
-
+from bench.common import finish, parser_of
 from bench.hostile_requests import CHAT, post
-from bench.served import serving
-from nanochat.tokenizer import Tokenizer
+from bench.served import serving, write_model
 
 VOCABULARY, CONTEXT, LEAVES = 4096, 1024, 20
 FASTER, FLAT, PROMPT = 4.0, 0.03, 100.0  # goals: times the peer's rate, growth of memory, ms for /health
@@ -42,13 +41,8 @@ LOGIN = f"Authorization: Bearer {KEY}"
 SETTLED = 0.25  # share of the time before memory is measured: threads, pools and caches have their size by then
 
 
-def write_model(base: Path, depth: int):
-    """Write a checkpoint with random weights, and its tokenizer."""
-    dice = random.Random(1)
-    words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 8))) for _ in range(20_000)]
-    tokenizer = Tokenizer.train([" ".join(words)], VOCABULARY)
-    sizes = {"depth": depth, "width": 64 * depth, "heads": depth, "kv_heads": depth, "max_seq_len": CONTEXT}
-    leave_model(base, "chat_sft", "mine", tokenizer, preset="reference", endless=True, **sizes)
+def random_words(dice: random.Random, count: int):
+    return " ".join("".join(dice.choices(ascii_lowercase, k=dice.randint(2, 8))) for _ in range(count))
 
 
 def served(base: Path, slots: int, **variables: str):
@@ -64,73 +58,67 @@ def memory(pid: int):
 def chat_request(number: int):
     """Return the request with a number; the same number gives the same request."""
     dice = random.Random(number)
-    words = " ".join("".join(dice.choices("abcdefghijklmnop", k=5)) for _ in range(dice.randint(4, 24)))
-    about = {"messages": [{"role": "user", "content": words}], "max_tokens": dice.randint(16, 128), "seed": number}
+    message = {"role": "user", "content": random_words(dice, dice.randint(4, 24))}
+    about = {"messages": [message], "max_tokens": dice.randint(16, 128), "seed": number}
     return about | {"stream": number % 2 == 0, "stream_options": {"include_usage": True}}
 
 
-class Clients:
-    """Clients that send requests until the time is up. tokens: of complete answers. statuses: counts."""
-
-    def __init__(self, seconds: float):
-        self.end, self.statuses, self.tokens = time.monotonic() + seconds, Counter(), 0
-        self.numbers, self.lock = iter(range(10**9)), threading.Lock()
-        self.firsts = []  # ms until a stream's first token
-
-    def run(self, client: httpx.Client, leaves: bool):
-        with client:
-            while time.monotonic() < self.end:
-                with self.lock:
-                    number = next(self.numbers)
-                try:
-                    status, tokens = self.ask(client, number, leaves and number % LEAVES == 0)
-                except httpx.HTTPError as error:
-                    status, tokens = type(error).__name__, 0
-                with self.lock:
-                    self.statuses[status] += 1
-                    self.tokens += tokens
-
-    def ask(self, client: httpx.Client, number: int, leaves: bool):
-        start = time.perf_counter()
-        with client.stream("POST", CHAT, json=chat_request(number)) as response:
-            if leaves:
-                return "left", 0
-            content, first = "", 0.0
-            for piece in response.iter_text():
-                content += piece
-                if not first and content.count("data: ") > 1:  # the first event of a stream has the role alone
-                    first = time.perf_counter() - start
-                    self.firsts.append(1e3 * first)
-        if response.status_code != 200:
-            time.sleep(0.1)
-            return response.status_code, 0
-        if number % 2:
-            return 200, json.loads(content)["usage"]["completion_tokens"]
-        *_, usage, done, _ = content.split("\n\n")
-        assert done == "data: [DONE]", content[-500:]
-        return 200, json.loads(usage.removeprefix("data: "))["usage"]["completion_tokens"]
+class Answer(NamedTuple):
+    status: int | str  # "left": the client did not wait; or the name of an error
+    tokens: int = 0
+    first: float | None = None  # ms until the first token, of a stream
 
 
-def watch(url: str, over: threading.Event, waits: list[float]):
-    with httpx.Client(base_url=url, timeout=60) as client:
-        while not over.wait(0.05):
-            start = time.perf_counter()
-            client.get("/health").raise_for_status()
-            waits.append(1e3 * (time.perf_counter() - start))
+def ask_until(end: float, client: httpx.Client, numbers: Iterator[int], leaves: bool):
+    """Send one request after another, and return the answers. leaves: from some of them before they are complete."""
+    answers = []
+    with client:
+        while time.monotonic() < end:
+            number = next(numbers)
+            try:
+                answers.append(ask(client, number, leaves and number % LEAVES == 0))
+            except httpx.HTTPError as error:
+                answers.append(Answer(type(error).__name__))
+    return answers
+
+
+def ask(client: httpx.Client, number: int, leaves: bool):
+    start, content, first = time.perf_counter(), "", None
+    with client.stream("POST", CHAT, json=chat_request(number)) as response:
+        if leaves:
+            return Answer("left")
+        for piece in response.iter_text():
+            content += piece
+            if first is None and content.count("data: ") > 1:  # the first event of a stream has the role alone
+                first = 1e3 * (time.perf_counter() - start)
+    if response.status_code != 200:
+        time.sleep(0.1)
+        return Answer(response.status_code)
+    if number % 2 == 0:
+        *_, content, done, _ = content.split("\n\n")
+        assert done == "data: [DONE]", done
+    return Answer(200, json.loads(content.removeprefix("data: "))["usage"]["completion_tokens"], first)
 
 
 @contextmanager
 def watched(url: str):
-    """Measure /health meanwhile, in ms; sorted at the end."""
+    """Measure /health meanwhile, in ms."""
     over, waits = threading.Event(), []
+
+    def watch():
+        with httpx.Client(base_url=url, timeout=60) as client:
+            while not over.wait(0.05):
+                start = time.perf_counter()
+                client.get("/health").raise_for_status()
+                waits.append(1e3 * (time.perf_counter() - start))
+
     with ThreadPoolExecutor(1) as threads:
-        watching = threads.submit(watch, url, over, waits)
+        watching = threads.submit(watch)
         try:
             yield waits
         finally:
             over.set()
     watching.result()
-    waits.sort()
 
 
 def measure(base: Path, slots: int, clients: int, seconds: float):
@@ -138,35 +126,36 @@ def measure(base: Path, slots: int, clients: int, seconds: float):
     with served(base, slots) as server:
         httpx.post(f"{server.url}{CHAT}", json=chat_request(0), timeout=300)
         ready = [httpx.Client(base_url=server.url, timeout=300, verify=False) for _ in range(clients)]
-        load, memories = Clients(seconds), []
-        start = time.monotonic()
+        numbers, memories, start = itertools.count(), [], time.monotonic()
         with watched(server.url) as waits, ThreadPoolExecutor(clients) as threads:
-            working = [threads.submit(load.run, client, clients > 1) for client in ready]
+            working = [threads.submit(ask_until, start + seconds, one, numbers, clients > 1) for one in ready]
             while any(not one.done() for one in working):
                 time.sleep(0.1)
                 if time.monotonic() - start > SETTLED * seconds:
                     memories.append(memory(server.process.pid))
             took = time.monotonic() - start
-            for one in working:
-                one.result()
         time.sleep(1)
         kept = server.running()
-    errors = sum(count for status, count in load.statuses.items() if status not in (200, 429, "left"))
+    answers = [answer for one in working for answer in one.result()]
+    statuses = Counter(answer.status for answer in answers)
     size = max(1, len(memories) // 10)  # means of the first and the last tenth: single values vary
-    growth = statistics.mean(memories[-size:]) - statistics.mean(memories[:size]) if memories else 0.0
+    growth = statistics.mean(memories[-size:]) - statistics.mean(memories[:size])
     return {
-        "rate": load.tokens / took,
-        "requests": load.statuses[200],
-        "left": load.statuses["left"],
-        "busy": load.statuses[429],
-        "errors": errors,
+        "rate": sum(answer.tokens for answer in answers) / took,
+        "requests": statuses[200],
+        "left": statuses["left"],
+        "busy": statuses[429],
+        "errors": len(answers) - statuses[200] - statuses[429] - statuses["left"],
         "leaked slots": kept,
-        "memory": statistics.median(memories) if memories else None,
+        "memory": statistics.median(memories),
         "growth": growth,
-        "first token": statistics.median(load.firsts),
-        "health p50": waits[len(waits) // 2],
-        "health worst": waits[-1],
+        "first token": statistics.median(answer.first for answer in answers if answer.first),
+        **health(waits),
     }
+
+
+def health(waits: list[float]):
+    return {"health p50": statistics.median(waits), "health worst": max(waits)}
 
 
 def bad_requests():
@@ -230,8 +219,7 @@ def abuse(base: Path, slots: int):
         "bad requests": len(work),
         "errors": fine.count(False) + (again != 200),
         "leaked slots": leaked,
-        "health p50": waits[len(waits) // 2],
-        "health worst": waits[-1],
+        **health(waits),
     }
 
 
@@ -249,7 +237,7 @@ def goals(found: dict, abused: dict, ratio: float):
         f"{FASTER:g} times the tokens a second of one after another": ratio >= FASTER,
         "no error but 429": found["errors"] == 0,
         "no leaked slot": found["leaked slots"] == 0,
-        f"memory grows by less than {FLAT:.0%}": found["memory"] is None or found["growth"] < FLAT * found["memory"],
+        f"memory grows by less than {FLAT:.0%}": found["growth"] < FLAT * found["memory"],
         f"/health within {PROMPT:g} ms": found["health worst"] <= PROMPT,
         f"/health within {PROMPT:g} ms under abuse": abused["health worst"] <= PROMPT,
         "bad requests are refused, the rest answered": abused["errors"] == 0,
@@ -262,10 +250,12 @@ def main():
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), options.depth)
-        alone = measure(Path(folder), options.slots, 1, options.seconds / 3)
-        many = measure(Path(folder), options.slots, options.clients, options.seconds)
-        abused = abuse(Path(folder), options.slots)
+        base, text = Path(folder), [random_words(random.Random(1), 20_000)]
+        sizes = {"depth": options.depth, "width": 64 * options.depth, "heads": options.depth, "kv_heads": options.depth}
+        write_model(base, endless=True, text=text, vocabulary=VOCABULARY, max_seq_len=CONTEXT, **sizes)
+        alone = measure(base, options.slots, 1, options.seconds / 3)
+        many = measure(base, options.slots, options.clients, options.seconds)
+        abused = abuse(base, options.slots)
     names = f"{options.clients} clients", "one after another", "under abuse"
     print(f"\n{'':<14}" + "".join(f"{name:>20}" for name in names))
     for name in many | abused:
@@ -275,13 +265,7 @@ def main():
     print(f"\n{ratio:.1f} times the tokens a second of one after another")
     missed = [goal for goal, kept in goals(many, abused, ratio).items() if not kept]
     print(f"goals missed: {', '.join(missed)}" if missed else "all goals are reached")
-    about = {"peer": None, "peer_name": None, "ratio": None}
-    records = []
-    for part, found in {"serve": many, "abuse": abused}.items():
-        for name, value in found.items():
-            records.append({"case": f"{part}: {name}", "unit": UNITS.get(name, "count"), "ours": value, **about})
-    records[0] |= {"peer": alone["rate"], "peer_name": names[1], "ratio": ratio}
-    finish(options.json, records)
+    finish()
     sys.exit(1 if missed else 0)
 
 

@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from models import leave_model
 
 from bench.common import ROOT
+
+sys.path.insert(0, str(ROOT / "tests"))
+from models import leave_model
+
 from nanochat.engine import Engine
 from nanochat.tokenizer import Tokenizer
 
@@ -20,9 +23,9 @@ TEXT = ["What is 12 + 34? It is 46, said the quick brown fox. naïve café — �
 CONTEXT = 192
 
 
-def write_model(base: Path, tag: str = "mine", endless: bool = False, **fields):
+def write_model(base: Path, tag: str = "mine", endless: bool = False, text=TEXT, vocabulary=300, **fields):
     """A model of random weights that are not small, and its tokenizer; the twin of what will serve it."""
-    tokenizer = Tokenizer.train(TEXT, 300)
+    tokenizer = Tokenizer.train(text, vocabulary)
     more = {"config": {"chat_temperature": 0.25}}
     about = {"tokenizer_tag": tag, "preset": "reference", "endless": endless, "more": more}
     sizes = {"depth": 2, "max_seq_len": CONTEXT} | fields

@@ -99,18 +99,6 @@ def fingerprint(rows: Iterable):
     return {"ids": digest.hexdigest()}
 
 
-def merges_of(tokens: list[bytes]):
-    """The pair each token was merged from: its own bytes, merged by lower ranks until two parts are left."""
-    ranks = {token: rank for rank, token in enumerate(tokens)}
-    for token in tokens:
-        parts = [token[i : i + 1] for i in range(len(token))]
-        while len(parts) > 2:
-            at = min(range(len(parts) - 1), key=lambda i: ranks.get(parts[i] + parts[i + 1], len(ranks)))
-            parts[at : at + 2] = [parts[at] + parts[at + 1]]
-        if len(parts) == 2:
-            yield parts[0], parts[1]
-
-
 def byte_level_bpe(model: Any, pattern: str):
     """A `tokenizers.Tokenizer` that splits by `pattern` and works on bytes."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers
@@ -240,18 +228,21 @@ def encode_tiktoken_numpy(job: Job):
 
 
 def encode_tokenizers(job: Job):
+    from tiktoken._educational import bpe_encode
     from tokenizers import models
 
     # GPT-2's byte-level alphabet: a letter for each byte.
     printable, spare = {*range(33, 127), *range(161, 173), *range(174, 256)}, map(chr, itertools.count(256))
     letters = [chr(byte) if byte in printable else next(spare) for byte in range(256)]
-
-    def spell(token: bytes):
-        return "".join(letters[byte] for byte in token)
-
     tokens = read_ranks(job.ranks)
-    vocab = {spell(token): rank for rank, token in enumerate(tokens)}
-    merges = [(spell(left), spell(right)) for left, right in merges_of(tokens)]
+    spelled = ["".join(letters[byte] for byte in token) for token in tokens]
+    ranks, merges = {}, []
+    for rank, token in enumerate(tokens):
+        if len(token) > 1:  # the tokens before it leave the two parts that it was merged from
+            left, right = bpe_encode(ranks, token, visualise=None)
+            merges.append((spelled[left], spelled[right]))
+        ranks[token] = rank
+    vocab = {text: rank for rank, text in enumerate(spelled)}
     tokenizer = byte_level_bpe(models.BPE(vocab, merges), job.pattern)
     run = partial(tokenizer.encode_batch_fast, read_texts(job.texts), add_special_tokens=False)
     return run, lambda rows: fingerprint(row.ids for row in rows)

@@ -21,21 +21,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import Figure, compare, finish, in_child, parser_of, required
+from bench.common import Figure, compare, finish, in_child, parser_of, required, run_script
 
 SKIPPED = 5  # steps, before the rate is taken
 EVAL_BYTES = 500_000
-OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"], "ours, eager": ["--no-compile"]}
+OURS = {"ours, as shipped": "", "ours, fp32": "--dtype=fp32", "ours, eager": "--no-compile"}
 # With --variants: the kernels, formats and sizes that a GPU can choose from.
 VARIANTS = {
-    "ours, flash3": ["--attention=flash3"],
-    "ours, flash4": ["--attention=flash4"],
-    "ours, flex": ["--attention=flex"],
-    "ours, sdpa": ["--attention=sdpa"],
-    "ours, fp8": ["--fp8"],
-    "ours, half the rows": ["--device-batch-size={half}"],
-    "ours, checkpointing": ["--checkpointing"],
-    "ours, eager": ["--no-compile"],
+    "ours, as shipped": "",
+    "ours, flash3": "--attention=flash3",
+    "ours, flash4": "--attention=flash4",
+    "ours, flex": "--attention=flex",
+    "ours, sdpa": "--attention=sdpa",
+    "ours, fp8": "--fp8",
+    "ours, half the rows": "--device-batch-size={half}",
+    "ours, checkpointing": "--checkpointing",
+    "ours, eager": "--no-compile",
 }
 REFERENCE = {  # (compiled, environment variables)
     "reference, as shipped": (True, {}),
@@ -70,16 +71,13 @@ def prepare(job: dict):
     import numpy as np
     import torch
 
-    from nanochat.config import parse
     from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import TextLoader
     from nanochat.evals.bpb import read_text
     from nanochat.tokenizer import Tokenizer
-    from scripts import tok_train
 
     options = argparse.Namespace(**job)
-    flags = [f"--vocab-size={options.vocab}", "--max-chars=5e7", f"--data={options.data}"]
-    tok_train.main(parse(tok_train.Config, flags))
+    run_script("tok_train", [f"--vocab-size={options.vocab}", "--max-chars=5e7", f"--data={options.data}"])
     folder = Path(options.folder)
     tokenizer = Tokenizer.load(folder / "tok_train/default/tokenizer.json")
     corpus = open_corpus(options.data)
@@ -94,9 +92,6 @@ def prepare(job: dict):
 
 
 def ours(job: dict, case: str):
-    from nanochat.config import parse
-    from scripts import base_train
-
     options = argparse.Namespace(**job)
     stage = Path(options.folder, "base_train/bench")
     shutil.rmtree(stage, ignore_errors=True)
@@ -105,8 +100,8 @@ def ours(job: dict, case: str):
     flags += [f"--num-iterations={options.own_steps or options.steps}", f"--seed={options.seed}"]
     flags += [f"--data={options.data}", "--tag=bench"]
     flags += [f"--window-pattern={options.window}", f"--eval-bytes={EVAL_BYTES}", "--save-every=-1"]
-    own = [flag.format(half=options.device_batch // 2) for flag in (OURS | VARIANTS)[case]]
-    flags += [f"--eval-every={0 if options.learn else -1}", *own]
+    flags += [f"--eval-every={0 if options.learn else -1}"]
+    flags += (OURS | VARIANTS)[case].format(half=options.device_batch // 2).split()
 
     def figures(_: None):
         log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
@@ -114,7 +109,7 @@ def ours(job: dict, case: str):
         times = [record["train/dt"] for record in log if "train/dt" in record]
         return facts(options, times, bpb["value"] if isinstance(bpb, dict) else None)
 
-    return partial(base_train.main, parse(base_train.Config, flags)), figures
+    return partial(run_script, "base_train", flags), figures
 
 
 # ---- the reference, in a process whose `nanochat` is the reference's ----
@@ -208,18 +203,17 @@ def measure(options: argparse.Namespace, depth: int):
         if number == 0:
             shutil.rmtree(cache, ignore_errors=True)
         env = {"NANOCHAT_BASE_DIR": options.folder, "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-        if case in OURS or case in VARIANTS:
+        if case.startswith("ours"):
             return in_child(ours, job, case, env=env, limit=None)
         env |= REFERENCE[case][1]
-        return in_child(reference, job, case, checkout=Path(options.reference).resolve(), env=env, limit=None)
+        return in_child(reference, job, case, checkout=options.reference, env=env, limit=None)
 
     def spread(found: dict[str, list[dict]], name: str):
         # Failed runs have no figures.
         bpbs = [run.get("learned") for run in found[name] if run.get("learned") is not None]
         return f"bpb {statistics.mean(bpbs):.4f} ± {statistics.stdev(bpbs):.4f}" if len(bpbs) > 1 else ""
 
-    own = ["ours, as shipped", *VARIANTS] if options.variants else OURS
-    cases = [*own, *(REFERENCE if options.reference else ())]
+    cases = [*(VARIANTS if options.variants else OURS), *(REFERENCE if options.reference else ())]
     runs = {case: partial(run, case) for case in cases if any(word in case for word in options.only or [""])}
     return compare(f"depth {depth}", runs, FIGURES, options.repeats + (not options.learn), spread)
 
@@ -243,9 +237,9 @@ def main():
     avoid_broken_amx()  # in the child processes too
     with tempfile.TemporaryDirectory() as options.folder:
         required(prepare, vars(options), env={"NANOCHAT_BASE_DIR": options.folder})
-        records = [record for depth in options.depths.split(",") for record in measure(options, int(depth))]
-    finish(options.json, records)
-    if records and all(record["ours"] is None for record in records):
+        found = [measure(options, int(depth)) for depth in options.depths.split(",")]
+    finish()
+    if not any("rate" in run for cases in found for runs in cases.values() for run in runs):
         raise SystemExit(1)
 
 

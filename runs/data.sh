@@ -11,7 +11,7 @@ tag=data out=data.md seed=1 rows=4000
 own() { set_flag "$1" "seed rows"; }
 ready() {
   if [ "$data" = auto ]; then data=world; if [ "$seed" != 1 ]; then data=world-$seed; fi; fi
-  vocabulary=${vocabulary:-4096}
+  vocab_size=${vocab_size:-4096}
 }
 # $@: how Python is called
 chats() {

@@ -30,7 +30,7 @@ ready() {
   scale=${scale:-embedded}
   if [ "$scale" = 1gpu ] && [ "$gpu" = False ]; then stop "--scale=1gpu needs a GPU: take --scale=embedded or cpu"; fi
   baselines=$(table --entry="$entry" baselines)
-  vocabulary=${vocabulary:-$(table --entry="$entry" vocabulary)}
+  vocab_size=${vocab_size:-$(table --entry="$entry" vocabulary)}
   if [ "$data" = auto ]; then data=$(table --entry="$entry" data); fi
   tag=${tag:-$entry-$scale}
 }

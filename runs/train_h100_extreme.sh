@@ -4,7 +4,6 @@
 set -euo pipefail
 
 tag=h100
-own() { return 1; }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 batch=$((256 * 2048))
 train --tag="$tag-extreme" --recursion=extreme --depth=12 --total-batch-size=$batch --num-iterations=5000 --eval-every=250

@@ -7,7 +7,6 @@
 set -euo pipefail
 
 tag=h100
-own() { return 1; }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 batch=$((512 * 2048))
 train --tag="$tag-fast" --recursion=aggressive --depth=12 --total-batch-size=$batch --num-iterations=1000 --eval-every=50
