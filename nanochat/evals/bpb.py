@@ -150,7 +150,7 @@ def sum_rows(
         sums[:, numbers] = pairs[:, : len(numbers)].double()
         done = 1 + numbers[-1].item()  # on all ranks, about
         progress.update(f"evaluate: {done:,} of {count:,} rows", done / count)
-    return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
+    return runtime.all_reduce(sums.to(runtime.device)).cpu()
 
 
 def ratio(sums: Tensor):

@@ -81,22 +81,22 @@ class ChatScore(NamedTuple):
 def evaluate_task(
     task: Task,
     model: GPT,
-    engine: Engine | None,
     tokenizer: Tokenizer,
     runtime: Runtime,
     settings: AnswerSettings,
     label: str = "chat",
     path: Path | None = None,
+    engine: Engine | None = None,
 ):
     """Return a task's score. All ranks call this; each answers a part, and all get the same score.
 
-    engine: may be None where letters are chosen. path: file for the records.
+    path: file for the records. engine: writes the answers, by default one for this task alone.
     """
     problems = _prepare_problems(task, model.config.max_seq_len, tokenizer, settings, label)
     if task.kind == "categorical":
         answers = _choose_letters(problems, model, tokenizer, runtime)
     else:
-        answers = _write_answers(problems, engine, tokenizer, runtime, settings)
+        answers = _write_answers(problems, engine or Engine(model, tokenizer), tokenizer, runtime, settings)
     answered = []
     progress = Progress()
     for answer in answers:
@@ -261,13 +261,10 @@ def task_scores(trainer: "Trainer", open_tasks: Callable, at_start: bool = False
     if not scored:
         return []
     settings = AnswerSettings(max_problems=config.eval_metrics_max_problems)
-    writes = any(task.kind != "categorical" for task in scored.values())
 
     def score(state: State):
-        # Made for each evaluation: between them, its memory is for training.
-        engine = Engine(trainer.model, trainer.tokenizer) if writes else None
         scores = {
-            name: evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, settings, name)
+            name: evaluate_task(task, trainer.model, trainer.tokenizer, trainer.runtime, settings, name)
             for name, task in scored.items()
         }
         found = {name: score.accuracy for name, score in scores.items()} | mean_scores(scores)
