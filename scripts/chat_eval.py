@@ -99,7 +99,6 @@ def main(config: Config):
         ):
             if rows:
                 outcome.tables.append(table_of(title, columns, rows))
-        outcome.show()
         outcome.write_evaluation("tasks", checkpoint.step)
 
 
