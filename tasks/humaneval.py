@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from functools import partial
 
 from nanochat.evals import sandbox
 from nanochat.log import print_line
@@ -56,7 +57,7 @@ class HumanEval(Task):
             tests = f"{conversation['test']}\n\ncheck({name})"
             # Some tests use what the prompt has before the function.
             cases.append(sandbox.Case(code, name, tests, prompt.partition(f"def {name}(")[0]))
-        verdicts = sandbox.judge_all(cases, unsafe=self.unsafe_exec)
+        verdicts = sandbox.side_by_side(partial(sandbox.judge, unsafe=self.unsafe_exec), cases)
         forgeable = sum(verdict.forgeable for verdict in verdicts)
         if forgeable:
             print_line(
