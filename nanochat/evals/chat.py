@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -24,15 +24,12 @@ from nanochat.models import as_written
 from nanochat.outcome import average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
+from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.settings import AnswerSettings
 from nanochat.stages import MEANS, mean_name
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
-
-if TYPE_CHECKING:
-    from nanochat.run import Trainer
-
 
 # A call of the calculator and its result in the text of an answer.
 CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*?)<\|output_end\|>")
@@ -246,7 +243,7 @@ def _write_answers(
 # ---- evaluation during training ----
 
 
-def task_scores(trainer: "Trainer", open_tasks: Callable, at_start: bool = False):
+def task_scores(trainer: Trainer, open_tasks: Callable, at_start: bool = False):
     """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
@@ -273,7 +270,7 @@ def task_scores(trainer: "Trainer", open_tasks: Callable, at_start: bool = False
     return [Evaluation(config.eval_metrics_every, score, at_start)]
 
 
-def log_figures(trainer: "Trainer", measure: Callable):
+def log_figures(trainer: Trainer, measure: Callable):
     """Return the evaluation that logs the figures of `measure` every --eval-every steps, also before the first one."""
 
     def log(state: State):
@@ -286,7 +283,7 @@ def log_figures(trainer: "Trainer", measure: Callable):
 # ---- validation on conversations ----
 
 
-def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise: str):
+def chat_validation(trainer: Trainer, conversations: Sequence[dict], supervise: str):
     """Return the evaluation for loss per supervised token, and bits per byte, on conversations.
 
     The rows do not depend on the number of ranks. The config is ChatTuneSettings.
