@@ -72,16 +72,13 @@ class ChatLoader(Loader):
         counts = {name: place[name] for name in COUNTS}
         # The same for every rank and every resumed run.
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
-        pieces = []
         size = self.seq_len + 1
-        for number in order[window * WINDOW : (window + 1) * WINDOW].tolist():
-            piece, is_short = fit_conversation(self.data[number], self.tokenizer, size)
-            counts["conversations"] += 1
-            if piece is None:
-                counts["left out"] += 1
-            else:
-                counts["shortened"] += is_short
-                pieces.append(piece)
+        numbers = order[window * WINDOW : (window + 1) * WINDOW].tolist()
+        fitted = [fit_conversation(self.data[number], self.tokenizer, size) for number in numbers]
+        pieces = [piece for piece, _ in fitted if piece]
+        counts["conversations"] += len(fitted)
+        counts["left out"] += len(fitted) - len(pieces)
+        counts["shortened"] += sum(is_short for piece, is_short in fitted if piece)
         # If nothing fits, the window still gets one row, without targets.
         packed = best_fit([len(ids) for ids, _ in pieces], size) or [[]]
         slots = len(packed) * size
@@ -165,12 +162,11 @@ def best_fit(lengths: Sequence[int], room: int):
     free = []  # (room left, row), sorted, so that bisect finds the fullest row
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         index = bisect_left(free, (lengths[number], -1))
-        # No row has room: start one.
+        # No row has room: start one, which has the most.
         if index == len(free):
+            free.append((room, len(rows)))
             rows.append([])
-            left, row = room, len(rows) - 1
-        else:
-            left, row = free.pop(index)
+        left, row = free.pop(index)
         rows[row].append(number)
         insort(free, (left - lengths[number], row))
     return rows
