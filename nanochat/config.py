@@ -64,7 +64,7 @@ def options(group: str = ""):
     the box in `--help` for the options that the class adds, one word.
     """
 
-    def decorate(config_class: type[Config]):
+    def decorate(config_class: type):
         inherited = {}
         for base in reversed(config_class.__mro__[1:]):  # as `dataclass` collects them
             inherited |= getattr(base, "__dataclass_fields__", {})
@@ -136,7 +136,7 @@ def _first_sentence(drawn: str):
     return " ".join(sentence).removeprefix("Error parsing ")
 
 
-def _read_flags(config_class: type[Config], words: list[str]):
+def _read_flags(config_class: type, words: list[str]):
     """Return the config that tyro reads from a command line; ValueError for unknown flags and unreadable values."""
     # The name in `python -m NAME`; a test's class may have none.
     module = sys.modules[config_class.__module__].__spec__
@@ -168,7 +168,7 @@ def _read_flags(config_class: type[Config], words: list[str]):
     return config_class(**values)
 
 
-def parse(config_class: type[Config], argv: Sequence[str] | None = None):
+def parse(config_class: type, argv: Sequence[str] | None = None):
     """Return the config that a command line describes; ValueError with one sentence if it describes none."""
     words = list(sys.argv[1:] if argv is None else argv)  # tests pass their own
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on

@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from nanochat.paths import naming
 
 Record = dict[str, Any]  # JSON
 Figures = Mapping[str, float | None]
-Parsed = TypeVar("Parsed")
 
 WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
@@ -129,7 +128,7 @@ def parse_rows(text: str, gap: str = " {2,}"):
     return [re.split(gap, line.strip()) for line in text.strip().splitlines()]
 
 
-def parse_table(kind: Callable[..., Parsed], text: str):
+def parse_table(kind: Callable, text: str):
     """Return the lines as objects. The first line names the fields; a dash leaves a field its default."""
     names, *lines = parse_rows(text)
     table = []

@@ -6,7 +6,7 @@ from functools import partial
 
 from nanochat.evals import sandbox
 from nanochat.log import print_line
-from tasks.common import Task, exchange
+from tasks.common import Answered, Task, exchange
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a code block; the last fence may be missing
 CODE = re.compile(r"^(?:import \w|from [\w.]+ import|def |class |@)", re.MULTILINE)  # a line that starts code
@@ -48,7 +48,7 @@ class HumanEval(Task):
     def evaluate(self, conversation: dict, completion: str):
         return self.evaluate_all([(conversation, completion)])[0]
 
-    def evaluate_all(self, answers: list[tuple[dict, str]]):
+    def evaluate_all(self, answers: Answered):
         cases = []
         for conversation, completion in answers:
             prompt = conversation["messages"][0]["content"]
