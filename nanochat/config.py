@@ -3,6 +3,7 @@
 import difflib
 import io
 import math
+import re
 import signal
 import sys
 import traceback
@@ -125,15 +126,11 @@ def _grouped(config_class: type):
 
 
 def _first_sentence(drawn: str):
-    """Return the complaint in tyro's drawn box: the lines between its title and the first rule."""
-    sentence = []
-    for line in drawn.splitlines()[1:]:
-        text = line.strip("│| ")  # tyro frames errors, in Unicode or ASCII
-        if not text.startswith(("─", "-----", "╰")):
-            sentence.append(text)
-        elif sentence:  # in ASCII a rule stands below the title too
-            break
-    return " ".join(sentence).removeprefix("Error parsing ")
+    """Return the complaint in tyro's drawn box: the text between its title and a rule."""
+    # tyro frames errors, in Unicode or ASCII; in ASCII a rule stands below the title too.
+    below = drawn.partition("\n")[2].replace("│", "")
+    sentence = next(filter(str.strip, re.split(r"(?m)^ *[╰─-]{5,}", below)))
+    return " ".join(sentence.split()).removeprefix("Error parsing ")
 
 
 def _read_flags(config_class: type, words: list[str]):
@@ -210,7 +207,7 @@ def stop_signals():
 
 
 @contextmanager
-def collect_signals(*numbers: int, react: Callable[[int], None] | None = None):
+def collect_signals(*numbers: int, react: Callable | None = None):
     """Yield a list that collects these signals until the block ends; they end nothing and raise nothing.
 
     react: called with each signal.

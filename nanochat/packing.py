@@ -72,13 +72,16 @@ class ChatLoader(Loader):
         counts = {name: place[name] for name in COUNTS}
         # The same for every rank and every resumed run.
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
+        pieces = []
         size = self.seq_len + 1
-        numbers = order[window * WINDOW : (window + 1) * WINDOW].tolist()
-        fitted = [fit_conversation(self.data[number], self.tokenizer, size) for number in numbers]
-        pieces = [piece for piece, _ in fitted if piece]
-        counts["conversations"] += len(fitted)
-        counts["left out"] += len(fitted) - len(pieces)
-        counts["shortened"] += sum(is_short for piece, is_short in fitted if piece)
+        for number in order[window * WINDOW : (window + 1) * WINDOW].tolist():
+            piece, is_short = fit_conversation(self.data[number], self.tokenizer, size)
+            counts["conversations"] += 1
+            if piece is None:
+                counts["left out"] += 1
+            else:
+                counts["shortened"] += is_short
+                pieces.append(piece)
         # If nothing fits, the window still gets one row, without targets.
         packed = best_fit([len(ids) for ids, _ in pieces], size) or [[]]
         slots = len(packed) * size

@@ -103,7 +103,7 @@ def bits_by_exit(
 
     for sums in sum_rows(losses, inputs, targets, weights, batch_size, runtime, seq_len - stride):
         assert sums[:, 1].sum() == text.bytes
-        found.append(ratio(sums / sums.new_tensor([math.log(2), 1])))  # nats to bits; byte counts stay
+        found.append(bits_per_byte(sums))
     return found
 
 
@@ -148,6 +148,11 @@ def sum_rows(
         done = 1 + numbers[-1].item()  # on all ranks, about
         progress.update(f"evaluate: {done:,} of {count:,} rows", done / count)
     return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
+
+
+def bits_per_byte(sums: Tensor):
+    """Return the `ratio` of summed losses in nats to bytes, in bits."""
+    return ratio(sums / sums.new_tensor([math.log(2), 1]))
 
 
 def ratio(sums: Tensor):

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.engine import Engine, Request
-from nanochat.evals.bpb import log_validation, ratio, sum_rows
+from nanochat.evals.bpb import bits_per_byte, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.models import as_written
@@ -303,9 +303,8 @@ def chat_validation(trainer: Trainer, conversations: Sequence[dict], supervise: 
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 
     def measure():
-        losses, bits = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
-        bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
-        return {"val/loss": ratio(losses), "val/bpb": ratio(bits)}
+        losses, counted = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
+        return {"val/loss": ratio(losses), "val/bpb": bits_per_byte(counted)}
 
     return [log_validation(trainer, inputs.numel(), measure)]
 

@@ -8,7 +8,7 @@ questions which one run answers better split so unevenly by chance.
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -124,7 +124,7 @@ def _figures(stage: Record):
     return {name: value if isinstance(value, dict) else {"value": value} for name, value in found.items()}
 
 
-def _rows(records: Sequence[Mapping[str, Record]]):
+def _rows(records: Sequence[Record]):
     """Return a row for each number, with the difference, and for each text that differs between two records."""
     rows = []
     for name in dict.fromkeys(chain(*records)):
