@@ -23,7 +23,7 @@ from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, Record, print0, read_metrics
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, keep_figures
+from nanochat.outcome import Estimate, keep_figures, mean_estimate
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.scaling import flops_per_token
@@ -159,11 +159,9 @@ def ratio(sums: Tensor):
     """Return the sum of column 0 over the sum of column 1 of (rows, 2), and the standard error over rows."""
     above, below = sums.sum(0).tolist()
     value = above / below
-    rows = len(sums)
-    correction = rows / (rows - 1) if rows > 1 else math.nan  # a single row has no spread
     # The spread: losses in each row beyond a proportional share (a ratio of sums is no mean).
-    excess = sums[:, 0] - value * sums[:, 1]
-    return Estimate(value, math.sqrt(correction) * excess.norm().item() / below)
+    excess = mean_estimate((sums[:, 0] - value * sums[:, 1]).tolist())
+    return Estimate(value, len(sums) * excess.stderr / below)
 
 
 # ---- evaluations during training ----
