@@ -12,6 +12,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -21,7 +22,7 @@ from bench.common import ROOT
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
 from bench.served import serving, write_model
 from nanochat.calculator import REFUSALS, calculate
-from nanochat.evals.sandbox import LIMITS, Case, Limits, judge_all, missing, run
+from nanochat.evals.sandbox import LIMITS, Case, Limits, judge, missing, run, side_by_side
 
 QUICK = Limits(seconds=8.0, cpu_seconds=2)
 PARTS = """1 2 0 9999999999 1e-99999999999999999999 .5 1,000 20% + - * / // % ** ( ) 'a' "b" .count( # _ e j 0x1f 1_0
@@ -67,7 +68,8 @@ def programs():
 
 
 def forgeries():
-    verdicts = judge_all([Case(answer, "double", DOUBLE_TESTS) for answer in FORGERIES.values()], QUICK)
+    cases = [Case(answer, "double", DOUBLE_TESTS) for answer in FORGERIES.values()]
+    verdicts = side_by_side(partial(judge, limits=QUICK), cases)
     for name, verdict in zip(FORGERIES, verdicts, strict=True):
         yield "forgeries", name, not verdict.passed
 

@@ -29,12 +29,9 @@ def check_conversation(conversation: dict):
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("a conversation has a list `messages` with at least one message")
-    system = int(_has_system(messages))  # number of system messages
-    if len(messages) == system:
-        raise ValueError("the system message needs a user message after it")
-    for number, message in enumerate(messages, 1):
-        # User and assistant take turns after the system message.
-        role = "system" if number <= system else ROLES[(number - system - 1) % 2]
+    # User and assistant take turns after the system message.
+    roles = chain(["system"] if _has_system(messages) else [], cycle(ROLES))
+    for number, (message, role) in enumerate(zip(messages, roles, strict=False), 1):
         if message.get("role") != role:
             raise ValueError(f"message {number}: its role is {message.get('role')!r} where {role!r} is due")
         # Only the assistant calls tools.
@@ -47,6 +44,8 @@ def check_conversation(conversation: dict):
                 f"message {number}: its content is neither a string nor a list of parts with a `text`"
                 f" and a `type` in {', '.join(kinds)}"
             )
+    if role == "system":
+        raise ValueError("the system message needs a user message after it")
 
 
 def render_conversation(conversation: dict, tokenizer: Tokenizer):
@@ -63,11 +62,9 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer):
     add([tokenizer.bos], learned=False)
     messages = conversation["messages"]
     if _has_system(messages):
-        # Its text stands in front of the first user text. Users have text only, so their first part is text.
+        # Its text stands in front of the first user text.
         system, user, *rest = messages
-        first, *others = _parts_of(user)
-        first = {"type": "text", "text": f"{text_of(system)}\n\n{first['text']}"}
-        messages = [{"role": "user", "content": [first, *others]}, *rest]
+        messages = [{"role": "user", "content": f"{text_of(system)}\n\n{text_of(user)}"}, *rest]
     for message in messages:
         role = message["role"]
         is_assistant = role == "assistant"
@@ -114,13 +111,11 @@ def fitted_prompt(
     """
     room = max(context - answer, context // 2)
     ids = whole = render_prompt(conversation, tokenizer)
-    system = int(_has_system(conversation["messages"]))
-    # All messages after the system message, a user message first.
-    head, turns = conversation["messages"][:system], conversation["messages"][system:]
-    # A question goes together with the answer.
-    while len(ids) > room and len(turns) > 2:
-        turns = turns[2:]
-        ids = render_prompt({"messages": head + turns}, tokenizer)
+    messages = list(conversation["messages"])
+    first = int(_has_system(messages))  # the oldest message that may go, a user message
+    while len(ids) > room and len(messages) > first + 2:
+        del messages[first : first + 2]  # a question goes together with the answer
+        ids = render_prompt({"messages": messages}, tokenizer)
     if len(ids) > room:
         # Keep bos and user_start, and the end of the question.
         ids = ids[:2] + ids[len(ids) - room + 2 :]

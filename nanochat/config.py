@@ -3,6 +3,7 @@
 import difflib
 import io
 import math
+import re
 import signal
 import sys
 import traceback
@@ -64,7 +65,7 @@ def options(group: str = ""):
     the box in `--help` for the options that the class adds, one word.
     """
 
-    def decorate(config_class: type[Config]):
+    def decorate(config_class: type):
         inherited = {}
         for base in reversed(config_class.__mro__[1:]):  # as `dataclass` collects them
             inherited |= getattr(base, "__dataclass_fields__", {})
@@ -125,18 +126,14 @@ def _grouped(config_class: type):
 
 
 def _first_sentence(drawn: str):
-    """Return the complaint in tyro's drawn box: the lines between its title and the first rule."""
-    sentence = []
-    for line in drawn.splitlines()[1:]:
-        text = line.strip("│| ")  # tyro frames errors, in Unicode or ASCII
-        if not text.startswith(("─", "-----", "╰")):
-            sentence.append(text)
-        elif sentence:  # in ASCII a rule stands below the title too
-            break
-    return " ".join(sentence).removeprefix("Error parsing ")
+    """Return the complaint in tyro's drawn box: the text between its title and a rule."""
+    # tyro frames errors, in Unicode or ASCII; in ASCII a rule stands below the title too.
+    below = drawn.partition("\n")[2].replace("│", "")
+    sentence = next(filter(str.strip, re.split(r"(?m)^ *[╰─-]{5,}", below)))
+    return " ".join(sentence.split()).removeprefix("Error parsing ")
 
 
-def _read_flags(config_class: type[Config], words: list[str]):
+def _read_flags(config_class: type, words: list[str]):
     """Return the config that tyro reads from a command line; ValueError for unknown flags and unreadable values."""
     # The name in `python -m NAME`; a test's class may have none.
     module = sys.modules[config_class.__module__].__spec__
@@ -168,7 +165,7 @@ def _read_flags(config_class: type[Config], words: list[str]):
     return config_class(**values)
 
 
-def parse(config_class: type[Config], argv: Sequence[str] | None = None):
+def parse(config_class: type, argv: Sequence[str] | None = None):
     """Return the config that a command line describes; ValueError with one sentence if it describes none."""
     words = list(sys.argv[1:] if argv is None else argv)  # tests pass their own
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
@@ -210,7 +207,7 @@ def stop_signals():
 
 
 @contextmanager
-def collect_signals(*numbers: int, react: Callable[[int], None] | None = None):
+def collect_signals(*numbers: int, react: Callable | None = None):
     """Yield a list that collects these signals until the block ends; they end nothing and raise nothing.
 
     react: called with each signal.

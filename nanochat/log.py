@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from nanochat.paths import naming
 
 Record = dict[str, Any]  # JSON
 Figures = Mapping[str, float | None]
-Parsed = TypeVar("Parsed")
 
 WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
@@ -129,7 +128,7 @@ def parse_rows(text: str, gap: str = " {2,}"):
     return [re.split(gap, line.strip()) for line in text.strip().splitlines()]
 
 
-def parse_table(kind: Callable[..., Parsed], text: str):
+def parse_table(kind: Callable, text: str):
     """Return the lines as objects. The first line names the fields; a dash leaves a field its default."""
     names, *lines = parse_rows(text)
     table = []
@@ -162,7 +161,7 @@ def read_metrics(path: Path):
     for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
-        except ValueError:  # half a line
+        except ValueError:  # half a line, or an empty one
             continue
         if record["kind"] == RESUMED:
             # The resumed run trains these steps again.
@@ -198,7 +197,7 @@ class MetricLog:
 
     def __init__(self, folder: Path, run: str = "", config: Record | None = None, name: str = "metrics"):
         self.path = folder / f"{name}.jsonl"
-        self._before = []  # a marker that goes before the next record
+        self._before = ""  # a marker that goes before the next record
         self._wandb = None  # no mirror
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
@@ -216,15 +215,10 @@ class MetricLog:
         """
         if not is_main_rank():
             return
-        records = [*self._before, {"kind": kind, "step": step, **figures}]
-        self._before = []
-        lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
-        with naming(self.path, len(lines)), open(self.path, "a+b") as file:
-            # A killed process may have left half a line, which must not swallow this record.
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
+        record = json.dumps({"kind": kind, "step": step, **figures}, ensure_ascii=False)
+        lines = f"{self._before}{record}\n".encode()
+        self._before = ""
+        with naming(self.path, len(lines)), open(self.path, "ab") as file:
             file.write(lines)
         if self._wandb:
             with self._mirroring():
@@ -235,7 +229,9 @@ class MetricLog:
 
         Step -1 starts again in a folder that may hold another run's log.
         """
-        self._before = [{"kind": RESUMED, "step": step}] if self.path.exists() else []
+        if self.path.exists():
+            # A new line first: a killed process may have left half of one.
+            self._before = f'\n{{"kind": "{RESUMED}", "step": {step}}}\n'
 
     def __enter__(self):
         return self

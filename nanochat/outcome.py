@@ -120,7 +120,8 @@ class Outcome:
         self.write()
 
     def write_evaluation(self, kind: str, step: int):
-        """Log the estimates among the metrics, of a model's step, and write the record."""
+        """Print and write the record of an evaluation, and log its estimates, for a model's step."""
+        self.show()
         figures = {name: metric["value"] for name, metric in self.metrics.items() if isinstance(metric, dict)}
         with MetricLog(stage_dir(self.stage, self.tag), self.config["run"], self.config) as log:
             log.write(kind, step, **figures)

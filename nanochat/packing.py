@@ -165,12 +165,11 @@ def best_fit(lengths: Sequence[int], room: int):
     free = []  # (room left, row), sorted, so that bisect finds the fullest row
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         index = bisect_left(free, (lengths[number], -1))
-        # No row has room: start one.
+        # No row has room: start one, which has the most.
         if index == len(free):
+            free.append((room, len(rows)))
             rows.append([])
-            left, row = room, len(rows) - 1
-        else:
-            left, row = free.pop(index)
+        left, row = free.pop(index)
         rows[row].append(number)
         insort(free, (left - lengths[number], row))
     return rows

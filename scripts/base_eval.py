@@ -5,7 +5,6 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max
 """
 
 from nanochat.config import Count, option, options, run
-from nanochat.log import format_value, print0
 from nanochat.outcome import Outcome, average
 from nanochat.paths import stage_dir
 from nanochat.settings import CheckpointChoice, DeviceSettings, LogSettings
@@ -31,13 +30,11 @@ def main(config: Config):
         folder = stage_dir("base_eval", config.tag)
         name, tasks = open_core(checkpoint.manifest["tokenizer"]["tag"])
         scores = evaluate_core(model, tokenizer, tasks, runtime, max(config.max_per_task, 0), folder)
-        shown = average(scores.values()).metric(chance=0.0)
-        print0(f"base_eval: {name} {format_value(shown)}, over {len(scores)} tasks")
         # All ranks have the scores; one writes the record.
         if runtime.rank != 0:
             return
         outcome.metrics["Model"] = f"base_train {config.tag} (step {checkpoint.step:,})"
-        outcome.metrics[name] = shown
+        outcome.metrics[name] = average(scores.values()).metric(chance=0.0)
         # The report card shows metrics in this order; the artifacts let runs be compared item by item.
         for label, score in scores.items():
             outcome.metrics[label] = score.metric(chance=0.0)

@@ -4,7 +4,7 @@ python -m scripts.base_loss --tag=d8
 """
 
 from nanochat.config import Count, option, options, run
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import table_of
 from nanochat.outcome import Outcome
 from nanochat.settings import (
     CheckpointChoice,
@@ -52,15 +52,12 @@ def main(config: Config):
                 found = bits_by_exit(model, text, length, config.device_batch_size, runtime, stride)[-1]
                 name = f"{split} bpb (stride {stride})" if stride else f"{split} bpb"
                 outcome.metrics[name] = found.metric()
-                print0(f"base_loss: {name} {found}")
         trained = model.config.supervision
         if trained:  # a recursive model: up to twice as many exits as were trained
             model.steps = 2 * trained
             found = bits_by_exit(model, texts["val"], length, config.device_batch_size, runtime)
             rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
-            table = table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)
-            print0(terminal_table(table))
-            outcome.tables.append(table)
+            outcome.tables.append(table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows))
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
         outcome.tables.append(table_of("Samples", "Prompt | Continuation", samples))
         if runtime.rank == 0:

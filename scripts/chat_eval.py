@@ -72,7 +72,7 @@ def main(config: Config):
         engine = Engine(model, tokenizer, config.slots)
         scores = {}
         for name, task in tasks.items():
-            score = evaluate_task(task, model, engine, tokenizer, runtime, config, name, folder / f"{name}.jsonl")
+            score = evaluate_task(task, model, tokenizer, runtime, config, name, folder / f"{name}.jsonl", engine)
             print0(f"{name}: {score.accuracy}, guessing {score.baseline:.2f}")
             scores[name] = score
             outcome.metrics[name] = score.accuracy.metric(score.baseline)
@@ -99,7 +99,6 @@ def main(config: Config):
         ):
             if rows:
                 outcome.tables.append(table_of(title, columns, rows))
-        outcome.show()
         outcome.write_evaluation("tasks", checkpoint.step)
 
 

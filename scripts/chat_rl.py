@@ -93,7 +93,7 @@ def main(config: Config):
 
         def test_scores():
             engine.refresh()  # to the weights of the model
-            score = evaluate_task(test, trainer.model, engine, trainer.tokenizer, trainer.runtime, answers, name)
+            score = evaluate_task(test, trainer.model, trainer.tokenizer, trainer.runtime, answers, name, engine=engine)
             return {f"pass@{k}": estimate for k, estimate in score.pass_at.items()}
 
         state = trainer.fit(

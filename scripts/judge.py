@@ -28,7 +28,6 @@ def answers_of(name: str, task: Task, config: Config):
     """Return a model's answers to the problems in a task, as an evaluation records them."""
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
-    from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task
     from nanochat.runtime import setup
 
@@ -36,7 +35,7 @@ def answers_of(name: str, task: Task, config: Config):
     check_names(f"{name} is not like sft:d8: the stage", [source], MODELS)
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, _ = load_model(MODELS[source], tag, -1, runtime)
-        return evaluate_task(task, model, Engine(model, tokenizer), tokenizer, runtime, config, name).records
+        return evaluate_task(task, model, tokenizer, runtime, config, name).records
 
 
 def main(config: Config):

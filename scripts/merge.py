@@ -78,7 +78,6 @@ def main(config: Config):
 def dev_score(config: Config, like: "Checkpoint", weights: "Tensors"):
     """Return the mean accuracy of a model with these weights in the development tasks."""
     from nanochat.checkpoint import build_model, tokenizer_of
-    from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task
     from nanochat.models import config_of
     from nanochat.runtime import setup
@@ -88,11 +87,8 @@ def dev_score(config: Config, like: "Checkpoint", weights: "Tensors"):
         model = build_model(config_of(like.manifest), runtime, like).eval().requires_grad_(False)
         model.load_state_dict(weights)
         tokenizer = tokenizer_of(like)
-        engine = Engine(model, tokenizer)
         tasks = open_tasks(config.dev, tokenizer=like.manifest["tokenizer"]["tag"])
-        return fmean(
-            evaluate_task(task, model, engine, tokenizer, runtime, config).accuracy.value for task in tasks.values()
-        )
+        return fmean(evaluate_task(task, model, tokenizer, runtime, config).accuracy.value for task in tasks.values())
 
 
 if __name__ == "__main__":

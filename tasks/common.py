@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,9 @@ REVISION = "refs/convert/parquet"
 EVALUATION_SPLIT = "test"  # the split that every evaluation asks for
 SPLIT = re.compile(r"(?:(\w+)=)?(\w+)(?:\*(\d+))?")  # train=auxiliary_train*4
 SHUFFLE_SEED = 42  # the same as in the public nanochat, so that the first problems are the same too
+
+
+Answered = list[tuple[dict, str]]  # conversations, each with a completion to judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +75,9 @@ class DataSet:
             for part in self.parts.split()
             for file in (f"{own}-{number:05d}-of-{count:05d}.parquet" for number in range(count))
         ]
+
+
+DataSets = Mapping[str, DataSet]  # by name
 
 
 # ---- tasks ----
@@ -174,7 +180,7 @@ class Task:
         """Return the answer in a text, equal for equal answers: here all of it."""
         return text.strip()
 
-    def evaluate_all(self, answers: list[tuple[dict, str]]):
+    def evaluate_all(self, answers: Answered):
         """Return the verdicts on several (conversation, completion)."""
         return [self.evaluate(conversation, completion) for conversation, completion in answers]
 

@@ -2,10 +2,11 @@
 
 import re
 import textwrap
+from functools import partial
 
 from nanochat.evals import sandbox
 from nanochat.log import print_line
-from tasks.common import Task, exchange
+from tasks.common import Answered, Task, exchange
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a code block; the last fence may be missing
 CODE = re.compile(r"^(?:import \w|from [\w.]+ import|def |class |@)", re.MULTILINE)  # a line that starts code
@@ -47,7 +48,7 @@ class HumanEval(Task):
     def evaluate(self, conversation: dict, completion: str):
         return self.evaluate_all([(conversation, completion)])[0]
 
-    def evaluate_all(self, answers: list[tuple[dict, str]]):
+    def evaluate_all(self, answers: Answered):
         cases = []
         for conversation, completion in answers:
             prompt = conversation["messages"][0]["content"]
@@ -56,7 +57,7 @@ class HumanEval(Task):
             tests = f"{conversation['test']}\n\ncheck({name})"
             # Some tests use what the prompt has before the function.
             cases.append(sandbox.Case(code, name, tests, prompt.partition(f"def {name}(")[0]))
-        verdicts = sandbox.judge_all(cases, unsafe=self.unsafe_exec)
+        verdicts = sandbox.side_by_side(partial(sandbox.judge, unsafe=self.unsafe_exec), cases)
         forgeable = sum(verdict.forgeable for verdict in verdicts)
         if forgeable:
             print_line(

@@ -12,7 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from nanochat.evals import sandbox
-from tasks.common import exchange
+from tasks.common import Answered, exchange
 from tasks.humaneval import FENCED, HumanEval
 
 # The authors' limit on time, and memory for deep recursion in a thread: processes × memory is as for HumanEval.
@@ -111,7 +111,7 @@ class LiveCodeBench(HumanEval):
         question, starter_code, *_ = self._cells(path, start)
         return exchange(f"{question}\n\n{starter_code}\n\n{CLOSING}", "") | {"place": (path, start)}
 
-    def evaluate_all(self, answers: list[tuple[dict, str]]):
+    def evaluate_all(self, answers: Answered):
         return sandbox.side_by_side(self._passes, answers)
 
     def _cells(self, path: Path, start: int):

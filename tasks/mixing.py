@@ -12,7 +12,6 @@ task is read for more than its EPOCHS.
 """
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from nanochat.log import print0
 from nanochat.paths import stage_dir
 from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
-from tasks.common import DataSet, Task, find_task
+from tasks.common import DataSet, DataSets, Task, find_task
 
 # The path after json: may have any characters, and after ~ the first : is that of the augmentation.
 MEMBER = re.compile(
@@ -75,7 +74,7 @@ class Mixture:
 
 
 def mix(
-    known: Mapping[str, DataSet],
+    known: DataSets,
     spec: str,
     split: str = "train",
     seed: int = 0,
@@ -126,7 +125,7 @@ def mix(
     return Mixture(parts, seed)
 
 
-def parse_mixture(spec: str, known: Mapping[str, DataSet]):
+def parse_mixture(spec: str, known: DataSets):
     """Return the tasks of a specification; ValueError names the wrong word."""
     members = []
     for word in filter(None, map(str.strip, spec.split(","))):
@@ -143,7 +142,7 @@ def parse_mixture(spec: str, known: Mapping[str, DataSet]):
     return members
 
 
-def find_set(word: str, known: Mapping[str, DataSet]):
+def find_set(word: str, known: DataSets):
     """Return name and data set for a task, or for json: and the path of files."""
     if word.startswith("json:"):
         path = word.removeprefix("json:")

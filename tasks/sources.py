@@ -5,7 +5,7 @@ split behind a slash if that is not train; a JSONL file, or several by a pattern
 or such files of a data set on the hub, `hub:owner/name`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from nanochat.data.hub import dataset_files, fetch, sha256
 from nanochat.log import Record
 from nanochat.paths import read_jsonl
 from tasks.chats import as_row, chat_files
-from tasks.common import EVALUATION_SPLIT, DataSet, Task, find_task
+from tasks.common import EVALUATION_SPLIT, DataSets, Task, find_task
 from tasks.multiple_choice import MultipleChoice
 
 SUFFIXES = (".jsonl", ".parquet")
@@ -40,7 +40,7 @@ class SourceFile(NamedTuple):
             yield {"messages": []} | self.origin | own | {"bucket": self.origin["bucket"]}
 
 
-def open_sources(sources: str, licenses: str, known: Mapping[str, DataSet], tokenizer: str):
+def open_sources(sources: str, licenses: str, known: DataSets, tokenizer: str):
     """Return the files of all sources in order; a ValueError for a source that is missing, empty or lacks a column."""
     found = []
     for bucket, word in pairs(sources).items():

@@ -68,7 +68,7 @@ class Deal:
         """key: (seed, source number)."""
         self.lanes = lanes
         self.key = key
-        self.bos = tokenizer.special_tokens["<|bos|>"]
+        self.bos = tokenizer.bos
         threads = min(MOST_THREADS, os.cpu_count() or 1)
         # (shard, row group in the shard)
         self._groups = [(shard, group) for shard in shards for group in range(shard.row_groups)]

@@ -10,28 +10,25 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from itertools import chain, count, pairwise, takewhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+import pyarrow
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat.cross_entropy import overlapping_rows
+from nanochat.data.corpus import Corpus
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, Record, print0, read_metrics
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, keep_figures
+from nanochat.outcome import Estimate, keep_figures, mean_estimate
+from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.scaling import flops_per_token
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
-
-if TYPE_CHECKING:
-    import pyarrow
-
-    from nanochat.data.corpus import Corpus
-    from nanochat.run import Trainer
 
 # For alarms of a recursive run.
 INVERTED_EVALUATIONS = 3  # in a row
@@ -57,7 +54,7 @@ class EvalText(NamedTuple):
     bytes: int
 
 
-def first_documents(batches: Iterable["pyarrow.Array"], max_bytes: int):
+def first_documents(batches: Iterable[pyarrow.Array], max_bytes: int):
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
     documents, room = [], max_bytes
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
@@ -69,7 +66,7 @@ def first_documents(batches: Iterable["pyarrow.Array"], max_bytes: int):
     return list(filter(None, documents))  # nothing may be left of the last one
 
 
-def read_text(batches: Iterable["pyarrow.Array"], tokenizer: Tokenizer, max_bytes: int):
+def read_text(batches: Iterable[pyarrow.Array], tokenizer: Tokenizer, max_bytes: int):
     """Return the text of `first_documents` in tokens; each document is predicted from its start on."""
     documents = first_documents(batches, max_bytes)
     ids, _ = tokenizer.core.encode_batch(documents, tokenizer.bos)
@@ -106,7 +103,7 @@ def bits_by_exit(
 
     for sums in sum_rows(losses, inputs, targets, weights, batch_size, runtime, seq_len - stride):
         assert sums[:, 1].sum() == text.bytes
-        found.append(ratio(sums / sums.new_tensor([math.log(2), 1])))  # nats to bits; byte counts stay
+        found.append(bits_per_byte(sums))
     return found
 
 
@@ -153,21 +150,24 @@ def sum_rows(
     return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 
+def bits_per_byte(sums: Tensor):
+    """Return the `ratio` of summed losses in nats to bytes, in bits."""
+    return ratio(sums / sums.new_tensor([math.log(2), 1]))
+
+
 def ratio(sums: Tensor):
     """Return the sum of column 0 over the sum of column 1 of (rows, 2), and the standard error over rows."""
     above, below = sums.sum(0).tolist()
     value = above / below
-    rows = len(sums)
-    correction = rows / (rows - 1) if rows > 1 else math.nan  # a single row has no spread
     # The spread: losses in each row beyond a proportional share (a ratio of sums is no mean).
-    excess = sums[:, 0] - value * sums[:, 1]
-    return Estimate(value, math.sqrt(correction) * excess.norm().item() / below)
+    excess = mean_estimate((sums[:, 0] - value * sums[:, 1]).tolist())
+    return Estimate(value, len(sums) * excess.stderr / below)
 
 
 # ---- evaluations during training ----
 
 
-def text_validation(trainer: "Trainer", corpus: "Corpus"):
+def text_validation(trainer: Trainer, corpus: Corpus):
     """Return the evaluation for bits per byte on a corpus's validation text; none for --eval-every=-1."""
     config = trainer.config
     if config.eval_every < 0:
@@ -184,7 +184,7 @@ def text_validation(trainer: "Trainer", corpus: "Corpus"):
 
 
 def log_validation(
-    trainer: "Trainer",
+    trainer: Trainer,
     tokens: int,
     measure: Callable,
 ):
@@ -224,7 +224,7 @@ def write_samples(model: GPT, tokenizer: Tokenizer):
     return rows
 
 
-def sample_writing(trainer: "Trainer", every: int):
+def sample_writing(trainer: Trainer, every: int):
     """Return the evaluation that prints samples, on rank 0."""
 
     def write(state: State):
@@ -278,7 +278,7 @@ def in_order(bpb: Sequence[float]):
     return all(later <= 1.0001 * earlier for earlier, later in pairwise(bpb))
 
 
-def refinement_alarms(trainer: "Trainer"):
+def refinement_alarms(trainer: Trainer):
     """Return the evaluation that prints the alarms, to run after validation; none for a plain model."""
     if trainer.model.steps < 2:
         return []

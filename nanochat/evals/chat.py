@@ -10,29 +10,26 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.engine import Engine, Request
-from nanochat.evals.bpb import log_validation, ratio, sum_rows
+from nanochat.evals.bpb import bits_per_byte, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.models import as_written
 from nanochat.outcome import average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
+from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.settings import AnswerSettings
 from nanochat.stages import MEANS, mean_name
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
-
-if TYPE_CHECKING:
-    from nanochat.run import Trainer
-
 
 # A call of the calculator and its result in the text of an answer.
 CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*?)<\|output_end\|>")
@@ -81,22 +78,22 @@ class ChatScore(NamedTuple):
 def evaluate_task(
     task: Task,
     model: GPT,
-    engine: Engine | None,
     tokenizer: Tokenizer,
     runtime: Runtime,
     settings: AnswerSettings,
     label: str = "chat",
     path: Path | None = None,
+    engine: Engine | None = None,
 ):
     """Return a task's score. All ranks call this; each answers a part, and all get the same score.
 
-    engine: may be None where letters are chosen. path: file for the records.
+    path: file for the records. engine: writes the answers, by default one for this task alone.
     """
     problems = _prepare_problems(task, model.config.max_seq_len, tokenizer, settings, label)
     if task.kind == "categorical":
         answers = _choose_letters(problems, model, tokenizer, runtime)
     else:
-        answers = _write_answers(problems, engine, tokenizer, runtime, settings)
+        answers = _write_answers(problems, engine or Engine(model, tokenizer), tokenizer, runtime, settings)
     answered = []
     progress = Progress()
     for answer in answers:
@@ -246,7 +243,7 @@ def _write_answers(
 # ---- evaluation during training ----
 
 
-def task_scores(trainer: "Trainer", open_tasks: Callable, at_start: bool = False):
+def task_scores(trainer: Trainer, open_tasks: Callable, at_start: bool = False):
     """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
@@ -261,13 +258,10 @@ def task_scores(trainer: "Trainer", open_tasks: Callable, at_start: bool = False
     if not scored:
         return []
     settings = AnswerSettings(max_problems=config.eval_metrics_max_problems)
-    writes = any(task.kind != "categorical" for task in scored.values())
 
     def score(state: State):
-        # Made for each evaluation: between them, its memory is for training.
-        engine = Engine(trainer.model, trainer.tokenizer) if writes else None
         scores = {
-            name: evaluate_task(task, trainer.model, engine, trainer.tokenizer, trainer.runtime, settings, name)
+            name: evaluate_task(task, trainer.model, trainer.tokenizer, trainer.runtime, settings, name)
             for name, task in scored.items()
         }
         found = {name: score.accuracy for name, score in scores.items()} | mean_scores(scores)
@@ -276,7 +270,7 @@ def task_scores(trainer: "Trainer", open_tasks: Callable, at_start: bool = False
     return [Evaluation(config.eval_metrics_every, score, at_start)]
 
 
-def log_figures(trainer: "Trainer", measure: Callable):
+def log_figures(trainer: Trainer, measure: Callable):
     """Return the evaluation that logs the figures of `measure` every --eval-every steps, also before the first one."""
 
     def log(state: State):
@@ -289,7 +283,7 @@ def log_figures(trainer: "Trainer", measure: Callable):
 # ---- validation on conversations ----
 
 
-def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise: str):
+def chat_validation(trainer: Trainer, conversations: Sequence[dict], supervise: str):
     """Return the evaluation for loss per supervised token, and bits per byte, on conversations.
 
     The rows do not depend on the number of ranks. The config is ChatTuneSettings.
@@ -309,9 +303,8 @@ def chat_validation(trainer: "Trainer", conversations: Sequence[dict], supervise
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 
     def measure():
-        losses, bits = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
-        bits = bits / torch.tensor([math.log(2), 1])  # nats to bits; byte counts stay
-        return {"val/loss": ratio(losses), "val/bpb": ratio(bits)}
+        losses, counted = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
+        return {"val/loss": ratio(losses), "val/bpb": bits_per_byte(counted)}
 
     return [log_validation(trainer, inputs.numel(), measure)]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, chain, count, groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,12 +29,10 @@ from nanochat.log import print0
 from nanochat.models import as_written
 from nanochat.outcome import average, keep_figures, mean_estimate
 from nanochat.paths import write_jsonl
+from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
-
-if TYPE_CHECKING:
-    from nanochat.run import Trainer
 
 # Tokens per batch without padding, by device type. On a CPU larger batches do not fit into the caches, and are slower.
 # On a GPU the keys and values of prefixes take 150 kB per token at depth 24, so 5 GB.
@@ -69,7 +67,7 @@ def evaluate_core(
     return scores
 
 
-def core_scores(trainer: "Trainer", every: int):
+def core_scores(trainer: Trainer, every: int):
     """Return the evaluation that scores CORE during training; none for every=-1."""
     if every < 0:
         return []

@@ -60,11 +60,6 @@ class Verdict(NamedTuple):
     forgeable: bool = False  # tests whose arguments are not plain data can run only in the answer's own process
 
 
-def judge_all(cases: Iterable[Case], limits: Limits = LIMITS, unsafe: bool = False):
-    """Judge cases side by side."""
-    return side_by_side(lambda case: judge(case, limits, unsafe), cases)
-
-
 def side_by_side(function: Callable, items: Iterable):
     """Return the function's results; it waits for programs, for as many at once as this rank has CPUs."""
     cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))

@@ -8,7 +8,7 @@ questions which one run answers better split so unevenly by chance.
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +19,6 @@ from nanochat.outcome import Outcome, mean_estimate
 from nanochat.paths import read_jsonl, read_sha256, text_sha256
 from nanochat.stages import TITLES
 
-WIDEST = 48  # longest text in a column, in characters
 # Columns with number formats; in the first table all is text.
 FIGURES = " | A | B | B - A | ±"  # the first column has no title
 ANSWERS = "Question by question | Questions:d | A:.4f | B:.4f | B - A:+.4f | ±:.4f | A better:d | B better:d | p:.3g"
@@ -93,10 +92,7 @@ def compare(runs: Sequence[Record], names: Sequence[str]):
     first, second = (
         {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))} for run in runs
     )
-    # In the order of the card; a dictionary is a set that keeps its order.
-    for name in dict.fromkeys([*TITLES, *first]):
-        if name not in first or name not in second:
-            continue
+    for name in filter(second.__contains__, first):
         title = TITLES.get(name, name)
         stages = [first[name], second[name]]
         tables = [
@@ -124,16 +120,15 @@ def _figures(stage: Record):
     return {name: value if isinstance(value, dict) else {"value": value} for name, value in found.items()}
 
 
-def _rows(records: Sequence[Mapping[str, Record]]):
+def _rows(records: Sequence[Record]):
     """Return a row for each number, with the difference, and for each text that differs between two records."""
     rows = []
     for name in dict.fromkeys(chain(*records)):
         one, other = (record.get(name, {"value": None}) for record in records)
         texts = [format_value(one), format_value(other)]
         difference = _difference(one, other)
-        # Compared at full length, shown cut: long texts may differ at the end alone.
         if texts[0] != texts[1] or difference != NONE:
-            rows.append([name, *(text[:WIDEST] for text in texts), *difference])
+            rows.append([name, *texts, *difference])
     return rows
 
 

@@ -86,12 +86,11 @@ def _lines(plot: Plot):
     """Return the elements below the title: axes, lines, names."""
     import numpy as np  # a slow import, which must not delay --help
 
-    series = []
-    for xs, ys in plot["series"].values():
+    series = []  # (2, points) each
+    for points in map(np.array, plot["series"].values()):
         # A diverged loss is NaN or infinite: only other points can be drawn.
-        series.append([(x, y) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)])
-    points = [point for some in series for point in some]
-    xs, ys = zip(*points or [(0.0, 0.0)], strict=True)  # an empty plot has axes too
+        series.append(points[:, np.isfinite(points[1])])
+    xs, ys = np.hstack(series) if any(points.size for points in series) else np.zeros((2, 1))
     rows = ticks(*_spread(ys))
     ends = _spread(xs)
     # The labels stand to the left, and need room for the longest.
@@ -109,10 +108,10 @@ def _lines(plot: Plot):
         if ends[0] <= column <= ends[1]:
             elements.append(_text(np.interp(column, ends, width), BOTTOM + 16, label(column), "middle"))
     names = []
-    for number, (name, some) in enumerate(zip(plot["series"], series, strict=True)):
+    for number, (name, points) in enumerate(zip(plot["series"], series, strict=True)):
         color = f"s{number % COLORS}"
         names.append(f'<tspan class="{color}">{escape(name)}</tspan>')
-        pixels = [(np.interp(x, ends, width), np.interp(y, rows, heights)) for x, y in some]
+        pixels = np.array([np.interp(points[0], ends, width), np.interp(points[1], rows, heights)]).T
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
         elements.append(f'<polyline class="line {color}" points="{path}"/>')
         # A short series has a mark at each point.

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from contain import NEEDS_SANDBOX
 
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
 from nanochat.evals import contained, sandbox
-from nanochat.evals.sandbox import Case, Limits, Verdict, judge, judge_all, run
+from nanochat.evals.sandbox import Case, Limits, Verdict, judge, run, side_by_side
 
 pytestmark = NEEDS_SANDBOX
 QUICK = Limits(seconds=6.0, cpu_seconds=2)
@@ -46,9 +47,9 @@ def cases(answers: dict[str, str]):
 
 
 def test_no_verdict_is_forged_and_right_answers_pass():
-    verdicts = dict(zip(FORGERIES, judge_all(cases(FORGERIES), SOON), strict=True))
+    verdicts = dict(zip(FORGERIES, side_by_side(partial(judge, limits=SOON), cases(FORGERIES)), strict=True))
     assert not [name for name, verdict in verdicts.items() if verdict.passed or verdict.forgeable]
-    verdicts = dict(zip(RIGHT, judge_all(cases(RIGHT), QUICK), strict=True))
+    verdicts = dict(zip(RIGHT, side_by_side(partial(judge, limits=QUICK), cases(RIGHT)), strict=True))
     assert not [(name, verdict) for name, verdict in verdicts.items() if not verdict.passed or verdict.forgeable]
     assert judge(Case("def f(n):\n    yield from range(n)", "f", "assert list(f(3)) == [0, 1, 2]"), QUICK).passed
     fails = "try: f(1)\nexcept ZeroDivisionError: pass\nelse: assert False"

@@ -106,7 +106,7 @@ def test_a_task_of_letters(hub, monkeypatch):
     monkeypatch.setattr(chat, "LETTER_BATCH", 7)
     limit_memory(monkeypatch, model, 3)
     options = AnswerSettings(max_problems=40)
-    score = evaluate_task(task, model, None, tokenizer, one_process(), options)
+    score = evaluate_task(task, model, tokenizer, one_process(), options)
     verdicts = []
     for record, conversation in zip(score.records, task, strict=False):
         ids = [tokenizer.encode(letter)[0] for letter in conversation["letters"]]
@@ -133,9 +133,8 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, roo
     task = TASKS[name]()
     prompts = [render_prompt(task[number], tokenizer) for number in range(20)]
     engine = Scripted(tokenizer, lambda request: [""])
-    score = evaluate_task(
-        task, model, engine, tokenizer, one_process(), AnswerSettings(max_new_tokens=30, max_problems=20), name
-    )
+    options = AnswerSettings(max_new_tokens=30, max_problems=20)
+    score = evaluate_task(task, model, tokenizer, one_process(), options, name, engine=engine)
     cut = [len(prompt) > room for prompt in prompts]
     assert any(cut)
     assert [record["cut"] for record in score.records] == cut
@@ -157,7 +156,7 @@ def test_what_is_written_is_judged_and_kept(hub):
     options = AnswerSettings(
         temperature=0.7, top_k=9, num_samples=3, max_new_tokens=50, max_problems=9, seed=4, top_p=0.8
     )
-    score = evaluate_task(task, model, engine, tokenizer, one_process(), options)
+    score = evaluate_task(task, model, tokenizer, one_process(), options, engine=engine)
     assert score.pass_at.keys() == {1, 2, 3}
     for k in (1, 2, 3):
         assert score.pass_at[k] == mean_estimate([pass_probability(3, count, k) for count in right])
@@ -181,8 +180,7 @@ def test_repeats_are_runs_with_samples_of_their_own(hub):
     options = AnswerSettings(
         temperature=1.0, top_k=0, top_p=0.9, num_samples=2, max_new_tokens=6, max_problems=8, seed=4
     )
-    engine = Engine(model, tokenizer, slots=5)
-    score = evaluate_task(task, model, engine, tokenizer, one_process(), replace(options, repeats=3))
+    score = evaluate_task(task, model, tokenizer, one_process(), replace(options, repeats=3))
     rows = [[one["right"] for one in record["completions"]] for record in score.records]
     accuracies = [sum(sum(row[first : first + 2]) for row in rows) / 16 for first in (0, 2, 4)]
     assert len(set(accuracies)) > 1
@@ -191,7 +189,7 @@ def test_repeats_are_runs_with_samples_of_their_own(hub):
     shares = [sum(one["right"] for one in record["completions"]) / 6 for record in score.records]
     assert score.accuracy == pytest.approx(mean_estimate(shares))
     assert score.pass_at.keys() == {1, 2, 3, 4, 5, 6}
-    letters = evaluate_task(TASKS["MMLU"](), model, None, tokenizer, one_process(), replace(options, repeats=3))
+    letters = evaluate_task(TASKS["MMLU"](), model, tokenizer, one_process(), replace(options, repeats=3))
     assert {len(record["completions"]) for record in letters.records} == {1}
     assert math.isnan(letters.repeat_error)
 
@@ -209,9 +207,9 @@ def ask(out: Path, runtime):
     options = AnswerSettings(temperature=1.0, top_k=20, num_samples=2, max_new_tokens=5, max_problems=19)
     for name in ("ARC-Challenge", "GSM8K"):
         few = replace(options, max_problems=2)
-        evaluate_task(TASKS[name](), model, engine, tokenizer, runtime, few)  # some ranks have nothing to do
+        evaluate_task(TASKS[name](), model, tokenizer, runtime, few, engine=engine)  # some ranks have nothing to do
         path = out.with_name(f"{out.name}-{name}.jsonl")
-        score = evaluate_task(TASKS[name](), model, engine, tokenizer, runtime, options, name, path)
+        score = evaluate_task(TASKS[name](), model, tokenizer, runtime, options, name, path, engine)
         found = json.dumps([score.records, list(score.pass_at.items())])
         out.with_name(f"{out.name}-{name}-{runtime.rank}.json").write_text(found)
 

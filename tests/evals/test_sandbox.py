@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from conftest import ROOT
 from contain import NEEDS_SANDBOX
 
 from nanochat.evals import contained, sandbox
-from nanochat.evals.sandbox import Case, Limits, judge_all, run
+from nanochat.evals.sandbox import Case, Limits, judge, run, side_by_side
 
 QUICK = Limits(seconds=20.0, cpu_seconds=2)
 
@@ -85,7 +86,7 @@ def test_missing_names_the_architecture_or_the_step_that_failed(monkeypatch, tmp
 def test_as_many_at_once_as_there_are_cpus(ranks, most, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     tests = "import time\nstart = time.monotonic()\ntime.sleep(0.2)\nprint(start, time.monotonic())"
-    verdicts = judge_all([Case("f = 1", "f", tests)] * 3, QUICK, unsafe=True)
+    verdicts = side_by_side(partial(judge, limits=QUICK, unsafe=True), [Case("f = 1", "f", tests)] * 3)
     spans = [[*map(float, verdict.output.split())] for verdict in verdicts]
     assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= most
 

@@ -40,7 +40,7 @@ def test_an_evaluation_leaves_its_record(base, capsys):
     centered = [metrics[label]["value"] for label in LABELS]
     assert metrics["CORE metric"]["value"] == pytest.approx(sum(centered) / len(LABELS))
     shown = format_value(metrics["CORE metric"])
-    assert f"base_eval: CORE metric {shown}, over 11 tasks\n" in output
+    assert f"\nCORE metric: {shown}\n" in output
     assert record["artifacts"].keys() == {f"{label}.jsonl" for label in LABELS}
     judged = {one["task"]: one for one in read_card(base)["decisions"]}
     assert sorted(judged) == sorted(LABELS)
