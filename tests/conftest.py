@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -123,15 +124,8 @@ def serve():
     """Starts scripted servers, which end with the test."""
     from scripted import Scripted  # which imports torch
 
-    servers = []
-
-    def start(answers: dict | None = None, **options):
-        servers.append(Scripted(answers or {}, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+    with ExitStack() as servers:
+        yield lambda answers=None, **options: servers.enter_context(Scripted(answers or {}, **options))
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,6 @@ def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path):
         online = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": ""}
         speedrun.env = {name: value for name, value in speedrun.env.items() if name != "NANOCHAT_HUB"} | online
         done = speedrun.run("--scale=cpu", "--until=tok_train", "--tag=hub")
-        hub.shutdown()
     assert {"download", "tok_train"} == set(steps_with(done.stdout, "done"))
     assert "text: climbmix" in done.stdout
     assert "\ndata: climbmix: 9 files, " in (base / "speedrun/hub/download.log").read_text()
