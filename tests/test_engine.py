@@ -7,6 +7,7 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
+from conftest import each_row
 from engines import ID, NEVER, SETTINGS, SIZES, TOKENIZER, Late, collected, devices, mixed, model_of, tokens_of
 from models import CONFIGS, SMALL, lively
 from torch.nn.utils.rnn import pad_sequence
@@ -144,9 +145,8 @@ A[python_start]12[assistant_end] | {} | [python_start]12 | stop
 """
 
 
-@pytest.mark.parametrize("case", ENDS.strip().splitlines())
-def test_ends(case):
-    script, settings, text, reason = case.split(" | ")
+@each_row("script settings text reason", ENDS)
+def test_ends(script, settings, text, reason):
     heard, completion = say(speaker(script), **eval(settings))
     assert (heard, completion.reason) == (text, reason)
     assert set(completion.mask) == {1}

@@ -29,7 +29,6 @@ def server(base, monkeypatch):
         monkeypatch.setattr(bundle, "URL", f"{running.address}/bundle.zip")
         monkeypatch.setattr(bundle, "FILES", f"{text_sha256(FILES['core.yaml'])}  core.yaml\n")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
         yield running
 
 
