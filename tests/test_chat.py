@@ -3,17 +3,17 @@
 import copy
 import json
 import re
-from itertools import groupby
+from itertools import chain, groupby
 
 import pytest
 from conftest import each_row
-from engines import ID, TOKENIZER
+from engines import ID, TOKENIZER, ids_of
 from hypothesis import given
 from hypothesis import strategies as st
 from made_chats import chat
 
 from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt, parts, render_conversation, render_prompt
-from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
+from nanochat.tokenizer import Tokenizer
 
 CALCULATION = json.loads("""[{"type": "text", "text": "there are "}, {"type": "python", "text": "12+34"},
     {"type": "python_output", "text": "46"}, {"type": "text", "text": " 글자 🙂"}]""")
@@ -32,14 +32,8 @@ def talk(*contents, system=None):
 
 def spelled(tokenizer, *stretches):
     """Ids and mask of stretches of text, each second one of which is learned; [x] stands for <|x|>."""
-    ids, mask = [], []
-    for number, stretch in enumerate(stretches):
-        for piece in re.split(r"(\[\w+\])", stretch):
-            special = f"<|{piece[1:-1]}|>"
-            tokens = [tokenizer.special_tokens[special]] if special in SPECIAL_TOKENS else tokenizer.encode(piece)
-            ids += tokens
-            mask += [number % 2] * len(tokens)
-    return ids, mask
+    rows = [ids_of(stretch, tokenizer) for stretch in stretches]
+    return [*chain(*rows)], [number % 2 for number, ids in enumerate(rows) for _ in ids]
 
 
 def test_ids_and_mask_of_a_conversation(tokenizer):

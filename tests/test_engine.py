@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import each_row
-from engines import ID, NEVER, SETTINGS, SIZES, TOKENIZER, Late, collected, devices, mixed, model_of, tokens_of
+from engines import NEVER, SETTINGS, SIZES, TOKENIZER, Late, collected, devices, ids_of, mixed, model_of, tokens_of
 from models import CONFIGS, SMALL, lively
 from torch.nn.utils.rnn import pad_sequence
 
@@ -109,12 +109,6 @@ def script_model(*ids, **fields):
         for token, following in pairwise(ids):
             model.head.weight[following] += 0.2 * seen[token]
     return model.requires_grad_(False)
-
-
-def ids_of(text):
-    """Ids of a text in which [x] stands for <|x|>."""
-    parts = text.replace("]", "[").split("[")
-    return [x for i, part in enumerate(parts) for x in ([ID[f"<|{part}|>"]] if i % 2 else part.encode())]
 
 
 def say(engine, prompt="A", most=50, **settings):

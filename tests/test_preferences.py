@@ -11,6 +11,7 @@ import pytest
 import torch
 from chat_files import write_lines
 from conftest import each_row
+from engines import ids_of
 from loop_parts import ALONE
 from models import CONFIGS, lively
 from test_objectives import TwoWords, in_parts
@@ -34,9 +35,7 @@ class Scripted(MadeUp):
         return [[self.completion(*answer) for answer in self.answers] for _ in requests]
 
     def completion(self, text: str, reason: str):
-        special, tokens = TOKENIZER.special_tokens, []
-        for piece in re.split(r"(<\|\w+\|>)", text):
-            tokens += [special[piece]] if piece in special else TOKENIZER.encode(piece)
+        tokens = ids_of(text, TOKENIZER)
         return Completion(tokens, [1] * len(tokens), reason, [0.0] * (len(tokens) + (reason == "stop")))
 
 
