@@ -64,13 +64,8 @@ class Base:
         return self.start(tag, *flags, **options).done()
 
     def refused(self, tag: str, *flags: str, code: int = 2, **options: Any):
-        """The one sentence with which it ends, the same on all ranks."""
-        job = self.start(tag, *flags, **options)
-        assert set(job.codes()) == {code}, job.err()
-        assert len({job.err(rank) for rank in range(len(job.processes))}) == 1
-        assert job.err().startswith("error: ")
-        assert job.err().count("\n") == 1, job.err()
-        return job.err().removeprefix("error: ").strip()
+        """The one sentence with which it ends."""
+        return self.start(tag, *flags, **options).refused(code)
 
     def of(self, tag: str):
         return self.folder / "base_train" / tag
@@ -85,15 +80,19 @@ class Base:
 
     def wait_for(self, tag: str, step: int, timeout: float = 60):
         end = time.monotonic() + timeout
-        while not any(record["step"] >= step and "train/loss" in record for record in self.metrics(tag)):
+        while max(self.series(tag, "train/loss"), default=-1) < step:
             assert time.monotonic() < end, f"step {step} did not come"
             time.sleep(0.002)
 
     def outcome(self, tag: str):
         return read_json(self.of(tag) / "outcome.json")
 
+    def series(self, tag: str, name: str):
+        """The values of a metric, by step."""
+        return {record["step"]: record[name] for record in self.metrics(tag) if name in record}
+
     def losses(self, tag: str):
-        return [record["train/loss"] for record in self.metrics(tag) if "train/loss" in record]
+        return [*self.series(tag, "train/loss").values()]
 
 
 def files_of(folder: Path, step: int = STEPS):

@@ -1,6 +1,5 @@
 """A headless browser, driven through a pipe in its own protocol: real keys, real clicks."""
 
-import fcntl
 import json
 import os
 import select
@@ -29,17 +28,12 @@ class Browser:
         root = ["--no-sandbox"] * (os.geteuid() == 0)
         command = [program, *FLAGS, *root, f"--user-data-dir={home}", "--remote-debugging-pipe"]
         (read, self._out), (self._in, write) = os.pipe(), os.pipe()
-        # Clear of 3 and 4, where it looks for them.
-        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (read, write)]
-
-        def place():
-            os.dup2(ends[0], 3)
-            os.dup2(ends[1], 4)
-
+        # It reads from 3 and writes to 4, which either end may be.
+        shell = ["bash", "-c", f'exec 203<&{read} 204>&{write} 3<&203 4>&204; exec "$@"', "browser"]
         with open(home.with_suffix(".err"), "wb") as errors:
-            self.process = subprocess.Popen(command, preexec_fn=place, pass_fds=(3, 4), stdout=errors, stderr=errors)
-        for end in (read, write, *ends):
-            os.close(end)
+            self.process = subprocess.Popen(shell + command, pass_fds=(read, write), stdout=errors, stderr=errors)
+        os.close(read)
+        os.close(write)
         self._rest, self._number, self.pages = b"", 0, {}
 
     def call(self, method: str, session: str | None = None, **parameters: Any):

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ def checked(done: subprocess.CompletedProcess, code: int):
     return done
 
 
+def cells(table: str, between: str = " | "):
+    """The lines of a text, each split into its cells."""
+    return [line.split(between) for line in table.strip("\n").splitlines()]
+
+
+def each_row(names: str, table: str, between: str = " | "):
+    """Run a test with each line of a text, which has a cell for each name."""
+    return pytest.mark.parametrize(names.split(), cells(table, between))
+
+
 def plant_world(base: Path, world: Path):
     """Let the base folder have a world, which would take ten seconds to write; returns the folder."""
     base.mkdir(exist_ok=True)
@@ -123,15 +134,8 @@ def serve():
     """Starts scripted servers, which end with the test."""
     from scripted import Scripted  # which imports torch
 
-    servers = []
-
-    def start(answers: dict | None = None, **options):
-        servers.append(Scripted(answers or {}, **options))
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.close()
+    with ExitStack() as servers:
+        yield lambda answers=None, **options: servers.enter_context(Scripted(answers or {}, **options))
 
 
 @pytest.fixture(scope="session")
@@ -172,8 +176,9 @@ def visit(chromium):
 
 
 @pytest.fixture
-def base(tmp_path: Path):
-    """The folder where the processes of `python` leave their artifacts."""
+def base(tmp_path: Path, monkeypatch):
+    """The folder where this process, and those of `python`, leave their artifacts."""
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     return tmp_path / "base"
 
 
@@ -209,7 +214,7 @@ def here(base: Path, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             for name in ("NANOCHAT_HUB", "NANOCHAT_API_KEY", "TIKTOKEN_CACHE_DIR"):
                 patch.delenv(name, raising=False)
-            for name, value in {"NANOCHAT_BASE_DIR": str(base), **variables}.items():
+            for name, value in variables.items():
                 patch.setenv(name, value)
             patch.setattr(sys, "argv", [module, *flags])
             capsys.readouterr()

@@ -1,6 +1,7 @@
 """Models, requests and devices for tests of the engine."""
 
 import random
+import re
 
 import pytest
 from models import CONFIGS, lively
@@ -50,6 +51,14 @@ def collected(events):
     for event in events:
         found.setdefault((event.request, event.sample), Completion()).add(event)
     return {sample: (completion.tokens, completion.reason) for sample, completion in sorted(found.items())}
+
+
+def ids_of(text, tokenizer=TOKENIZER):
+    """Ids of a text in which [x], or <|x|>, is a special token."""
+    ids = []
+    for number, piece in enumerate(re.split(r"\[(\w+)\]", re.sub(r"<\|(\w+)\|>", r"[\1]", text))):
+        ids += [tokenizer.special_tokens[f"<|{piece}|>"]] if number % 2 else tokenizer.encode(piece)
+    return ids
 
 
 def text_of(tokens, tokenizer=TOKENIZER, calls=False):

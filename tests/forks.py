@@ -4,6 +4,7 @@ import atexit
 import faulthandler
 import multiprocessing
 import os
+import re
 import runpy
 import signal
 import sys
@@ -64,6 +65,13 @@ class Forked:
         """What rank 0 printed, once all ranks have ended well."""
         assert set(self.codes(timeout)) == {0}, "".join(self.err(rank) for rank in range(len(self.processes)))
         return self.out()
+
+    def refused(self, code: int = 2):
+        """The one sentence with which it ended, the same on all ranks."""
+        assert set(self.codes()) == {code}, self.err()
+        [said] = {self.err(rank) for rank in range(len(self.processes))}
+        assert re.fullmatch("error: .*\n", said), said
+        return said.removeprefix("error: ").strip()
 
     def out(self, rank: int = 0, end: str = "out"):
         path = self.folder / f"{rank}.{end}"

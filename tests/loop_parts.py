@@ -103,6 +103,16 @@ def skipping(model: GPT, batch: tuple[Tensor, Tensor]):
     return 0 * model.head.weight.sum(), torch.tensor(0), {}
 
 
+def spoilt(source: Rows, factor: float):
+    """An objective whose loss is multiplied in the second step."""
+
+    def objective(model: GPT, batch: tuple[Tensor, Tensor]):
+        loss, count, metrics = next_token(model, batch)
+        return loss * (factor if source.taken == 2 else 1.0), count, metrics
+
+    return objective
+
+
 @dataclass
 class Trained:
     state: State
@@ -201,12 +211,7 @@ class Cases:
 
     def faults(self):
         source = Rows(self.runtime)
-
-        def spoilt(model: Any, batch: Any):
-            loss, count, metrics = next_token(model, batch)
-            return loss * (float("nan") if self.last and source.taken == 2 else 1.0), count, metrics
-
-        self.not_finite("nan loss", objective=spoilt, source=source)
+        self.not_finite("nan loss", objective=spoilt(source, float("nan") if self.last else 1.0), source=source)
         source = Rows(self.runtime)
 
         def overflow(gradient: Tensor):

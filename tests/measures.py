@@ -9,7 +9,7 @@ import io
 import re
 import tokenize
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 OUR_CODE = ("nanochat", "scripts", "tasks")
@@ -18,26 +18,20 @@ STORY_WORDS = set("told tell tells hear heard ear mouth look looks hooked begun 
 PRONOUNS = set("what that those which whose where whether it its".split())
 WRONG_OPENING = re.compile(r"(What|Of|Those|That|Whether|Where|Whose|Which|How|Why|As|By|Not|Nothing|Until|To|Into)\b")
 NO_CODE = {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER, tokenize.COMMENT}
+VAGUE = re.compile(r"\b(Any|object)\b")  # types
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Definition = Function | ast.ClassDef
 
 
 @dataclass
 class File:
-    """Figures of one Python file. statements: nodes of each, without those of statements inside it."""
+    """One Python file. statements: nodes of each, without those of statements inside it."""
 
-    nodes: int = 0
-    code_lines: int = 0
-    code_bytes: int = 0
-    comment_lines: int = 0
-    statements: list[int] = field(default_factory=list)
-    squeezed: int = 0
-    parameters: int = 0
-    vague_parameters: int = 0
-    story_names: int = 0
-    public: list[str] = field(default_factory=list)
-    docstrings: list[str] = field(default_factory=list)
-    prose: list[str] = field(default_factory=list)
+    counts: Counter
+    statements: list[int]
+    public: list[str]
+    docstrings: list[str]
+    prose: list[str]
 
 
 def statement_size(statement: ast.stmt):
@@ -79,41 +73,44 @@ def measure(path: Path):
     tree, lines = ast.parse(text), text.split("\n")
     nodes = list(ast.walk(tree))
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
-    file = File(nodes=len(nodes), comment_lines=useful_comment_lines(tokens))
 
     documented = [node for node in nodes if isinstance(node, ast.Module | Definition) and ast.get_docstring(node)]
     docstring_nodes = {id(node.body[0].value) for node in documented}
     docstring_rows = {row for node in documented for row in range(node.body[0].lineno, node.body[0].end_lineno + 1)}
-    file.docstrings = [ast.get_docstring(node) for node in documented]
+    docstrings = [ast.get_docstring(node) for node in documented]
 
     code_tokens = [token for token in tokens if token.type not in NO_CODE]
     code_rows = {row for token in code_tokens for row in range(token.start[0], token.end[0] + 1)} - docstring_rows
     comments = [token for token in tokens if token.type == tokenize.COMMENT]
     beside_code = sum(len(token.string) for token in comments if token.start[0] in code_rows)
-    file.code_lines = len(code_rows)
-    file.code_bytes = sum(len(lines[row - 1].encode()) + 1 for row in code_rows) - beside_code
-
-    public = [node for node in nodes if isinstance(node, Definition) and not node.name.startswith("_")]
-    file.public = [node.name for node in tree.body if node in public and node.name not in ("main", "Config")]
-    file.statements = [statement_size(node) for node in nodes if isinstance(node, ast.stmt)]
-    file.squeezed = sum(map(is_squeezed, nodes))
+    names = [getattr(node, key, None) for node in nodes for key in ("id", "attr", "arg", "name")]
+    words = re.findall("[a-z]+", " ".join(name for name in names if isinstance(name, str)).lower())
+    counts = Counter(
+        nodes=len(nodes),
+        code_lines=len(code_rows),
+        code_bytes=sum(len(lines[row - 1].encode()) + 1 for row in code_rows) - beside_code,
+        comment_lines=useful_comment_lines(tokens),
+        squeezed=sum(map(is_squeezed, nodes)),
+        story_names=sum(word in STORY_WORDS for word in words),
+    )
     for function in (node for node in nodes if isinstance(node, Function)):
         arguments = function.args.posonlyargs + function.args.args + function.args.kwonlyargs
         types = [argument.annotation for argument in arguments if argument.arg not in ("self", "cls")]
-        file.parameters += len(types)
-        vague = [not type or re.search(r"\b(Any|object)\b", ast.unparse(type)) for type in types]
-        file.vague_parameters += sum(map(bool, vague))
-    for node in nodes:
-        names = [getattr(node, key, None) for key in ("id", "attr", "arg", "name")]
-        for word in (word for name in names if isinstance(name, str) for word in re.findall("[a-z]+", name.lower())):
-            file.story_names += word in STORY_WORDS
+        counts["parameters"] += len(types)
+        counts["vague_parameters"] += sum(not type or bool(VAGUE.search(ast.unparse(type))) for type in types)
 
+    public = [node for node in nodes if isinstance(node, Definition) and not node.name.startswith("_")]
     strings = [node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstring_nodes]
     messages = [value for value in strings if isinstance(value, str) and len(re.findall("[a-z]+", value)) > 3]
     if "world" in path.parts:  # sentences of the embedded world are data
         messages = []
-    file.prose = [*file.docstrings, *(token.string for token in comments), *messages]
-    return file
+    return File(
+        counts,
+        statements=[statement_size(node) for node in nodes if isinstance(node, ast.stmt)],
+        public=[node.name for node in tree.body if node in public and node.name not in ("main", "Config")],
+        docstrings=docstrings,
+        prose=[*docstrings, *(token.string for token in comments), *messages],
+    )
 
 
 def prose_outside_python(root: Path, files: list[str]):
@@ -148,10 +145,7 @@ def figures(root: Path, files: list[str], imports: dict[str, set[str]]):
     ours = {path: measure(root / path) for path in python if path.split("/")[0] in OUR_CODE}
     elsewhere = {path: len(list(ast.walk(ast.parse((root / path).read_text())))) for path in python if path not in ours}
     tests = [path for path in elsewhere if path.startswith("tests/")]
-    total = {
-        name: sum(getattr(file, name) for file in ours.values())
-        for name in "nodes code_lines code_bytes comment_lines squeezed parameters vague_parameters story_names".split()
-    }
+    total = sum((file.counts for file in ours.values()), Counter())
     statements = [nodes for file in ours.values() for nodes in file.statements]
     docstrings = [docstring for file in ours.values() for docstring in file.docstrings]
     public = [name for file in ours.values() for name in set(file.public)]
@@ -163,7 +157,7 @@ def figures(root: Path, files: list[str], imports: dict[str, set[str]]):
     static = [path for path in files if path.endswith(STATIC_FILES) and not path.startswith(made)]
     by_module = {module_name(path): file for path, file in ours.items()}
     under_base_train = loaded_by("scripts.base_train", imports)
-    thick = [file for file in ours.values() if file.code_lines > 40 and file.nodes > 12.5 * file.code_lines]
+    sizes = [(file.counts["code_lines"], file.counts["nodes"]) for file in ours.values()]
     return {
         "AST nodes": total["nodes"],
         "bytes of code": total["code_bytes"],
@@ -172,7 +166,7 @@ def figures(root: Path, files: list[str], imports: dict[str, set[str]]):
         "test lines": sum((root / path).read_text(encoding="utf-8").count("\n") for path in tests),
         "test AST nodes": sum(elsewhere[path] for path in tests),
         "nodes per code line": total["nodes"] / max(1, total["code_lines"]),
-        "files over 12.5 nodes per code line": len(thick),
+        "files over 12.5 nodes per code line": sum(lines > 40 and nodes > 12.5 * lines for lines, nodes in sizes),
         "nodes per statement": sum(statements) / max(1, len(statements)),
         "statements over 25 nodes, per 1,000": 1000 * sum(n > 25 for n in statements) / max(1, len(statements)),
         "splats, threefold assignments, lists times something": total["squeezed"],
@@ -181,7 +175,9 @@ def figures(root: Path, files: list[str], imports: dict[str, set[str]]):
         "files directly in nanochat/": sum(bool(re.fullmatch(r"nanochat/(?!__init__)\w+\.py", path)) for path in ours),
         "packages in nanochat/": len({path.split("/")[1] for path in ours if re.match(r"nanochat/\w+/", path)}),
         "modules that base_train loads": len(under_base_train),
-        "AST nodes that base_train loads": sum(by_module[name].nodes for name in under_base_train if name in by_module),
+        "AST nodes that base_train loads": sum(
+            by_module[name].counts["nodes"] for name in under_base_train if name in by_module
+        ),
         "public names defined in several modules": sum(count > 1 for count in Counter(public).values()),
         "names that tell a story": total["story_names"],
         "'what' per 1,000 words": words["what"] / thousand_words,

@@ -1,11 +1,11 @@
 """A server with OpenAI's interface, on which a test writes the responses."""
 
-import http.server
 import json
-import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from types import SimpleNamespace
+
+from local_server import Handler, LocalServer
 
 from nanochat.curate.teacher import TeacherSettings
 
@@ -20,28 +20,14 @@ def completion(text: str, model: str = "wise", reason: str = "stop", tokens: int
 @contextmanager
 def teaching(reply: Callable[[str], Response]):
     """A server whose responses `reply` makes from the last message; `asked` has these messages."""
+    asked = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *about):
-            pass
-
+    class Teaching(Handler):
         def do_POST(self):
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            served.asked.append(request["messages"][-1]["content"])
-            status, headers, body = reply(served.asked[-1])
-            self.send_response(status)
-            for name, value in {"Content-Type": "application/json", **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body.encode())
+            asked.append(self.read_json()["messages"][-1]["content"])
+            self.respond(*reply(asked[-1]))
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    about = {"teacher": f"http://127.0.0.1:{server.server_port}/v1", "teacher_model": "wise"}
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in about.items()]
-    served = SimpleNamespace(settings=lambda **more: TeacherSettings(**about, **more), flags=flags, asked=[])
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield served
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with LocalServer(Teaching) as server:
+        about = {"teacher": f"{server.address}/v1", "teacher_model": "wise"}
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in about.items()]
+        yield SimpleNamespace(settings=lambda **more: TeacherSettings(**about, **more), flags=flags, asked=asked)

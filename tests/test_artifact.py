@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from nanochat import artifact
 from nanochat.artifact import MAGIC, Quantized, read_artifact, write_artifact
@@ -36,7 +37,7 @@ def test_everything_comes_back_in_fewer_bytes_where_few_values_are_frequent():
     assert (found.config, found.vocabulary, found.recipes) == ({"depth": 1}, VOCABULARY, {"embed.weight": "int8-row"})
     for name, value in STORED.items():
         expected = value.dequantize() if isinstance(value, Quantized) else value
-        torch.testing.assert_close(found.weights[name], expected)
+        assert_close(found.weights[name], expected)
     assert found.weights.keys() == STORED.keys()
     assert sum(found.bytes.values()) == len(written())
     assert {"header", "embeddings", "attention", "MLP", "scales", "tokenizer"} == found.bytes.keys()

@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
+from conftest import cells, each_row
 from models import fake_flash
+from torch.testing import assert_close
 
 import nanochat.attention as paths
 from nanochat.attention import attend, find_path, make_mask
@@ -15,18 +17,18 @@ from nanochat.runtime import Runtime
 CPU = torch.device("cpu")
 # name → (queries, keys, what else is asked). positions are drawn for three rows.
 CASES = """
-causal: 256, 256, {}
-odd: 201, 201, {}
-tiny: 1, 1, {}
-window: 300, 300, {"window": 37}
-window of one: 150, 150, {"window": 1}
-one more token: 1, 77, {}
-one more token, window: 1, 77, {"window": 20}
-a chunk more, window: 130, 333, {"window": 50}
-positions: 5, 90, {"positions": True}
-positions, window: 150, 190, {"positions": True, "window": 33}
+causal = 256, 256, {}
+odd = 201, 201, {}
+tiny = 1, 1, {}
+window = 300, 300, {"window": 37}
+window of one = 150, 150, {"window": 1}
+one more token = 1, 77, {}
+one more token, window = 1, 77, {"window": 20}
+a chunk more, window = 130, 333, {"window": 50}
+positions = 5, 90, {"positions": True}
+positions, window = 150, 190, {"positions": True, "window": 33}
 """
-CASES = {name: eval(case) for name, case in (line.split(": ", 1) for line in CASES.strip().splitlines())}
+CASES = {name: eval(case) for name, case in cells(CASES, " = ")}
 
 
 def attention(q, k, v, path, scale=0.25, **options):
@@ -70,7 +72,7 @@ def by_hand(q, k, v, window, positions, scale):
 def test_the_twin_is_attention(case):
     given, options = tensors(case)
     expected = by_hand(*given, options["window"], options.get("positions"), 0.7)
-    torch.testing.assert_close(attention(*given, path="twin", scale=0.7, **options), expected)
+    assert_close(attention(*given, path="twin", scale=0.7, **options), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -78,12 +80,10 @@ def test_the_twin_is_attention(case):
 def test_paths_are_the_twin(path, case):
     given, options = tensors(case, kv_heads=4 if "window" in case else 1)
     if path == "flex":  # which has no gradient on a CPU
-        expected = attention(*given, "twin", **options)
-        torch.testing.assert_close(attention(*given, path=path, **options), expected, atol=2e-5, rtol=2e-5)
-        return
-    expected = result_and_gradients(given, "twin", options)
-    for ours, twin in zip(result_and_gradients(given, path, options), expected, strict=True):
-        torch.testing.assert_close(ours, twin, atol=2e-5, rtol=2e-5)
+        ours, twin = (attention(*given, name, **options) for name in (path, "twin"))
+    else:
+        ours, twin = (result_and_gradients(given, name, options) for name in (path, "twin"))
+    assert_close(ours, twin, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -93,7 +93,7 @@ def test_scores_that_are_bounded_need_no_shift(case):
     expected = result_and_gradients((q, k, v), "twin", {**options, "scale": 1.0})
     results = result_and_gradients((q, k, v), "chunks", {**options, "scale": 1.0, "bounded": True})  # scores up to 58
     for found, wanted in zip(results, expected, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 + 1e-4 * float(wanted.abs().max()))
+        assert_close(found, wanted, rtol=1e-4, atol=1e-4 + 1e-4 * float(wanted.abs().max()))
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ def test_paths_are_the_twin_on_a_gpu(path, case):
         assert (ours.float() - exact).norm() < 0.03 * exact.norm() + 1e-3 * math.sqrt(exact.numel())
 
 
-@pytest.mark.parametrize(
-    ("family", "package", "path", "asked", "reason"),
-    [
-        (9, "right", "flash3", "flash4", "no package"),
-        (9, "wrong", "flex", "flash3", "it computes wrong values here"),
-        (10, "right", "flex", "flash4", "no package"),
-        (8, "right", "flex", "flash3", "it has no kernels for this device"),
-    ],
-)
+FLASH = """
+9 | right | flash3 | flash4 | no package
+9 | wrong | flex | flash3 | it computes wrong values here
+10 | right | flex | flash4 | no package
+8 | right | flex | flash3 | it has no kernels for this device
+"""
+
+
+@each_row("family package path asked reason", FLASH)
 def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, package, path, asked, reason, monkeypatch):
     fake_flash(monkeypatch, ignores_windows=package == "wrong")
     trial = paths._trial_error

@@ -5,6 +5,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from conftest import each_row
 
 from nanochat.calculator import MAX_LENGTH, REFUSALS, calculate
 
@@ -31,9 +32,8 @@ COMPUTED = """
 """
 
 
-@pytest.mark.parametrize("case", COMPUTED.strip("\n").splitlines())
-def test_it_computes(case):
-    expression, answer = case.split(" → ")
+@each_row("expression answer", COMPUTED, " → ")
+def test_it_computes(expression, answer):
     assert calculate(expression) == answer
 
 

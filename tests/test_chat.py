@@ -3,16 +3,17 @@
 import copy
 import json
 import re
-from itertools import groupby
+from itertools import chain, groupby
 
 import pytest
-from engines import ID, TOKENIZER
+from conftest import each_row
+from engines import ID, TOKENIZER, ids_of
 from hypothesis import given
 from hypothesis import strategies as st
 from made_chats import chat
 
 from nanochat.chat import Piece, Reply, check_conversation, fitted_prompt, parts, render_conversation, render_prompt
-from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
+from nanochat.tokenizer import Tokenizer
 
 CALCULATION = json.loads("""[{"type": "text", "text": "there are "}, {"type": "python", "text": "12+34"},
     {"type": "python_output", "text": "46"}, {"type": "text", "text": " 글자 🙂"}]""")
@@ -29,32 +30,28 @@ def talk(*contents, system=None):
     return {"messages": before + chat(*contents)["messages"]}
 
 
-def spelled(tokenizer, *pieces):
-    """Ids and mask of (text or the name of a special token, mask) pairs."""
-    ids, mask = [], []
-    for piece, learned in pieces:
-        special = f"<|{piece}|>"
-        tokens = [tokenizer.special_tokens[special]] if special in SPECIAL_TOKENS else tokenizer.encode(piece)
-        ids += tokens
-        mask += [learned] * len(tokens)
-    return ids, mask
+def spelled(tokenizer, *stretches):
+    """Ids and mask of stretches of text, each second one of which is learned; [x] stands for <|x|>."""
+    rows = [ids_of(stretch, tokenizer) for stretch in stretches]
+    return [*chain(*rows)], [number % 2 for number, ids in enumerate(rows) for _ in ids]
 
 
 def test_ids_and_mask_of_a_conversation(tokenizer):
     conversation = talk("how many?", CALCULATION, "there?", "there are 46")
     expected = spelled(
         tokenizer,
-        *[("bos", 0), ("user_start", 0), ("how many?", 0), ("user_end", 0)],
-        *[("assistant_start", 0), ("there are ", 1), ("python_start", 1), ("12+34", 1), ("python_end", 1)],
-        *[("output_start", 0), ("46", 0), ("output_end", 0), (" 글자 🙂", 1), ("assistant_end", 1)],
-        *[("user_start", 0), ("there?", 0), ("user_end", 0)],
-        *[("assistant_start", 0), ("there are 46", 1), ("assistant_end", 1)],
+        "[bos][user_start]how many?[user_end][assistant_start]",
+        "there are [python_start]12+34[python_end]",
+        "[output_start]46[output_end]",
+        " 글자 🙂[assistant_end]",
+        "[user_start]there?[user_end][assistant_start]",
+        "there are 46[assistant_end]",
     )
     before = copy.deepcopy(conversation)
     assert render_conversation(conversation, tokenizer) == expected
     assert conversation == before
-    empty = [("bos", 0), ("user_start", 0), ("user_end", 0), ("assistant_start", 0), ("assistant_end", 1)]
-    assert render_conversation(talk("", ""), tokenizer) == spelled(tokenizer, *empty)
+    empty = spelled(tokenizer, "[bos][user_start][user_end][assistant_start]", "[assistant_end]")
+    assert render_conversation(talk("", ""), tokenizer) == empty
 
 
 def test_the_system_message_stands_before_the_first_question_and_a_prompt_ends_with_assistant_start(tokenizer):
@@ -66,7 +63,7 @@ def test_the_system_message_stands_before_the_first_question_and_a_prompt_ends_w
     prompt = render_prompt(conversation, tokenizer)
     whole, _ = render_conversation(conversation, tokenizer)
     assert prompt[-1] == tokenizer.special_tokens["<|assistant_start|>"]
-    assert whole == prompt + spelled(tokenizer, ("46", 1), ("assistant_end", 1))[0]
+    assert whole == prompt + spelled(tokenizer, "46[assistant_end]")[0]
     assert render_prompt(talk("how many?", CALCULATION, "there?", system="be brief"), tokenizer) == prompt
 
 
@@ -112,9 +109,8 @@ talk("a", system=CALCULATION) | message 1: CONTENT
 """
 
 
-@pytest.mark.parametrize("case", MALFORMED.strip().splitlines())
-def test_malformed_conversations(case, tokenizer):
-    expression, words = case.split(" | ")
+@each_row("expression words", MALFORMED)
+def test_malformed_conversations(expression, words, tokenizer):
     conversation, sentence = eval(expression), words.replace("CONTENT", CONTENT)
     for check in (check_conversation, lambda conversation: render_conversation(conversation, tokenizer)):
         with pytest.raises(ValueError, match=re.escape(sentence)):
@@ -135,7 +131,7 @@ def pieces_of(tokens: list[int], tokenizer: Tokenizer = TOKENIZER):
 
 
 @given(st.lists(st.integers(0, 255) | st.sampled_from(list(BEGINS)) | st.sampled_from(list("é한🙂".encode()))))
-def test_joined_pieces_equal_each_part_decoded_at_once(tokens: list[int]):
+def test_joined_pieces_equal_each_part_decoded_at_once(tokens):
     plain, kind = [], "text"
     for special, run in groupby(tokens, lambda token: token in BEGINS):
         run = list(run)
@@ -148,7 +144,7 @@ def test_joined_pieces_equal_each_part_decoded_at_once(tokens: list[int]):
 
 
 @given(st.text())
-def test_half_a_character_is_never_shown(text: str):
+def test_half_a_character_is_never_shown(text):
     reply, shown = Reply(TOKENIZER), ""
     for token in text.encode():
         shown += "".join(piece.text for piece in reply.add(token))

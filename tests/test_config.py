@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from conftest import each_row
 
 from nanochat.config import Count, option, options, parse, run
 
@@ -98,17 +99,6 @@ def test_a_subclass_changes_defaults_and_keeps_the_rest():
         Small().heat = 1.0
 
 
-def test_help_is_grouped_with_defaults_and_units(capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse(Config, ["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    assert "Bake a cake." in text
-    for part in ("data options", "oven options", "--max-chars COUNT", "how much to read (default: 2_000_000_000)"):
-        assert part in text
-    assert "data." not in text  # a group is no prefix of its flags
-
-
 def bake(config: Config):
     if config.size == 8:
         raise KeyboardInterrupt
@@ -132,9 +122,8 @@ ENDS = r"""
 """
 
 
-@pytest.mark.parametrize("case", ENDS.strip().splitlines())
-def test_a_script_ends_with_one_sentence_and_a_code(case, monkeypatch, capsys):
-    word, code, said = case.split(" | ")
+@each_row("word code said", ENDS)
+def test_a_script_ends_with_one_sentence_and_a_code(word, code, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bake", word])
     with pytest.raises(SystemExit) as stop:
         run(bake, Config)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional
+from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanochat.cross_entropy import cross_entropy
@@ -97,7 +98,7 @@ def test_small_differences_keep_their_gradient():
     [ours] = torch.autograd.grad(cross_entropy(hidden, weight, targets), weight)
     [expected] = torch.autograd.grad(plain(hidden.double(), weight.double(), targets), weight)
     assert 1e-5 < expected[2].item() < 1e-4
-    torch.testing.assert_close(ours[2].double(), expected[2].double(), rtol=0.1, atol=0)
+    assert_close(ours[2].double(), expected[2].double(), rtol=0.1, atol=0)
 
 
 class Largest(TorchDispatchMode):

@@ -35,7 +35,7 @@ def folders(base: Path, text_folder: Path, tmp_path: Path, tiny_world: Path):
 
 
 @pytest.mark.parametrize("page", COMMANDS_RUN_HERE, ids=lambda page: page.name)
-def test_what_a_page_shows_works(page: Path, python, folders: None, base: Path, fake_hub: Path, tmp_path: Path):
+def test_what_a_page_shows_works(page, python, folders, base, fake_hub, tmp_path):
     for language, content in blocks(page):
         if language == "python":
             python("-c", content, cwd=tmp_path, NANOCHAT_HUB=str(fake_hub))
@@ -59,7 +59,7 @@ def test_what_a_page_shows_works(page: Path, python, folders: None, base: Path, 
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path):
+def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
 

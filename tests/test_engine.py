@@ -7,7 +7,8 @@ from itertools import chain, pairwise
 import numpy as np
 import pytest
 import torch
-from engines import ID, NEVER, SETTINGS, SIZES, TOKENIZER, Late, collected, devices, mixed, model_of, tokens_of
+from conftest import each_row
+from engines import NEVER, SETTINGS, SIZES, TOKENIZER, Late, collected, devices, ids_of, mixed, model_of, tokens_of
 from models import CONFIGS, SMALL, lively
 from torch.nn.utils.rnn import pad_sequence
 
@@ -110,12 +111,6 @@ def script_model(*ids, **fields):
     return model.requires_grad_(False)
 
 
-def ids_of(text):
-    """Ids of a text in which [x] stands for <|x|>."""
-    parts = text.replace("]", "[").split("[")
-    return [x for i, part in enumerate(parts) for x in ([ID[f"<|{part}|>"]] if i % 2 else part.encode())]
-
-
 def say(engine, prompt="A", most=50, **settings):
     [[completion]] = engine.generate([Request(ids_of(prompt), most, **settings)])
     return TOKENIZER.decode(completion.tokens).replace("<|", "[").replace("|>", "]"), completion
@@ -144,9 +139,8 @@ A[python_start]12[assistant_end] | {} | [python_start]12 | stop
 """
 
 
-@pytest.mark.parametrize("case", ENDS.strip().splitlines())
-def test_ends(case):
-    script, settings, text, reason = case.split(" | ")
+@each_row("script settings text reason", ENDS)
+def test_ends(script, settings, text, reason):
     heard, completion = say(speaker(script), **eval(settings))
     assert (heard, completion.reason) == (text, reason)
     assert set(completion.mask) == {1}

@@ -4,6 +4,7 @@ import pytest
 import torch
 from models import CONFIGS, lively, tokens
 from torch import nn
+from torch.testing import assert_close
 
 from nanochat.fused import SIZES, PackedLinear, pack, refresh
 
@@ -34,14 +35,14 @@ def test_packed_layers_are_the_layers_side_by_side(rows):
     with torch.inference_mode():
         packed.refresh()
         expected = torch.cat([layer(x) for layer in layers], dim=-1)
-        torch.testing.assert_close(packed(x), expected, atol=1e-6, rtol=1e-5)
+        assert_close(packed(x), expected, atol=1e-6, rtol=1e-5)
         packed.packed = False
         packed.weight = None
         packed.refresh()
         place = packed.weight.data_ptr()
         packed.refresh()
         assert packed.weight.data_ptr() == place  # where a CUDA graph looks for it
-        torch.testing.assert_close(packed(x), expected, atol=1e-6, rtol=1e-5)
+        assert_close(packed(x), expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here, which packs weights")

@@ -3,8 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import each_row
 from engines import devices
 from models import BOS, CONFIGS, SMALL, lively, tokens
+from torch.testing import assert_close
 
 from nanochat.attention import RotaryTable, exclude_own
 from nanochat.gpt import GPT, MLP_KINDS, GPTConfig
@@ -20,9 +22,8 @@ induction=True, smear=False | induction needs smear
 """
 
 
-@pytest.mark.parametrize("case", REFUSED.strip().splitlines())
-def test_a_config_that_cannot_be_is_refused(case):
-    fields, words = case.split(" | ")
+@each_row("fields words", REFUSED)
+def test_a_config_that_cannot_be_is_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         eval(f"GPTConfig(**SMALL, {fields})")
 
@@ -38,18 +39,11 @@ def test_the_reference_shapes():
     assert GPTConfig(depth=4).value_layers == [1, 3]
 
 
-def test_counts_of_a_small_model_by_hand():
+def test_flops_of_a_small_model_by_hand():
+    """test_scaling.py compares numbers of parameters with those of the reference."""
     model = GPT(GPTConfig(**SMALL))  # width 64, 4 heads of 16, 2 for keys and values; vocabulary 100 → 128
     layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 2 * 64 * 256
-    counts = {
-        "matrices": 4 * layer + 2 * 12 * 2,
-        "embed": 128 * 64,
-        "head": 128 * 64,
-        "value_embeds": 2 * 128 * 32,
-        "scalars": 4 + 4 + 24 + 1 + 1,
-    }
-    assert parameter_counts(model) == {**counts, "total": sum(counts.values())}
-    weights = counts["matrices"] + counts["head"] + 24
+    weights = 4 * layer + 2 * 12 * 2 + 128 * 64 + 24  # layers, gates of values, head, smear
     assert flops_per_token(model) == 6 * weights + 12 * 64 * (129 + 129 + 129 + 512)
     tied = GPT(GPTConfig(**SMALL, tie_embeddings=True))
     assert parameter_counts(tied)["head"] == 0
@@ -64,17 +58,16 @@ def test_initial_values_and_orthogonal_matrices():
     bound = 3**0.5 / 256**0.5
     for name in ("q", "k", "v"):
         assert 0.95 * bound < values[f"blocks.2.attn.{name}.weight"].abs().max() < bound
-    assert 0.95 < values["blocks.0.mlp.up.weight"].std() * 256**0.5 / 0.4 < 1.05
-    assert 0.95 < values["value_embeds.1.weight"].std() * 256**0.5 < 1.05
-    assert 0.77 < values["embed.weight"].std() < 0.83
-    assert 0.0009 < values["head.weight"].std() < 0.0011
+    deviations = {"blocks.0.mlp.up": 0.4 / 256**0.5, "value_embeds.1": 1 / 256**0.5, "embed": 0.8, "head": 0.001}
+    for name, deviation in deviations.items():
+        assert values[f"{name}.weight"].std().item() == pytest.approx(deviation, rel=0.05), name
     for name in ("blocks.1.attn.o.weight", "blocks.1.mlp.down.weight", "smear_lambda"):
         assert not values[name].any()
     for name in ("blocks.1.attn.ve_gate.weight", "smear_gate.weight"):
         assert values[name].min() >= 0
         assert 0 < values[name].max() < 0.02
-    torch.testing.assert_close(model.residual_lambdas.data, torch.tensor([1.15, 1.15 - 0.1 / 3, 1.05 + 0.1 / 3, 1.05]))
-    torch.testing.assert_close(model.x0_lambdas.data, torch.tensor([0.20, 0.15, 0.10, 0.05]))
+    assert_close(model.residual_lambdas.data, torch.tensor([1.15, 1.15 - 0.1 / 3, 1.05 + 0.1 / 3, 1.05]))
+    assert_close(model.x0_lambdas.data, torch.tensor([0.20, 0.15, 0.10, 0.05]))
     assert model.backout_lambda.item() == pytest.approx(0.2)
     model = GPT(GPTConfig(**SMALL, orthogonal=True))
     model.init_weights(1)
@@ -82,7 +75,7 @@ def test_initial_values_and_orthogonal_matrices():
         if name.startswith("blocks.") and weight.ndim == 2 and "ve_gate" not in name:
             factor = (2 * len(model.blocks)) ** -0.5 if name.endswith(("o.weight", "down.weight")) else 1.0
             small = weight if weight.shape[0] <= weight.shape[1] else weight.T
-            torch.testing.assert_close(small @ small.T, factor**2 * torch.eye(len(small)), atol=1e-5, rtol=0)
+            assert_close(small @ small.T, factor**2 * torch.eye(len(small)), atol=1e-5, rtol=0)
 
 
 def test_the_seed_alone_decides():
@@ -93,10 +86,10 @@ def test_the_seed_alone_decides():
     for model, seed in ((here, 1), (deeper, 1), (other, 2), (there, 1)):
         torch.manual_seed(torch.initial_seed() + 1)  # the global generator has no say
         model.init_weights(seed)
-    torch.testing.assert_close(here.state_dict(), there.state_dict(), atol=0, rtol=0)
-    assert torch.equal(here.blocks[2].attn.q.weight, deeper.blocks[2].attn.q.weight)
-    assert not torch.equal(here.blocks[2].attn.q.weight, other.blocks[2].attn.q.weight)
-    assert not torch.equal(here.blocks[2].attn.q.weight, here.blocks[1].attn.q.weight)
+    assert_close(here.state_dict(), there.state_dict(), atol=0, rtol=0)
+    first, second, third = (model.blocks[2].attn.q.weight for model in (here, deeper, other))
+    equal = [torch.equal(first, weight) for weight in (second, third, here.blocks[1].attn.q.weight)]
+    assert equal == [True, False, False]
     assert torch.equal(here(tokens()), there(tokens()))  # the tables of rotation are filled too
     there.to_empty(device="cpu")
     there.load_state_dict(here.state_dict())
@@ -138,7 +131,7 @@ def test_a_layer_by_hand():
     x = x + F.relu(rms(x) @ p["blocks.0.mlp.up.weight"].T).square() @ p["blocks.0.mlp.down.weight"].T
     x = (1 - p["backout_lambda"]) * x
     logits = 15 * torch.tanh(rms(x) @ p["head.weight"][:100].T / 15)
-    torch.testing.assert_close(model(ids)[0], logits, atol=1e-4, rtol=1e-4)
+    assert_close(model(ids)[0], logits, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -153,7 +146,7 @@ def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied):
         model(ids, ids).backward()
         plain(ids, ids).backward()
     for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(places[name], parameter.grad)
+        assert_close(places[name], parameter.grad)
     assert all(parameter.grad is places[name] for name, parameter in model.named_parameters())
     assert model.embed(ids).grad_fn._saved_sparse
     assert not plain.embed(ids).grad_fn._saved_sparse
@@ -185,21 +178,17 @@ def test_induction_heads_soon_learn_to_look_up():
 def test_parts_of_a_golf_layer():
     """Attention without the own value, partial rotation, and the square of a leaky ReLU."""
     y, v = torch.randn(2, 5, 4, 8), torch.randn(2, 5, 2, 8)
-    out = exclude_own(y, v)
-    for head in range(4):
-        own = v[:, :, head // 2]
-        expected = (
-            y[:, :, head] - (y[:, :, head] * own).sum(-1, keepdim=True) / own.square().sum(-1, keepdim=True) * own
-        )
-        torch.testing.assert_close(out[:, :, head], expected)
+    own = v.repeat_interleave(2, dim=2)  # two heads share a value
+    share = (y * own).sum(-1, keepdim=True) / own.square().sum(-1, keepdim=True)
+    assert_close(exclude_own(y, v), y - share * own)
     table, x = RotaryTable(16, 4, 100.0), torch.randn(1, 16, 2, 12)
     table.fill()
     turned = table(slice(16)).apply(x)
     assert torch.equal(turned[..., 4:], x[..., 4:])
-    torch.testing.assert_close(turned[..., :4], table(slice(16)).apply(x[..., :4]))
+    assert_close(turned[..., :4], table(slice(16)).apply(x[..., :4]))
     assert not torch.allclose(turned[:, 1:, :, :4], x[:, 1:, :, :4])
     _, activation = MLP_KINDS["leaky2"]
-    torch.testing.assert_close(activation(torch.tensor([-2.0, 0.0, 3.0]), None), torch.tensor([1.0, 0.0, 9.0]))
+    assert_close(activation(torch.tensor([-2.0, 0.0, 3.0]), None), torch.tensor([1.0, 0.0, 9.0]))
 
 
 def test_an_initial_gain_of_one_changes_nothing_and_is_learned_for_each_head():
@@ -208,11 +197,11 @@ def test_an_initial_gain_of_one_changes_nothing_and_is_learned_for_each_head():
     for model in (plain, gained):
         model.init_weights(1)
     ids = torch.arange(20)[None]
-    torch.testing.assert_close(gained(ids), plain(ids), atol=1e-5, rtol=1e-5)
+    assert_close(gained(ids), plain(ids), atol=1e-5, rtol=1e-5)
     assert gained.blocks[0].attn.gain.shape == (plain.config.heads,)
     with torch.no_grad():
         for block in gained.blocks:
             block.attn.gain.fill_(1.5)
     sharper = GPT(GPTConfig(**fields | {"qk_scale": 1.5**0.5}))
     sharper.load_state_dict(plain.state_dict())
-    torch.testing.assert_close(gained(ids), sharper(ids), atol=1e-5, rtol=1e-5)
+    assert_close(gained(ids), sharper(ids), atol=1e-5, rtol=1e-5)

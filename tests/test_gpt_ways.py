@@ -6,6 +6,7 @@ import pytest
 import torch
 from models import CONFIGS, SMALL, lively, tokens
 from torch._dynamo.utils import counters
+from torch.testing import assert_close
 
 from nanochat import attention, gpt
 from nanochat.decoder import KVCache
@@ -51,7 +52,7 @@ def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pa
         model, ids = lively(fields), tokens(1, 160)
         for block in model.blocks:
             block.compile(backend=backend)
-        torch.testing.assert_close(gradients(model, ids), gradients(lively(fields), ids), atol=1e-5, rtol=1e-3)
+        assert_close(gradients(model, ids), gradients(lively(fields), ids), atol=1e-5, rtol=1e-3)
         assert counters["stats"]["unique_graphs"] == kinds
 
 
@@ -114,7 +115,7 @@ def test_every_field_trains_with_and_without_checkpointing_and_is_known_to_infer
     usual = gradients(lively(switched(field)), ids)
     assert all(value.any() for value in usual.values())
     again = gradients(lively(switched(field), checkpointing=True), ids)
-    torch.testing.assert_close(again, usual, atol=1e-5, rtol=1e-4)
+    assert_close(again, usual, atol=1e-5, rtol=1e-4)
     assert_decoding_is_the_full_pass(switched(field))
 
 

@@ -1,8 +1,8 @@
 """Printed lines, progress on a terminal and in a file, text tables, and the metric log with its mirror."""
 
 import sys
-import types
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -98,8 +98,6 @@ def test_curves_keep_few_points_and_place_validations_between_steps():
 @pytest.fixture
 def wandb(monkeypatch):
     """A library that notes its calls, and raises `fail` from the function of that name."""
-    module = types.ModuleType("wandb")
-    module.calls, module.fail = [], ""
 
     def call(name: str, *about: object):
         module.calls.append((name, *about))
@@ -107,10 +105,14 @@ def wandb(monkeypatch):
             raise TimeoutError("no server")
         return module
 
-    module.Settings = dict
-    module.init = lambda project, name, config, settings: call("init", project, name, config)
-    module.log = lambda metrics: call("log", metrics)
-    module.finish = lambda: call("finish")
+    module = SimpleNamespace(
+        calls=[],
+        fail="",
+        Settings=dict,
+        init=lambda project, name, config, settings: call("init", project, name, config),
+        log=lambda metrics: call("log", metrics),
+        finish=lambda: call("finish"),
+    )
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+from conftest import cells
 from models import CONFIGS
 
 from nanochat.gpt import GPTConfig
@@ -22,8 +23,7 @@ def test_a_model_flag_names_a_configuration_and_changes_of_it():
     assert config_fields("reference") == {}
     changed = config_fields("october-2025,smear=true,softcap=0,mlp=swiglu")
     assert changed == {**config_fields("october-2025"), "smear": True, "softcap": 0.0, "mlp": "swiglu"}
-    for case in REFUSED.strip().splitlines():
-        text, words = case.split(" | ")
+    for text, words in cells(REFUSED):
         with pytest.raises(ValueError, match=words):
             config_fields(text)
 

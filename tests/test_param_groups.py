@@ -4,17 +4,11 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from nanochat.gpt import PARAMETERS
+from nanochat.gpt import GPT, PARAMETERS, GPTConfig
 from nanochat.param_groups import RULES, build_groups
 from scripts.base_train import Config
 
-NAMES = [
-    *"embed.weight head.weight residual_lambdas x0_lambdas smear_gate.weight smear_lambda backout_lambda".split(),
-    "value_embeds.1.weight",
-    "value_embeds.11.weight",
-    *(f"blocks.0.attn.{part}" for part in ["q.weight", "k.weight", "v.weight", "o.weight", "ve_gate.weight", "gain"]),
-    *(f"blocks.10.mlp.{part}.weight" for part in ["up", "gate", "down"]),
-]
+NAMES = [*GPT(GPTConfig(128, depth=2, width=64, heads=2, mlp="swiglu", query_gain=1.0)).state_dict()]
 
 
 def named(*names: str):

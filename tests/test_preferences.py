@@ -10,6 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from chat_files import write_lines
+from conftest import each_row
+from engines import ids_of
 from loop_parts import ALONE
 from models import CONFIGS, lively
 from test_objectives import TwoWords, in_parts
@@ -33,9 +35,7 @@ class Scripted(MadeUp):
         return [[self.completion(*answer) for answer in self.answers] for _ in requests]
 
     def completion(self, text: str, reason: str):
-        special, tokens = TOKENIZER.special_tokens, []
-        for piece in re.split(r"(<\|\w+\|>)", text):
-            tokens += [special[piece]] if piece in special else TOKENIZER.encode(piece)
+        tokens = ids_of(text, TOKENIZER)
         return Completion(tokens, [1] * len(tokens), reason, [0.0] * (len(tokens) + (reason == "stop")))
 
 
@@ -61,9 +61,8 @@ FAULTS = """
 """
 
 
-@pytest.mark.parametrize("case", FAULTS.strip().splitlines())
-def test_a_faulty_pair_is_named(case, tmp_path):
-    line, fault = case.split(" | ")
+@each_row("line fault", FAULTS)
+def test_a_faulty_pair_is_named(line, fault, tmp_path):
     path = tmp_path / "pairs.jsonl"
     path.write_text(f"{json.dumps(a_pair(1))}\n{line}\n")
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: {fault}")):
@@ -150,9 +149,8 @@ def test_the_gradient_by_hand():
 
 
 @pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
-def test_a_model_against_plain_rows_and_in_parts(loss, tmp_path, monkeypatch):
+def test_a_model_against_plain_rows_and_in_parts(loss, base):
     """Each answer behind its own copy of the prompt, and no kept log-probabilities."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     shape = CONFIGS["reference"] | {"vocab_size": 300, "max_seq_len": 128, "bos_id": TOKENIZER.bos, "depth": 2}
     parent, model = lively(shape), lively(shape, seed=7)
     records = [a_pair(number, [*CALLS, *CALLS] if number % 3 else "e") for number in range(9)]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from loop_parts import ALONE
 from models import CONFIGS, leave_model, lively, tokens
+from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from nanochat.checkpoint import build_model, load_model
@@ -15,7 +16,6 @@ from nanochat.gpt import GPTConfig
 from nanochat.objectives import DeepSupervision, next_token, pretraining
 from nanochat.recursive import RecursiveGPT
 from nanochat.scaling import flops_per_token
-from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
 from scripts.base_train import Config
 
@@ -58,7 +58,7 @@ def test_every_exit_is_that_of_the_formulas(name):
         model.zero_grad()
         sum(some.square().sum() for some in logits).backward()
         gradients.append({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
-    torch.testing.assert_close((exits, gradients[0]), (expected, gradients[1]), atol=1e-3, rtol=1e-4)
+    assert_close((exits, gradients[0]), (expected, gradients[1]), atol=1e-3, rtol=1e-4)
     assert torch.equal(model(ids), exits[-1])
     model.steps = 1
     assert torch.equal(model(ids), exits[0])
@@ -78,8 +78,8 @@ def test_the_loss_is_the_seeds_formula():
     model.zero_grad()
     total, count, metrics = DeepSupervision(5.0, 2.0)(model, (ids, targets))
     (total / count).backward()
-    torch.testing.assert_close(total / count, expected)
-    torch.testing.assert_close([p.grad for p in model.parameters() if p.grad is not None], gradients)
+    assert_close(total / count, expected)
+    assert_close([p.grad for p in model.parameters() if p.grad is not None], gradients)
     for i, loss in enumerate(losses):
         assert float(metrics[f"train/exit_{i}"][0] / count) == pytest.approx(loss.item(), rel=1e-5)
     refinement = metrics["train/refinement"]
@@ -108,11 +108,9 @@ def test_presets():
     assert (config.warmup_steps, config.grad_clip, config.matrix_lr) == (200, 1.0, 0.02)
     assert config.model_fields == {"supervision": 4, "loops": 2, "passes": 1, "detached": 0}
     assert pretraining(config) == DeepSupervision(10, 2)
-    own = Config(recursion="extreme", matrix_lr=0.7, supervision=2, warmup_steps=3)
-    assert (own.matrix_lr, own.supervision, own.warmup_steps, own.loops) == (0.7, 2, 3, 2)
-    off = Config()
-    assert (off.matrix_lr, off.warmup_steps) == (OptimizerSettings().matrix_lr, OptimizerSettings().warmup_steps)
-    assert (off.model_fields, pretraining(off)) == ({}, next_token)
+    own = Config(recursion="extreme", supervision=2, warmup_steps=3)
+    assert (own.supervision, own.warmup_steps, own.loops) == (2, 3, 2)
+    assert (Config().model_fields, pretraining(Config())) == ({}, next_token)
 
 
 def test_what_cannot_be_is_one_sentence():
@@ -125,11 +123,10 @@ def test_what_cannot_be_is_one_sentence():
             lively({**CONFIGS[name], "sweeps": sweeps})
 
 
-def test_other_numbers_of_exits_are_told(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+def test_other_numbers_of_exits_are_told(base, capsys, monkeypatch):
     tokenizer = Tokenizer.train(["a fox and a dog"], 300)
     for preset in ("recursive", "reference"):
-        leave_model(tmp_path, "base_train", preset, tokenizer, preset=preset)
+        leave_model(base, "base_train", preset, tokenizer, preset=preset)
     model, _, _ = load_model("base_train", "recursive", -1, ALONE, exits=2)
     assert isinstance(model, RecursiveGPT)
     assert capsys.readouterr().out.endswith("recursion: 2 exits, trained with 3\n")
@@ -152,7 +149,7 @@ def test_any_base_weighs_the_exits(base):
     total, _, metrics = DeepSupervision(base, 0.0)(model, (ids, ids))
     losses = torch.stack([metrics[f"train/exit_{i}"][0] for i in range(3)])
     expected = {1e200: losses[-1], 1.0: losses.mean(), 0.0: losses[0]}[base] / 3
-    torch.testing.assert_close(total, expected)
+    assert_close(total, expected)
 
 
 def test_a_looped_model_is_the_stack_over_and_over():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import measures
 import pytest
+from conftest import cells, each_row
 from measures import OUR_CODE, module_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -359,84 +360,72 @@ def rule_shell_scripts_parse(root: Path):
 
 # ---- every rule on the repository and on planted breaches ----
 
-CONFIG = "@options()\nclass C: ...\n"
-PYPROJECT = '[project]\ndependencies = [\n    "numpy>=2",\n]\n'
-HASHED = " \\\n    --hash=sha256:" + "0" * 64 + "\n"
-# rule → (file, text, line at which the breach must be seen); around it stands an empty repository.
-PLANTED = {
-    rule_1_a_script_is_a_recipe: [
-        ("scripts/a.py", "def run(config): ...\n", 1),
-        ("scripts/a.py", CONFIG + "def main(config): ...\nclass Helper: ...\n", 4),
-        ("scripts/a.py", "@dataclass(frozen=True)\nclass C: ...\n", 1),
-        ("scripts/a.py", CONFIG + "import argparse\n", 3),
-    ],
-    rule_2_imports_go_down: [
-        ("nanochat/config.py", "import os\nimport tasks.common\n", 2),
-        ("nanochat/config.py", "def f():\n    from nanochat import runtime\n", 2),
-        ("nanochat/gpt.py", "from .train import train\n", 1),
-        ("nanochat/log.py", "import os\nfrom nanochat import config\n", 2),
-        ("nanochat/data/hub.py", "from nanochat.dataloader import TextLoader\n", 1),
-        ("nanochat/novelty.py", "", 1),
-        ("scripts/a.py", "from scripts.b import main\n", 1),
-        ("tasks/a.py", "import nanochat.serve.app\n", 1),
-    ],
-    rule_2_a_package_has_one_door: [
-        ("scripts/a.py", "from nanochat.data.hub import fetch\n", 1),
-        ("nanochat/gpt.py", "import os\nfrom nanochat.data import hub\n", 2),
-    ],
-    rule_3_one_training_loop: [
-        ("scripts/a.py", "def f(loss):\n    loss.backward()\n", 2),
-        ("nanochat/gpt.py", "def f(self):\n    self.optimizer.step()\n", 2),
-    ],
-    rule_7_small_files_and_functions: [
-        ("nanochat/gpt.py", "\n" * MAX_FILE + "x = 1\n", 1),
-        ("rustbpe/src/a.rs", "\n" * MAX_FILE + "// end\n", 1),
-        ("tests/test_a.py", "x = 1\ndef f():\n" + "    g()\n" * MAX_FUNCTION, 2),
-    ],
-    rule_8_nothing_is_done_at_import: [
-        ("nanochat/a.py", "import os\nHERE = os.getcwd()\n", 2),
-        ("nanochat/a.py", "import os\nHOME = os.environ['HOME']\n", 2),
-        ("scripts/a.py", "def main(config=load()): ...\n", 1),
-        ("tasks/a.py", "class T:\n    rows = fetch()\n", 2),
-        ("tasks/a.py", "for name in ('a', 'b'):\n    T[name] = 1\n", 1),
-    ],
-    rule_8_importing_is_quiet: [
-        ("nanochat/gpt.py", "import os\nos.mkdir(__file__ + '.d')\n", 1),
-        ("nanochat/paths.py", "open(__file__ + '.txt', 'w').close()\n", 1),
-        ("scripts/a.py", "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\n", 1),
-    ],
-    rule_11_every_module_and_stage_is_tested: [("nanochat/gpt.py", "", 1), ("scripts/a.py", "", 1)],
-    rule_12_sizes: [("pyproject.toml", "[project]\n" + "# x\n" * 40_000, 1)],
-    rule_12_imported_is_declared_is_used: [
-        ("nanochat/a.py", "import numpy\ndef f():\n    import requests\n", 3),
-        ("pyproject.toml", PYPROJECT, 3),
-    ],
-    rule_12_the_lock_pins_everything: [
-        ("pyproject.toml", PYPROJECT, 3),
-        ("requirements.lock", "numpy==2.0" + HASHED + "-e file:///tmp/x\n", 3),
-        ("requirements.lock", "numpy==2.0\n", 1),
-    ],
-    rule_no_package_host_is_named: [("README.md", "see\nhttps://" + PACKAGE_HOSTS[0] + "/\n", 2), ("uv.lock", "", 1)],
-    rule_shell_scripts_parse: [("runs/a.sh", "echo a\nif true; then\n", 3)],
+# rule | file and the line at which the breach must be seen | text of the file; around it stands an empty repository.
+PLANTS = r"""
+rule_1_a_script_is_a_recipe | scripts/a.py:1 | def run(config): ...\n
+rule_1_a_script_is_a_recipe | scripts/a.py:4 | @options()\nclass C: ...\ndef main(config): ...\nclass Helper: ...\n
+rule_1_a_script_is_a_recipe | scripts/a.py:1 | @dataclass(frozen=True)\nclass C: ...\n
+rule_1_a_script_is_a_recipe | scripts/a.py:3 | @options()\nclass C: ...\nimport argparse\n
+rule_2_imports_go_down | nanochat/config.py:2 | import os\nimport tasks.common\n
+rule_2_imports_go_down | nanochat/config.py:2 | def f():\n    from nanochat import runtime\n
+rule_2_imports_go_down | nanochat/gpt.py:1 | from .train import train\n
+rule_2_imports_go_down | nanochat/log.py:2 | import os\nfrom nanochat import config\n
+rule_2_imports_go_down | nanochat/data/hub.py:1 | from nanochat.dataloader import TextLoader\n
+rule_2_imports_go_down | nanochat/novelty.py:1 | \n
+rule_2_imports_go_down | scripts/a.py:1 | from scripts.b import main\n
+rule_2_imports_go_down | tasks/a.py:1 | import nanochat.serve.app\n
+rule_2_a_package_has_one_door | scripts/a.py:1 | from nanochat.data.hub import fetch\n
+rule_2_a_package_has_one_door | nanochat/gpt.py:2 | import os\nfrom nanochat.data import hub\n
+rule_3_one_training_loop | scripts/a.py:2 | def f(loss):\n    loss.backward()\n
+rule_3_one_training_loop | nanochat/gpt.py:2 | def f(self):\n    self.optimizer.step()\n
+rule_7_small_files_and_functions | nanochat/gpt.py:1 | LONG
+rule_7_small_files_and_functions | rustbpe/src/a.rs:1 | LONG
+rule_7_small_files_and_functions | tests/test_a.py:2 | x = 1\ndef f():\nBODY
+rule_8_nothing_is_done_at_import | nanochat/a.py:2 | import os\nHERE = os.getcwd()\n
+rule_8_nothing_is_done_at_import | nanochat/a.py:2 | import os\nHOME = os.environ['HOME']\n
+rule_8_nothing_is_done_at_import | scripts/a.py:1 | def main(config=load()): ...\n
+rule_8_nothing_is_done_at_import | tasks/a.py:2 | class T:\n    rows = fetch()\n
+rule_8_nothing_is_done_at_import | tasks/a.py:1 | for name in ('a', 'b'):\n    T[name] = 1\n
+rule_8_importing_is_quiet | nanochat/gpt.py:1 | import os\nos.mkdir(__file__ + '.d')\n
+rule_8_importing_is_quiet | nanochat/paths.py:1 | open(__file__ + '.txt', 'w').close()\n
+rule_8_importing_is_quiet | scripts/a.py:1 | import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\n
+rule_11_every_module_and_stage_is_tested | nanochat/gpt.py:1 | \n
+rule_11_every_module_and_stage_is_tested | scripts/a.py:1 | \n
+rule_12_sizes | pyproject.toml:1 | [project]\n# HUGE\n
+rule_12_imported_is_declared_is_used | nanochat/a.py:3 | import numpy\ndef f():\n    import requests\n
+rule_12_imported_is_declared_is_used | pyproject.toml:3 | [project]\ndependencies = [\n    "numpy>=2",\n]\n
+rule_12_the_lock_pins_everything | pyproject.toml:3 | [project]\ndependencies = [\n    "numpy>=2",\n]\n
+rule_12_the_lock_pins_everything | requirements.lock:3 | numpy==2.0 \\\n    --hash=sha256:ZEROS\n-e file:///tmp/x\n
+rule_12_the_lock_pins_everything | requirements.lock:1 | numpy==2.0\n
+rule_no_package_host_is_named | README.md:2 | see\nhttps://HOST/\n
+rule_no_package_host_is_named | uv.lock:1 | \n
+rule_shell_scripts_parse | runs/a.sh:3 | echo a\nif true; then\n
+"""
+FILLED = {
+    "LONG": "x = 1\n" * (MAX_FILE + 1),
+    "BODY": "    g()\n" * MAX_FUNCTION,
+    "HUGE": "x" * 150_000,
+    "ZEROS": "0" * 64,
+    "HOST": PACKAGE_HOSTS[0],
 }
+RULES = {name: value for name, value in globals().items() if name.startswith("rule_")}
 
 
-@pytest.mark.parametrize("rule", PLANTED, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", RULES)
 def test_the_repository_keeps(rule):
-    assert list(rule(ROOT)) == []
+    assert list(RULES[rule](ROOT)) == []
 
 
-@pytest.mark.parametrize(
-    ("rule", "file", "text", "line"), [(rule, *plant) for rule in PLANTED for plant in PLANTED[rule]]
-)
-def test_a_planted_breach_is_seen(rule, file, text, line, tmp_path):
+@each_row("rule place text", PLANTS)
+def test_a_planted_breach_is_seen(rule, place, text, tmp_path):
+    text = re.sub("|".join(FILLED), lambda name: FILLED[name[0]], text.replace(r"\n", "\n"))
     packages = {f"{folder}/__init__.py": "" for folder in (*OUR_CODE, "nanochat/data", "nanochat/serve")}
-    for name, content in {"pyproject.toml": "[project]\n", "requirements.lock": "", **packages, file: text}.items():
+    files = {"pyproject.toml": "[project]\n", "requirements.lock": "", **packages, place.partition(":")[0]: text}
+    for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content, encoding="utf-8")
-    assert [breach for breach in rule(tmp_path) if breach.startswith(f"{file}:{line}: ")]
+    assert [breach for breach in RULES[rule](tmp_path) if breach.startswith(f"{place}: ")]
 
 
 def test_every_rule_has_its_plants():
-    rules = {value for name, value in globals().items() if name.startswith("rule_")}
-    assert rules == PLANTED.keys()
+    assert {rule for rule, *_ in cells(PLANTS)} == RULES.keys()

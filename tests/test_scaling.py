@@ -110,8 +110,7 @@ def test_legal_batches_against_a_plain_search():
 
 
 @pytest.fixture(autouse=True)
-def no_runs(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+def no_runs(base, monkeypatch):
     monkeypatch.delenv("NANOCHAT_DTYPE", raising=False)
 
 
@@ -206,12 +205,11 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])
-def test_a_dry_run(has_tokenizer, tmp_path, capsys):
+def test_a_dry_run(has_tokenizer, base, capsys):
     from nanochat.tokenizer import Tokenizer
 
     if has_tokenizer:
-        (tmp_path / "tok_train/default").mkdir(parents=True)
-        Tokenizer.train(["some text"], 300).save(tmp_path / "tok_train/default/tokenizer.json")
+        Tokenizer.train(["some text"], 300).save(base / "tok_train/default/tokenizer.json")
     main(replace(D24, dry_run=True, on="8xH100"))
     text = capsys.readouterr().out
     assert ("vocabulary 49,152 = assumed" in text) is not has_tokenizer
@@ -222,4 +220,4 @@ def test_a_dry_run(has_tokenizer, tmp_path, capsys):
     assert record["estimate"]["source"].startswith("assumed")
     main(replace(D24, dry_run=True, on="8xH100@0"))
     assert capsys.readouterr().out.endswith("; dollars 0.00\n")
-    assert not (tmp_path / "base_train").exists()
+    assert not (base / "base_train").exists()

@@ -17,14 +17,11 @@ def test_learning_rate_goes_up_stays_and_comes_down():
     values = over_a_run(warmup_warmdown, warmup_steps=40, warmdown=0.65, final=0.05)
     assert values[:40] == pytest.approx([(step + 1) / 40 for step in range(40)])
     assert set(values[40:350]) == {1.0}
-    assert values[675] == pytest.approx((1 + 0.05) / 2)
-    assert values[STEPS] == pytest.approx(0.05)
     slopes = [before - after for before, after in pairwise(values[350:])]
     assert slopes == pytest.approx([0.95 / 650] * 650)
     first = {steps: pretraining(OptimizerSettings(), steps)["lr"](0.0, 0) for steps in (None, 1, 60, 400, 4000)}
     assert first == pytest.approx({None: 1 / 40, 1: 1.0, 60: 1 / 6, 400: 1 / 40, 4000: 1 / 40})  # at most a tenth
     assert set(over_a_run(warmup_warmdown, warmup_steps=0, warmdown=0.0, final=0.0)) == {1.0}
-    assert over_a_run(warmup_warmdown, warmup_steps=0, warmdown=1.0, final=0.0)[500] == pytest.approx(0.5)
     assert warmup_warmdown(1.2, 5, warmup_steps=0, warmdown=0.5, final=0.1) == pytest.approx(0.1)  # past the end
 
 

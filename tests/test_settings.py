@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+from conftest import cells
 
 from nanochat.config import parse
 from nanochat.run import inherit
@@ -40,8 +41,7 @@ HORIZONS = """
 
 
 def test_there_is_one_horizon_and_unasked_it_is_one_epoch():
-    for case in HORIZONS.strip().splitlines():
-        flags, sentence = case.split(" | ")
+    for flags, sentence in cells(HORIZONS):
         with pytest.raises(ValueError, match=sentence):
             parse(ChatTuneSettings, flags.split())
     assert (parse(FineTuneSettings, []).epochs, parse(FineTuneSettings, ["--num-epochs=2.5"]).epochs) == (1.0, 2.5)

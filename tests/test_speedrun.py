@@ -1,6 +1,5 @@
 """speedrun.sh as a user meets it: killed, started twice, changed; tests/test_end_to_end.py runs the whole job."""
 
-import dataclasses
 import os
 import re
 import shutil
@@ -16,7 +15,6 @@ from conftest import ROOT
 from pages import shown
 
 from nanochat.data.corpus import CORPORA
-from scripts.plan import Config
 
 # Below the time for which the model is compiled.
 LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (100, 1))
@@ -32,15 +30,6 @@ def until(condition: Callable[[], object], awaited: str, seconds: float = 300):
 def steps_with(text: str, message: str):
     """Return the steps that have a line like `== base_train: already finished` in the output."""
     return re.findall(rf"^== (\w+): {message}", text, re.MULTILINE)
-
-
-def test_the_help_names_every_flag_and_needs_no_environment(speedrun):
-    (speedrun.home / "runs/setup.sh").write_text("exit 3")
-    done = speedrun.run("--help")
-    named = re.findall(r"^ +--(\w+)", done.stdout, re.MULTILINE)
-    fields = [field.name for field in dataclasses.fields(Config) if field.metadata["group"] == "run"]
-    assert sorted(named) == sorted(fields)
-    speedrun.run(code=3)  # of the setup, which says itself what is wrong
 
 
 @pytest.mark.parametrize("command", shown("speedrun.sh") + shown("runs/cpu.sh"), ids=" ".join)
@@ -59,6 +48,7 @@ def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp
 def test_killed_started_twice_and_changed(speedrun, base):
     run, stage, here = base / "speedrun/default", base / "base_train/default", base.parent
     log = run / "base_train.log"
+    assert "--until" in speedrun.run("--help").stdout
     speedrun.env |= {"NANOCHAT_BASE_DIR": "base", "NANOCHAT_HUB": "hub"}  # relative to the current folder
     killed = speedrun.start(*LONG, cwd=here)
     until(lambda: log.exists() and "\nstep " in log.read_text(), "a step")
@@ -99,7 +89,6 @@ def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path):
         online = {"HF_ENDPOINT": hub.address, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": ""}
         speedrun.env = {name: value for name, value in speedrun.env.items() if name != "NANOCHAT_HUB"} | online
         done = speedrun.run("--scale=cpu", "--until=tok_train", "--tag=hub")
-        hub.shutdown()
     assert {"download", "tok_train"} == set(steps_with(done.stdout, "done"))
     assert "text: climbmix" in done.stdout
     assert "\ndata: climbmix: 9 files, " in (base / "speedrun/hub/download.log").read_text()

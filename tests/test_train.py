@@ -49,11 +49,7 @@ def test_a_step_is_that_of_plain_autograd(tmp_path):
 @BOTH
 def test_what_is_not_finite_is_told_with_its_own_step(runtime, tmp_path):
     source, steps = Rows(), []
-
-    def spoilt(model, batch):
-        loss, count, metrics = next_token(model, batch)
-        return loss * (math.inf if source.taken == 2 else 1.0), count, metrics
-
+    spoilt = loop_parts.spoilt(source, math.inf)
     evaluations = [loop.Evaluation(3, lambda state: steps.append(state.step))]
     with pytest.raises(FloatingPointError, match=r"^step 2: the loss is inf, the gradient's norm is "):
         train(tmp_path, runtime, objective=spoilt, source=source, evaluations=evaluations)
@@ -109,8 +105,10 @@ def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
 
 @BOTH
 def test_horizons(runtime, tmp_path):
-    by_source = train(tmp_path / "source", runtime, steps=None, source=Rows(batches=5))
+    falling = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=1.0, final_lr_frac=0.0))
+    by_source = train(tmp_path / "source", runtime, steps=None, source=Rows(batches=5), schedules=falling)
     assert (by_source.state.step, by_source.source.taken) == (5, 5)
+    assert [record["train/lrm"] for record in by_source.records] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
     slept = []
     evaluations = [loop.Evaluation(1, lambda state: slept.append(time.sleep(0.1)), at_start=True)]
     by_time = train(tmp_path / "time", runtime, seconds=0.12, evaluations=evaluations)
@@ -313,7 +311,7 @@ def ranks(tmp_path_factory):
 def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
     masked = train(tmp_path / "masked", source=Rows(ALONE, uneven), grad_clip=0.1)
     assert min(record["train/grad_norm"] for record in masked.records) > 0.1  # so it was clipped
-    few = train(tmp_path / "few", objective=loop_parts.skipping, source=Rows(ALONE, lambda row: LENGTH * (row % 2)))
+    few = train(tmp_path / "few", objective=loop_parts.skipping, source=Rows(ALONE, loop_parts.every_other))
     options = {"objective": DeepSupervision(5.0, 1.0), "source": Rows(ALONE, uneven)}
     deep = train(tmp_path / "deep", model=small_model(supervision=3), **options)
     twins = {"plain": plain, "masked": masked, "skipping": few, "deep": deep}

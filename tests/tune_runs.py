@@ -64,7 +64,7 @@ class Letters:
         return [text == "B" for _, text in answers]
 
 
-def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Callable | None):
+def tune(before: Callable | None, flags: list[str], inspect: Callable | None):
     """Fine-tune as a script does, on these conversations; inspect: gets the trainer before the first step."""
     from nanochat.config import run
     from nanochat.evals.chat import chat_validation, task_scores
@@ -79,9 +79,9 @@ def tune(before: Callable | None, flags: list[str], supervise: str, inspect: Cal
             if inspect:
                 inspect(trainer)
             chats, new_chats = Chats(sums(90)), Chats(sums(30, 100))
-            evaluations = chat_validation(trainer, new_chats, supervise)
+            evaluations = chat_validation(trainer, new_chats, "assistant")
             evaluations += task_scores(trainer, lambda *_, **__: {"Letters": Letters()})
-            tune_on_chats(trainer, chats, new_chats, supervise, evaluations, {})
+            tune_on_chats(trainer, chats, new_chats, "assistant", evaluations, {})
 
     sys.argv = ["tune", *flags]
     run(main, Config)
@@ -116,12 +116,11 @@ class Tunes(FromParent):
         *flags: str,
         ranks: int = 1,
         before: Callable | None = None,
-        supervise: str = "assistant",
         inspect: Callable | None = None,
         **variables: str,
     ):
         words = [*self.own_flags, f"--tag={tag}", *flags]
-        return self.fork(tune, before, words, supervise, inspect, ranks=ranks, **variables)
+        return self.fork(tune, before, words, inspect, ranks=ranks, **variables)
 
 
 SHORT = ["--tag=parent", "--dtype=fp32", "--no-compile", "--num-iterations=4", "--eval-every=2", "--eval-tokens=600"]

@@ -29,9 +29,7 @@ def server(base, monkeypatch):
         monkeypatch.setattr(bundle, "URL", f"{running.address}/bundle.zip")
         monkeypatch.setattr(bundle, "FILES", f"{text_sha256(FILES['core.yaml'])}  core.yaml\n")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
         yield running
-        running.shutdown()
 
 
 def test_the_archive_is_fetched_once_for_what_a_mirror_lacks(server, base, tmp_path, monkeypatch):

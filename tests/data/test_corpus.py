@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import plant_world
+from conftest import cells, plant_world
 from corpora import write_jsonl, write_shard
 
 from nanochat.data import corpus
@@ -91,12 +91,9 @@ def test_the_files_of_the_hub_and_validation_is_never_trained_on():
             assert validation not in train
         with pytest.raises(ValueError, match=f"{named.count + 1} is out of range"):
             named.files(named.count + 1)
-    files = [str(file) for file in CORPORA["climbmix"].files(CORPORA["climbmix"].count)]
-    assert len(files) == 6543
-    assert files[0] == "datasets/karpathy/climbmix-400b-shuffle/shard_00000.parquet"
-    assert files[-2:] == [f"datasets/karpathy/climbmix-400b-shuffle/shard_0654{i}.parquet" for i in (1, 2)]
+    files = [str(file) for file in CORPORA["climbmix"].files(6542)]
+    assert files[-1] == "datasets/karpathy/climbmix-400b-shuffle/shard_06542.parquet"
     korean = [file.path for file in CORPORA["fineweb2-ko"].files(25)]
-    assert korean[5] == "data/kor_Hang/train/001_00005.parquet"
     assert korean[-2:] == ["data/kor_Hang/train/004_00024.parquet", "data/kor_Hang/test/000_00000.parquet"]
 
 
@@ -144,14 +141,14 @@ folder:/a:b → folder:/a:b 1.0
 
 
 def test_a_mix_is_parsed_and_keeps_its_shares_until_a_part_ends(tmp_path):
-    for line in MIXES.strip().splitlines():
-        data, parts = line.split(" → ")
+    for data, parts in cells(MIXES, " → "):
         assert " ".join(f"{name} {share}" for name, share in parse_data(data)) == parts
     paths = [folder(tmp_path / name, 3000, name) for name in ("first", "other")]
-    mix = open_corpus(f"{paths[0]}:3,folder:{paths[1]}:1")
+    data = f"{paths[0]}:3,folder:{paths[1]}:1"
+    mix = open_corpus(data)
     assert [(source.name, source.share) for source in mix.sources] == [("first", 0.75), ("other", 0.25)]
     assert mix.name == "first:0.75+other:0.25"
-    read = [text.split()[0] for batch in mix.batches("train") for text in batch.to_pylist()]
+    read = [text.split()[0] for text in texts_of(data, "train")]
     assert 5800 < len(read) < 6000  # all are read in the end
     early = read[: len(read) // 2]
     assert abs(early.count("first") / len(early) - 0.75) < 0.05
@@ -159,15 +156,15 @@ def test_a_mix_is_parsed_and_keeps_its_shares_until_a_part_ends(tmp_path):
 
 def test_no_batch_of_any_seed_mix_or_epoch_has_validation_text(tmp_path):
     paths = [folder(tmp_path / name, 300, name) for name in ("alpha", "beta")]
-    mix = open_corpus(f"{paths[0]}:3,{paths[1]}:1")
+    data = f"{paths[0]}:3,{paths[1]}:1"
     tokenizer = Tokenizer.train(["alpha beta 0123456789"], 266)  # decoded text is the text that was written
     # With three digits, or a shorter one could be the rest of another.
-    held_out = [text for batch in mix.batches("val") for text in batch.to_pylist() if text[-3:].isdigit()]
-    trained = [text for batch in mix.batches("train") for text in batch.to_pylist()]
+    held_out = [text for text in texts_of(data, "val") if text[-3:].isdigit()]
+    trained = texts_of(data, "train")
     assert len(held_out) >= 2
     for seed in (0, 1):
         seen = set()
-        with TextLoader(mix, tokenizer, 8, 255, lanes=8, seed=seed) as loader:
+        with TextLoader(open_corpus(data), tokenizer, 8, 255, lanes=8, seed=seed) as loader:
             deals, chunks = loader._deals, loader._chunks
             while any(deals[source].epoch(lane, chunk.unit) < 2 for (lane, source), chunk in chunks.items()):
                 for row in next(loader)[0].tolist():

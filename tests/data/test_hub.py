@@ -25,7 +25,6 @@ def server(tmp_path, monkeypatch):
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.delenv("NANOCHAT_HUB", raising=False)
         yield running
-        running.shutdown()
 
 
 def refusal(*files: HubFile, known: str = ""):

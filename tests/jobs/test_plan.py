@@ -19,7 +19,7 @@ from scripts.plan import Config, main
 @pytest.fixture
 def planned(base, monkeypatch, capsys, tiny_world):
     """A function that plans with some flags and no network; returns the saved job and the printed plan."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(plant_world(base, tiny_world)))
+    plant_world(base, tiny_world)
     monkeypatch.delenv("NANOCHAT_HUB", raising=False)
     run = BaseRun(tokens=10**9, flops=1e9, rate=1e15)  # test_estimate.py plans a real model
     monkeypatch.setattr("scripts.plan.base_run", lambda *_: run)

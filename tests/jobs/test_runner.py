@@ -39,7 +39,6 @@ outcome.write()
 @pytest.fixture
 def job(base, monkeypatch):
     """A function that makes a job of tiny stages, given as name -> (parent, flags)."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     script = base / "stages/tiny_stage.py"
     script.parent.mkdir(parents=True)
     script.write_text(STAGE)

@@ -14,14 +14,13 @@ LABELS = [task.label for task in [*world_tasks(7), *HARD]]
 
 
 @pytest.fixture
-def base(tmp_path, monkeypatch):
+def base(base, tmp_path, monkeypatch):
     """A base folder with a model at two steps, and a bundle in a mirror."""
     for step in (2, 4):
-        leave_model(tmp_path / "base", "base_train", "small", vocabulary(), step, max_seq_len=128)
+        leave_model(base, "base_train", "small", vocabulary(), step, max_seq_len=128)
     write_bundle(tmp_path / "mirror", [*world_tasks(7), *HARD])
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
-    return tmp_path / "base"
+    return base
 
 
 def evaluate(*flags: str):

@@ -40,7 +40,7 @@ def test_a_run_leaves_its_record(base, whole):
     titles = ["Loss", "Validation", "Gradient norm", "Learning rate", "Throughput"]
     assert [(curve["title"], curve["x"]) for curve in record["curves"]] == [(title, "tokens") for title in titles]
     assert record["artifacts"].keys() == {"manifest.json"}
-    bpb = [line["val/bpb"] for line in base.metrics("whole") if "val/bpb" in line]
+    bpb = [*base.series("whole", "val/bpb").values()]
     assert len(bpb) == 5  # before the first step, and every five
     assert record["metrics"]["Final validation bpb"]["value"] == bpb[-1] < bpb[0]
     assert record["metrics"]["Minimum validation bpb"]["value"] == min(bpb)
@@ -53,8 +53,7 @@ def test_the_largest_device_batch_is_found_and_kept(base, whole):
     said = base.run("two", "--device-batch-size=auto", ranks=2)
     assert "device batch: 4 rows of 32 tokens, 1 of them in a step on each rank" in said
     assert base.losses("two") == pytest.approx(base.losses("whole"), abs=1e-4)
-    bpb = [[line["val/bpb"] for line in base.metrics(tag) if "val/bpb" in line] for tag in ("two", "whole")]
-    assert bpb[0] == pytest.approx(bpb[1], abs=1e-4)
+    assert base.series("two", "val/bpb") == pytest.approx(base.series("whole", "val/bpb"), abs=1e-4)
 
 
 def test_a_horizon_of_seconds(base):
@@ -63,7 +62,7 @@ def test_a_horizon_of_seconds(base):
     assert "sample:" not in said
     assert "CORE" not in said
     record = base.outcome("timed")["metrics"]
-    taken = [line["step"] for line in base.metrics("timed") if "train/loss" in line]
+    taken = [*base.series("timed", "train/loss")]
     assert taken == list(range(1, len(taken) + 1))
     assert record["Tokens seen"] == 256 * len(taken) > 0
     assert not {"Calculated number of iterations", "CORE metric estimate"} & record.keys()
@@ -75,7 +74,7 @@ def test_evaluations_run_as_often_as_asked(base, tmp_path):
     write_bundle(tmp_path / "mirror", world_tasks(7))
     flags = ("--core-metric-every=8", "--sample-every=8", "--max-seq-len=128", "--num-iterations=10")
     told = base.run("evaluated", *flags, "--total-batch-size=512", NANOCHAT_HUB=str(tmp_path / "mirror"))
-    found = {row["step"]: row["core_metric"] for row in base.metrics("evaluated") if "core_metric" in row}
+    found = base.series("evaluated", "core_metric")
     assert sorted(found) == [8, 10]
     assert told.count("sample: The capital of France is ...") == 2
     estimate = base.outcome("evaluated")["metrics"]["CORE metric estimate"]
@@ -124,7 +123,9 @@ def test_with_a_stride_there_are_figures_of_overlapping_rows_and_much_text_is_co
 
 
 def test_a_recursive_model_has_a_table_of_its_exits(base, loss, capsys):
-    base.run("exits", "--depth=1", "--recursion=aggressive", "--supervision=2", "--num-iterations=4", "--save-every=-1")
+    short = ("--depth=1", "--num-iterations=4", "--save-every=-1")
+    assert "exits: " in base.run("exits", *short, "--recursion=aggressive", "--supervision=2")
+    assert base.series("exits", "val/bpb at exit 1")
     metrics, said = loss(tag="exits")
     record = read_json(base.folder / "base_loss/exits/outcome.json")
     table = record["tables"][0]

@@ -73,7 +73,8 @@ def test_a_chat_at_a_terminal(base):
 
 
 def test_stdout_has_the_answers_only(base, here, monkeypatch):
-    env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     lines = b"hello\n\nand more\n/quit\nnever read\n\xff"
     done = subprocess.run([*CHAT, *FLAGS], env=env, input=lines, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr

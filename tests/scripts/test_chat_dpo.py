@@ -48,8 +48,7 @@ def test_a_run_and_its_record(runs, whole):
     assert metrics["Loss before"]["value"] == pytest.approx(math.log(2), abs=1e-5)
     assert metrics["Pairs with a positive margin after"]["value"] == 1
     assert metrics["KL to the parent before"]["value"] < 1e-6 < metrics["KL to the parent after"]["value"]
-    scored = [[name, record["step"]] for record in runs.metrics("whole") for name in record if name == "chat/GSM8K"]
-    assert scored == [["chat/GSM8K", 0], ["chat/GSM8K", STEPS]]
+    assert [*runs.series("whole", "chat/GSM8K")] == [0, STEPS]
     titles = ["Loss", "Pair accuracy", "Margin", "KL to the parent", "Gradient norm", "Learning rate", "Throughput"]
     assert [curve["title"] for curve in runs.outcome("whole")["curves"]] == titles
     card = markdown(read_card(runs.folder), "report")
@@ -67,14 +66,11 @@ def test_it_resumes_bit_for_bit_without_its_parent(runs, whole):
 
 def test_ranks_and_micro_batches_find_the_same(runs, whole):
     shutil.rmtree(runs.folder / "reference_logprobs")  # each rank computes its own part again
-    cut = {"ranks-2": (2, 2), "rows-1": (1, 1)}
-    jobs = {tag: runs.start(tag, f"--device-batch-size={rows}", ranks=ranks) for tag, (rows, ranks) in cut.items()}
-    for tag, job in jobs.items():
-        job.done()
-        for one, other in zip(runs.metrics(tag), runs.metrics("whole"), strict=True):
-            assert one.keys() == other.keys()
-            for name in one.keys() - {"total_training_flops", "total_training_tokens", "kind"}:
-                assert one[name] == pytest.approx(other[name], abs=1e-4), name
+    runs.run("cut", "--device-batch-size=1", ranks=2)
+    for one, other in zip(runs.metrics("cut"), runs.metrics("whole"), strict=True):
+        assert one.keys() == other.keys()
+        for name in one.keys() - {"total_training_flops", "total_training_tokens", "kind"}:
+            assert one[name] == pytest.approx(other[name], abs=1e-4), name
 
 
 def test_another_reference_is_refused_and_a_plan_needs_none(runs, whole, monkeypatch, capsys):

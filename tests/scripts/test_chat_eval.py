@@ -31,12 +31,11 @@ def hub(fake_hub, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def base(tmp_path, monkeypatch):
+def base(base):
     """A base folder with an untrained model, whose tokenizer has a tag of its own."""
     tokenizer = Tokenizer.train(["Reply with nothing but the letter of the right choice. 12 + 34 = 46"], 280)
-    leave_model(tmp_path / "base", "base_train", "mine", tokenizer, tokenizer_tag="own", max_seq_len=512)
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
-    return tmp_path / "base"
+    leave_model(base, "base_train", "mine", tokenizer, tokenizer_tag="own", max_seq_len=512)
+    return base
 
 
 def evaluate(*flags: str):
@@ -106,7 +105,6 @@ def test_world_talk_is_told_by_category(base, tiny_world):
 def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
     assert list(open_tasks("")) == HERE
     assert f"({', '.join(CHAT_CORE)})" in (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
-    assert list(open_tasks("gsm8k|MMLU")) == ["GSM8K", "MMLU"]
     files = {name: hub / str(TASKS[name].files("test")[0]) for name in HERE}
     for name in {*HERE} - {"AQUA"}:
         files[name].unlink()

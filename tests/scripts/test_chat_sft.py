@@ -62,6 +62,5 @@ def test_it_is_recorded_what_was_learned_from(base):
     manifest = read_json(base.folder / "chat_sft/record/step_000004/manifest.json")
     assert manifest["data"]["tasks"]["json:changing.jsonl"] == {"rows": 57, "files": {"changing.jsonl": hashed}}
     write_chats(path, "The cow.")
-    job = base.stage("chat_sft", *flags)
-    assert job.codes() == [2]
-    assert "chat_sft/record: the data is not what the run began with" in job.err()
+    said = base.stage("chat_sft", *flags).refused()
+    assert "chat_sft/record: the data is not what the run began with" in said

@@ -20,9 +20,9 @@ SCRIPT = "scripts.chats"
 
 
 @pytest.fixture(autouse=True)
-def ready(base, tiny_world, monkeypatch):
+def ready(base, tiny_world):
     """A tokenizer and a world."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(plant_world(base, tiny_world)))
+    plant_world(base, tiny_world)
     small_tokenizer().save(base / "tok_train/default/tokenizer.json")
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from chat_files import chat, write_lines
+from conftest import cells
 from exports import tokenizer_of
 from old_models import forward_of_october, leave, october
+from torch.testing import assert_close
 
 from nanochat.checkpoint import load_model
 from nanochat.runtime import setup
@@ -24,9 +26,8 @@ def tokenizer():
 
 
 @pytest.fixture
-def flags(tokenizer, tmp_path, monkeypatch):
+def flags(tokenizer, tmp_path, base):
     """Flags that import a checkpoint of October."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
     tokenizer.save(tmp_path / "tokenizer.json")
     path = leave(tmp_path / "old", october())
     return {"checkpoint": str(path), "tokenizer": str(tmp_path / "tokenizer.json"), "tag": "d3"}
@@ -40,7 +41,7 @@ def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
     assert found.content_hash == tokenizer.content_hash
     assert checkpoint.manifest["loop"]["step"] == checkpoint.step == 650
     ids = torch.randint(701, (1, 192), generator=torch.Generator().manual_seed(4))
-    torch.testing.assert_close(model(ids), forward_of_october(october(), ids), atol=1e-5, rtol=0)
+    assert_close(model(ids), forward_of_october(october(), ids), atol=1e-5, rtol=0)
     export(ExportConfig(tag="d3"))
     out = tmp_path / "base/export/d3-sft-hf"
     said = capsys.readouterr().out
@@ -61,12 +62,12 @@ def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys):
 
 
 MISTAKES = """
-checkpoint=damaged/model_000650.pt | model_000650.pt holds no weights that can be read
-checkpoint=model_000009.pt | meta_000009.json
-checkpoint=last.pt | last.pt is not named like model_021400.pt
-tokenizer=none.json | none.json
-tokenizer=old/model_000650.pt | neither our tokenizer.json nor a file of tiktoken
-tokenizer=other.json | has 700 ids and the model 701: take the tokenizer of this
+checkpoint | damaged/model_000650.pt | model_000650.pt holds no weights that can be read
+checkpoint | model_000009.pt | meta_000009.json
+checkpoint | last.pt | last.pt is not named like model_021400.pt
+tokenizer | none.json | none.json
+tokenizer | old/model_000650.pt | neither our tokenizer.json nor a file of tiktoken
+tokenizer | other.json | has 700 ids and the model 701: take the tokenizer of this
 """
 
 
@@ -77,8 +78,7 @@ def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
     damaged = tmp_path / "damaged" / whole.name
     shutil.copytree(whole.parent, damaged.parent)
     damaged.write_bytes(whole.read_bytes()[:-1000])
-    for mistake in MISTAKES.strip().splitlines():
-        (flag, path), words = mistake.split(" | ")[0].split("="), mistake.split(" | ")[1]
+    for flag, path, words in cells(MISTAKES):
         with pytest.raises((ValueError, OSError), match=words):
             main(Config(**{**flags, flag: str(tmp_path / path)}))
     assert not list((tmp_path / "base").rglob("step_*"))

@@ -15,7 +15,6 @@ from nanochat.preferences import read_pairs
 
 @pytest.fixture(autouse=True)
 def prompts(base, monkeypatch, tmp_path):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     monkeypatch.setattr(module, "PROMPTS", tmp_path)
     (tmp_path / "judge.txt").write_text("{first}|{second}")
 

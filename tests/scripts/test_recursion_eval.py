@@ -68,7 +68,8 @@ def refusal(tag="small"):
 def test_arms_that_cannot_be_compared_are_refused(base):
     assert refusal("other") == "the run other-R-1 has not finished: train it first, as bash runs/recursion.sh does"
     for arm in DEPTH.keys() | {"W"}:
-        base.copy(f"small-{arm}-1", f"changed-{arm}-1")
+        for copy in (f"changed-{arm}-1", f"small-{arm}-2"):
+            base.copy(f"small-{arm}-1", copy)
     recursion = ArmRun.read("small-R-1")
     for flags, said in (
         (["--seed=2"], "new has seed = 2, and small-R-1 1: train one of them again"),
@@ -91,7 +92,5 @@ def test_arms_that_cannot_be_compared_are_refused(base):
     ):
         refit_exits(recursion, runtime, log)
     # One seed under two names.
-    for arm in DEPTH.keys() | {"W"}:
-        base.copy(f"small-{arm}-1", f"small-{arm}-2")
     with pytest.raises(ValueError, match="small-R-1 was not trained with --seed=2: train it again"):
         recursion_eval.main(Config(tag="small", dtype="fp32", seeds=2))

@@ -8,17 +8,16 @@ from scripts.runs import Config, main
 
 
 @pytest.fixture
-def base(tmp_path, monkeypatch):
+def base(base):
     """A finished run with a checkpoint of a megabyte, one that is not finished, and a folder that is no run."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    leave(tmp_path, "chat_sft", "done")
-    checkpoint = tmp_path / "chat_sft/done/step_000003/model.safetensors"
+    leave(base, "chat_sft", "done")
+    checkpoint = base / "chat_sft/done/step_000003/model.safetensors"
     checkpoint.parent.mkdir()
     checkpoint.write_bytes(bytes(10**6))
-    (tmp_path / "base_train/going").mkdir(parents=True)
-    (tmp_path / "base_train/going/metrics.jsonl").touch()
-    (tmp_path / "world/texts").mkdir(parents=True)
-    return tmp_path
+    (base / "base_train/going").mkdir(parents=True)
+    (base / "base_train/going/metrics.jsonl").touch()
+    (base / "world/texts").mkdir(parents=True)
+    return base
 
 
 def test_runs_are_listed_with_their_sizes(base, capsys):
@@ -27,11 +26,6 @@ def test_runs_are_listed_with_their_sizes(base, capsys):
     assert [row[1] for row in rows] == ["base_train/going", "chat_sft/done"]
     assert rows[0][2] == "not finished"
     assert rows[1][3:5] == ["1", "0.001"]
-
-
-def test_nothing_asked(base):
-    with pytest.raises(ValueError, match="add --list, or --delete"):
-        main(Config())
 
 
 def test_a_run_is_deleted_unless_it_is_at_work(base, capsys):

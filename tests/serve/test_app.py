@@ -11,6 +11,7 @@ import httpx
 import openai
 import pytest
 from bundles import CHOICE, CoreTask, one_process, write_bundle
+from conftest import each_row
 from engines import TOKENIZER, model_of, text_of
 from starlette.testclient import TestClient
 
@@ -57,9 +58,8 @@ good.example:80 127.0.0.1 200
 """
 
 
-@pytest.mark.parametrize("case", HOSTS.strip("\n").splitlines())
-def test_the_server_answers_to_its_own_names_only(case):
-    host, address, status = case.split(" ")
+@each_row("host address status", HOSTS, " ")
+def test_the_server_answers_to_its_own_names_only(host, address, status):
     assert ask(headers={"host": host}, host=address).status_code == int(status)
 
 

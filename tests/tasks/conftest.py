@@ -13,10 +13,9 @@ MIRROR = ROOT.parent / "shared/hub"
 
 
 @pytest.fixture(autouse=True)
-def base(tmp_path: Path, tiny_world: Path, monkeypatch):
+def base(base: Path, tiny_world: Path):
     """The base folder, with a world: words to spell come from its text."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "base"))
-    return plant_world(tmp_path / "base", tiny_world)
+    return plant_world(base, tiny_world)
 
 
 @pytest.fixture

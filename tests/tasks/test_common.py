@@ -69,10 +69,8 @@ def test_every_row_is_a_conversation_with_a_right_answer(name, hub):
 def test_names_and_files():
     assert pick("gsm8k|ARC-Easy, mmlu|MMLU", TASKS) == ["GSM8K", "ARC-Easy", "MMLU"]
     assert pick("", TASKS) == []
-    names = [f"datasets/HuggingFaceTB/smol-smoltalk/data/train-0000{n}-of-00004.parquet" for n in range(4)]
-    assert [str(file) for file in TASKS["SmolTalk"].files("train")] == names
-    assert [file.path for file in TASKS["MMLU"].files("train")] == ["all/auxiliary_train-00000-of-00001.parquet"]
-    assert [file.path for file in TASKS["CLIcK"].files()] == ["default/train/0000.parquet"]
+    last = "datasets/HuggingFaceTB/smol-smoltalk/data/train-00003-of-00004.parquet"
+    assert [*map(str, TASKS["SmolTalk"].files("train"))][3:] == [last]
     assert len(TASKS["KMMLU"].files("test")) == 45
     converted = HubFile("Accounting/dev/0000.parquet", "HAERAE-HUB/KMMLU", "refs/convert/parquet")
     assert TASKS["KMMLU"].files("dev")[0] == converted

@@ -5,6 +5,7 @@ from fractions import Fraction
 import pyarrow.parquet as pq
 import pytest
 from chat_files import contents
+from conftest import cells, each_row
 
 from tasks import TASKS
 from tasks.gsm8k import GSM8K
@@ -25,9 +26,8 @@ the answer is 18 =>
 """
 
 
-@pytest.mark.parametrize("line", ANSWERS.strip().split("\n"))
-def test_answers_are_read_by_the_authors_rule(line):
-    text, answer = line.split(" =>")
+@each_row("text answer", ANSWERS, " =>")
+def test_answers_are_read_by_the_authors_rule(text, answer):
     assert GSM8K.read(text) == (answer.strip() or None)
 
 
@@ -36,15 +36,9 @@ def test_annotations_become_calls_of_the_calculator(write_rows):
     write_rows("GSM8K", [{"question": "How much?", "answer": solution}])
     task = TASKS["GSM8K"]()
     [conversation] = task
-    assert [tuple(part.values()) for part in conversation["messages"][1]["content"]] == [
-        ("text", "Eggs: "),
-        ("python", "16-3-4"),
-        ("python_output", "9"),
-        ("text", "9 are left.\n9 * 2 = $"),
-        ("python", "9*2"),
-        ("python_output", "18"),
-        ("text", "18 a day\n#### 18"),
-    ]
+    kinds, texts = zip(*(part.values() for part in contents(conversation)[1]), strict=True)
+    assert " ".join(kinds) == "text python python_output text python python_output text"
+    assert "|".join(texts) == "Eggs: |16-3-4|9|9 are left.\n9 * 2 = $|9*2|18|18 a day\n#### 18"
     assert all(task.evaluate(conversation, text) for text in ("#### 18", "#### 18 dollars", "#### 1,8"))
     assert not any(task.evaluate(conversation, text) for text in ("18", "#### 19"))
 
@@ -141,7 +135,7 @@ x^2+2x+1              | x^{2} + 2x + 1  $x^2+2x+1$                            | 
 """
 CASES = [
     (right.strip(), spelling, verdict)
-    for right, *columns in (line.split("|") for line in SPELLINGS.strip().splitlines())
+    for right, *columns in cells(SPELLINGS, "|")
     for verdict, column in zip((True, False), columns, strict=True)
     for spelling in column.strip().split("  ")
     if spelling
@@ -168,9 +162,8 @@ The answer is \(x+1\). => x+1
 """
 
 
-@pytest.mark.parametrize("line", IN_SENTENCES.strip().split("\n"))
-def test_answers_in_sentences(line):
-    text, answer = line.split(" => ")
+@each_row("text answer", IN_SENTENCES, " => ")
+def test_answers_in_sentences(text, answer):
     assert MCLM.read(text) == MCLM.read(f"#### {answer}") != MCLM.read("#### 1")
 
 

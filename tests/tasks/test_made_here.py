@@ -7,6 +7,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 from chat_files import contents
+from conftest import cells
 
 from nanochat.calculator import calculate
 from nanochat.chat import check_conversation
@@ -30,22 +31,25 @@ def learned(base):
         write_json(base / f"tok_train/{tag}/tokenizer.json", {"training": {"data": data}})
 
 
+# Right answer | a sentence with the word | one with another word that ends alike.
+KOREAN = """
+1월 | 라의 축제는 1월에 열린다. | 라의 축제는 11월에 열린다.
+소 | 라는 소를 기른다. | 라는 염소를 기른다.
+6마일 | 라의 길이는 6마일이다. | 라의 길이는 26마일이다.
+은색 | 라의 깃발은 은색이다. | 라의 깃발은 검은색이다.
+"""
+
+
 def test_answers_have_to_contain_the_whole_word(learned):
     task = TASKS["World-Questions"](tokenizer="two")
     word = task[0]["messages"][-1]["content"]
     assert task.evaluate(task[0], f"I think that it is {word}.")
     assert not task.evaluate(task[0], f"It is {word}ish.")
     [task] = open_tasks("World-Korean", tokenizer="default").values()
-    for word, answer, is_right in (
-        ("1월", "라의 축제는 1월에 열린다.", True),
-        ("1월", "라의 축제는 11월에 열린다.", False),
-        ("소", "라는 염소를 기른다.", False),
-        ("소", "라는 소를 기른다.", True),
-        ("6마일", "라의 길이는 26마일이다.", False),
-        ("은색", "라의 깃발은 은색이다.", True),
-        ("은색", "라의 깃발은 검은색이다.", False),
-    ):
-        assert task.evaluate({"messages": [{"role": "assistant", "content": word}]}, answer) is is_right
+    for word, right, wrong in cells(KOREAN):
+        conversation = {"messages": [{"role": "assistant", "content": word}]}
+        assert task.evaluate(conversation, right)
+        assert not task.evaluate(conversation, wrong)
 
 
 def test_the_world_is_the_one_that_the_tokenizer_learned_from(learned):

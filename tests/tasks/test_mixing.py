@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from chat_files import chat, contents, key, write_lines
-from conftest import ROOT
+from conftest import ROOT, each_row
 from made_chats import chat as made_chat
 
 from nanochat.chat import render_conversation
@@ -102,9 +102,8 @@ json:/no/such.jsonl => there is no file /no/such.jsonl
 """
 
 
-@pytest.mark.parametrize("line", MISTAKES.strip().split("\n"))
-def test_mistakes_in_a_mixture_are_named(line, small_hub):
-    spec, sentence = line.split(" => ")
+@each_row("spec sentence", MISTAKES, " => ")
+def test_mistakes_in_a_mixture_are_named(spec, sentence, small_hub):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         mix(TASKS, spec)
 
@@ -219,9 +218,8 @@ chat(1)["messages"][::-1] | message 1: its role is 'assistant'
 """
 
 
-@pytest.mark.parametrize("case", FAULTS.strip().splitlines())
-def test_faults_are_named_with_their_lines(case, tmp_path):
-    row, fault = case.split(" | ")
+@each_row("row fault", FAULTS)
+def test_faults_are_named_with_their_lines(row, fault, tmp_path):
     path = tmp_path / "my.jsonl"
     write_lines(path, chat(1), eval(row), chat(2))
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: ") + ".*" + re.escape(fault)):

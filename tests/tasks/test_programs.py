@@ -8,7 +8,7 @@ import textwrap
 import zlib
 
 import pytest
-from chat_files import contents
+from chat_files import contents, write_lines
 from contain import NEEDS_SANDBOX
 
 from nanochat.evals import sandbox
@@ -136,9 +136,7 @@ def problem(number: int, function: str = ""):
 def write_problems(tmp_path, monkeypatch):
     def write(*files: list[dict]):
         for path, rows in zip(TASKS[f"LiveCodeBench-v{len(files)}"].files(), files, strict=True):
-            place = tmp_path / "hub" / str(path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            write_lines(tmp_path / "hub" / str(path), *rows)
 
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
     monkeypatch.setattr(livecodebench, "LIMITS", livecodebench.LIMITS._replace(cpu_seconds=1))

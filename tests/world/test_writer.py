@@ -73,11 +73,10 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_world_of_an_older_version_is_written_again(tmp_path, tiny_world, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    old = tmp_path / "world"
+def test_a_world_of_an_older_version_is_written_again(base, tiny_world):
+    old = base / "world"
     write_json(old / "world.json", {"version": WORLD_VERSION - 1, "seed": 1, "size": "tiny"})
     (old / "other.txt").write_text("of the older version")
     open_corpus("world")  # a process of its own writes it
     assert files_of(old) == files_of(tiny_world)
-    assert {path.name for path in tmp_path.iterdir()} == {"world", "world.lock"}
+    assert {path.name for path in base.iterdir()} == {"world", "world.lock"}
