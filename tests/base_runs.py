@@ -31,7 +31,6 @@ class Base:
     def __init__(self, folder: Path):
         self.folder, self.text, self.jobs = folder, write_letters(folder / "letters", 30), 0
         tokenizer = Tokenizer.train([path.read_text(encoding="utf-8") for path in self.text.iterdir()], 300)
-        (folder / "tok_train/default").mkdir(parents=True)
         tokenizer.save(folder / "tok_train/default/tokenizer.json")
 
     def flags(self, tag: str, *flags: str):
@@ -78,8 +77,8 @@ class Base:
         records = read_metrics(self.of(tag) / "metrics.jsonl")
         return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
-    def wait_for(self, tag: str, step: int, timeout: float = 60):
-        end = time.monotonic() + timeout
+    def wait_for(self, tag: str, step: int):
+        end = time.monotonic() + 60
         while max(self.series(tag, "train/loss"), default=-1) < step:
             assert time.monotonic() < end, f"step {step} did not come"
             time.sleep(0.002)

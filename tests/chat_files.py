@@ -5,6 +5,8 @@ from pathlib import Path
 
 import made_chats
 
+from nanochat.paths import write_text
+
 
 def chat(number: int):
     return made_chats.chat(f"{number}?", f"{number}!")
@@ -23,6 +25,5 @@ def key(conversation: dict):
 def write_lines(path: Path, *rows: dict | list | str):
     """Write rows as lines of JSON, texts as they are; return the file's name in a mixture."""
     lines = [row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    write_text(path, "".join(line + "\n" for line in lines))
     return f"json:{path}"

@@ -20,6 +20,7 @@ from fake_hub import write_hub
 from huggingface_hub import constants
 
 from nanochat import config, runtime
+from nanochat.paths import write_text
 from nanochat.world.writer import write_world
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -237,8 +238,7 @@ def copy_runs(home: Path, programs: dict[str, str]):
     """Copy runs/ to another home, with these programs, and a setup that does nothing."""
     shutil.copytree(ROOT / "runs", home / "runs")
     for name, text in {"runs/setup.sh": "exit 0", **programs}.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(text)
+        write_text(home / name, text)
         (home / name).chmod(0o755)
 
 
@@ -246,16 +246,15 @@ class Speedrun:
     """The main job in a copy of its own, where the environment is this one and the hub a small mirror."""
 
     def __init__(self, home: Path, variables: dict[str, str]):
-        self.home, self.env = home, os.environ | variables
+        self.home, self.env, self.command = home, os.environ | variables, ["bash", str(home / "speedrun.sh")]
 
     def start(self, *words: str, cwd: Path = ROOT):
         """In a process group of its own, stdout and stderr as one text."""
         about = {"cwd": cwd, "env": self.env, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        command = ["bash", str(self.home / "speedrun.sh"), *words]
-        return subprocess.Popen(command, **about, text=True, start_new_session=True)
+        return subprocess.Popen([*self.command, *words], **about, text=True, start_new_session=True)
 
     def run(self, *words: str, cwd: Path = ROOT, code: int = 0):
-        command = ["bash", str(self.home / "speedrun.sh"), *words]
+        command = [*self.command, *words]
         return checked(subprocess.run(command, cwd=cwd, env=self.env, capture_output=True, text=True), code)
 
 

@@ -1,6 +1,5 @@
 """Corpora for tests of the loader: shards of text, and text that a stub tokenizer turns into recognizable documents."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanochat import paths
 from nanochat.data.corpus import Corpus, Source, open_shards
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,33 +26,31 @@ def write_letters(folder: Path, lines: int):
     return folder
 
 
-def write_shard(path: Path, texts: Sequence, kind: pa.DataType | None = None, column: str = "text", **options):
+def write_shard(path: Path, texts: Sequence, kind: pa.DataType | None = None, **options):
     """Write a parquet file with a column of text and one that is no text."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({"id": range(len(texts)), column: pa.array(texts, kind or pa.string())})
+    table = pa.table({"id": range(len(texts)), "text": pa.array(texts, kind or pa.string())})
     pq.write_table(table, path, **options)
     return path
 
 
 def write_jsonl(path: Path, texts: Sequence):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"id": 1, "text": text}, ensure_ascii=False) + "\n" for text in texts]
-    path.write_text("".join(lines), encoding="utf-8")
+    paths.write_jsonl(path, ({"id": 1, "text": text} for text in texts))
     return path
 
 
-def corpus_of(paths: Sequence[Path]):
+def corpus_of(files: Sequence[Path]):
     """A corpus of shards; if there are several, the last one is for validation."""
-    shards = open_shards(list(paths))
+    shards = open_shards(list(files))
     return Corpus((Source("letters", 1.0, {"train": shards[:-1] or shards, "val": shards[-1:]}),))
 
 
 def text_corpus(folder: Path, shards: Sequence[Sequence[str | None]], group: int):
     """A shard for each list of documents, `group` documents in a row group."""
-    paths = [folder / f"{number:02d}.parquet" for number in range(len(shards))]
-    for path, texts in zip(paths, shards, strict=True):
+    files = [folder / f"{number:02d}.parquet" for number in range(len(shards))]
+    for path, texts in zip(files, shards, strict=True):
         write_shard(path, texts, row_group_size=group, compression="zstd")
-    return corpus_of(paths)
+    return corpus_of(files)
 
 
 class CountedTokenizer:

@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+from nanochat.paths import write_json
+
 ENVIRONMENT = json.loads("""{
     "Git Information": {"Branch": "main", "Commit": "f1e8954 (dirty)", "Message": "Document the setup"},
     "Hardware": {"Platform": "Linux", "CPUs": "104 cores (104 logical)", "Memory": "1007.4 GB",
@@ -29,6 +31,5 @@ def leave(base: Path, stage: str = "tok_train", tag: str = "default", **changes)
     """An outcome as a stage leaves it; by default that of the reference's tokenizer."""
     record = {"stage": stage, "tag": tag, **RECORD, "environment": ENVIRONMENT}
     path = base / stage / tag / "outcome.json"
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(record | changes))
+    write_json(path, record | changes)
     return path

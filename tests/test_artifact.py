@@ -28,8 +28,8 @@ STORED = {
 }
 
 
-def written(stored=STORED):
-    return write_artifact({"depth": 1}, stored, VOCABULARY, {"embed.weight": "int8-row"})
+def written():
+    return write_artifact({"depth": 1}, STORED, VOCABULARY, {"embed.weight": "int8-row"})
 
 
 def test_everything_comes_back_in_fewer_bytes_where_few_values_are_frequent():

@@ -22,8 +22,8 @@ def tokenizer():
     return Tokenizer.train(["the cat sat on the mat and counted one two three"] * 20, 300)
 
 
-def chats(count, seed=SEED, longest=6):
-    dice = random.Random(seed)
+def chats(count):
+    dice = random.Random(SEED)
 
     def words(most):
         return " ".join(dice.choice("the cat sat on mat and two".split()) for _ in range(dice.randint(1, most)))
@@ -33,8 +33,8 @@ def chats(count, seed=SEED, longest=6):
     for number in range(count):
         texts = []
         for turn in range(dice.randint(1, 4)):
-            texts.append(f"{number} {turn} {words(longest)}")
-            texts.append(dice.choice((words(longest), [{"type": "text", "text": words(3)}, *tool])))
+            texts.append(f"{number} {turn} {words(6)}")
+            texts.append(dice.choice((words(6), [{"type": "text", "text": words(3)}, *tool])))
         made.append(chat(*texts))
     return made
 

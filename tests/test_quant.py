@@ -86,12 +86,11 @@ def test_a_clip_is_in_deviations_of_the_row_and_entropy_is_that_of_the_frequenci
     assert quant.entropy(torch.tensor([-3, 5, 0, 0])) == pytest.approx(1.5)
 
 
-def inputs(columns=24, count=500):
+def inputs():
     """Inputs that depend on each other."""
     generator = torch.Generator().manual_seed(1)
-    return torch.randn(count, 6, generator=generator) @ torch.randn(
-        6, columns, generator=generator
-    ) + 0.1 * torch.randn(count, columns, generator=generator)
+    causes, mixed, noise = (torch.randn(size, generator=generator) for size in ((500, 6), (6, 24), (500, 24)))
+    return causes @ mixed + 0.1 * noise
 
 
 def output_error(weight, found, x):

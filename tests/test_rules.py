@@ -71,14 +71,7 @@ PURE_CALLS = set(
 WITHOUT_TORCH = re.compile(r"scripts\.|nanochat\.(jobs|settings|config|stages|outcome)\b")  # and so their imports
 
 # In pieces, so that this file does not name what no file may name.
-PACKAGE_HOSTS = [
-    "pypi" + ".org",
-    "python" + "hosted",
-    "crates" + ".io",
-    "npm" + "js.",
-    "pytorch" + ".org/whl",
-    "ana" + "conda.",
-]
+PACKAGE_HOSTS = "pypi~.org python~hosted crates~.io npm~js. pytorch~.org/whl ana~conda.".replace("~", "").split()
 
 
 # ---- reading a tree ----

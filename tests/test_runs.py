@@ -12,6 +12,7 @@ from conftest import ROOT, checked, copy_runs, plant_world
 
 from nanochat.jobs.scales import read_flags
 from nanochat.lab.golf import BASELINES, expand, tricks_of
+from nanochat.paths import write_text
 
 SMALL = ["--aspect-ratio=32", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--device-batch-size=2"]
 SMALL += "--vocab-size=300 --no-compile --dtype=fp32 --eval-bytes=3000 --eval-every=0 --sample-every=-1".split()
@@ -120,8 +121,7 @@ def test_golf_scores_an_entry_and_ends_with_a_comparison(runs, base, tmp_path):
     flags = [*GOLF, *FLAGS, FEW_TRICKS, "--seeds=1", "--ablate"]
     # A score with other settings ends the script after the entry; then copies of the entry are all other runs.
     other = base / "golf_eval/links-naive-narrow-1/settings"
-    other.parent.mkdir(parents=True)
-    other.write_text("other\n")
+    write_text(other, "other\n")
     stopped = runs("golf.sh", *flags, code=2)
     assert stopped.stderr == "error: links-naive-narrow-1 was scored with other settings: take another --tag\n"
     given = read_flags([*FLAGS, FEW_TRICKS])

@@ -26,8 +26,8 @@ PATTERN = rustbpe.DEFAULT_PATTERN
 SEED = 20261120
 
 
-def random_texts(count: int, seed: int = SEED):
-    dice = random.Random(seed)
+def random_texts(count: int):
+    dice = random.Random(SEED)
     return [naive_bpe.random_text(dice) for _ in range(count)]
 
 

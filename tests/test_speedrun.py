@@ -20,8 +20,8 @@ from nanochat.data.corpus import CORPORA
 LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (100, 1))
 
 
-def until(condition: Callable[[], object], awaited: str, seconds: float = 300):
-    end = time.monotonic() + seconds
+def until(condition: Callable[[], object], awaited: str):
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end, f"{awaited} did not come"
         time.sleep(0.05)

@@ -1,6 +1,5 @@
 """The tokenizer: nine special tokens, text to ids and back, and a file that is checked when it is loaded."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +7,7 @@ from corpora import SAMPLES
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nanochat.paths import read_json
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 
@@ -42,7 +42,7 @@ def test_a_saved_tokenizer_is_the_same_and_says_it_all(tokenizer, artifact, tmp_
     assert loaded.content_hash == tokenizer.content_hash
     assert loaded.special_tokens == tokenizer.special_tokens
     assert [loaded.encode(text) for text in SAMPLES] == [tokenizer.encode(text) for text in SAMPLES]
-    record = json.loads(artifact.read_text(encoding="utf-8"))
+    record = read_json(artifact)
     assert set(record) == {"format", "content_hash", "training", "pattern", "merges", "special_tokens", "token_bytes"}
     assert record["training"] == {"max_chars": 1000}
     assert record["token_bytes"] == tokenizer.token_lengths().tolist()

@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 from nanochat.data import bundle
 from nanochat.data.bundle import fetch_bundle
-from nanochat.paths import text_sha256
+from nanochat.paths import text_sha256, write_text
 
 FILES = {"core.yaml": "icl_tasks: []\n", "eval_meta_data.csv": "Eval Task\n", "eval_data/some/a.jsonl": "{}\n" * 1000}
 NAMES = list(FILES)
@@ -34,8 +34,7 @@ def server(base, monkeypatch):
 
 def test_the_archive_is_fetched_once_for_what_a_mirror_lacks(server, base, tmp_path, monkeypatch):
     own = tmp_path / "mirror/eval_bundle/core.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("mine")
+    write_text(own, "mine")
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
     assert fetch_bundle(["core.yaml"]) == [own]
     assert server.requests == 0

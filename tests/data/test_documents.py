@@ -17,13 +17,13 @@ from corpora import write_jsonl, write_shard
 
 from nanochat.data import documents as module
 from nanochat.data.documents import convert_folder, documents, text_files
+from nanochat.paths import write_bytes
 
 TEXTS = ["first text\n", "", "둘째 — text", "with\0zero and \U0001f30d", "line\r\nends\n"]
 
 
 def write(path: Path, data: bytes):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    write_bytes(path, data)
     return path
 
 

@@ -10,6 +10,7 @@ from huggingface_hub import constants
 
 from nanochat.data import hub
 from nanochat.data.hub import HubError, HubFile
+from nanochat.paths import write_text
 
 A, B, DEEP = (HubFile(path, "some/set") for path in ("a.bin", "b.bin", "deep/c.bin"))
 
@@ -35,8 +36,7 @@ def refusal(*files: HubFile, known: str = ""):
 
 def write(root: Path, *names: str):
     for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
+        write_text(root / name, name)
     return root
 
 

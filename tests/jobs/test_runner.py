@@ -11,7 +11,7 @@ import pytest
 
 from nanochat.jobs import runner
 from nanochat.jobs.runner import Job, Step
-from nanochat.paths import hold_folder, read_json, take_lock
+from nanochat.paths import hold_folder, read_json, take_lock, write_text
 
 # A stage in one file: prints, counts how often it ran, fails if asked, and leaves an outcome.
 STAGE = """
@@ -40,8 +40,7 @@ outcome.write()
 def job(base, monkeypatch):
     """A function that makes a job of tiny stages, given as name -> (parent, flags)."""
     script = base / "stages/tiny_stage.py"
-    script.parent.mkdir(parents=True)
-    script.write_text(STAGE)
+    write_text(script, STAGE)
     monkeypatch.setenv("PYTHONPATH", f"{script.parent}:{runner.ROOT}")
 
     def make(**stages: tuple[str, str]):

@@ -44,8 +44,8 @@ class Person:
         self.decoder, self.text = codecs.getincrementaldecoder("utf-8")(), ""
         self.read_until("> ")
 
-    def read_until(self, end: str, seconds: float = 200.0):
-        seen, limit = "", time.monotonic() + seconds
+    def read_until(self, end: str):
+        seen, limit = "", time.monotonic() + 200
         while not seen.endswith(end):
             ready, _, _ = select.select([self.terminal], [], [], max(0.0, limit - time.monotonic()))
             assert ready, f"{seen!r} is all that came"

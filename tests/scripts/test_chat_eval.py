@@ -9,7 +9,7 @@ from conftest import ROOT, plant_world
 from models import leave_model
 
 from nanochat.config import parse
-from nanochat.paths import read_json, read_jsonl
+from nanochat.paths import read_json, read_jsonl, write_bytes
 from nanochat.report.card import read_card
 from nanochat.stages import CHAT_CORE
 from nanochat.tokenizer import Tokenizer
@@ -24,8 +24,7 @@ def hub(fake_hub, tmp_path, monkeypatch):
     """A mirror with the test splits of ChatCORE, for tests that change files."""
     for name in HERE:
         [path] = map(str, TASKS[name].files("test"))
-        (tmp_path / "hub" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "hub" / path).write_bytes((fake_hub / path).read_bytes())
+        write_bytes(tmp_path / "hub" / path, (fake_hub / path).read_bytes())
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
     return tmp_path / "hub"
 

@@ -3,7 +3,7 @@
 import pytest
 from outcomes import leave
 
-from nanochat.paths import hold_folder
+from nanochat.paths import hold_folder, write_bytes
 from scripts.runs import Config, main
 
 
@@ -11,11 +11,8 @@ from scripts.runs import Config, main
 def base(base):
     """A finished run with a checkpoint of a megabyte, one that is not finished, and a folder that is no run."""
     leave(base, "chat_sft", "done")
-    checkpoint = base / "chat_sft/done/step_000003/model.safetensors"
-    checkpoint.parent.mkdir()
-    checkpoint.write_bytes(bytes(10**6))
-    (base / "base_train/going").mkdir(parents=True)
-    (base / "base_train/going/metrics.jsonl").touch()
+    write_bytes(base / "chat_sft/done/step_000003/model.safetensors", bytes(10**6))
+    write_bytes(base / "base_train/going/metrics.jsonl", b"")
     (base / "world/texts").mkdir(parents=True)
     return base
 

@@ -11,7 +11,7 @@ from conftest import cells
 
 from nanochat.calculator import calculate
 from nanochat.chat import check_conversation
-from nanochat.paths import base_dir, write_json
+from nanochat.paths import base_dir, write_json, write_text
 from nanochat.world.writer import write_world
 from tasks import TASKS, WORLD_TASKS, open_tasks, task_to_learn
 from tasks.mixing import mix
@@ -113,9 +113,8 @@ def test_words_come_from_the_text(tiny_world):
 
 
 def test_words_are_those_of_the_tokenizer_of_the_run(small_hub, tmp_path, base):
-    (tmp_path / "own").mkdir()
     for letter in "abcdefghijklmnopqrstuvwxyz":
-        (tmp_path / f"own/{letter}.txt").write_text(f"Zebra pony{letter} 빠른")
+        write_text(tmp_path / f"own/{letter}.txt", f"Zebra pony{letter} 빠른")
     write_json(base / "tok_train/mine/outcome.json", {"config": {"data": str(tmp_path / "own")}})
     words = frequent_words("mine")
     assert {words[0], words[1]} == {"zebra", "빠른"}

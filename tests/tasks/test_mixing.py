@@ -11,7 +11,7 @@ from conftest import ROOT, each_row
 from made_chats import chat as made_chat
 
 from nanochat.chat import render_conversation
-from nanochat.paths import read_sha256, write_json
+from nanochat.paths import read_sha256, write_json, write_text
 from nanochat.tokenizer import Tokenizer
 from tasks import JUDGED, TASKS
 from tasks.chats import json_lines
@@ -174,8 +174,7 @@ ENDLESS = [f"words {number}  without end " * 9 for number in range(900)]
 @pytest.mark.parametrize("lines", [SENTENCES * 9, CHINESE, ENDLESS])
 def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
     text = "\n".join(lines)
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own/book.txt").write_text(text)
+    write_text(tmp_path / "own/book.txt", text)
     write_json(base / "tok_train/book/outcome.json", {"config": {"data": str(tmp_path / "own")}})
     for split, file in (("train", "own/train-00000.parquet"), ("validation", "own/val.parquet")):
         task = TASKS["Passages"](split, "book")
