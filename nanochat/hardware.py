@@ -1,6 +1,5 @@
 """Accelerators: peak rates from their makers' data sheets, memory, and the price of an hour."""
 
-import math
 import os
 import re
 from typing import NamedTuple
@@ -16,7 +15,8 @@ class Accelerator(NamedTuple):
     name: as people type it. devices: a pattern of the names that drivers report, without the maker's. bf16, fp16, fp8,
     fp32: TFLOP/s in dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB.
     bandwidth: of the memory, GB/s. nvlink: GB/s in one direction, where every such board has it. dollars: an hour,
-    rented on demand, in 2026; providers differ by a factor of two and more.
+    rented on demand, in 2026; providers differ by a factor of two and more. mfu: the share of the peak that a plan
+    assumes. The public nanochat had it on H100 at depth 24, with FlashAttention 3 in bf16; fp8 gained 17%.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Accelerator(NamedTuple):
     bandwidth: Figure = None
     nvlink: Figure = None
     dollars: Figure = None
+    mfu: Figure = 0.4
 
     @property
     def precision(self):
@@ -45,44 +46,25 @@ class Accelerator(NamedTuple):
 ACCELERATORS = parse_table(
     Accelerator,
     """
-    name       devices                        bf16    fp16    fp8     fp32   memory  bandwidth  nvlink  dollars
-    B200       B200                           2250    2250    4500    -      180     8000       900     -
-    H200       H200                           989.4   989.4   1978.9  494.7  141     4800       450     3.5
-    H200-NVL   H200 NVL                       835.5   835.5   1670.5  417.7  141     4800       -       -
-    H100       H100 80GB HBM3                 989.4   989.4   1978.9  494.7  80      3350       450     3.0
-    H100-PCIe  H100 PCIe                      756     756     1513    378    80      2000       -       -
-    H100-NVL   H100 NVL                       835.5   835.5   1670.5  417.7  94      3900       -       -
-    A100       A100-SXM4-80GB|A100 80GB PCIe  312     312     -       156    80      -          -       1.5
-    A100-40GB  A100-(SXM4|PCIE)-40GB          312     312     -       156    40      1555       -       -
-    L40S       L40S                           362     362     733     -      48      864        -       -
-    L4         L4                             121     121     242.5   60     24      300        -       -
-    T4         (Tesla )?T4                    -       65      -       8.1    16      -          -       -
-    RTX-5090   GeForce RTX 5090               209.5   209.5   419     104.8  32      1792       -       -
-    RTX-4090   GeForce RTX 4090               165.2   165.2   330.3   82.6   24      1008       -       -
-    RTX-3090   GeForce RTX 3090               71      71      -       35.6   24      936        -       -
-    MI300X     Instinct MI300X( OAM)?         1307.4  1307.4  2614.9  163.4  192     5300       -       -
+    name       devices                        bf16    fp16    fp8     fp32   memory  bandwidth  nvlink  dollars  mfu
+    B200       B200                           2250    2250    4500    -      180     8000       900     -      -
+    H200       H200                           989.4   989.4   1978.9  494.7  141     4800       450     3.5      -
+    H200-NVL   H200 NVL                       835.5   835.5   1670.5  417.7  141     4800       -       -      -
+    H100       H100 80GB HBM3                 989.4   989.4   1978.9  494.7  80      3350       450     3.0      0.5
+    H100-PCIe  H100 PCIe                      756     756     1513    378    80      2000       -       -      -
+    H100-NVL   H100 NVL                       835.5   835.5   1670.5  417.7  94      3900       -       -      -
+    A100       A100-SXM4-80GB|A100 80GB PCIe  312     312     -       156    80      -          -       1.5      -
+    A100-40GB  A100-(SXM4|PCIE)-40GB          312     312     -       156    40      1555       -       -      -
+    L40S       L40S                           362     362     733     -      48      864        -       -      -
+    L4         L4                             121     121     242.5   60     24      300        -       -      -
+    T4         (Tesla )?T4                    -       65      -       8.1    16      -          -       -      -
+    RTX-5090   GeForce RTX 5090               209.5   209.5   419     104.8  32      1792       -       -      -
+    RTX-4090   GeForce RTX 4090               165.2   165.2   330.3   82.6   24      1008       -       -      -
+    RTX-3090   GeForce RTX 3090               71      71      -       35.6   24      936        -       -      -
+    MI300X     Instinct MI300X( OAM)?         1307.4  1307.4  2614.9  163.4  192     5300       -       -      -
     """,
 )
-
-
-# Speeds of base training that others measured: accelerator and dtype of the matrix products → depth → share of the bf16
-# peak, and the source. FLOPs over training time, with FlashAttention 3. Ours were not measured on such hardware yet.
-TRAINING_RATES = {
-    ("H100", "fp8"): {
-        22: (0.56, "public nanochat with FlashAttention 3, pull request 830, 81.8 min"),
-        24: (0.59, "public nanochat with FlashAttention 3, 99.0 min"),
-    },
-    ("H100", "bf16"): {24: (0.50, "public nanochat with FlashAttention 3, without the 17% that fp8 gained")},
-}
 PRICE = "NANOCHAT_DOLLARS_AN_HOUR"  # environment variable: the price of all machines of a run
-NEAR_DEPTH = 4  # layers; a rate says little about models that differ more
-
-
-def known_rate(accelerator: Accelerator, dtype: str, depth: int):
-    """Return the share and the source of the rate nearest in depth; 0 and no source if none is near."""
-    rates = TRAINING_RATES.get((accelerator.name, dtype), {})
-    nearest = min(rates, key=lambda layers: abs(layers - depth), default=math.inf)
-    return rates[nearest] if abs(nearest - depth) <= NEAR_DEPTH else (0.0, "")
 
 
 def find_accelerator(name: str):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, SMEAR_GATE_INPUTS, GPTConfig
-from nanochat.hardware import Accelerator, Figure, find_accelerator, known_rate
+from nanochat.hardware import Accelerator, Figure, find_accelerator
 from nanochat.log import duration
 from nanochat.models import config_fields, new_model
 from nanochat.outcome import hardware, read_outcomes
@@ -32,7 +32,6 @@ REFERENCE_BATCH = 2**19  # tokens, best for the reference
 BATCH_EXPONENT = 0.383
 TOKENS_PER_PARAMETER = 12.0  # the horizon where no flag gives one
 ASSUMED_VOCABULARY = 49_152  # where no tokenizer is trained yet
-ASSUMED_MFU = 0.4  # where nobody measured a run: no gain by fp8 is assumed
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 CPU_TOKENS = 16_384  # tokens in a micro-batch on a CPU: larger ones are no faster
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
@@ -381,13 +380,10 @@ def _rate(config: "TrainingSettings", accelerator: Accelerator, dtype: str):
         return min(found)[1:]  # nearest depth, then the slower run
     if accelerator.name == "CPU":
         return CORE_FLOPS * (os.cpu_count() or 1), f"assumed: {CORE_FLOPS / 1e9:g} GFLOP/s a core"
-    share, origin = known_rate(accelerator, "fp8" if config.fp8 else dtype, config.depth)
-    if share:
-        return share * accelerator.peak("bf16"), f"assumed: {share:.0%} of the bf16 peak, as {origin}"
     peak = accelerator.peak(dtype)
     if not peak:
         return None, f"no {dtype} speed of {accelerator.name} is known"
-    return ASSUMED_MFU * peak, f"assumed: {ASSUMED_MFU:.0%} of the {dtype} peak"
+    return accelerator.mfu * peak, f"assumed: {accelerator.mfu:.0%} of the {dtype} peak"
 
 
 def dry_run(plan: RunPlan, config: "PretrainSettings"):

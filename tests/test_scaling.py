@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from nanochat.gpt import GPT
-from nanochat.hardware import TRAINING_RATES, Accelerator, find_accelerator, parse_hardware
+from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups, parameter_counts
-from nanochat.scaling import ASSUMED_MFU, estimate, memory, plan_run, rate_scale, row_choices, scaled_size
+from nanochat.scaling import estimate, memory, plan_run, rate_scale, row_choices, scaled_size
 from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config, main
 
@@ -131,13 +131,10 @@ def test_an_estimate_for_people_and_for_programs():
     found, (needs, time) = estimate(plan, D24, ranks, h100)
     seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.5)
     assert found["seconds"] == pytest.approx(seconds)
-    basis = f"assumed: 50% of the bf16 peak, as {TRAINING_RATES['H100', 'bf16'][24][1]}"
     price = f"dollars {24 * seconds / 3600:.2f}"
-    assert time == f"time {duration(seconds)} on 8xH100, bf16, 495 TFLOP/s each ({basis}); {price}"
-    assert "(assumed: 59% of the bf16 peak, as " in last_line(h100, ranks, fp8=True)
-    shallow = replace(D24, depth=12)  # far from any depth that was measured
-    rate = estimate(plan_of(depth=12), shallow, ranks, h100)[0]["rate"]
-    assert rate == pytest.approx(ASSUMED_MFU * h100.peak("bf16"))
+    assert (
+        time == f"time {duration(seconds)} on 8xH100, bf16, 495 TFLOP/s each (assumed: 50% of the bf16 peak); {price}"
+    )
     assert needs.startswith(f"memory of a rank, GB: {sum(found['memory'].values()) / 1e9:.2f} with ")
     assert sum(found["memory"].values()) < 0.9e9 * h100.memory
     saving, _ = estimate(plan, replace(D24, checkpointing=True), ranks, h100)
