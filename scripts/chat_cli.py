@@ -7,6 +7,7 @@ python -m scripts.chat_cli -i sft -g d8 -p "What is 12 + 34?"
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
+from dataclasses import replace
 from typing import Literal
 
 from nanochat.config import option, options, run
