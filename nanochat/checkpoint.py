@@ -39,7 +39,6 @@ from nanochat.paths import (
     write_json,
 )
 from nanochat.runtime import Runtime
-from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -365,15 +364,6 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0
         print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
         model.steps = exits
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
-
-
-def load_chosen(choice: ModelChoice, runtime: Runtime):
-    """Return the model that a command line names, its weights rounded if it asks for that, and as `load_model`."""
-    from nanochat import quant  # no training needs it
-
-    found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
-    quant.apply(found[0], choice.quant)
-    return found
 
 
 def find_model(stage: str, tag: str, step: int, runtime: Runtime):
