@@ -3,18 +3,11 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 
 from nanochat import log as under_test
-from nanochat.log import MetricLog, Progress, duration, metric_curve, parse_table, print0, read_metrics, step_line
-
-
-class Pause(NamedTuple):
-    label: str
-    before: float = 0.0
-    after: float = 0.0
+from nanochat.log import MetricLog, Progress, duration, metric_curve, print0, read_metrics, step_line
 
 
 def test_only_rank_0_prints(monkeypatch, capsys, tmp_path):
@@ -186,16 +179,3 @@ def test_time_left_follows_progress_and_the_wall_clock(total, monkeypatch, capsy
     shown = capsys.readouterr().out.splitlines()[-1]
     assert f"eta: {duration(500 * 549 / 499)}" in shown  # after 499 steps in 549 seconds, without the first
     assert ("step 00500/01000" if total else "step 00500") in shown
-
-
-def test_constants_are_read_from_text_tables():
-    assert under_test.parse_rows("a b  => c\n  d =>\n", " *=> *") == [["a b", "c"], ["d", ""]]
-    table = """
-        label     after  before
-        two words   -     1e-6
-        last      0.5    -
-    """
-    assert parse_table(Pause, table) == [Pause("two words", before=1e-6), Pause("last", 0.0, 0.5)]
-    for wrong, message in ((table.replace("after", "later"), "later"), (table + "short\n", "shorter")):
-        with pytest.raises((TypeError, ValueError), match=message):
-            parse_table(Pause, wrong)

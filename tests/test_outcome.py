@@ -78,21 +78,6 @@ def test_where_it_ran(tmp_path, monkeypatch):
     assert commit().endswith(" (dirty)")
 
 
-def test_bloat_counts_what_git_tracks(tmp_path, monkeypatch):
-    monkeypatch.setattr("nanochat.outcome.ROOT", tmp_path)
-    (tmp_path / "a.py").write_text("import os\n" * 3)
-    (tmp_path / "b.md").write_text("# ü")
-    (tmp_path / "c.txt").write_text("no source")
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests/d.py").write_text("\n" * 5)
-    (tmp_path / "requirements.lock").write_text("a==1\n" * 2220)
-    git(tmp_path, "init")
-    git(tmp_path, "add", ".")
-    counts = {"Characters": 38, "Lines": 8, "Lines, of which tests": 5, "Files": 3, "Tokens (approx)": 9}
-    counts["Dependencies (requirements.lock lines)"] = 2220
-    assert bloat() == counts
-
-
 GPUS = r"""printf 'NVIDIA H100 80GB HBM3\n%.0s' 1 2 | 2x NVIDIA H100 80GB HBM3
 printf 'NVIDIA L4\nNVIDIA T4\n' | 1x NVIDIA L4, 1x NVIDIA T4
 echo no devices; exit 9 | none"""

@@ -1,7 +1,6 @@
 """Preferences by hand and against plain rows; pairs in files, from samples, and as a source of batches."""
 
 import json
-import math
 import random
 import re
 from dataclasses import replace
@@ -14,7 +13,7 @@ from conftest import each_row
 from engines import ids_of
 from loop_parts import ALONE
 from models import CONFIGS, lively
-from test_objectives import TwoWords, in_parts
+from test_objectives import in_parts
 from test_rollouts import TOKENIZER, MadeUp, Words, rollouts, trainer_of
 
 from nanochat.chat import render_conversation, render_prompt
@@ -120,32 +119,6 @@ def test_the_source_on_any_ranks():
     assert sorted(number for rank in ranks for number in next(rank)[-1][:, 2].tolist()) == sorted(numbers[1])
     assert sorted([*ranks[0].held_out, *ranks[1].held_out]) == [*source.held_out]
     assert source_of([*records, a_pair(1, "fox " * 90)]).left_out == 1
-
-
-def test_the_gradient_by_hand():
-    """Word 1 (3/4) twice was chosen, word 0 (1/4) rejected; the parent gave 1/2 to each word.
-
-    The margin is 2 ln 3/2 - ln 1/2 = ln 4.5. With beta 1/2 the loss is ln(1 + 1/sqrt 4.5); its slope by the margin is
-    -beta / (1 + sqrt 4.5). The margin's slope by logit 1 is 2 (1 - 3/4) - (0 - 3/4) = 5/4.
-    """
-    targets, half, root = torch.tensor([[1, 1], [0, -1]]), math.log(0.5), 4.5**0.5
-    reference = torch.tensor([[half, half], [half, 0.0]])
-    inputs, sizes = torch.zeros_like(targets), torch.tensor([[2, 1, 0], [1, 1, 0]])
-    batch = (inputs, targets, reference, reference, inputs[:, :1], sizes)
-    for weight, value, slope in [
-        # The mean loss on the chosen words is ln 4/3, and its slope 3/4 - 1.
-        (0.1, math.log(1 + 1 / root) + 0.1 * math.log(4 / 3), -0.5 * 1.25 / (1 + root) - 0.1 * 0.25),
-        (0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),
-    ]:
-        model = TwoWords()
-        found, count, metrics = Preference("dpo", 0.5, weight)(model, batch)
-        found.backward()
-        assert (found.item(), int(count)) == (pytest.approx(value), 1)
-        assert model.logits.grad.tolist() == pytest.approx([-slope, slope])
-    figures = {name: total.item() for name, (total, _) in metrics.items()}
-    kl = (2 * (1.5 * math.log(1.5) - 0.5) + (0.5 * math.log(0.5) + 0.5)) / 3
-    expected = {"dpo/loss": value, "dpo/accuracy": 1, "dpo/gained": 1, "dpo/margin": math.log(4.5), "dpo/kl": kl}
-    assert figures == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("loss", PREFERENCE_LOSSES)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from outcomes import leave
 
-from bench.scaling import ScalingRun, by_budget, laws_table, optimum, power_law, read_runs
+from bench.scaling import ScalingRun, by_budget, optimum, power_law, read_runs
 
 ALPHA, BETA = 0.34, 0.28  # of L = 1.69 + 406 / N^ALPHA + 411 / D^BETA, with which N grows as C^(BETA / (ALPHA + BETA))
 SHARE = BETA / (ALPHA + BETA)
@@ -48,14 +48,6 @@ def test_the_exponents_of_a_known_law_are_found(seed):
     for (exponent, stderr, _), expected in ((sizes, SHARE), (tokens, 1 - SHARE)):
         assert exponent == pytest.approx(expected, abs=0.05)
         assert 0 < stderr < 0.05
-
-
-def test_the_ratio_that_is_suggested_is_that_of_the_law():
-    found = optima([1e18, 3e18, 1e19], [-1.0, -0.5, 0, 0.5, 1.0])
-    [[_, exponent, _, most, ratio]] = laws_table(found, {"Tokens : N": "ratio"})["rows"]
-    assert (exponent, most) == (pytest.approx(1 - 2 * SHARE, abs=0.05), 1e19)
-    assert ratio == pytest.approx(1e19 / 6 / best_size(1e19) ** 2, rel=0.1)
-    assert laws_table(found[:1], {"N": "n"})["rows"] == []
 
 
 def test_a_power_law_without_noise_is_exact_and_sizes_without_a_lowest_point_have_no_best():

@@ -20,8 +20,6 @@ from nanochat import schedules
 from nanochat import train as loop
 from nanochat.log import read_metrics
 from nanochat.objectives import DeepSupervision, next_token
-from nanochat.optim import Optimizer
-from nanochat.param_groups import build_groups
 from nanochat.paths import read_json
 from nanochat.runtime import setup
 from nanochat.settings import OptimizerSettings
@@ -103,21 +101,6 @@ def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
         train(tmp_path / "bad", replace(ALONE, dtype=torch.float16), model=plant(small_model(), lambda g: g / 0))
 
 
-@BOTH
-def test_horizons(runtime, tmp_path):
-    falling = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=1.0, final_lr_frac=0.0))
-    by_source = train(tmp_path / "source", runtime, steps=None, source=Rows(batches=5), schedules=falling)
-    assert (by_source.state.step, by_source.source.taken) == (5, 5)
-    assert [record["train/lrm"] for record in by_source.records] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
-    slept = []
-    evaluations = [loop.Evaluation(1, lambda state: slept.append(time.sleep(0.1)), at_start=True)]
-    by_time = train(tmp_path / "time", runtime, seconds=0.12, evaluations=evaluations)
-    overshot = sum(record["train/dt"] for record in by_time.records[-2:])  # a step may be under way already
-    assert by_time.state.seconds - overshot < 0.12 <= by_time.state.seconds  # of training alone
-    assert sum(record["train/dt"] for record in by_time.records) == pytest.approx(by_time.state.seconds)
-    assert len(slept) == by_time.state.step + 1
-
-
 def test_the_learning_rate_falls_by_the_clock_on_a_machine_that_slows_down(tmp_path):
     """After 8 steps each step takes five times as long: the warmdown is still the last 0.65 of the clock."""
     batches = count()
@@ -133,31 +116,6 @@ def test_the_learning_rate_falls_by_the_clock_on_a_machine_that_slows_down(tmp_p
     for record, progress in zip(records, clock, strict=False):
         falls = settings.final_lr_frac + (1 - settings.final_lr_frac) * min(1, (1 - progress) / settings.warmdown_ratio)
         assert record["train/lrm"] == pytest.approx(min(1, falls), abs=1e-6)
-
-
-def test_warming_up_leaves_no_trace():
-    model, seen = small_model(), []
-    groups = build_groups(model, OptimizerSettings(), 1.0, 0.1)
-    optimizer = Optimizer(groups)
-
-    def objective(model, batch):
-        seen.append(model.embed.weight.detach().clone())
-        return next_token(model, batch)
-
-    def everything():
-        states = [state.clone() for _, saved in optimizer.state_tensors() for state in saved.values()]
-        gradients = [parameter.grad.clone() for parameter in model.parameters()]
-        return [*(parameter.detach().clone() for parameter in model.parameters()), *states, *gradients]
-
-    loop.warm_up(model, next_token, optimizer, ROWS, LENGTH, 1)
-    next_token(model, next(Rows()))[0].backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    before = everything()
-    loop.warm_up(model, objective, optimizer, ROWS, LENGTH, 2)
-    assert len(seen) == 2
-    assert not torch.equal(*seen)  # it did train
-    assert all(map(torch.equal, before, everything()))
 
 
 class Acts(list):

@@ -77,24 +77,6 @@ def test_packing_equals_best_fit_by_linear_search(size_and_lengths, opening):
     assert sum(end - begin for _, begin, end in placed + rest) == sum(lengths) - len(lengths)
 
 
-# Documents in each row group, lanes.
-DEALS = "[3], 64 | [1, 1, 1], 2 | [100, 7, 1, 55], 8 | [30] * 14, 64 | [4] * 700, 8".split(" | ")
-
-
-@pytest.mark.parametrize("case", DEALS)
-def test_every_document_is_in_one_unit_of_every_epoch(case):
-    groups, lanes = eval(case)
-    deal = deal_of([[1] * count for count in groups], lanes)
-    for epoch in range(3):
-        seen = Counter()
-        for number in range(epoch * deal.units, (epoch + 1) * deal.units):
-            unit, lane = divmod(number, lanes)
-            assert deal.epoch(lane, unit) == epoch
-            ids, starts, stops = deal.documents(lane, unit)
-            seen.update(token for a, b in zip(starts, stops, strict=True) for token in ids[a + 1 : b].tolist())
-        assert seen == Counter(range(1, sum(groups) + 1))
-
-
 def test_epochs_and_seeds_have_different_orders():
     orders = set()
     for seed in (0, 1):

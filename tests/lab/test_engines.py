@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -129,16 +128,6 @@ def test_slurm_runs_an_array(job, tmp_path, monkeypatch):
     fake.write_text("#!/usr/bin/env bash\nexit 1\n")  # nothing has run: results of other commands do not count
     assert ENGINES["slurm"](replace(own, steps=[step for chain in changed for step in chain]), changed, 2, 4) == 3
     assert [len(began(own, name)) for name in "abce"] == [1, 1, 2, 1]
-
-
-def test_slurm_and_ray_are_needed(job, tmp_path, monkeypatch):
-    own, chains = job({"a": ""})
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="needs the command sbatch"):
-        ENGINES["slurm"](own, chains, 1, 0)
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match="needs Ray: pip install"):
-        ENGINES["ray"](own, chains, 1, 0)
 
 
 def test_ray_goes_on_without_a_killed_node(job, monkeypatch):

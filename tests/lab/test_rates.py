@@ -51,17 +51,6 @@ def test_it_ends_near_the_optimum(name, decades):
     assert near >= 190
 
 
-def test_the_rounds_of_a_curve_without_noise():
-    found, points = search(lambda x: x**2, 2.0, np.random.default_rng(0), noise=0)
-    wide, narrow, two, best = (one.rates for one in found)
-    assert [one.seeds for one in found] == [1, 1, SEEDS, 0]
-    assert wide == [0.1, 0.167, 0.278, 0.464, 0.774, 1.29, 2.15, 3.59, 5.99, 10.0]
-    assert narrow == [1.15, 1.52, 2.0, 2.64, 3.48]
-    assert two[0] == best[0] == 2.0
-    assert two[1] == 2.15
-    assert sorted(map(len, points.values())) == [1] * (WIDE + 3) + [SEEDS, SEEDS]
-
-
 @pytest.mark.parametrize("losses", [[2.0, 2.2, 2.2], [2.0, math.nan, 1.0]])
 def test_the_seeds_decide_between_two_rates(losses):
     """A rate with which a seed diverges has lost too."""

@@ -221,17 +221,6 @@ def test_a_mix_that_helps_one_base_only():
 # ---- plans ----
 
 
-def test_the_smallest_difference_falls_with_questions_seeds_and_repeats():
-    smallest = smallest_difference(200, 2, arms=6)
-    assert smallest_difference(800, 2, arms=6) < smallest
-    assert smallest_difference(200, 4, arms=6) < smallest
-    assert smallest_difference(200, 2, repeats=4, arms=6) < smallest < smallest_difference(200, 2, arms=6, tests=10)
-    # A hundred questions and two seeds do not show two points.
-    assert smallest_difference(100, 2, arms=6) > 10
-    # With endless questions, the deviation between seeds remains: 2.8 errors of √(2 / seeds) points.
-    assert smallest_difference(10**7, 50, arms=6) == pytest.approx(2.8 * math.sqrt(2 / 50), rel=0.02)
-
-
 def test_the_best_of_n_by_luck():
     # Known values of the expected highest of n normal variables.
     expected = {1: 0.0, 2: 1 / math.sqrt(math.pi), 3: 1.5 / math.sqrt(math.pi), 10: 1.5388}
