@@ -80,15 +80,13 @@ def find_accelerator(name: str):
 
 
 def parse_hardware(text: str):
-    """Return (number, accelerator) for text like 8xH100, 2x8xH100 (nodes x GPUs), or 8xH100@98 (dollars an hour)."""
-    number = r"(?:([1-9]\d*) ?[x×*] ?)?"
-    match = re.fullmatch(rf"{number}{number}([A-Za-z][\w -]*|\d{{4}})(@.*)?", text.strip())
+    """Return (number, accelerator) for text like 8xH100, or 8xH100@98 (dollars an hour)."""
+    match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})(@.*)?", text.strip())
     if not match:
         raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
-    count = int(match[1] or 1) * int(match[2] or 1)
-    accelerator = find_accelerator(match[3])
-    if match[4]:
-        accelerator = accelerator._replace(dollars=_price(match[4][1:], f"--on={text}") / count)
+    count, accelerator = int(match[1] or 1), find_accelerator(match[2])
+    if match[3]:
+        accelerator = accelerator._replace(dollars=_price(match[3][1:], f"--on={text}") / count)
     return count, accelerator
 
 

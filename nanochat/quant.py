@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from nanochat.artifact import Quantized, Tensors, dequantize
+from nanochat.checkpoint import load_model
 from nanochat.log import print0
+from nanochat.runtime import Runtime
+from nanochat.settings import ModelChoice
+from nanochat.stages import MODELS
 
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
@@ -143,6 +147,13 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors):
 
 
 @torch.no_grad()
+def load_chosen(choice: ModelChoice, runtime: Runtime):
+    """Return the model that a command line names, rounded if it asks for that, its tokenizer and its checkpoint."""
+    found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
+    apply(found[0], choice.quant)
+    return found
+
+
 def apply(model: "GPT", plan: str):
     """Round a model's weights in place, by a plan; print how many. An empty plan leaves them."""
     if not plan:

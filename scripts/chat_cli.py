@@ -6,6 +6,7 @@ python -m scripts.chat_cli -i sft -g d8 -p "What is 12 + 34?"
 
 import sys
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import replace
 from typing import Literal
 
 from nanochat.config import option, options, run
@@ -30,10 +31,10 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
 def main(config: Config):
     # Imported here: slow imports must not delay --help.
-    from nanochat import quant
     from nanochat.chat import chat_temperature
-    from nanochat.checkpoint import load_model, trained
+    from nanochat.checkpoint import trained
     from nanochat.engine import Engine, Request
+    from nanochat.quant import load_chosen
     from nanochat.runtime import setup
     from nanochat.serve.cli import COMMANDS, TerminalChat, typed_lines
 
@@ -45,8 +46,7 @@ def main(config: Config):
     # Messages of the program do not mix with the answers.
     messages = nullcontext() if interactive else redirect_stdout(sys.stderr)
     with messages, setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = load_model(MODELS[source], tag, config.step, runtime, config.exits)
-        quant.apply(model, config.quant)
+        model, tokenizer, checkpoint = load_chosen(replace(config, source=source, tag=tag), runtime)
         settings = Request(
             tokens=(),  # of each prompt
             max_new_tokens=config.max_new_tokens,

@@ -12,7 +12,6 @@ from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
-from nanochat.stages import MODELS
 from tasks import JUDGED, TASKS, open_tasks, pick
 
 SAMPLING = re.compile(r"\d(\.\d+)?,[01](\.\d+)?,[1-9]\d*")
@@ -47,10 +46,9 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
 
 def main(config: Config):
     # Slow imports stay out of --help.
-    from nanochat import quant
-    from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, mean_scores, sample_answers
+    from nanochat.quant import load_chosen
     from nanochat.runtime import setup
 
     stage = f"chat_eval_{config.source}"
@@ -60,8 +58,7 @@ def main(config: Config):
     folder = stage_dir(stage, tag)
     outcome = Outcome.begin(stage, tag, config)
     with setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime, config.exits)
-        quant.apply(model, config.quant)
+        model, tokenizer, checkpoint = load_chosen(config, runtime)
         # Spelling tasks take their words from the tokenizer's training text.
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
         if not tasks:

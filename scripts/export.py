@@ -11,7 +11,6 @@ from nanochat.config import option, options, run
 from nanochat.log import print0
 from nanochat.paths import base_dir
 from nanochat.settings import ModelChoice
-from nanochat.stages import MODELS
 
 
 @options("files")
@@ -26,9 +25,8 @@ class Config(ModelChoice):
 
 def main(config: Config):
     # Imported here because --help must be fast.
-    from nanochat import quant
-    from nanochat.checkpoint import load_model
     from nanochat.export import gguf, hf
+    from nanochat.quant import load_chosen
     from nanochat.runtime import setup
 
     writers = {"hf": hf.write_folder, "tokenizer": hf.write_tokenizer, "gguf": gguf.write_gguf}
@@ -36,8 +34,7 @@ def main(config: Config):
     out = Path(config.out).expanduser() if config.out else base_dir() / f"export/{name}-{config.format}"
     # Comparisons need fp32 on both sides.
     with setup("cpu", "fp32") as runtime:
-        model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime, config.exits)
-        quant.apply(model, config.quant)
+        model, tokenizer, checkpoint = load_chosen(config, runtime)
         exported = hf.Exported(name, model, tokenizer, checkpoint.manifest)
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")

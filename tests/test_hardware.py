@@ -34,7 +34,7 @@ def test_names_find_their_rows():
     assert parse_hardware("2 x rtx 3090") == (2, find_accelerator("RTX-3090"))
     assert parse_hardware("4xQ9000") == (4, Accelerator("Q9000"))
     assert parse_hardware("8xH100@98") == (8, find_accelerator("H100")._replace(dollars=98 / 8))
-    assert parse_hardware("2x8xH100@196") == (16, find_accelerator("H100")._replace(dollars=196 / 16))
+    assert parse_hardware("16xH100@196") == (16, find_accelerator("H100")._replace(dollars=196 / 16))
     for wrong in ("", "8x", "0xH100", "-1xH100", "@98"):
         with pytest.raises(ValueError, match="8xH100"):
             parse_hardware(wrong)

@@ -163,7 +163,7 @@ def test_the_given_price_of_a_machine(hours, dollars):
     timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=3600.0 * hours)
     record, lines = estimate(plan_of(timed), timed, *parse_hardware("8xH100@98"))
     assert (record["dollars"], lines[-1].rpartition("; ")[2]) == (dollars, f"dollars {dollars}.00")
-    assert estimate(plan_of(timed), timed, *parse_hardware("2x8xH100@0"))[0]["dollars"] == 0
+    assert estimate(plan_of(timed), timed, *parse_hardware("16xH100@0"))[0]["dollars"] == 0
 
 
 def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):

@@ -32,18 +32,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nanochat import quant
 from nanochat.chat import chat_temperature
-from nanochat.checkpoint import load_model
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
 from nanochat.log import parse_rows
+from nanochat.quant import load_chosen
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
 from nanochat.serve.worker import Worker
 from nanochat.settings import ModelChoice
-from nanochat.stages import MODELS
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
@@ -264,10 +262,7 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int):
     devices = gpus if runtime.device.type == "cuda" else [runtime.device]
     workers = []
     for device in devices:
-        model, tokenizer, checkpoint = load_model(
-            MODELS[choice.source], choice.tag, choice.step, replace(runtime, device=device), choice.exits
-        )
-        quant.apply(model, choice.quant)
+        model, tokenizer, checkpoint = load_chosen(choice, replace(runtime, device=device))
         workers.append(Worker(Engine(model, tokenizer, slots), model))
     name = f"nanochat-{choice.tag}-{choice.source}"
     temperature = chat_temperature(checkpoint.manifest)
