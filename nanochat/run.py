@@ -150,9 +150,8 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
         field = config.__dataclass_fields__[name]
         if longer and field.metadata["group"] == "horizon":
             continue
-        before = saved.get(name, field.default)  # a flag that did not exist then acted like the default
-        if value is not None and value != before:
-            differences.append(f"{flag_of(name)} was {before} and is {value}")
+        if value is not None and value != saved[name]:
+            differences.append(f"{flag_of(name)} was {saved[name]} and is {value}")
     if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
         differences.append(f"the tokenizer {checkpoint.manifest['tokenizer']['tag']} was trained again")
     return differences

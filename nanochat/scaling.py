@@ -116,8 +116,7 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
     steps, horizon = _horizon(config, n, flops, batch)
     notes += [
         f"width {shape.width:,} = {'given' if config.width else ratio}",
-        f"heads {shape.heads:,} = width / head_dim {config.head_dim}",
-        f"kv_heads {shape.kv_heads:,} = {'given' if config.kv_heads else 'heads'}",
+        f"heads {shape.heads:,} = width / head_dim {config.head_dim}, for keys and values {shape.kv_heads:,}",
         f"total_batch_size {batch:,} = {chosen}",
         f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5, at least 1/4",
         f"weight decay x {decay:.4g} = (total_batch_size / 2^19)^0.5 / (N / N at depth 12)",
@@ -267,8 +266,8 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
             advice = f"--shard-weights ({sharded / 1e9:.2f} GB), {advice}"
         lines.append(f"that is more than {share}: take {advice}")
     if config.shard_weights and ranks > 1:
-        received = (plan_bytes / 1e9 for plan_bytes in traffic(plan, rows, ranks, itemsize))
-        lines.append("sharded weights: in a step a rank receives {:,.2f} GB, in place of {:,.2f} GB".format(*received))
+        received, whole = traffic(plan, rows, ranks, itemsize)
+        lines.append(f"sharded weights: a rank receives {received / 1e9:,.2f} GB in a step, not {whole / 1e9:,.2f} GB")
     time = "n/a" if seconds is None else duration(seconds)
     speed = "n/a" if rate is None else f"{rate / 1e12:,.3g} TFLOP/s each ({source})"
     price = "n/a" if dollars is None else f"{dollars:,.2f}"

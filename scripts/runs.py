@@ -20,15 +20,13 @@ SIGNS = ("outcome.json", "metrics.jsonl", "step_*")
 class Config:
     """List runs, or delete one."""
 
-    list: bool = option(False, "list the runs on disk: stage and tag, state, checkpoints, size")
+    list: bool = option(True, "list the runs on disk: stage and tag, state, checkpoints, size")
     delete: str = option("", "run to delete, as STAGE/TAG in the list")
 
 
 def main(config: Config):
     if config.delete:
         delete(config.delete)
-    elif not config.list:
-        raise ValueError("add --list, or --delete=STAGE/TAG")
     if config.list:
         rows = [row_of(folder) for folder in runs_on_disk()]
         print0(terminal_table(table_of("Runs", "Run | State | Checkpoints:d | GB:.3f", rows)))

@@ -202,13 +202,14 @@ def make_job(
         task_files = [HubFile(f"{setting.world.name}/world.json")]
     launch = launch_words(setting)
     options = [f"--run={request.wandb}"] if request.wandb else []
+    several_nodes = planned_nodes() > 1
     # Of several nodes, one may fail: without a checkpoint all would be lost.
-    saving = [f"--save-every={NODES_SAVE_EVERY}"] if planned_nodes() > 1 else []
+    saving = [f"--save-every={NODES_SAVE_EVERY}"] if several_nodes else []
     # The first and the last step are no stage: no model, no outcome. The download runs beside the tokenizer, so its
     # lines go to its log alone.
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
-    if planned_nodes() > 1:
+    if several_nodes:
         steps.append(Step("preflight", ["scripts.preflight"], launch=[*launch, "--max-restarts=0"]))
     for name, stage in PLANNED_STAGES.items():
         # For some stages the text is an input, by --data.
