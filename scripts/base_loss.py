@@ -58,7 +58,7 @@ def main(config: Config):
             found = bits_by_exit(model, texts["val"], length, config.device_batch_size, runtime)
             rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
             outcome.tables.append(table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows))
-        outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.describe()["name"]}
+        outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.name}
         outcome.tables.append(table_of("Samples", "Prompt | Continuation", samples))
         if runtime.rank == 0:
             outcome.write_evaluation("loss", checkpoint.step)

@@ -12,11 +12,9 @@ from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, LogSettings, ModelChoice
-from nanochat.stages import STAGES
+from nanochat.stages import MODELS
 from tasks import JUDGED, TASKS, open_tasks, pick
 
-# Stages that leave a model to chat with, by their short names.
-SOURCES = {stage.source: stage for stage in STAGES if stage.source}
 SAMPLING = re.compile(r"\d(\.\d+)?,[01](\.\d+)?,[1-9]\d*")
 
 
@@ -55,14 +53,14 @@ def main(config: Config):
     from nanochat.evals.chat import evaluate_task, mean_scores, sample_answers
     from nanochat.runtime import setup
 
-    stage = SOURCES[config.source]
+    stage = f"chat_eval_{config.source}"
     tag = config.out_tag or config.tag
     if config.quant:  # the answers of the model itself stay, for a comparison
         tag += "-" + re.sub(r"[^\w.+]+", "-", config.quant)
-    folder = stage_dir(stage.name, tag)
-    outcome = Outcome.begin(stage.name, tag, config)
+    folder = stage_dir(stage, tag)
+    outcome = Outcome.begin(stage, tag, config)
     with setup(config.device_type, config.dtype) as runtime:
-        model, tokenizer, checkpoint = load_model(stage.parent, config.tag, config.step, runtime, config.exits)
+        model, tokenizer, checkpoint = load_model(MODELS[config.source], config.tag, config.step, runtime, config.exits)
         quant.apply(model, config.quant)
         # Spelling tasks take their words from the tokenizer's training text.
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
