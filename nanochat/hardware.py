@@ -81,12 +81,12 @@ def find_accelerator(name: str):
 
 def parse_hardware(text: str):
     """Return (number, accelerator) for text like 8xH100, or 8xH100@98 (dollars an hour)."""
-    match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})(@.*)?", text.strip())
+    match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})(?:@(.*))?", text.strip())
     if not match:
         raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
     count, accelerator = int(match[1] or 1), find_accelerator(match[2])
-    if match[3]:
-        accelerator = accelerator._replace(dollars=_price(match[3][1:], f"--on={text}") / count)
+    if match[3] is not None:
+        accelerator = accelerator._replace(dollars=_price(match[3], f"--on={text}") / count)
     return count, accelerator
 
 

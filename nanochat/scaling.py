@@ -122,8 +122,6 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
         f"weight decay x {decay:.4g} = (total_batch_size / 2^19)^0.5 / (N / N at depth 12)",
         f"num_iterations {'?' if steps is None else f'{steps:,}'} = {horizon}",
     ]
-    if steps and config.warmup_steps > steps / 10:
-        notes.append(f"warmup {steps // 10:,} steps = a tenth of the run, in place of {config.warmup_steps:,}")
     if shape.supervision:
         sweeps = f"{shape.supervision} exits x {shape.passes} passes x ({shape.loops} loops + 1)"
         notes.append(f"recursion {config.recursion}: each block runs {sweeps} times for a token")

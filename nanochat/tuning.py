@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nanochat.chat import render_conversation
 from nanochat.checkpoint import tokenizer_of, verified
@@ -10,13 +10,10 @@ from nanochat.log import Record, print0
 from nanochat.objectives import next_token
 from nanochat.outcome import kept_figures, measured, validation_metrics
 from nanochat.packing import ChatLoader
-from nanochat.run import inherit
+from nanochat.run import Trainer, inherit
 from nanochat.settings import FineTuneSettings
 from nanochat.stages import MODELS
 from nanochat.train import Evaluation
-
-if TYPE_CHECKING:
-    from nanochat.run import Trainer
 
 Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 
@@ -52,7 +49,7 @@ def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dic
 
 
 def tune_on_chats(
-    trainer: "Trainer",
+    trainer: Trainer,
     chats: Mixture,
     new_chats: Mixture,
     supervise: str,

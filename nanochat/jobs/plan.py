@@ -39,7 +39,6 @@ PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base
 STEPS = ("download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
 TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
-NODES_SAVE_EVERY = 100  # steps
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
@@ -203,8 +202,7 @@ def make_job(
     launch = launch_words(setting)
     options = [f"--run={request.wandb}"] if request.wandb else []
     several_nodes = planned_nodes() > 1
-    # Of several nodes, one may fail: without a checkpoint all would be lost.
-    saving = [f"--save-every={NODES_SAVE_EVERY}"] if several_nodes else []
+    saving = ["--save-every=100"] if several_nodes else []  # a node may fail, and the steps since a checkpoint are lost
     # The first and the last step are no stage: no model, no outcome. The download runs beside the tokenizer, so its
     # lines go to its log alone.
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]

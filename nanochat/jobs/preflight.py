@@ -147,7 +147,6 @@ def report(facts: dict, ranks: list, network: list):
     # outcome.scale_metrics reads some of it.
     record = {
         "ranks": len(ranks),
-        "nodes": node_count(),
         "interconnect": links,
         "all_reduce_gb_s": network[-1][2] if network else None,
         "tables": tables,
