@@ -291,9 +291,10 @@ def planned_hardware(name: str, nodes: int = 1):
         memory = accelerator.memory or torch.cuda.get_device_properties(device).total_memory / 1e9
     else:
         count, accelerator, memory = 1, Accelerator(device.type.upper()), free_memory(device) / 1e9
+    count *= nodes
     price = given_price()
-    dollars = accelerator.dollars if price is None else price / (nodes * count)
-    return nodes * count, accelerator._replace(memory=memory, dollars=dollars)
+    dollars = accelerator.dollars if price is None else price / count
+    return count, accelerator._replace(memory=memory, dollars=dollars)
 
 
 # ---- ranks that die ----

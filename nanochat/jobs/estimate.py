@@ -195,8 +195,7 @@ def job_lines(job: Job, setting: Setting, base: BaseRun):
 def dollars(seconds: float, setting: Setting):
     """Return the price for some time on all GPUs, idle ones too, or n/a."""
     rate = setting.accelerator.dollars if setting.accelerator else None  # per GPU and hour
-    gpus = setting.gpus + setting.idle
-    return "n/a" if rate is None else f"{rate * gpus * seconds / 3600:,.2f}"
+    return "n/a" if rate is None else f"{rate * (setting.gpus + setting.idle) * seconds / 3600:,.2f}"
 
 
 def disk_room(job: Job, setting: Setting, base: BaseRun):
