@@ -92,6 +92,13 @@ ITEMS = (
         "bench.core_eval --data {data} --bundle {bundle} --depth 2 --repeats 1 {reference}",
     ),
     Item(
+        "preflight",
+        "Preflight: disk, and the network between all GPUs",
+        3,
+        "torch.distributed.run --standalone --nproc_per_node=gpu -m scripts.preflight",
+        "torch.distributed.run --standalone --nproc_per_node=2 -m scripts.preflight",
+    ),
+    Item(
         "bpb",
         "Bits per byte after 1,000 steps and the time they take, depth 12, three seeds",
         20,
