@@ -43,6 +43,8 @@ trap 'end 143' TERM
 trap 'end 129' HUP
 trap 'end 131' QUIT
 trap 'end 138' USR1
+# torchrun passes these on; Slurm sends the last one. The ranks have time to save.
+export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=240
 
 # On several nodes: the others take part in the distributed steps of node 0, and do not get beyond this line.
 if [ "${NANOCHAT_NODES:-1}" != 1 ]; then . runs/nodes.sh; fi

@@ -147,8 +147,7 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
     longer = _is_longer(checkpoint, config)
     differences = []
     for name, value in fixed_settings(config).items():
-        field = config.__dataclass_fields__[name]
-        if longer and field.metadata["group"] == "horizon":
+        if longer and config.__dataclass_fields__[name].metadata["group"] == "horizon":
             continue
         if value is not None and value != saved[name]:
             differences.append(f"{flag_of(name)} was {saved[name]} and is {value}")

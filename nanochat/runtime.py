@@ -174,9 +174,9 @@ class Waiting:
 def watch_gpu(device: torch.device):
     """Read a GPU's power and work each second until the block ends; yields a call for its use since the call before.
 
-    Use: joules, seconds computing, seconds; None without a GPU or nvidia-ml-py, or once the driver tells nothing.
+    Use: joules, seconds computing, seconds; None without a GPU or nvidia-ml-py, or once the driver reports nothing.
     """
-    use = torch.zeros(3, dtype=torch.float64)
+    samples = []  # joules, seconds computing, seconds
     ended = threading.Event()
 
     def watch():
@@ -184,17 +184,16 @@ def watch_gpu(device: torch.device):
         try:
             while not ended.wait(SAMPLE_SECONDS):
                 # Both are means over a second or less: of milliwatts, and of the percent of time with a kernel.
-                means = torch.tensor([torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100, 1.0])
+                watts, share = torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100
                 now = time.monotonic()
-                use.add_(means, alpha=now - before)
+                samples.append(((now - before) * watts, (now - before) * share, now - before))
                 before = now
         except Exception as error:  # nvidia-ml-py need not be there, and has errors of its own
-            print0(f"energy: n/a, {error}")
+            print_line(f"energy: n/a, {error}")
 
     def take():
-        taken = use.clone()
-        use.sub_(taken)  # the thread may have added to it
-        return taken.tolist() if thread.is_alive() else None
+        taken = [samples.pop() for _ in range(len(samples))]  # the thread may append meanwhile
+        return [sum(figures) for figures in zip((0.0, 0.0, 0.0), *taken, strict=True)] if thread.is_alive() else None
 
     thread = threading.Thread(target=watch, daemon=True)
     if device.type == "cuda" and not torch.version.hip:  # there PyTorch has 0 for an unknown power
@@ -336,7 +335,7 @@ def _process_group(device: torch.device, rank: int, world_size: int):
 def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading.Event):
     """Show the other ranks that this one is alive, until `ended`; end this process if another rank is lost."""
     keys = [f"beat {other}" for other in range(world_size)]
-    missed = {}  # beat -> looks that have found it
+    missed = {}  # beat -> checks that have found it
     sentence = "the store of the ranks does not answer: rank 0, its machine or its torchrun has failed"
     with suppress(RuntimeError):
         # A connection of its own: no collective waits for this thread, and it waits for none.
@@ -346,13 +345,14 @@ def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading
             own.set(keys[rank], f"rank {rank} on {os.uname().nodename} has not answered since {time.ctime()}")
             if not own.check(keys):
                 continue  # some ranks have not started yet
-            # Looks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.
+            # Checks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.
             missed = {beat: missed.get(beat, 0) + 1 for beat in own.multi_get(keys)}
             lost = max(missed, key=missed.get)
             if missed[lost] > SILENT_BEATS:
                 sentence = lost.decode()
                 break
-    if not ended.is_set():
+    # The last barrier may be over on rank 0 alone, which then takes the store away.
+    if not ended.wait(BEAT_SECONDS):
         print_line(f"error: {sentence}", file=sys.stderr)
         os._exit(1)  # the main thread may wait in a collective for ever
 

@@ -264,7 +264,7 @@ def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator:
             advice = f"--shard-weights ({sharded / 1e9:.2f} GB), {advice}"
         lines.append(f"that is more than {share}: take {advice}")
     if config.shard_weights and ranks > 1:
-        received, whole = traffic(plan, rows, ranks, itemsize)
+        received, whole = traffic(plan, rows, ranks, 4 if config.fp8 else itemsize)
         lines.append(f"sharded weights: a rank receives {received / 1e9:,.2f} GB in a step, not {whole / 1e9:,.2f} GB")
     time = "n/a" if seconds is None else duration(seconds)
     speed = "n/a" if rate is None else f"{rate / 1e12:,.3g} TFLOP/s each ({source})"

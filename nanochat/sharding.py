@@ -231,6 +231,7 @@ class Shards:
             for unit in self.units.values():
                 unit.is_whole = False
                 unit.release()
+            self.waiting.take()  # an evaluation is not training
 
     def items(self):
         """Yield (name, values in fp32), as of the model's state_dict; all ranks iterate to the end."""

@@ -30,7 +30,6 @@ def main(config: Config):
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import bits_by_exit, read_text, write_samples
     from nanochat.runtime import setup
-    from nanochat.scaling import flops_per_token
 
     outcome = Outcome.begin("base_loss", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
@@ -40,11 +39,6 @@ def main(config: Config):
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
 
         length = model.config.max_seq_len
-        tokens = sum(len(text.ids) for text in texts.values())
-        flops = flops_per_token(model) // 3 * tokens  # the forward pass is a third
-        if runtime.device.type == "cpu" and runtime.compiling_pays(flops):
-            model.compile_parts()
-
         # The overlapping rows first: a stride that is too long is refused before the work.
         strides = [config.stride, 0] if config.stride else [0]
         for split, text in texts.items():

@@ -41,7 +41,7 @@ def runs_on_disk():
 def row_of(folder: Path):
     """Return a row of the list: run, state, number of checkpoints, size."""
     path = folder / "outcome.json"
-    state = "a merge" if (base_dir() / "merge" / folder.name).exists() else "not finished"
+    state = "no outcome"  # it has not finished, or is a merge
     if path.exists():
         state = f"finished {Outcome.load(path).timestamp[:16]}"
     size = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())

@@ -77,5 +77,5 @@ def test_the_page_has_the_figures_of_the_table_of_hardware():
 def test_no_measured_line_names_a_gpu_without_commit_and_driver():
     names = "|".join(accelerator.name.removeprefix("RTX-") for accelerator in ACCELERATORS)
     for line in (ROOT / "dev/MEASURED.md").read_text(encoding="utf-8").splitlines():
-        if re.search(rf"\b({names})\b", line):
+        if re.search(rf"(?:\b|\d ?[x×])({names})s?\b", line):
             assert re.search(r"`[0-9a-f]{7,40}`.*\bdriver \d+\.\d+", line), line

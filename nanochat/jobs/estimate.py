@@ -54,6 +54,7 @@ WORK = parse_table(
     Work,
     """
     scale     step           tokens  cost  seconds
+    embedded  preflight      -       -     11
     embedded  tok_train      -       -     10
     embedded  tok_eval       -       -     8
     embedded  base_train     -       -     285
@@ -66,6 +67,7 @@ WORK = parse_table(
     embedded  chat_rl        0.48    -     80
     embedded  chat_eval_rl   0.2     -     13
     embedded  report         -       -     1
+    cpu       preflight      -       -     30
     cpu       tok_train      -       -     100
     cpu       tok_eval       -       -     10
     cpu       base_loss      0.25    0.33  -
@@ -75,6 +77,7 @@ WORK = parse_table(
     cpu       chat_rl        2.6     1.2   -
     cpu       chat_eval_rl   0.34    0.73  -
     cpu       report         -       -     10
+    gpu       preflight      -       -     30
     gpu       tok_train      -       -     100
     gpu       tok_eval       -       -     10
     gpu       base_loss      2       0.33  -

@@ -171,12 +171,19 @@ def stage_flags(setting: Setting):
 def launch_words(setting: Setting):
     """Return the words that start the ranks of a stage; none where one process does all."""
     nodes = planned_nodes()
-    launch = []
+    ranks = [f"--nproc_per_node={setting.gpus // nodes}"] if setting.gpus > 1 else []
     if nodes > 1:
-        launch = TORCHRUN[:2]  # runs/nodes.sh has the settings in which nodes differ from one another
-    elif setting.gpus > 1:
-        launch = TORCHRUN
-    return [*launch, f"--nproc_per_node={setting.gpus // nodes}"] if setting.gpus > 1 else launch
+        return [*TORCHRUN[:2], *ranks]  # runs/nodes.sh has the settings in which nodes differ from one another
+    return [*TORCHRUN, *ranks] if ranks else []
+
+
+def stage_options(name: str, flags: Flags, wandb: str):
+    """Return the flags of a stage that do not change its result."""
+    options = [f"--run={wandb}"] if wandb else []
+    # A node may fail, and the steps since a checkpoint are lost.
+    if planned_nodes() > 1 and name in TRAINING and "--save-every" not in flags:
+        options.append("--save-every=100")
+    return options
 
 
 def make_job(
@@ -200,14 +207,11 @@ def make_job(
         # Its version and seed decide the content of all tasks.
         task_files = [HubFile(f"{setting.world.name}/world.json")]
     launch = launch_words(setting)
-    options = [f"--run={request.wandb}"] if request.wandb else []
-    several_nodes = planned_nodes() > 1
-    saving = ["--save-every=100"] if several_nodes else []  # a node may fail, and the steps since a checkpoint are lost
     # The first and the last step are no stage: no model, no outcome. The download runs beside the tokenizer, so its
     # lines go to its log alone.
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
-    if several_nodes:
+    if planned_nodes() > 1:
         steps.append(Step("preflight", ["scripts.preflight"], launch=[*launch, "--max-restarts=0"]))
     for name, stage in PLANNED_STAGES.items():
         # For some stages the text is an input, by --data.
@@ -223,7 +227,7 @@ def make_job(
             data=setting.data if reads_text else "",
             files=[] if reads_text else [list(astuple(file)) for file in files],
             launch=[] if is_tokenizer else launch,
-            options=[] if is_tokenizer else [*options, *(saving if name in TRAINING else [])],
+            options=[] if is_tokenizer else stage_options(name, flags[name], request.wandb),
             skip=skips.get(name, ""),
         )
         steps.append(step)

@@ -6,9 +6,7 @@ import re
 import pytest
 from base_runs import Base
 
-from nanochat import runtime
 from nanochat.checkpoint import steps
-from nanochat.gpt import GPT
 from nanochat.paths import read_json
 from scripts import base_loss
 from scripts.base_loss import Config
@@ -78,7 +76,7 @@ def loss(base, whole, monkeypatch, capsys):
     return run
 
 
-def test_with_a_stride_there_are_figures_of_overlapping_rows_and_much_text_is_compiled(loss, monkeypatch):
+def test_with_a_stride_there_are_figures_of_overlapping_rows(loss):
     plain, _ = loss()
     both, said = loss(stride=8)
     for split in ("train", "val"):
@@ -86,13 +84,6 @@ def test_with_a_stride_there_are_figures_of_overlapping_rows_and_much_text_is_co
         assert both[f"{split} bpb (stride 8)"]["value"] != both[f"{split} bpb"]["value"]
         assert re.search(rf"^{split} bpb \(stride 8\): \d\.\d{{4}} ± ", said, re.MULTILINE)
     assert not any("stride" in name for name in plain)
-    compiled = []
-    monkeypatch.setattr(GPT, "compile_parts", lambda self: compiled.append(self))
-    loss()
-    assert not compiled
-    monkeypatch.setattr(runtime, "COMPILING_PAYS", 0)
-    loss()
-    assert len(compiled) == 1
 
 
 def test_a_recursive_model_has_a_table_of_its_exits(base, loss, capsys):

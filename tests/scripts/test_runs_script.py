@@ -21,7 +21,7 @@ def test_runs_are_listed_with_their_sizes(base, capsys):
     main(Config())
     rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()[-3:-1]]
     assert [row[1] for row in rows] == ["base_train/going", "chat_sft/done"]
-    assert rows[0][2] == "not finished"
+    assert rows[0][2] == "no outcome"
     assert rows[1][3:5] == ["1", "0.001"]
 
 
