@@ -42,7 +42,7 @@ def assert_as_straight(base: Base, tag: str):
     assert base.metrics(tag) == base.metrics("straight")
     mine, its = (load(base.of(name), STEPS).manifest for name in (tag, "straight"))
     assert mine["source"] == its["source"]
-    timed = dict.fromkeys(("seconds", "waited", "steady_seconds", "steady_flops"), 0)
+    timed = dict.fromkeys(("seconds", "waited", "communicating", "steady_seconds", "steady_flops"), 0)
     assert mine["loop"] | timed == its["loop"] | timed
     assert base.outcome(tag)["metrics"]["Tokens seen"] == STEPS * 256
 

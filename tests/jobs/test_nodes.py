@@ -142,7 +142,7 @@ def kill_a_rank(script: Script, chance: random.Random, most: int = 1500):
     """Kill a rank once the log of the training has grown by some bytes: a step writes 300."""
     log = script.base.of("nodes") / "metrics.jsonl"
     enough = log.stat().st_size + chance.randrange(200, most) if log.exists() else 200
-    until(lambda: log.exists() and log.stat().st_size > enough, "a step", 100)
+    until(lambda: log.exists() and log.stat().st_size > enough, "a step")
     pids = script.processes("scripts.base_train", f"\0RANK={chance.randrange(4)}\0")
     os.kill(min(pids), signal.SIGKILL)  # a rank has helpers with the same environment
 
@@ -206,7 +206,7 @@ def test_a_rank_that_dies_or_stops_ends_the_others_which_name_it(base, number):
 
 NODES = "NANOCHAT_NODE_RANK=$NODE exec bash speedrun.sh --tag=nodes"
 REFUSED = """
-NANOCHAT_NODES=two | error: NANOCHAT_NODES=two is no number of nodes like 2, nor a range like 1:2
+NANOCHAT_NODES=two | error: NANOCHAT_NODES=two is not a number of nodes (2) or a range (1:2)
 NANOCHAT_NODES=3 | error: NANOCHAT_NODES=3: take a power of two, as the rows of a batch are
 NANOCHAT_HEAD=node-a | error: several nodes need NANOCHAT_HEAD, the address HOST:PORT of node 0
 NANOCHAT_BASE_DIR= | error: several nodes need NANOCHAT_BASE_DIR, a folder that all of them share
