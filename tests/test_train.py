@@ -101,6 +101,21 @@ def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
         train(tmp_path / "bad", replace(ALONE, dtype=torch.float16), model=plant(small_model(), lambda g: g / 0))
 
 
+@BOTH
+def test_horizons(runtime, tmp_path):
+    falling = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=1.0, final_lr_frac=0.0))
+    by_source = train(tmp_path / "source", runtime, steps=None, source=Rows(batches=5), schedules=falling)
+    assert (by_source.state.step, by_source.source.taken) == (5, 5)
+    assert [record["train/lrm"] for record in by_source.records] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+    slept = []
+    evaluations = [loop.Evaluation(1, lambda state: slept.append(time.sleep(0.1)), at_start=True)]
+    by_time = train(tmp_path / "time", runtime, seconds=0.12, evaluations=evaluations)
+    overshot = sum(record["train/dt"] for record in by_time.records[-2:])  # a step may be under way already
+    assert by_time.state.seconds - overshot < 0.12 <= by_time.state.seconds  # of training alone
+    assert sum(record["train/dt"] for record in by_time.records) == pytest.approx(by_time.state.seconds)
+    assert len(slept) == by_time.state.step + 1
+
+
 def test_the_learning_rate_falls_by_the_clock_on_a_machine_that_slows_down(tmp_path):
     """After 8 steps each step takes five times as long: the warmdown is still the last 0.65 of the clock."""
     batches = count()
