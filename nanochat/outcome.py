@@ -183,9 +183,10 @@ def environment():
 
 
 def node_count():
-    """Return the machines of this run, by torchrun's variables."""
-    ranks = int(os.environ.get("WORLD_SIZE", 1))
-    return ranks // int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    """Return the machines of this run: by torchrun's variables, or those that runs/nodes.sh found."""
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
+    return int(os.environ.get("NANOCHAT_NODES_FOUND", 1))
 
 
 def torch_build():
@@ -336,13 +337,15 @@ def run_metrics(state: "State", runtime: "Runtime"):
 
 
 def scale_metrics(state: "State", runtime: "Runtime"):
-    """Return the metrics for training on many GPUs: their network, as preflight found it, and their energy."""
-    ranks = runtime.world_size
+    """Return the metrics for training on many GPUs: their network, as preflight found it, and their energy.
+
+    All ranks call it.
+    """
     found = read_preflight(base_dir())
-    if found.get("ranks") != ranks:  # of another job
+    if found.get("ranks") != runtime.all_gather(f"rank {runtime.rank} on {platform.node()}"):  # of another job
         found = {}
     waiting = energy = busy = None
-    if ranks > 1:
+    if runtime.world_size > 1:
         waiting = 100 * state.communicating / state.seconds
     if state.gpu_use and state.gpu_use[-1]:  # at least a second
         joules, computing, seconds = state.gpu_use

@@ -299,13 +299,16 @@ def planned_hardware(name: str, nodes: int = 1):
 # ---- ranks that die ----
 
 BEAT_SECONDS = 2.0
+PATIENCE = timedelta(minutes=30)  # in collectives: one rank may evaluate or compile for long
 SILENT_BEATS = 20  # a rank that misses so many is lost: it failed or was stopped, or its machine is gone
 
 
 @contextmanager
 def _process_group(device: torch.device, rank: int, world_size: int):
     """Join the ranks until the block ends; yields the store. Ends the process if another rank is lost."""
-    store, _, _ = next(dist.rendezvous("env://"))
+    # world_size=1: the store does not wait for the other ranks here. The thread names those that do not start.
+    store, _, _ = next(dist.rendezvous("env://?world_size=1", timeout=timedelta(seconds=BEAT_SECONDS * SILENT_BEATS)))
+    store.set_timeout(PATIENCE)
     ended = threading.Event()
     # In a thread, so that a rank may evaluate or compile for as long as it needs.
     thread = threading.Thread(target=_watch_ranks, args=(store, rank, world_size, ended), daemon=True)
@@ -316,7 +319,7 @@ def _process_group(device: torch.device, rank: int, world_size: int):
             store=dist.PrefixStore("process group", store),
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(minutes=30),  # one rank may evaluate or compile for long
+            timeout=PATIENCE,
             device_id=device if device.type == "cuda" else None,
         )
         yield store
@@ -341,10 +344,10 @@ def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading
         # A connection of its own: no collective waits for this thread, and it waits for none.
         own = store.clone()
         own.set_timeout(timedelta(seconds=10))
+        for other, key in enumerate(keys):
+            own.compare_set(key, "", f"rank {other} has not started")  # unless it has
         while not ended.wait(BEAT_SECONDS):
             own.set(keys[rank], f"rank {rank} on {os.uname().nodename} has not answered since {time.ctime()}")
-            if not own.check(keys):
-                continue  # some ranks have not started yet
             # Checks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.
             missed = {beat: missed.get(beat, 0) + 1 for beat in own.multi_get(keys)}
             lost = max(missed, key=missed.get)

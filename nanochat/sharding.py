@@ -287,15 +287,18 @@ class ShardedMuon(_Sharded, MuonStack):
     def update(self, scale: Tensor, optimizer: Optimizer):
         lr, momentum, beta2, weight_decay = self.factors(optimizer)
         update = nesterov(self.reduced, self.states["momentum"], scale, momentum)
-        dealt, variances = self._deal(update), self._deal(self.states["variance"])
+        with optimizer.waiting.counted():
+            dealt, variances = self._deal(update), self._deal(self.states["variance"])
         matrices, rows = self._views(dealt, self.layout), self._views(variances, self.layouts["variance"])
         # Flattened, they may be copies.
         moved = rows.flatten(0, 1)
         steps = optimizer.orthogonalize(matrices.flatten(0, 1), moved, lr, beta2, optimizer.polar_dtype)
         matrices.copy_(steps.view_as(matrices))
         rows.copy_(moved.view_as(rows))
-        self.states["variance"].copy_(self._collect(variances))
-        decay_and_step(self.mine, self._collect(dealt), lr * weight_decay)
+        with optimizer.waiting.counted():
+            steps, variances = self._collect(dealt), self._collect(variances)
+        self.states["variance"].copy_(variances)
+        decay_and_step(self.mine, steps, lr * weight_decay)
 
     def _views(self, dealt: Tensor, layout: Layout):
         """Return (pieces, members, *shape), the tensors in dealt pieces."""

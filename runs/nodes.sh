@@ -36,7 +36,7 @@ if [ "$node" = 0 ]; then
   if [ "$found" -lt "$least" ]; then
     refuse "$found of $most nodes wrote to $meeting in $patience s (NANOCHAT_PATIENCE): start all, with one NANOCHAT_BASE_DIR that they share"
   fi
-  export NANOCHAT_MEETING=$meeting
+  export NANOCHAT_MEETING=$meeting NANOCHAT_NODES_FOUND=$found
   printf 'nodes: %s of %s, %s\n' "$found" "$most" "$meeting"
   return
 fi

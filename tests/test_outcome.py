@@ -15,6 +15,7 @@ from nanochat.hardware import find_accelerator
 from nanochat.log import MetricLog, format_value, read_metrics
 from nanochat.outcome import Estimate, Outcome, bloat, environment, keep_figures, kept_figures, validation_metrics
 from nanochat.paths import write_json
+from nanochat.runtime import Runtime
 from nanochat.train import State
 
 
@@ -130,6 +131,8 @@ def test_the_network_and_the_energy_of_a_run(tmp_path, monkeypatch):
     machine = environment()["Hardware"]
     assert (machine["Nodes"], machine["Hourly Rate"]) == (2, 98)
     ranks = replace(ALONE, world_size=16)
+    places = [f"rank {rank} on {'ab'[rank // 8]}" for rank in range(16)]
+    monkeypatch.setattr(Runtime, "all_gather", lambda self, place: places[: self.world_size])
 
     def shown(state: State, runtime=ranks):
         metrics = under_test.scale_metrics(state, runtime).values()
@@ -137,11 +140,16 @@ def test_the_network_and_the_energy_of_a_run(tmp_path, monkeypatch):
 
     state = State(seconds=200.0, communicating=3.0)
     assert shown(state) == "2|n/a|n/a|1.50%|n/a|n/a"
-    record = {"ranks": 16, "interconnect": "InfiniBand", "all_reduce_gb_s": 181.4}
+    record = {"ranks": places, "interconnect": "InfiniBand", "all_reduce_gb_s": 181.4}
     write_json(tmp_path / "preflight.json", record)
     used = replace(state, gpu_use=[7.2e6, 2400.0, 3200.0])  # joules, seconds computing, seconds
     assert shown(used) == "2|InfiniBand|181.40|1.50%|2.000 kWh|75.0%"
-    assert shown(replace(state, gpu_use=None), ALONE) == "2|n/a|n/a|n/a|n/a|n/a"
+    assert shown(replace(state, gpu_use=None), ALONE) == "2|n/a|n/a|n/a|n/a|n/a"  # the record is of other ranks
+    for name in names[1:3]:
+        monkeypatch.delenv(name)
+    assert "Nodes" not in environment()["Hardware"]
+    monkeypatch.setenv("NANOCHAT_NODES_FOUND", "4")  # a step of the head alone
+    assert environment()["Hardware"]["Nodes"] == 4
 
 
 def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tmp_path, capsys):

@@ -28,8 +28,9 @@ LINKS = r"(?<=via )\w+/[A-Za-z]+|GDRDMA|NVL(?=\[)"
 
 RANKS = "Rank | Free GB:,.1f | Write MB/s:,.0f | Read MB/s:,.0f | Clock s:+.3f | Product s:.4f | NCCL"
 NETWORK = "Ranks | MB:.2f | All-reduce GB/s:.2f | Reduce-scatter GB/s:.2f | Hardware GB/s:.0f"
-ODD = "warning: {0} is slow, or its clock is wrong: {5:.4f} s for a matrix product, {4:+.3f} s from rank 0"
-SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s; adapters: {4} GB/s; in a node: {7:.2f} GB/s"
+SLOW = "warning: {0} is slow: {5:.4f} s for a matrix product, the median is {7:.4f} s"
+CLOCK = "warning: the clock of {0} is wrong: {4:+.3f} s from rank 0"
+SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s, {5:.0%} less than {6:.2f} GB/s {7}"
 
 
 def join():
@@ -133,11 +134,15 @@ def measure():
 def report(facts: dict, ranks: list, network: list):
     """Print the report with warnings, and write it to preflight.json in the base directory."""
     median = statistics.median_low(row[5] for row in ranks)
-    # By 15 %, and by a second: then the times of files and logs mislead.
-    warnings = [ODD.format(*row) for row in ranks if row[5] > 1.15 * median or abs(row[4]) > 1]
+    warnings = [SLOW.format(*row, median) for row in ranks if row[5] > 1.15 * median]
+    # Beyond a second, the times of files and logs mislead.
+    warnings += [CLOCK.format(*row) for row in ranks if abs(row[4]) > 1]
     links = min(row[6] for row in ranks)  # GDRDMA and NET come before P2P
     if "Socket" in links:
-        warnings.append(SOCKETS.format(*network[-1], *network[2]))
+        best, where = network[-1][4], "of the adapters"
+        if best == NOT_KNOWN:
+            best, where = network[2][2], "in a node"
+        warnings.append(SOCKETS.format(*network[-1], 1 - network[-1][2] / best, best, where))
     tables = [
         table_of("Facts", "All ranks | have", list(facts.items())),
         table_of("Ranks", RANKS, ranks),
@@ -146,7 +151,7 @@ def report(facts: dict, ranks: list, network: list):
     print0(*map(terminal_table, tables), *warnings, sep="\n\n")
     # outcome.scale_metrics reads some of it.
     record = {
-        "ranks": len(ranks),
+        "ranks": [row[0] for row in ranks],
         "interconnect": links,
         "all_reduce_gb_s": network[-1][2] if network else None,
         "tables": tables,

@@ -41,7 +41,7 @@ PREFLIGHT = "import os\nprint('checked by rank', os.environ['RANK'])\n"
 SRUN = """
 import os, signal, subprocess, sys, time
 start = next(number for number, word in enumerate(sys.argv) if number and not word.startswith("--"))
-nodes = [subprocess.Popen(sys.argv[start:], env=os.environ | {"SLURM_NODEID": str(node)}) for node in range(2)]
+nodes = [subprocess.Popen(sys.argv[start:], env=os.environ | {"SLURM_NODEID": str(node)}) for node in range(int(os.environ["SLURM_JOB_NUM_NODES"]))]
 def descend(pid):
     yield pid
     for child in open(f"/proc/{pid}/task/{pid}/children").read().split():
@@ -129,13 +129,14 @@ def sky(base: Base, *flags: str):
     return two_nodes(base, f"export SKYPILOT_NODE_RANK=$NODE\n{section}", *flags, **variables)
 
 
-def slurm(base: Base):
+def slurm(base: Base, *flags: str, nodes: int = 2):
     variables = {
         "SLURM_SUBMIT_DIR": str(base.folder / "a checkout"),
         "SLURM_JOB_NODELIST": "two",
-        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NUM_NODES": f"{nodes}",
+        "SLURM_JOB_ID": f"{free_port() - 20000}",
     }
-    return Script(base, "bash", "runs/slurm.sh", "--tag=nodes", SLURM_JOB_ID=f"{free_port() - 20000}", **variables)
+    return Script(base, "bash", "runs/slurm.sh", "--tag=nodes", flags=flags, **variables)
 
 
 def kill_a_rank(script: Script, chance: random.Random, most: int = 1500):
@@ -162,6 +163,30 @@ def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(b
     said = head.ends() + other.ends()
     assert said.count("ranks: 4, precision: fp32") >= 2  # torchrun has started all of them again
     assert files_of(base.of("nodes")) == files_of(base.of("straight"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_fewer_nodes_go_on_and_one_node_of_slurm_saves_and_requeues(base):
+    longer = ["--num-iterations=300", "--eval-every=-1"]
+    for name in ("nodes", "long"):
+        shutil.rmtree(base.of(name), ignore_errors=True)
+    base.run("long", *longer, ranks=4)
+    asked = {"NANOCHAT_NODES": "1:2", "NANOCHAT_HEAD": f"localhost:{free_port()}"}
+    head, other = two_nodes(base, NODES, *longer, **asked)
+    base.wait_for("nodes", 4)
+    for pid in other.processes("\0NODE=1\0"):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: "ranks: 2, precision" in head.file.read_text(), "a start of one node")
+    head.ends()
+    assert base.losses("nodes") == pytest.approx(base.losses("long"), abs=1e-2)
+
+    shutil.rmtree(base.of("nodes"))
+    job = slurm(base, *longer, nodes=1)
+    base.wait_for("nodes", 4)
+    job.process.send_signal(signal.SIGUSR1)
+    stopped = int(re.search(r"stopped by a signal after step (\d+)", job.ends())[1])
+    assert steps(base.of("nodes"))[-1] == stopped < 300
 
 
 @pytest.mark.slow
@@ -201,6 +226,19 @@ def test_a_rank_that_dies_or_stops_ends_the_others_which_name_it(base, number):
         job.processes[rank].join(60)
         assert job.processes[rank].exitcode == 1
         assert sentence in job.err(rank)
+    job.kill()
+
+
+def without_rank_1():
+    quick()
+    if os.environ["RANK"] == "1":
+        os._exit(1)
+
+
+def test_a_rank_that_does_not_start_is_named(base):
+    job = base.start("absent", ranks=2, before=without_rank_1)
+    job.processes[0].join(60)
+    assert (job.processes[0].exitcode, "error: rank 1 has not started\n" in job.err()) == (1, True)
     job.kill()
 
 

@@ -56,10 +56,10 @@ def test_torchrun_writes_a_report(base):
     done = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     record = json.loads((base / "preflight.json").read_text())
-    assert (record["ranks"], record["interconnect"]) == (2, "n/a")
+    assert record["interconnect"] == "n/a"
     facts, ranks, network = [table["rows"] for table in record["tables"]]
     assert dict(facts)["missing files"] == []
-    assert [row[0].split(" on ")[0] for row in ranks] == ["rank 0", "rank 1"]
+    assert record["ranks"] == [row[0] for row in ranks] == [f"rank {rank} on {os.uname().nodename}" for rank in range(2)]
     for _, free, write, read, skew, product, links in ranks:
         assert min(free, write, read, product) > 0
         assert abs(skew) < 1  # one machine has one clock
@@ -104,8 +104,10 @@ def test_slow_ranks_clocks_and_sockets_are_warnings(base, monkeypatch, capsys):
     links = ", ".join(sorted(set(re.findall(preflight.LINKS, log))))
     assert links == "NET/Socket, NVL, P2P/CUMEM"
     ranks = [[f"rank {rank} on a", 1.0, 1.0, 1.0, 2.0 * (rank == 3), 1.0 + (rank == 2), links] for rank in range(4)]
-    network = [[size, 1.0, 100.0 / size, 1.0, 50.0] for size in (2, 2, 2, 4, 4, 4)]
-    preflight.report({}, ranks, network)
-    said = capsys.readouterr().out
-    assert re.findall(r"warning: (.*?) is slow", said) == ["rank 2 on a", "rank 3 on a"]
-    assert "sockets between nodes: 25.00 GB/s; adapters: 50.0 GB/s; in a node: 50.00 GB/s" in said
+    for adapters, loss in (50.0, "50% less than 50.00 GB/s of the adapters"), ("n/a", "75% less than 100.00 GB/s in a node"):
+        network = [[size, 1.0, 200.0 / size, 1.0, adapters] for size in (2, 2, 2, 8, 8, 8)]
+        preflight.report({}, ranks, network)
+        said = capsys.readouterr().out.split("warning: ")
+        assert said[1] == "rank 2 on a is slow: 2.0000 s for a matrix product, the median is 1.0000 s\n\n"
+        assert said[2] == "the clock of rank 3 on a is wrong: +2.000 s from rank 0\n\n"
+        assert said[3] == f"NCCL uses sockets between nodes: 25.00 GB/s, {loss}\n"
