@@ -299,16 +299,16 @@ def planned_hardware(name: str, nodes: int = 1):
 # ---- ranks that die ----
 
 BEAT_SECONDS = 2.0
-PATIENCE = timedelta(minutes=30)  # in collectives: one rank may evaluate or compile for long
 SILENT_BEATS = 20  # a rank that misses so many is lost: it failed or was stopped, or its machine is gone
 
 
 @contextmanager
 def _process_group(device: torch.device, rank: int, world_size: int):
     """Join the ranks until the block ends; yields the store. Ends the process if another rank is lost."""
+    patience = timedelta(minutes=30)  # one rank may evaluate or compile for long
     # world_size=1: the store does not wait for the other ranks here. The thread names those that do not start.
     store, _, _ = next(dist.rendezvous("env://?world_size=1", timeout=timedelta(seconds=BEAT_SECONDS * SILENT_BEATS)))
-    store.set_timeout(PATIENCE)
+    store.set_timeout(patience)
     ended = threading.Event()
     # In a thread, so that a rank may evaluate or compile for as long as it needs.
     thread = threading.Thread(target=_watch_ranks, args=(store, rank, world_size, ended), daemon=True)
@@ -319,7 +319,7 @@ def _process_group(device: torch.device, rank: int, world_size: int):
             store=dist.PrefixStore("process group", store),
             rank=rank,
             world_size=world_size,
-            timeout=PATIENCE,
+            timeout=patience,
             device_id=device if device.type == "cuda" else None,
         )
         yield store

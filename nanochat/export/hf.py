@@ -4,6 +4,7 @@ ARCHITECTURES maps our config to architectures of `transformers`, and to our own
 modeling_nanochat.py. A setting without equivalent there is never dropped: the next architecture is taken.
 """
 
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nanochat.checkpoint import manifest_hash
+from nanochat.checkpoint import manifest_hash, verified
 from nanochat.export import tokenizers as tokenizer_files
 from nanochat.export.tokenizers import BOS, END, PAD
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
-from nanochat.log import Record, parse_rows, parse_table, print0
+from nanochat.log import Record, markdown_table, parse_rows, parse_table, print0, table_of
 from nanochat.models import PLAIN, config_fields
 from nanochat.paths import new_folder, write_json, write_text
 from nanochat.stages import MODELS
@@ -216,6 +217,7 @@ def write_folder(exported: Exported, folder: Path):
         parameters=sum(p.numel() for p in model.parameters()),
         config=model.config,
         prompt=BASE_PROMPT if exported.manifest["stage"] == MODELS["base"] else CHAT_PROMPT,
+        data=markdown_table(table_of("", "Stage | Data | License", learned_from(exported.manifest))),
         checks="".join(f"- {check}\n" for check in checks),
     )
     write_text(folder / "README.md", card)
@@ -298,6 +300,37 @@ def compare_models(exported: Exported, loaded: "PreTrainedModel"):
 
 # ---- the model card ----
 
+# Names of texts and tasks, and their licenses, as their own pages say.
+LICENSES = parse_rows(r"""
+    world(-\d+)?|World-.*|Sudoku-.*    MIT
+    climbmix                           CC BY-NC 4.0
+    fineweb-edu|fineweb2-ko            ODC-By 1.0, with the terms of Common Crawl
+    SmolTalk|SmolTalk-Large|AQUA       Apache 2.0
+    GSM8K|MMLU|HumanEval               MIT
+    ARC-Easy|ARC-Challenge             CC BY-SA 4.0
+    SimpleSpelling|SpellingBee         Unlicense, of the list of words
+""")
+
+
+def learned_from(manifest: Record):
+    """Return (stage, data, license) for each text and task that a model and its parents learned from."""
+    rows = []
+    while manifest:
+        stage, data, parent = manifest["stage"], manifest["data"], manifest["parent"]
+        # Pretraining has a record for each file; later stages and merges have others.
+        names = [file["source"] for file in data] if isinstance(data, list) else (data or {}).get("tasks", {})
+        for name in dict.fromkeys(names) or ["not recorded"]:
+            known = [license for pattern, license in LICENSES if re.fullmatch(pattern, name)]
+            rows.append([stage, name, *(known or ["not known"])])
+        manifest = None
+        if parent:
+            try:
+                manifest = verified(**parent).manifest
+            except ValueError:  # the message names a folder of this machine
+                rows.append([parent["stage"], "its checkpoint is not here", "not known"])
+    return rows
+
+
 CARD = """\
 ---
 library_name: transformers
@@ -340,10 +373,12 @@ versions {exported.manifest[versions]}. The stage began with the weights of: {ex
 
 ## License
 
-The code is nanochat's, under the MIT license. The weights' license is for their owner to choose, and depends on the
-data. `manifest` in config.json, if there, has under `data` all that this stage learned from. Known licenses: the
-embedded world (`world`, `World-…`) MIT, as nanochat; `climbmix` CC BY-NC 4.0; `fineweb-edu` and `fineweb2-ko` ODC-By
-1.0, with the terms of Common Crawl. For other data, and for that of the stages before, look at its own page.
+The code is nanochat's, under the MIT license. The license of the weights is for their owner to choose, and depends on
+that of the data:
+
+{data}
+
+"Not known": look at the page of the data.
 
 ## Compared with the original
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,18 @@ from exports import through_folder, tokenizer_of, trained
 from models import CONFIGS, lively
 
 from nanochat import chat
+from nanochat.checkpoint import Saver
 from nanochat.export import gguf, hf
 from nanochat.export.hf import ARCHITECTURES, Exported, architecture_of, unsupported
 from nanochat.export.tokenizers import sample_texts
 from nanochat.gpt import GPTConfig
+from nanochat.paths import stage_dir
 from nanochat.tokenizer import Tokenizer
 
 NANOCHAT, QWEN3, OWN = ARCHITECTURES
 MODELS = {"nanochat": "october-2025", "qwen3": "portable", "own": "reference"}
 MANIFEST = {"stage": "base_train", "parent": None, "config": None, "step": 4, "versions": {"torch": "2.11"}}
+MANIFEST["data"] = [{"source": "world-2", "split": "train"}, {"source": "world-2", "split": "val"}, {"source": "notes"}]
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +166,21 @@ def test_another_tokenizer_is_noticed_and_not_kept(tokenizer, tmp_path, monkeypa
     with pytest.raises(ValueError, match=r"^transformers gives other ids for"):
         exported(hf.write_tokenizer, "qwen3", tokenizer, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_card_has_the_licenses_of_all_data(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    record = MANIFEST | {"tokenizer": None, "loop": None, "source": None}
+    with Saver(stage_dir("base_train", "d4")) as saver:
+        saver.save(4, {"weight": torch.ones(1)}, [], record)
+    parent = {"stage": "base_train", "tag": "d4", "step": 4}
+    chat_model = {"stage": "chat_sft", "data": {"seed": 1, "tasks": {"GSM8K": {}, "CLIcK": {}}}, "parent": parent}
+    rows = [["chat_sft", "GSM8K", "MIT"], ["chat_sft", "CLIcK", "not known"]]
+    base_rows = [["base_train", "world-2", "MIT"], ["base_train", "notes", "not known"]]
+    assert hf.learned_from(chat_model) == rows + base_rows
+    shutil.rmtree(tmp_path / "base_train")
+    missing = [["base_train", "its checkpoint is not here", "not known"]]
+    assert hf.learned_from(chat_model | {"data": None}) == [["chat_sft", "not recorded", "not known"], *missing]
 
 
 def test_an_existing_folder_is_not_touched(tokenizer, tmp_path):

@@ -41,7 +41,8 @@ PREFLIGHT = "import os\nprint('checked by rank', os.environ['RANK'])\n"
 SRUN = """
 import os, signal, subprocess, sys, time
 start = next(number for number, word in enumerate(sys.argv) if number and not word.startswith("--"))
-nodes = [subprocess.Popen(sys.argv[start:], env=os.environ | {"SLURM_NODEID": str(node)}) for node in range(int(os.environ["SLURM_JOB_NUM_NODES"]))]
+count = int(os.environ["SLURM_JOB_NUM_NODES"])
+nodes = [subprocess.Popen(sys.argv[start:], env=os.environ | {"SLURM_NODEID": str(node)}) for node in range(count)]
 def descend(pid):
     yield pid
     for child in open(f"/proc/{pid}/task/{pid}/children").read().split():

@@ -59,7 +59,9 @@ def test_torchrun_writes_a_report(base):
     assert record["interconnect"] == "n/a"
     facts, ranks, network = [table["rows"] for table in record["tables"]]
     assert dict(facts)["missing files"] == []
-    assert record["ranks"] == [row[0] for row in ranks] == [f"rank {rank} on {os.uname().nodename}" for rank in range(2)]
+    assert (
+        record["ranks"] == [row[0] for row in ranks] == [f"rank {rank} on {os.uname().nodename}" for rank in range(2)]
+    )
     for _, free, write, read, skew, product, links in ranks:
         assert min(free, write, read, product) > 0
         assert abs(skew) < 1  # one machine has one clock
@@ -104,7 +106,10 @@ def test_slow_ranks_clocks_and_sockets_are_warnings(base, monkeypatch, capsys):
     links = ", ".join(sorted(set(re.findall(preflight.LINKS, log))))
     assert links == "NET/Socket, NVL, P2P/CUMEM"
     ranks = [[f"rank {rank} on a", 1.0, 1.0, 1.0, 2.0 * (rank == 3), 1.0 + (rank == 2), links] for rank in range(4)]
-    for adapters, loss in (50.0, "50% less than 50.00 GB/s of the adapters"), ("n/a", "75% less than 100.00 GB/s in a node"):
+    for adapters, loss in (
+        (50.0, "50% less than 50.00 GB/s of the adapters"),
+        ("n/a", "75% less than 100.00 GB/s in a node"),
+    ):
         network = [[size, 1.0, 200.0 / size, 1.0, adapters] for size in (2, 2, 2, 8, 8, 8)]
         preflight.report({}, ranks, network)
         said = capsys.readouterr().out.split("warning: ")
