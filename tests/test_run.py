@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from base_runs import STEPS, Base, Room, SignalAfter, files_of, impatient
 from conftest import ROOT
 from loop_parts import ALONE
@@ -162,6 +163,22 @@ def test_sharded_weights_train_alike_and_resume_on_any_number_of_ranks(base):
     assert_near_straight(base, "sharded")
     assert base.series("sharded", "val/bpb") == pytest.approx(base.series("straight", "val/bpb"), abs=1e-4)
     assert "--shard-weights needs several ranks" in base.refused("sharded", "--shard-weights")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() == 1, reason="one GPU has no NCCL")
+def test_gpus_train_alike_with_sharded_weights_and_name_a_killed_rank(base):
+    for tag, *flags in (["whole-gpus"], ["sharded-gpus", "--shard-weights"]):
+        base.run(tag, *flags, ranks=2)
+        metrics = base.outcome(tag)["metrics"]
+        print(tag, *(metrics[name] for name in ("Tokens per second", "Peak memory usage", "Communication not hidden")))
+    assert base.losses("sharded-gpus") == pytest.approx(base.losses("whole-gpus"), abs=1e-3)
+    job = base.start("killed-gpu", "--num-iterations=100000", "--eval-every=-1", "--save-every=-1", ranks=2)
+    base.wait_for("killed-gpu", 2)
+    job.signal(signal.SIGKILL, rank=1)
+    job.processes[0].join(60)
+    assert (job.processes[0].exitcode, "error: rank 1 on " in job.err()) == (1, True)
+    job.kill()
 
 
 def test_a_second_signal_ends_at_once(base):

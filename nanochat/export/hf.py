@@ -95,13 +95,13 @@ _TRICKS = (
     "mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout supervision"
 )
 # The last one has our weights under our names, and brings the code that reads them: no tricks of experiments.
-# Qwen3's qk_scale goes into weights.
+# qk_scale and residual_lambdas go into weights of Qwen3.
 ARCHITECTURES = parse_table(
     Architecture,
     f"""
     name                 model_type    preset        rotates_backwards  has_norm_weights  mlp                          supported
     NanoChatForCausalLM  nanochat      october-2025  1                  -                 fc1 fc2                      softcap
-    Qwen3ForCausalLM     qwen3         portable      -                  1                 up_proj down_proj gate_proj  qk_scale
+    Qwen3ForCausalLM     qwen3         portable      -                  1                 up_proj down_proj gate_proj  qk_scale residual_lambdas
     NanochatForCausalLM  nanochat_gpt  reference     -                  -                 -                            {_TRICKS}
     """,  # noqa: E501
 )
@@ -168,12 +168,18 @@ def hf_weights(model: GPT, architecture: Architecture):
         "self_attn.q_norm": scale,
         "self_attn.k_norm": scale,
     }
+    # A block multiplies its input, which is then normed: here its outputs are divided instead. The sizes of all later
+    # inputs change, and no norm does.
+    factors = model.residual_lambdas if config.residual_lambdas else torch.ones(config.depth)
+    scales = factors.detach().cumprod(0)
     for number, block in enumerate(model.blocks):
         prefix = f"model.layers.{number}."
         for ours, theirs in architecture.linears.items():
             weight = block.get_submodule(ours).weight.detach()
             if architecture.rotates_backwards and ours in ("attn.q", "attn.k"):
                 weight = swap_halves(weight, config.head_dim)
+            if ours in ("attn.o", "mlp.down"):
+                weight = weight / scales[number]
             yield f"{prefix}{theirs}.weight", weight
         if architecture.has_norm_weights:
             for name, weight in norms.items():
