@@ -72,4 +72,4 @@ def plan_job(config: Config):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)
