@@ -71,8 +71,7 @@ class Teacher:
         An answer that was cut off is kept as an empty one: it is an error each time, and paid for once.
         """
         template = (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").strip()
-        # In one pass: braces in a text that is put in stay as they are.
-        question = re.sub(r"\{(\w+)\}", lambda match: words.get(match[1], match[0]), template)
+        question = template.format_map(words)  # braces in a text that is put in stay as they are
         request = {
             "model": self.settings.teacher_model,
             "messages": [*earlier, {"role": "user", "content": question}],
