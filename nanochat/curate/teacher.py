@@ -91,8 +91,8 @@ class Teacher:
             raise NoAnswer("an answer is cut off or empty")
         return answer
 
-    def map(self, work: Callable[["Teacher", Record], Record], rows: list[Record]):
-        """Return the results of `work`, in order; rows without one are left out."""
+    def map(self, work: Callable, rows: list[Record]):
+        """Return the results of `work(teacher, row)`, in order; rows without one are left out."""
         failures = []
 
         def attempt(row: Record):
