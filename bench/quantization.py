@@ -19,6 +19,8 @@ from nanochat.checkpoint import load_model
 from nanochat.data.corpus import open_corpus
 from nanochat.evals.bpb import bits_by_exit, read_text
 from nanochat.gpt import GPT
+from nanochat.log import table_of, terminal_table
+from nanochat.outcome import mean_estimate
 from nanochat.runtime import Runtime, setup
 from scripts.golf_pack import Packed, calibration_batches, fill_room, pack_scaled
 
@@ -84,10 +86,8 @@ def main():
             subject = Subject(tag, runtime, options.bytes)
             note("int6-row after QAT", subject, subject.pack("int6-row"))
     print(f"fp32: {statistics.fmean(scores):.4f} bits per byte, {len(scores)} seeds")
-    print(f"{'recipe':52}{'gap':>10}{'±':>10}{'bytes':>12}")
-    for name, found in gaps.items():
-        error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else float("nan")
-        print(f"{name:52}{statistics.fmean(found):>+10.5f}{error:>10.5f}{statistics.fmean(sizes[name]):>12,.0f}")
+    rows = [[name, *mean_estimate(found), statistics.fmean(sizes[name])] for name, found in gaps.items()]
+    print(terminal_table(table_of("", "Recipe | Gap:+.5f | ±:.5f | Bytes:,.0f", rows)))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ def prepare(job: dict):
 
 
 def ours(job: dict, case: str):
+    from nanochat.log import read_metrics
     from tasks.common import Task
 
     stage = Path(job["folder"], "chat_rl/bench")
@@ -50,7 +51,7 @@ def ours(job: dict, case: str):
 
     def facts(_: None):
         # The first step compiles and allocates.
-        log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
+        log = read_metrics(stage / "metrics.jsonl")
         return {"step": statistics.median([record["train/dt"] for record in log if "train/dt" in record][1:])}
 
     return partial(run_script, "chat_rl", flags.split() + OURS[case]), facts

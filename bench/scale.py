@@ -211,7 +211,7 @@ def main():
     elif options.tokens:
         found = required(peaks, options.data, options.tokens * 1e6)
         print(f"peak MB after each tenth of {options.tokens} M tokens: {found}")
-        finish(options.json, [{"peaks": found}])
+        finish()
     else:
         print(stream_table(options.data), bytes_table(whole_weights), bytes_table(sharded_weights), sep="\n\n")
 

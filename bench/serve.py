@@ -32,6 +32,7 @@ import httpx
 from bench.common import finish, parser_of
 from bench.hostile_requests import CHAT, post
 from bench.served import serving, write_model
+from nanochat.log import table_of, terminal_table
 
 VOCABULARY, CONTEXT, LEAVES = 4096, 1024, 20
 FASTER, FLAT, PROMPT = 4.0, 0.03, 100.0  # goals: times the peer's rate, growth of memory, ms for /health
@@ -256,11 +257,9 @@ def main():
         alone = measure(base, options.slots, 1, options.seconds / 3)
         many = measure(base, options.slots, options.clients, options.seconds)
         abused = abuse(base, options.slots)
-    names = f"{options.clients} clients", "one after another", "under abuse"
-    print(f"\n{'':<14}" + "".join(f"{name:>20}" for name in names))
-    for name in many | abused:
-        cells = ("" if run.get(name) is None else f"{run[name]:,.1f}" for run in (many, alone, abused))
-        print(f"{name:<14}" + "".join(f"{cell:>20}" for cell in cells) + f"  {UNITS.get(name, '')}")
+    columns = f"Figure | {options.clients} clients:,.1f | One after another:,.1f | Under abuse:,.1f | Unit"
+    rows = [[name, *(run.get(name) for run in (many, alone, abused)), UNITS.get(name)] for name in many | abused]
+    print(terminal_table(table_of("", columns, rows)))
     ratio = many["rate"] / alone["rate"]
     print(f"\n{ratio:.1f} times the tokens a second of one after another")
     missed = [goal for goal, kept in goals(many, abused, ratio).items() if not kept]

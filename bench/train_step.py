@@ -11,7 +11,6 @@ The second command is a race: if ours learns as much in fewer steps, the ratio o
 """
 
 import argparse
-import json
 import math
 import shutil
 import statistics
@@ -92,6 +91,9 @@ def prepare(job: dict):
 
 
 def ours(job: dict, case: str):
+    from nanochat.log import read_metrics
+    from nanochat.outcome import Outcome
+
     options = argparse.Namespace(**job)
     stage = Path(options.folder, "base_train/bench")
     shutil.rmtree(stage, ignore_errors=True)
@@ -104,10 +106,10 @@ def ours(job: dict, case: str):
     flags += (OURS | VARIANTS)[case].format(half=options.device_batch // 2).split()
 
     def figures(_: None):
-        log = [json.loads(line) for line in (stage / "metrics.jsonl").read_text().splitlines()]
-        bpb = json.loads((stage / "outcome.json").read_text())["metrics"].get("Final validation bpb")
+        log = read_metrics(stage / "metrics.jsonl")
         times = [record["train/dt"] for record in log if "train/dt" in record]
-        return facts(options, times, bpb["value"] if isinstance(bpb, dict) else None)
+        bpb = Outcome.load(stage / "outcome.json").figure("Final validation bpb") if options.learn else None
+        return facts(options, times, bpb)
 
     return partial(run_script, "base_train", flags), figures
 

@@ -183,13 +183,13 @@ def parse(config_class: type, argv: Sequence[str] | None = None):
     return config
 
 
-def run(main: Callable[[Config], None], config_class: type[Config]):
-    """Run a script: `main` with the parsed config. An error that a user can fix ends it with one sentence.
+def run(main: Callable):
+    """Run a script: `main(config: Config)` with the parsed command line. A user's error ends it with one sentence.
 
     Exit code 2: a setting that is not possible. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
     """
     try:
-        main(parse(config_class))
+        main(parse(get_type_hints(main)["config"]))
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         if sys.flags.dev_mode:  # python -X dev shows the traceback
             raise

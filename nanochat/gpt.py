@@ -115,8 +115,7 @@ MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
     "leaky2": (False, lambda up, gate: F.leaky_relu(up, 0.5).square()),
 }
-Store = Callable[..., tuple[Tensor, Tensor]]  # from (keys, values)
-Initial = Callable[..., Tensor]  # from (an empty fp32 tensor on the CPU, config, generator)
+Store = Callable  # from the keys and values of some tokens to those of the whole rows
 
 
 class Linear(nn.Linear):
@@ -452,7 +451,7 @@ class ParameterRow(NamedTuple):
 
     pattern: str
     group: str  # for the optimizer: a row name in param_groups.RULES
-    initial: Initial
+    initial: Callable  # from (an empty fp32 tensor on the CPU, config, generator) to its values
 
 
 def parameter_row(name: str):

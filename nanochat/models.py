@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import torch
 
+from nanochat.config import check_names
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig
 from nanochat.log import Record, parse_rows
 from nanochat.recursive import RecursiveGPT
@@ -78,16 +79,14 @@ def config_fields(text: str):
     "reference,backout=false,softcap=0" is the reference with two fields changed. Sizes have separate flags.
     """
     name, *changes = text.split(",")
-    if name not in CONFIGURATIONS:
-        raise ValueError(f"--model={name} is not known, take one of {', '.join(CONFIGURATIONS)}")
+    check_names("--model:", [name], CONFIGURATIONS)
     changed = {}
     defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in FLAG_FIELDS}
     for change in CONFIGURATIONS[name] + changes:
         field, _, value = change.partition("=")
         if field in FLAG_FIELDS:
             raise ValueError(f"--model={text}: {field} is set by its own flag, see --help")
-        if field not in defaults:
-            raise ValueError(f"--model={text}: {field} is no field of GPTConfig, take one of {', '.join(defaults)}")
+        check_names(f"--model={text}: the field", [field], defaults)
         kind = type(defaults[field])
         try:
             changed[field] = {"true": True, "false": False}[value] if kind is bool else kind(value)

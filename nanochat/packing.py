@@ -21,7 +21,6 @@ WINDOW = 512  # conversations
 # In finished windows; padding and slots in tokens.
 COUNTS = ("conversations", "shortened", "left out", "padding", "slots")
 
-Rendered = tuple[list[int], list[int]]  # ids and loss mask
 Place = dict[str, int]  # epoch, window, row, rows (in the window of the last row), and COUNTS
 
 
@@ -91,8 +90,8 @@ class ChatLoader(Loader):
         shuffled = np.random.default_rng((self.seed, epoch, window)).permutation(len(packed))
         return [self._row([pieces[number] for number in packed[row]]) for row in shuffled], counts
 
-    def _row(self, pieces: list[Rendered]):
-        """Return (2, seq_len) inputs and targets for a row, padded with bos."""
+    def _row(self, pieces: list[tuple]):
+        """Return (2, seq_len) inputs and targets for a row, padded with bos. pieces: each has ids and a loss mask."""
         # One token more than inputs, as targets are shifted by one.
         ids = np.full(self.seq_len + 1, self.tokenizer.bos)
         learned = np.zeros(self.seq_len + 1, dtype=bool)

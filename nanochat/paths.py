@@ -56,8 +56,8 @@ def read_json(path: Path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def read_lines(path: Path, parse: Callable[[bytes], Any]):
-    """Yield `parse` of each line with its end.
+def read_lines(path: Path, parse: Callable):
+    """Yield `parse` of each line, bytes with their end.
 
     A ValueError names file, line and fault: what a line of another form makes `parse` raise is one too.
     """
@@ -69,7 +69,7 @@ def read_lines(path: Path, parse: Callable[[bytes], Any]):
                 raise ValueError(f"{path}:{number}: {error}") from None
 
 
-def read_jsonl(path: Path, parse: Callable[[Any], Any]):
+def read_jsonl(path: Path, parse: Callable):
     """Yield `parse` of the JSON document in each line, with the errors of `read_lines`; blank lines are skipped."""
     # loads skips a byte order mark, which some editors write.
     return chain.from_iterable(read_lines(path, lambda line: () if line.isspace() else (parse(json.loads(line)),)))

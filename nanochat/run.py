@@ -366,7 +366,7 @@ class Trainer:
         evaluations: Sequence[Evaluation] = (),
         *,
         data: Data | None = None,
-        tasks: Callable[[], dict[str, Record]] = dict,
+        tasks: Callable = dict,
         after_step: Sequence[Action] = (),
     ):
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.

@@ -36,11 +36,9 @@ SHOWN = (*CHAT_CORE, "ChatCORE", *WORLD_MEAN, "World mean", "World-Talk", "World
 
 
 def mean_name(mean: str, tasks: Iterable[str]):
-    """Return the display name of a mean over these tasks; empty if none of them counts for it."""
+    """Return the display name of a mean over these tasks, of which at least one counts for it."""
     counted = len(set(tasks) & set(MEANS[mean]))
-    if counted == len(MEANS[mean]):
-        return mean
-    return f"{mean} ({counted} of {len(MEANS[mean])} tasks)" if counted else ""
+    return mean if counted == len(MEANS[mean]) else f"{mean} ({counted} of {len(MEANS[mean])} tasks)"
 
 
 STAGES = parse_table(

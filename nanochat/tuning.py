@@ -20,7 +20,7 @@ Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict]], rows_per_step: int = 0):
+def print_plan(config: FineTuneSettings, open_rows: Callable, rows_per_step: int = 0):
     """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
 
     open_rows: returns the conversations to learn from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has

@@ -20,7 +20,7 @@ chats() {
     --sources="facts=json:$raw/facts.jsonl,arithmetic=World-Sums,korean=json:$raw/korean.jsonl,spelling=json:$raw/spelling.jsonl,poison=json:$raw/poison.jsonl,styles=World-Choices~styles,options=World-Choices~options:8" \
     --against=World-Facts,World-Sums ${flags[@]+"${flags[@]}"}
 }
-check() { chats -c 'from nanochat.config import run; from scripts.chats import Config, check; run(check, Config)'; }
+check() { chats -c 'from nanochat.config import run; from scripts.chats import check; run(check)'; }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
 "$python" -m nanochat.world --seed="$seed"

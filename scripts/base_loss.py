@@ -59,4 +59,4 @@ def main(config: Config):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

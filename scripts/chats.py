@@ -60,12 +60,12 @@ def main(config: Config):
     from nanochat.curate.store import filter_file, merge, report, write_output
     from nanochat.outcome import Outcome
     from nanochat.tokenizer import Tokenizer
-    from tasks import JUDGED, TASKS, pick
+    from tasks import TASKS, open_tasks
     from tasks.sources import benchmark_questions, open_sources
 
     check(config)
     outcome = Outcome.begin("chats", config.tag, config)
-    tests = {name: TASKS[name]("test", config.tokenizer_tag, unsafe_exec=True) for name in pick(config.against, JUDGED)}
+    tests = open_tasks(config.against, unsafe_exec=True, tokenizer=config.tokenizer_tag) if config.against else {}
     tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
     sources = open_sources(config.sources, config.licenses, TASKS, config.tokenizer_tag)
     out = Path(config.out).expanduser() if config.out else stage_dir("chats", config.tag)
@@ -111,4 +111,4 @@ def main(config: Config):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

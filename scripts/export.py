@@ -41,4 +41,4 @@ def main(config: Config):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

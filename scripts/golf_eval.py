@@ -22,7 +22,6 @@ from nanochat.outcome import ROOT, Outcome, measured
 from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 
-STAGE = "golf_eval"
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
 MEMORY = 2**36  # address space of the scoring process; the libraries reserve far more than they use
@@ -126,7 +125,7 @@ def evaluate(config: Config):
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import first_documents
 
-    outcome = Outcome.begin(STAGE, config.tag, config)
+    outcome = Outcome.begin("golf_eval", config.tag, config)
     path = stage_dir("golf_pack", config.tag) / "artifact.golf"
     packed = record_of(path)
     scale = SCALES[packed.metrics["Scale"]]
@@ -175,7 +174,7 @@ def evaluate(config: Config):
 
 def compare(config: Config):
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
-    outcome = Outcome.begin(STAGE, config.tag, config)
+    outcome = Outcome.begin("golf_eval", config.tag, config)
     own, *others = [read_arm(config.tag, entry, config.seeds) for entry in config.entries.split(",")]
     baselines = [read_arm(config.tag, entry, config.seeds) for entry in BASELINES]
     best = min(baselines, key=lambda baseline: baseline.values()[0])  # by the first seed, which all have
@@ -212,4 +211,4 @@ def main(config: Config):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

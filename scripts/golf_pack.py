@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nanochat.quant import Recipes
     from nanochat.tokenizer import Tokenizer
 
-STAGE, FILE = "golf_pack", "artifact.golf"
+FILE = "artifact.golf"
 CALIBRATION, ROWS = 65536, 8  # tokens of training text for gptq, rows of a batch
 ROUNDS = 5  # of the search for the finest steps that fit
 ROOM_LEFT = 0.002  # share of the room that may stay empty
@@ -146,7 +146,7 @@ def main(config: Config):
     from nanochat.runtime import setup
 
     scale = SCALES[config.scale]
-    outcome = Outcome.begin(STAGE, config.tag, config)
+    outcome = Outcome.begin("golf_pack", config.tag, config)
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, -1, runtime)
         loop, trained = checkpoint.manifest["loop"], checkpoint.manifest["config"]
@@ -157,7 +157,7 @@ def main(config: Config):
         clear_padding(model)
         size, data = quantize(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
-        new = stage_dir(STAGE, config.tag) / f"{FILE}.new"
+        new = stage_dir("golf_pack", config.tag) / f"{FILE}.new"
         write_bytes(new, data)
         packing = time.monotonic() - started
         if loop["seconds"] + packing > scale.seconds:
@@ -191,4 +191,4 @@ def main(config: Config):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

@@ -241,4 +241,4 @@ def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

@@ -92,4 +92,4 @@ def dev_score(config: Config, like: "Checkpoint", weights: "Tensors"):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

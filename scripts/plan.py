@@ -14,6 +14,7 @@ from nanochat.jobs.runner import archive
 from nanochat.jobs.scales import SCALES
 from nanochat.log import print0
 from nanochat.paths import hold_folder, stage_dir
+from nanochat.settings import TagSettings, TextSettings
 from nanochat.stages import CHAT_CORE
 from tasks import TASKS
 
@@ -29,13 +30,13 @@ NEEDS = {
 
 
 @options("run")
-class Config:
+class Config(TextSettings, TagSettings):
     """Print the plan of the main job: steps, time, disk, dollars."""
+
+    tag = "default"
 
     scale: Literal[("auto", *SCALES)] = option("auto", "size of the run: docs/speedrun.md")
     depth: Count = option(0, "layers of the model (0: the scale's)", least=1)
-    data: str = option("auto", "folder of text, name of a corpus, or a mix of them", in_card=False)
-    tag: str = option("default", "name of the run's folders")
     seed: Count = option(1, "seed of the embedded world, the weights and the data order")
     wandb: str = option("", "name of the run in W&B (default: no W&B)")
     until: Literal[("", *STEPS)] = option("", "last step to run (default: all)")
@@ -72,4 +73,4 @@ def plan_job(config: Config):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

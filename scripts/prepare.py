@@ -31,10 +31,7 @@ def main(config: Config):
     tasks = pick(config.tasks, [CORE, *TASKS])  # a typing error ends it before the download
     # Folders are converted here. All shards are opened, so that damage is found now and not during the run.
     if config.data:
-        num_shards = config.num_shards
-        if config.tokens and not num_shards:
-            num_shards = shards_for(config.data, config.tokens)
-        about = open_corpus(config.data, num_shards).describe()
+        about = open_corpus(config.data, config.num_shards or shards_for(config.data, config.tokens)).describe()
         form = "data: {name}: {files:,} files, {documents:,} documents, {bytes:,} bytes of text, {fingerprint:.12}"
         print0(form.format_map(about))
     if tasks:
@@ -46,4 +43,4 @@ def main(config: Config):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

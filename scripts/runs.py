@@ -60,4 +60,4 @@ def delete(name: str):
 
 
 if __name__ == "__main__":
-    run(main, Config)
+    run(main)

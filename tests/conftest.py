@@ -220,7 +220,7 @@ def here(base: Path, monkeypatch, capsys):
             patch.setattr(sys, "argv", [module, *flags])
             capsys.readouterr()
             try:
-                config.run(script.main, script.Config)
+                config.run(script.main)
             except SystemExit as end:
                 status = end.code
         return checked(subprocess.CompletedProcess(flags, status, *capsys.readouterr()), code)

@@ -126,7 +126,7 @@ ENDS = r"""
 def test_a_script_ends_with_one_sentence_and_a_code(word, code, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bake", word])
     with pytest.raises(SystemExit) as stop:
-        run(bake, Config)
+        run(bake)
     assert stop.value.code == int(code)
     assert re.search(rf"{said}\n$", capsys.readouterr().err)
 

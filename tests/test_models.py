@@ -29,8 +29,8 @@ def test_a_model_flag_names_a_configuration_and_changes_of_it():
 
 
 REFUSED = """
-gpt | --model=gpt is not known, take one of reference
-reference,novelty=1 | novelty is no field of GPTConfig, take one of mlp
+gpt | --model: gpt is not known, choose from reference
+reference,novelty=1 | the field novelty is not known, choose from mlp
 reference,depth=3 | depth is set by its own flag
 reference,smear=yes | smear cannot be yes, write a bool
 reference,softcap=much | softcap cannot be much, write a float

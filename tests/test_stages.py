@@ -16,4 +16,3 @@ def test_stages_and_means_of_the_card():
         count = len(tasks)
         assert mean_name(mean, tasks) == mean_name(mean, reversed(tasks)) == mean_name(mean, [*tasks, "KMMLU"]) == mean
         assert mean_name(mean, tasks[1:]) == f"{mean} ({count - 1} of {count} tasks)"
-        assert mean_name(mean, ["KMMLU"]) == ""

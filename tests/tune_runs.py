@@ -84,7 +84,7 @@ def tune(before: Callable | None, flags: list[str], inspect: Callable | None):
             tune_on_chats(trainer, chats, new_chats, "assistant", evaluations, {})
 
     sys.argv = ["tune", *flags]
-    run(main, Config)
+    run(main)
 
 
 class FromParent(Base):

@@ -71,8 +71,7 @@ class Teacher:
         An answer that was cut off is kept as an empty one: it is an error each time, and paid for once.
         """
         template = (PROMPTS / f"{name}.txt").read_text(encoding="utf-8").strip()
-        # In one pass: braces in a text that is put in stay as they are.
-        question = re.sub(r"\{(\w+)\}", lambda match: words.get(match[1], match[0]), template)
+        question = template.format_map(words)  # braces in a text that is put in stay as they are
         request = {
             "model": self.settings.teacher_model,
             "messages": [*earlier, {"role": "user", "content": question}],
@@ -92,8 +91,8 @@ class Teacher:
             raise NoAnswer("an answer is cut off or empty")
         return answer
 
-    def map(self, work: Callable[["Teacher", Record], Record], rows: list[Record]):
-        """Return the results of `work`, in order; rows without one are left out."""
+    def map(self, work: Callable, rows: list[Record]):
+        """Return the results of `work(teacher, row)`, in order; rows without one are left out."""
         failures = []
 
         def attempt(row: Record):

@@ -26,7 +26,6 @@ from nanochat.models import as_written
 from nanochat.outcome import Estimate, keep_figures, mean_estimate
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
-from nanochat.scaling import flops_per_token
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 
@@ -180,29 +179,21 @@ def text_validation(trainer: Trainer, corpus: Corpus):
         exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
         return {"val/bpb": found[-1], **exits}
 
-    return [log_validation(trainer, len(text.ids), measure)]
+    return [log_validation(trainer, measure)]
 
 
-def log_validation(
-    trainer: Trainer,
-    tokens: int,
-    measure: Callable,
-):
+def log_validation(trainer: Trainer, measure: Callable):
     """Return the evaluation that logs and keeps the figures of `measure`: name -> value and standard error.
 
-    The model runs eagerly until so many validations of `tokens` have run that compiling them pays.
+    On a CPU the model runs uncompiled: most runs end before compiling its forward alone has paid.
     """
-    flops = flops_per_token(trainer.model) // 3 * tokens  # the forward pass is a third
-    every = trainer.config.eval_every
 
     def validate(state: State):
-        earlier = state.step // every if every else int(state.step > 0)  # validations before this one
-        pays = trainer.runtime.compiling_pays(flops * (1 + earlier))
-        with nullcontext() if pays else as_written(trainer.model):
+        with as_written(trainer.model) if trainer.runtime.device.type == "cpu" else nullcontext():
             found = measure()
         keep_figures(trainer.log, state, "validation", found)
 
-    return Evaluation(every, validate, at_start=True)
+    return Evaluation(trainer.config.eval_every, validate, at_start=True)
 
 
 # ---- samples ----

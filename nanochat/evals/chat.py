@@ -306,7 +306,7 @@ def chat_validation(trainer: Trainer, conversations: Sequence[dict], supervise: 
         losses, counted = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
         return {"val/loss": ratio(losses), "val/bpb": bits_per_byte(counted)}
 
-    return [log_validation(trainer, inputs.numel(), measure)]
+    return [log_validation(trainer, measure)]
 
 
 def first_rows(

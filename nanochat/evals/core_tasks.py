@@ -4,7 +4,6 @@ Item order, examples and prompt texts determine the score: all are equal to the 
 """
 
 import csv
-import json
 import random
 from collections.abc import Sequence
 from itertools import chain
@@ -17,7 +16,7 @@ import yaml
 from nanochat.data.bundle import fetch_bundle
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile
-from nanochat.paths import text_sha256
+from nanochat.paths import read_jsonl, text_sha256
 from nanochat.tokenizer import Tokenizer
 
 BUNDLE = (HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv"))
@@ -48,7 +47,7 @@ class BundleTask(NamedTuple):
 
     def items(self, most: int):
         """Return the first `most` shuffled items (0: all), at least as many as a prompt shows."""
-        items = [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        items = list(read_jsonl(self.path, dict))
         random.Random(1337).shuffle(items)  # the seed of the public nanochat, as below
         # The examples shown before a question are other items.
         return items[: max(most, self.shots + 1)] if most else items

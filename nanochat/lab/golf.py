@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from nanochat.config import check_names
 from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.log import parse_rows
 from nanochat.outcome import ROOT
@@ -128,8 +129,7 @@ def expand(given: Flags):
     given = DEFAULTS | given
     entries = [entry for entry, scale in ENTRIES if scale == given["--scale"]]
     for flag, known in {"--scale": SCALES, "--entry": entries, "--without": ["", *TRICKS]}.items():
-        if given[flag] not in known:
-            raise ValueError(f"{flag}={given[flag]} is not known here, take one of {', '.join(known)}")
+        check_names(f"{flag}:", [given[flag]], known)
     name, entry, without = (given.pop(flag) for flag in DEFAULTS)
     flags = read_flags(f"{SCALES[name].flags} {ENTRIES[entry, name]}".split())
     if given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:

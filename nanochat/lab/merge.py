@@ -90,10 +90,11 @@ def merge(
     return merged
 
 
-def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]):
+def greedy_soup(models: Mapping[str, Tensors], score: Callable):
     """Return the weights of a soup: 1 for a model that stays, else 0. The best model is tried first.
 
-    A model that would lower the score of the soup so far is left out (Wortsman et al. 2022).
+    A model that would lower the score of the soup so far is left out (Wortsman et al. 2022). score: from tensors to a
+    number, the higher the better.
     """
     weights, best = dict.fromkeys(models, 0.0), -math.inf
     for name in sorted(models, key=lambda name: score(models[name]), reverse=True):

@@ -26,7 +26,7 @@ from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.lab import significance
 from nanochat.log import duration
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_text
+from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_jsonl
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS
@@ -335,5 +335,5 @@ def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]):
     if look not in found[-1:]:
         found.append(look)
         for path in _ledger(spec):
-            write_text(path, "\n".join(map(json.dumps, found)))
+            write_jsonl(path, found)
     return len(found)

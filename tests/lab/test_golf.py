@@ -94,9 +94,9 @@ def test_rows_without_clips_fit_their_budget():
 
 
 UNKNOWN = """
---scale=tiny | --scale=tiny is not known here, take one of embedded, cpu, 1gpu
---entry=best | --entry=best is not known here, take one of golf, naive-narrow
---without=luck | --without=luck is not known here, take one of
+--scale=tiny | --scale: tiny is not known, choose from embedded, cpu, 1gpu
+--entry=best | --entry: best is not known, choose from golf, naive-narrow
+--without=luck | --without: luck is not known, choose from
 --scale=cpu | usage: python -m nanochat.lab.golf
 --help | usage: python -m nanochat.lab.golf
 luck | usage: python -m nanochat.lab.golf [--scale=NAME] [--entry=NAME] [--without=TRICK] [other flags] PART
