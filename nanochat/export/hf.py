@@ -101,7 +101,7 @@ ARCHITECTURES = parse_table(
     f"""
     name                 model_type    preset        rotates_backwards  has_norm_weights  mlp                          supported
     NanoChatForCausalLM  nanochat      october-2025  1                  -                 fc1 fc2                      softcap
-    Qwen3ForCausalLM     qwen3         portable      -                  1                 up_proj down_proj gate_proj  qk_scale residual_lambdas
+    Qwen3ForCausalLM     qwen3         portable      -                  1                 up_proj down_proj gate_proj  qk_scale residual_lambdas window_pattern
     NanochatForCausalLM  nanochat_gpt  reference     -                  -                 -                            {_TRICKS}
     """,  # noqa: E501
 )
@@ -147,6 +147,12 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
     }
     if "softcap" in architecture.supported.split():
         settings["final_logit_softcapping"] = config.softcap or None
+    if any(config.windows):
+        settings |= {
+            "use_sliding_window": True,
+            "sliding_window": max(config.windows),
+            "layer_types": ["sliding_attention" if window else "full_attention" for window in config.windows],
+        }
     return settings
 
 

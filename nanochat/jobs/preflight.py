@@ -30,7 +30,7 @@ RANKS = "Rank | Free GB:,.1f | Write MB/s:,.0f | Read MB/s:,.0f | Clock s:+.3f |
 NETWORK = "Ranks | MB:.2f | All-reduce GB/s:.2f | Reduce-scatter GB/s:.2f | Hardware GB/s:.0f"
 SLOW = "warning: {0} is slow: {5:.4f} s for a matrix product, the median is {7:.4f} s"
 CLOCK = "warning: the clock of {0} is wrong: {4:+.3f} s from rank 0"
-SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s, {5:.0%} less than {6:.2f} GB/s {7}"
+SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s, {5:.0%} less than in a node; adapters: {4} GB/s"
 
 
 def join():
@@ -139,10 +139,7 @@ def report(facts: dict, ranks: list, network: list):
     warnings += [CLOCK.format(*row) for row in ranks if abs(row[4]) > 1]
     links = min(row[6] for row in ranks)  # GDRDMA and NET come before P2P
     if "Socket" in links:
-        best, where = network[-1][4], "of the adapters"
-        if best == NOT_KNOWN:
-            best, where = network[2][2], "in a node"
-        warnings.append(SOCKETS.format(*network[-1], 1 - network[-1][2] / best, best, where))
+        warnings.append(SOCKETS.format(*network[-1], 1 - network[-1][2] / network[2][2]))
     tables = [
         table_of("Facts", "All ranks | have", list(facts.items())),
         table_of("Ranks", RANKS, ranks),

@@ -20,7 +20,6 @@ class Config:
     """Write the report card for all finished stages, or compare two runs."""
 
     out: str = option("report.md", "the card; .html, .json and pictures lie beside it")
-    base_dir: str = option("", "folder of the run; empty: NANOCHAT_BASE_DIR")
     tag: str = option("", "tag of the run; empty: all tags")
     compare: tuple[str, ...] = option((), "two runs: folders or report.json files")
 
@@ -62,9 +61,8 @@ def main(config: Config):
         runs = [read_record(Path(name).expanduser()) for name in config.compare]
         print0(compare(runs, config.compare))
         return  # a comparison writes no file
-    base = Path(config.base_dir or base_dir()).expanduser()
     out = Path(config.out).expanduser()
-    print0(summary(write_card(base, out, config.tag)), f"report card: {out.resolve()}", sep="\n\n")
+    print0(summary(write_card(base_dir(), out, config.tag)), f"report card: {out.resolve()}", sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -87,9 +87,10 @@ def test_what_differs(tmp_path):
     assert not {"doc_cap", "Tokenizer evaluation"} & rows.keys()
 
 
-def test_the_command_takes_folders_and_records(tmp_path, here):
+def test_the_command_takes_folders_and_records(tmp_path, here, monkeypatch):
     a, b = evaluated(tmp_path / "a", "1100"), evaluated(tmp_path / "b", "1111")
-    here("nanochat.report", f"--base-dir={b}", f"--out={tmp_path}/b.md")
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(b))
+    here("nanochat.report", f"--out={tmp_path}/b.md")
     outputs = [here("nanochat.report", "--compare", str(a), str(other)) for other in (b, tmp_path / "b.json")]
     texts = [done.stdout.partition("\nB: ")[2].partition("\n")[2] for done in outputs]
     assert texts[0] == texts[1] != ""

@@ -72,7 +72,7 @@ def test_the_card_line_by_line(tmp_path):
     assert "/home/somebody" not in card
 
 
-def test_the_command(tmp_path, base, here):
+def test_the_command(tmp_path, base, here, monkeypatch):
     curve = {"title": "Loss", "x": "tokens", "y": "nats", "series": {"train": [[0, 1], [3.0, 2.0]]}}
     leave(base, curves=[curve])
     out = tmp_path / "my cards" / "the card.md"
@@ -86,7 +86,8 @@ def test_the_command(tmp_path, base, here):
     shutil.move(base, elsewhere)
     refused = here("nanochat.report", f"--out={out}", code=2)
     assert refused.stderr.startswith("error: no stage has left an outcome below ")
-    here("nanochat.report", f"--out={out}", f"--base_dir={elsewhere}")
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(elsewhere))
+    here("nanochat.report", f"--out={out}")
     refused = here("nanochat.report", f"--out={tmp_path}/card.html", code=2)
     assert refused.stderr == f"error: --out={tmp_path}/card.html is no Markdown file, name it like card.md\n"
     refused = here("nanochat.report", "--compare", "a", code=2)
