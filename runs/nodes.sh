@@ -6,7 +6,7 @@ refuse() {
 }
 refresh() { : >"$meeting/now$node" && rm -f "$meeting/now$node"; } # NFS remembers for 30 s that a file was not there
 node=${NANOCHAT_NODE_RANK:-0} least=${NANOCHAT_NODES%:*} most=${NANOCHAT_NODES#*:}
-patience=${NANOCHAT_PATIENCE:-20} # seconds to wait for nodes that start later
+patience=${NANOCHAT_PATIENCE:-20} # seconds to wait for other nodes
 case $least,$most in *[!0-9,]* | ,* | *,) refuse "NANOCHAT_NODES=$NANOCHAT_NODES is not a number of nodes (2) or a range (1:2)" ;; esac
 if [ $((most & (most - 1))) != 0 ]; then refuse "NANOCHAT_NODES=$most: take a power of two, as the rows of a batch are"; fi
 case ${NANOCHAT_HEAD:-} in ?*:[0-9]*) ;; *) refuse "several nodes need NANOCHAT_HEAD, the address HOST:PORT of node 0" ;; esac
@@ -41,7 +41,7 @@ if [ "$node" = 0 ]; then
   return
 fi
 
-: >"$meeting/start$node" # older files are of an earlier job. The head removes them all
+: >"$meeting/start$node" # older files are of an earlier job
 last= step= silent=0 seen= limit=$((patience + 5))
 while :; do
   refresh
