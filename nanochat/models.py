@@ -24,8 +24,8 @@ PLAIN = (
 # --model: name, and the fields that may differ from the defaults.
 # induction: the reference, changed so that the model learns within few steps to search the context.
 # golf: a small budget in bytes (docs/golf.md). golf-seed: the seed of that track, for one GPU and 16 MB.
-# portable: the architecture that other programs know as Qwen3; its MLP has three matrices in place of two, with as many
-# weights together.
+# portable: the architecture that other programs know as Qwen3, with the tricks that fit into its weights; its MLP has three
+# matrices in place of two, with as many weights together.
 ROWS = f"""
     reference
     october-2025 {PLAIN},mlp=relu2,qk_scale=1,rope_base=10000
@@ -34,7 +34,7 @@ ROWS = f"""
         mlp=leaky2,mlp_ratio=3
     golf-seed {PLAIN},tie_embeddings=true,mlp_ratio=3,rope_base=10000,rope_dims=32,exclusive_last=2,\
         qk_scale=1,query_gain=1.75,qk_eps=1e-6,orthogonal=true,softcap=30
-    portable {PLAIN},qk_scale=1,mlp=swiglu,mlp_ratio={8 / 3},softcap=0
+    portable {PLAIN},residual_lambdas=true,mlp=swiglu,mlp_ratio={8 / 3},softcap=0
 """
 CONFIGURATIONS = {name: changes for name, *changes in parse_rows(ROWS, "[ ,]+")}
 
