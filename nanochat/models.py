@@ -24,8 +24,8 @@ PLAIN = (
 # --model: name, and the fields that may differ from the defaults.
 # induction: the reference, changed so that the model learns within few steps to search the context.
 # golf: a small budget in bytes (docs/golf.md). golf-seed: the seed of that track, for one GPU and 16 MB.
-# portable: the architecture that other programs know as Qwen3, with the tricks that fit into its weights; its MLP has three
-# matrices in place of two, with as many weights together.
+# portable: the architecture that other programs know as Qwen3, with the tricks that fit into its weights. Its MLP has
+# three matrices in place of two, with as many weights together.
 ROWS = f"""
     reference
     october-2025 {PLAIN},mlp=relu2,qk_scale=1,rope_base=10000

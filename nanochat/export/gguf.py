@@ -40,8 +40,8 @@ def write_gguf(exported: Exported, folder: Path):
     """Write model.gguf with the keys and types that llama.cpp expects; return sentences on each comparison."""
     import gguf
 
-    # llama.cpp knows no short windows for Qwen3.
-    architecture_of(exported.model.config, [QWEN3._replace(supported="qk_scale residual_lambdas")])
+    known = QWEN3._replace(name="llama.cpp's Qwen3", supported="qk_scale residual_lambdas")  # no short windows
+    architecture_of(exported.model.config, [known])
     tokenizer = exported.tokenizer
     settings = hf_settings(exported.model, QWEN3, tokenizer.special_tokens)
     # Types tell llama.cpp which tokens are special.

@@ -148,7 +148,7 @@ def test_gguf_is_compared_too(tokenizer, tmp_path):
     assert [path.name for path in out.iterdir()] == ["model.gguf"]
     assert "logits: the largest difference in fp32 is " in output
     assert "splits numbers of three or more digits in another way" in output
-    with pytest.raises(ValueError, match=r"Qwen3ForCausalLM does not support mlp=relu2, softcap=15.0"):
+    with pytest.raises(ValueError, match=r"llama.cpp's Qwen3 does not support mlp=relu2, softcap=15.0"):
         exported(gguf.write_gguf, "nanochat", tokenizer, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
