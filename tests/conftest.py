@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from browsers import NAMES, Browser, installed
 from bundles import world_tasks, write_bundle
 from corpora import write_letters
 from fake_hub import write_hub
+from forks import forking
 from huggingface_hub import constants
+from quick import fork_for_commands, write_program
 
 from nanochat import config, runtime
 from nanochat.paths import write_text
@@ -203,6 +206,19 @@ def python(base: Path, compiled: dict[str, str]):
         return checked(subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300), code)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def quick(session_home: None, tmp_path_factory):
+    """The path of a program that does what python does with -m and -c, without importing the code anew."""
+    program, address = write_program(tmp_path_factory.mktemp("quick"))
+    server = forking().Process(target=fork_for_commands, args=(address, program))
+    server.start()
+    while not Path(address).exists():
+        assert server.is_alive()
+        time.sleep(0.01)
+    yield program
+    server.kill()
 
 
 @pytest.fixture
