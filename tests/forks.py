@@ -2,6 +2,7 @@
 
 import atexit
 import faulthandler
+import gc
 import multiprocessing
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = "torch._dynamo nanochat.run nanochat.evals.bpb nanochat.evals.chat nanochat.data.corpus".split()
+PRELOADED += "scripts.lab pyarrow.dataset".split()
 LIFETIME = 300  # seconds, after which a process tells where it hangs, and ends
 SETTINGS = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_", "GROUP_")
 
@@ -94,6 +96,7 @@ def begin():
     sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
+    gc.freeze()  # collections leave alone what was imported, and the memory is not copied for them
     faulthandler.dump_traceback_later(LIFETIME, exit=True)
 
 
