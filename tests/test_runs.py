@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,10 +19,10 @@ ROW = re.compile(r"^\| (\S+-d\d+) +\| (\d+) +\|(?: +[\d.,]+ +\|){3} (\S+) +\| \S
 
 
 @pytest.fixture
-def runs(tmp_path, base, text_folder):
+def runs(tmp_path, base, text_folder, quick):
     """A function that starts a script of runs/ in the folder that has `letters`."""
     home = tmp_path / "a path with spaces"
-    python = f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" "$@"\n'
+    python = f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{quick}" "$@"\n'
     copy_runs(home, {".venv/bin/python": python, "speedrun.sh": 'echo "$@"\n'})
 
     def run(name: str, *flags: str, code: int = 0):
