@@ -35,7 +35,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The files that take longest, the very longest first: begun late, one of them would be all that is left for many cores.
-LONGEST = ("test_docs.py", "test_end_to_end.py", "test_speedrun.py", "test_engine.py", "test_runs.py")
+LONGEST = (
+    "docs nodes sharding end_to_end lab runs preflight train run bench scale recursion_eval chat_rl speedrun".split()
+)
 
 
 # Programs that look these up under HOME, and would install or compile again in an empty one.
@@ -102,8 +104,12 @@ def plant_world(base: Path, world: Path):
     return base
 
 
+def pytest_configure(config: pytest.Config):
+    config.pluginmanager.set_blocked("logging-plugin")  # it would keep thousands of the compiler's records
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]):
-    place = {name: number for number, name in enumerate(LONGEST)}
+    place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
