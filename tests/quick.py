@@ -1,8 +1,7 @@
 """A python that is at work at once: a program that lets a server, which has imported the code, fork for its command.
 
 The fork gets the program's arguments, folder, environment and open files. The program passes signals on, ends with the
-status of the fork, and takes it along when it is killed. There are no names here but those of standard modules that are
-soon imported.
+status of the fork, and takes it along when it is killed. Each call imports the modules named here: they are light.
 """
 
 import json
@@ -88,7 +87,10 @@ def _work(program: str, received: list[int], command: dict):
     os.environ.update(command["variables"])
     sys.executable, tempfile.tempdir = program, None
     begin()
-    option, text, *flags = command["words"]
+    words = command["words"]
+    if words[0] == "-u":  # as torchrun asks
+        del words[0]
+    option, text, *flags = words
     if option == "-c":
         sys.argv = ["-c", *flags]
         exec(text, {"__name__": "__main__"})
