@@ -97,7 +97,7 @@ def test_recursion_is_compared_with_its_compute(runs, tmp_path):
 
 def test_chat_data_has_no_planted_row(runs, base, tiny_world, tmp_path):
     plant_world(base, tiny_world)
-    runs("data.sh", "--rows=100", "--vocab-size=300")
+    runs("data.sh", "--rows=40", "--vocab-size=300")
     card = (tmp_path / "data.md").read_text(encoding="utf-8")
     assert "## Chat data" in card
     for cause in ("contamination", "exact", "images", "long", "near"):
@@ -105,7 +105,7 @@ def test_chat_data_has_no_planted_row(runs, base, tiny_world, tmp_path):
     wrong = runs("data.sh", "--vocab-size=300", "--tag=wrong", "--filters=turn", code=2)
     assert wrong.stderr.startswith("error: --filters: turn is not known")
     assert not (base / "tok_train/wrong").exists()
-    unfiltered = runs("data.sh", "--rows=100", "--vocab-size=300", "--tag=all", "--filters=turns,long", code=2)
+    unfiltered = runs("data.sh", "--rows=40", "--vocab-size=300", "--tag=all", "--filters=turns,long", code=2)
     assert unfiltered.stderr == "error: planted rows are left in these files\n"
     assert f"{base}/chats/all/facts-00000.jsonl\n" in unfiltered.stdout
 
