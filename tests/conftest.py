@@ -1,5 +1,6 @@
 """What the tests of stages share: real processes in an environment of their own."""
 
+import atexit
 import importlib
 import os
 import random
@@ -220,6 +221,7 @@ def quick(session_home: None, tmp_path_factory):
     program, address = write_program(tmp_path_factory.mktemp("quick"))
     server = forking().Process(target=fork_for_commands, args=(address, program))
     server.start()
+    atexit.register(server.kill)  # should this process end by an error, before multiprocessing waits for the server
     while not Path(address).exists():
         assert server.is_alive()
         time.sleep(0.01)

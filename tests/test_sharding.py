@@ -36,11 +36,7 @@ NEAR = {
     "tied embeddings": {"fields": CONFIGS["odd shapes"]},
     # Its gradients of backout are rounding.
     "recursion": {"fields": CONFIGS["recursive"] | {"backout": False}, "steps": 6},
-    "recursion checkpointed": {
-        "fields": CONFIGS["recursive passes"] | {"backout": False},
-        "steps": 6,
-        "checkpointing": True,
-    },
+    "passes": {"fields": CONFIGS["recursive passes"] | {"backout": False}, "steps": 6, "checkpointing": True},
 }
 CASES = EXACT | NEAR
 
