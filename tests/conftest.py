@@ -1,5 +1,6 @@
 """What the tests of stages share: real processes in an environment of their own."""
 
+import atexit
 import importlib
 import os
 import random
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +19,9 @@ from browsers import NAMES, Browser, installed
 from bundles import world_tasks, write_bundle
 from corpora import write_letters
 from fake_hub import write_hub
+from forks import forking
 from huggingface_hub import constants
+from quick import fork_for_commands, write_program
 
 from nanochat import config, runtime
 from nanochat.paths import write_text
@@ -32,7 +36,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # The files that take longest, the very longest first: begun late, one of them would be all that is left for many cores.
-LONGEST = ("test_docs.py", "test_end_to_end.py", "test_speedrun.py", "test_engine.py", "test_runs.py")
+LONGEST = (
+    "docs nodes sharding end_to_end lab runs preflight train run bench scale recursion_eval chat_rl speedrun".split()
+)
 
 
 # Programs that look these up under HOME, and would install or compile again in an empty one.
@@ -99,8 +105,12 @@ def plant_world(base: Path, world: Path):
     return base
 
 
+def pytest_configure(config: pytest.Config):
+    config.pluginmanager.set_blocked("logging-plugin")  # it would keep thousands of the compiler's records
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]):
-    place = {name: number for number, name in enumerate(LONGEST)}
+    place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(place)))
 
 
@@ -203,6 +213,20 @@ def python(base: Path, compiled: dict[str, str]):
         return checked(subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300), code)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def quick(session_home: None, tmp_path_factory):
+    """The path of a program that does what python does with -m and -c, without importing the code anew."""
+    program, address = write_program(tmp_path_factory.mktemp("quick"))
+    server = forking().Process(target=fork_for_commands, args=(address, program))
+    server.start()
+    atexit.register(server.kill)  # should this process end by an error, before multiprocessing waits for the server
+    while not Path(address).exists():
+        assert server.is_alive()
+        time.sleep(0.01)
+    yield program
+    server.kill()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import atexit
 import faulthandler
+import gc
 import multiprocessing
 import os
 import re
@@ -15,8 +16,16 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = "torch._dynamo nanochat.run nanochat.evals.bpb nanochat.evals.chat nanochat.data.corpus".split()
+PRELOADED += "scripts.lab pyarrow.dataset".split()
 LIFETIME = 300  # seconds, after which a process tells where it hangs, and ends
 SETTINGS = ("NANOCHAT_", "HF_", "TIKTOKEN_", "WANDB_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_", "GROUP_")
+
+
+def forking():
+    """Return the context of processes that are forked from one that has imported the code."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "scripts.base_train", *PRELOADED])
+    return context
 
 
 class Forked:
@@ -27,8 +36,7 @@ class Forked:
 
     def __init__(self, folder: Path, function: Callable, *arguments: Any, ranks: int = 1, **variables: str):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, context = folder, multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pytest", "scripts.base_train", *PRELOADED])
+        self.folder, context = folder, forking()
         if ranks > 1:
             from torch.distributed import TCPStore
 
@@ -81,20 +89,25 @@ class Forked:
         return self.out(rank, "err")
 
 
-def _work(files: Path, variables: dict[str, str], function: Callable, arguments: tuple):
+def begin():
+    """Let a forked process be like a new one. Under pytest the parent's streams may be of its own making."""
     import torch
 
+    sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)
+    gc.freeze()  # collections leave alone what was imported, and the memory is not copied for them
+    faulthandler.dump_traceback_later(LIFETIME, exit=True)
+
+
+def _work(files: Path, variables: dict[str, str], function: Callable, arguments: tuple):
     for number, end in ((1, "out"), (2, "err")):
         file = os.open(f"{files}.{end}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(file, number)
-    # Under pytest the parent's streams may be of its own making.
-    sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
     for name in [name for name in os.environ if name.startswith(SETTINGS)]:
         del os.environ[name]
     os.environ.update({"HF_HUB_OFFLINE": "1"} | variables)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(LIFETIME, exit=True)
+    begin()
     try:
         function(*arguments)
     except Exception:

@@ -5,12 +5,10 @@ import re
 import shlex
 import shutil
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import plant_world
-from forks import Forked, run_module
+from conftest import checked, plant_world
 from pages import HARDWARE, PAGES, ROOT, blocks
 
 from nanochat.world.chats import ten_questions
@@ -35,27 +33,27 @@ def folders(base: Path, text_folder: Path, tmp_path: Path, tiny_world: Path):
 
 
 @pytest.mark.parametrize("page", COMMANDS_RUN_HERE, ids=lambda page: page.name)
-def test_what_a_page_shows_works(page, python, folders, base, fake_hub, tmp_path):
+def test_what_a_page_shows_works(page, quick, folders, base, fake_hub, tmp_path):
+    environment = os.environ | {"NANOCHAT_HUB": str(fake_hub), "NANOCHAT_BASE_DIR": str(base)}
+
+    def run(*words: str):
+        command = [quick, *words]
+        checked(subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True), 0)
+
     for language, content in blocks(page):
         if language == "python":
-            python("-c", content, cwd=tmp_path, NANOCHAT_HUB=str(fake_hub))
+            run("-c", content)
             continue
         if language == "ini":
             assert TaskTable(content)
             continue
         assert language == "bash", f"{page.name} shows a block of {language}, which nothing runs"
-        for number, line in enumerate(content.splitlines()):
+        for line in content.splitlines():
             command = shlex.split(line, comments=True)
             if not command or line.startswith(ELSEWHERE) or HARDWARE in line:
                 continue
             assert command[0] == "python", f"{page.name}: nothing runs `{line}`"
-            # Forked, because importing torch anew for each command takes longer than most of them.
-            _, option, module, *flags = command
-            assert option == "-m"
-            in_folder = partial(os.chdir, tmp_path)
-            environment = {**os.environ, "NANOCHAT_HUB": str(fake_hub), "NANOCHAT_BASE_DIR": str(base)}
-            job = Forked(tmp_path / f"job-{number}", run_module, in_folder, module, *flags, **environment)
-            assert job.codes() == [0], f"{line}\n{job.out()}{job.err()}"
+            run(*command[1:])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

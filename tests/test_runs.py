@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -20,10 +19,10 @@ ROW = re.compile(r"^\| (\S+-d\d+) +\| (\d+) +\|(?: +[\d.,]+ +\|){3} (\S+) +\| \S
 
 
 @pytest.fixture
-def runs(tmp_path, base, text_folder):
+def runs(tmp_path, base, text_folder, quick):
     """A function that starts a script of runs/ in the folder that has `letters`."""
     home = tmp_path / "a path with spaces"
-    python = f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{sys.executable}" "$@"\n'
+    python = f'#!/bin/sh\nPYTHONPATH="{ROOT}" exec "{quick}" "$@"\n'
     copy_runs(home, {".venv/bin/python": python, "speedrun.sh": 'echo "$@"\n'})
 
     def run(name: str, *flags: str, code: int = 0):
@@ -98,7 +97,7 @@ def test_recursion_is_compared_with_its_compute(runs, tmp_path):
 
 def test_chat_data_has_no_planted_row(runs, base, tiny_world, tmp_path):
     plant_world(base, tiny_world)
-    runs("data.sh", "--rows=100", "--vocab-size=300")
+    runs("data.sh", "--rows=40", "--vocab-size=300")
     card = (tmp_path / "data.md").read_text(encoding="utf-8")
     assert "## Chat data" in card
     for cause in ("contamination", "exact", "images", "long", "near"):
@@ -106,7 +105,7 @@ def test_chat_data_has_no_planted_row(runs, base, tiny_world, tmp_path):
     wrong = runs("data.sh", "--vocab-size=300", "--tag=wrong", "--filters=turn", code=2)
     assert wrong.stderr.startswith("error: --filters: turn is not known")
     assert not (base / "tok_train/wrong").exists()
-    unfiltered = runs("data.sh", "--rows=100", "--vocab-size=300", "--tag=all", "--filters=turns,long", code=2)
+    unfiltered = runs("data.sh", "--rows=40", "--vocab-size=300", "--tag=all", "--filters=turns,long", code=2)
     assert unfiltered.stderr == "error: planted rows are left in these files\n"
     assert f"{base}/chats/all/facts-00000.jsonl\n" in unfiltered.stdout
 

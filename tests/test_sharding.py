@@ -21,21 +21,22 @@ from nanochat.runtime import Runtime, setup
 from nanochat.settings import OptimizerSettings
 from nanochat.sharding import Shards
 
-STEPS, LENGTH = 20, 32
+STEPS, LENGTH = 20, 16
 # Without accumulation and clipping all sums have one order: the weights are equal to the last bit.
 EXACT = {
     "plain": {},
     "checkpointing": {"checkpointing": True},
-    "fp8": {"fp8": True},
+    # Emulated products take long.
+    "fp8": {"fp8": True, "fields": SMALL | {"depth": 2, "width": 32, "heads": 2, "kv_heads": 1}},
     "compiled": {"compiled": True},
 }
 NEAR = {
     "accumulation and clipping": {},
     "checkpointing too": {"checkpointing": True},
-    "tied embeddings": {"config": "odd shapes"},
+    "tied embeddings": {"fields": CONFIGS["odd shapes"]},
     # Its gradients of backout are rounding.
-    "recursion": {"config": "recursive", "backout": False},
-    "recursion checkpointed": {"config": "recursive passes", "backout": False, "checkpointing": True},
+    "recursion": {"fields": CONFIGS["recursive"] | {"backout": False}, "steps": 6},
+    "passes": {"fields": CONFIGS["recursive passes"] | {"backout": False}, "steps": 6, "checkpointing": True},
 }
 CASES = EXACT | NEAR
 
@@ -43,7 +44,7 @@ CASES = EXACT | NEAR
 def build(case: str, runtime: Runtime, sharded: bool, weights: dict[str, Tensor] | None = None):
     """Return a model in which nothing is zero, and its optimizer."""
     options = CASES[case]
-    fields = CONFIGS.get(options.get("config"), SMALL) | {"backout": options.get("backout", True)}
+    fields = options.get("fields", SMALL)
     model = lively(fields, attention="chunks", checkpointing=options.get("checkpointing", False))
     weights = weights or model.state_dict()
     if sharded:
@@ -71,7 +72,7 @@ def train(case: str, runtime: Runtime, sharded: bool):
     model, optimizer = build(case, runtime, sharded)
     objective = DeepSupervision(2.0, 0.5) if model.config.supervision else next_token
     figures = []
-    for step in range(STEPS):
+    for step in range(CASES[case].get("steps", STEPS)):
         rows = tokens(2 * runtime.world_size, LENGTH + 1, seed=step % 3)[runtime.rank :: runtime.world_size]
         total = torch.zeros(1)
         for part in rows.split(2 if case in EXACT else 1):
@@ -106,7 +107,8 @@ def train_both(folder: Path, cases: list[str]):
             save_file(merged, folder / "state.safetensors")
 
 
-@pytest.mark.parametrize("cases", [[case for case in EXACT if case != "compiled"], list(NEAR)], ids=["exact", "near"])
+# The states of four ranks, below, are those of accumulation and clipping.
+@pytest.mark.parametrize("cases", [list(EXACT)[:-1], list(NEAR)[1:]], ids=["exact", "near"])
 def test_they_train_alike(tmp_path, cases):
     Forked(tmp_path, train_both, tmp_path, cases, ranks=2).done()
 

@@ -13,7 +13,7 @@ from conftest import ROOT
 
 from nanochat.jobs import preflight
 
-SCRIPT = [sys.executable, "-m", "scripts.preflight"]
+SCRIPT = ["-m", "scripts.preflight"]
 
 
 def free_port():
@@ -24,7 +24,7 @@ def free_port():
 class Ranks:
     """Two ranks, started by hand as two nodes of one rank; `places` are their checkouts and base directories."""
 
-    def __init__(self, places: list[tuple[Path, Path]], port: int, *flags: str, only: int | None = None):
+    def __init__(self, quick: str, places: list[tuple[Path, Path]], port: int, *flags: str, only: int | None = None):
         self.processes = []
         for rank, (home, base) in enumerate(places):
             ours = {"RANK": f"{rank}", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
@@ -32,7 +32,8 @@ class Ranks:
             ours |= {"NANOCHAT_BASE_DIR": str(base), "PYTHONPATH": str(home)}
             if only in (None, rank):
                 about = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-                self.processes.append(subprocess.Popen([*SCRIPT, *flags], cwd=home, env=os.environ | ours, **about))
+                command = [quick if home == ROOT else sys.executable, *SCRIPT, *flags]
+                self.processes.append(subprocess.Popen(command, cwd=home, env=os.environ | ours, **about))
 
     def end(self, code: int, timeout: float = 30):
         """Return stdout and stderr of all, once they have ended with this code."""
@@ -50,8 +51,8 @@ def base(tmp_path):
     return tmp_path / "base"
 
 
-def test_torchrun_writes_a_report(base):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *SCRIPT[1:]]
+def test_torchrun_writes_a_report(base, quick):
+    command = [quick, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *SCRIPT]
     variables = {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -73,30 +74,30 @@ def test_torchrun_writes_a_report(base):
     assert list(base.iterdir()) == [base / "preflight.json"]
 
 
-def test_two_nodes_refuse_a_base_directory_that_is_not_shared(base, tmp_path):
-    out, err = Ranks([(ROOT, base), (ROOT, tmp_path / "other")], free_port()).end(2)
+def test_two_nodes_refuse_a_base_directory_that_is_not_shared(base, quick, tmp_path):
+    out, err = Ranks(quick, [(ROOT, base), (ROOT, tmp_path / "other")], free_port()).end(2)
     assert re.fullmatch(r"error: rank 0 on \S+ has missing files .*preflight-\w+/data.* one NANOCHAT_BASE_DIR\n", err)
     assert out == ""  # no collective has begun
     assert list(base.iterdir()) == []
 
 
-def test_two_nodes_refuse_unlike_checkouts_and_files_that_are_missing(base, tmp_path):
+def test_two_nodes_refuse_unlike_checkouts_and_files_that_are_missing(base, quick, tmp_path):
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     with open(clone / "nanochat/paths.py", "a") as file:
         file.write("# a change\n")
-    out, err = Ranks([(ROOT, base), (clone, base)], free_port()).end(2)
+    out, err = Ranks(quick, [(ROOT, base), (clone, base)], free_port()).end(2)
     assert re.fullmatch(r"error: rank 1 on \S+ has (commit|changes) .*\n", err)
     assert out == ""
-    out, err = Ranks([(ROOT, base), (ROOT, base)], free_port(), f"--files={ROOT},text").end(2)
+    out, err = Ranks(quick, [(ROOT, base), (ROOT, base)], free_port(), f"--files={ROOT},text").end(2)
     assert re.fullmatch(rf"error: rank 0 on \S+ has missing files \['{base}/text'\], not \[\]: .*\n", err)
 
 
-def test_a_rank_that_does_not_come_and_a_port_in_use(base):
-    _, err = Ranks([(ROOT, base)] * 2, free_port(), only=0).end(2)
+def test_a_rank_that_does_not_come_and_a_port_in_use(base, quick):
+    _, err = Ranks(quick, [(ROOT, base)] * 2, free_port(), only=0).end(2)
     assert re.fullmatch(r"error: the ranks do not meet: .*1/2 clients joined\.\n", err)
     with socket.create_server(("localhost", 0)) as server:
-        _, err = Ranks([(ROOT, base)] * 2, server.getsockname()[1], only=0).end(2)
+        _, err = Ranks(quick, [(ROOT, base)] * 2, server.getsockname()[1], only=0).end(2)
     assert re.fullmatch("error: the ranks do not meet: .*EADDRINUSE.*\n", err)
 
 

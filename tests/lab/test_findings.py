@@ -208,13 +208,6 @@ def test_the_section_has_the_matrix_and_the_recommendation(tmp_path, monkeypatch
     assert re.search(r"\| good +\| 2 of 2 \| [\d.]+ ± [\d.]+ ▲", text)
 
 
-def test_held_out_scores_name_their_look(tmp_path, monkeypatch):
-    first = report(tmp_path / "a", monkeypatch, look=1)
-    assert [row[0] for row in first["Scores, held out, look 1, one"]] == ["plain", "good"]
-    third = report(tmp_path / "b", monkeypatch, look=3)
-    assert {row[-1] for row in third["Differences from the reference, look 3, no longer held out"]} == {"gain"}
-
-
 def test_costs_are_apart(tmp_path, monkeypatch):
     rows = report(tmp_path / "a", monkeypatch, look=1)["Cost"]
     # Runs of 240 and evaluations of 60 seconds, on eight GPUs for 24 dollars an hour: 8 of 16 runs are final. The two

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -38,14 +37,15 @@ held_out = ["ARC-Challenge"]
 class Lab:
     """A base model, a spec, and the command."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, python: str):
+        self.python = python
         self.folder = FromParent(folder, "chat_sft", []).folder
         write_lines(folder / "chats.jsonl", *sums(60))
         self.home, self.spec, self.ledger = folder / "lab/mix", folder / "mix.toml", folder / "mix.looks.txt"
         self.spec.write_text(SPEC.replace("FOLDER", str(folder)))
 
     def start(self, *flags: str):
-        command = [sys.executable, "-m", "scripts.lab", f"--spec={self.spec}", "--jobs=2", *flags]
+        command = [self.python, "-m", "scripts.lab", f"--spec={self.spec}", "--jobs=2", *flags]
         places = {"NANOCHAT_BASE_DIR": f"{self.folder}", "NANOCHAT_HUB": f"{self.folder}/hub", "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
         return subprocess.Popen(command, env=os.environ | places, stdout=pipe, stderr=subprocess.STDOUT, text=True)
@@ -67,9 +67,9 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def lab(tmp_path_factory, quick):
     """All runs have ended; the lab was killed after the first. The held-out task cannot be opened."""
-    lab = Lab(tmp_path_factory.mktemp("lab"))
+    lab = Lab(tmp_path_factory.mktemp("lab"), quick)
     for path in lab.folder.glob("hub/**/*ARC-Challenge*/**/*.parquet"):
         path.rename(path.with_suffix(".whole"))
         path.write_bytes(b"this raises when it is opened")

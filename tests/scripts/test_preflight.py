@@ -1,13 +1,12 @@
 import json
 import subprocess
-import sys
 
 from conftest import ROOT
 
 
-def test_a_single_process_has_no_network(tmp_path, monkeypatch):
+def test_a_single_process_has_no_network(tmp_path, monkeypatch, quick):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    command = [sys.executable, "-m", "scripts.preflight"]
+    command = [quick, "-m", "scripts.preflight"]
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
     record = json.loads((tmp_path / "preflight.json").read_text())
     assert (len(record["ranks"]), record["all_reduce_gb_s"]) == (1, None)

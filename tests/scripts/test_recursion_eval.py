@@ -31,6 +31,7 @@ def base(tmp_path_factory):
 def here(base, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
     monkeypatch.setattr("nanochat.lab.recursion.TOLERANCE", 0.5)  # a loaded machine, and a few steps
+    monkeypatch.setattr("nanochat.lab.recursion.REFIT_STEPS", 10)
 
 
 def test_one_seed_gives_figures_and_no_verdict(base, capsys):
