@@ -114,6 +114,15 @@ def _home(folder: Path, step: int):
     return folder / f"step_{step:06d}"
 
 
+def learned_from(manifest: Record):
+    """Return [stage, name] for each text and task that a model and those before it learned from."""
+    data = manifest["data"]
+    # Pretraining has a record for each file; later stages have one with tasks, merges and imports have none.
+    names = [file["source"] for file in data] if isinstance(data, list) else (data or {}).get("tasks", {})
+    rows = [[manifest["stage"], name] for name in dict.fromkeys(names) or ["not recorded"]]
+    return rows + manifest.get("learned", [])
+
+
 def manifest_hash(manifest: Record):
     return text_sha256(json.dumps(manifest, sort_keys=True))  # key order must not matter
 

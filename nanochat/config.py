@@ -99,7 +99,7 @@ def check_names(kind: str, names: Iterable[str], known: Collection[str]):
     """Raise a ValueError for a name that is none of the known ones. kind: words before the name, like "the task"."""
     for name in names:
         if name not in known:
-            raise ValueError(f"{kind} {name} is not known, choose from {', '.join(known)}")
+            raise ValueError(f"{kind} {name} is not known, choose from {', '.join(filter(None, known))}")
 
 
 def _grouped(config_class: type):

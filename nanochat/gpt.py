@@ -7,7 +7,6 @@ the optimizer read both; export refuses unknown fields. `--model=reference,FIELD
 import re
 import zlib
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
-INITIAL_THREADS = 4  # each makes the values of one parameter, which take main memory
 VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 
 
@@ -341,13 +339,8 @@ class GPT(nn.Module):
 
     def init_weights(self, seed: int):
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
-
-        parameters = dict(self.named_parameters())
-        with ThreadPoolExecutor(INITIAL_THREADS) as pool:
-            for start in range(0, len(parameters), INITIAL_THREADS):
-                some = list(parameters)[start : start + INITIAL_THREADS]
-                for name, values in zip(some, pool.map(partial(self.initial, seed), some), strict=True):
-                    parameters[name].data.copy_(values)  # by this thread: others do not know its device
+        for name, parameter in self.named_parameters():
+            parameter.data.copy_(self.initial(seed, name))
 
     def initial(self, seed: int, name: str):
         """Return a new parameter's values, on the CPU."""

@@ -24,6 +24,7 @@ from nanochat.checkpoint import (
     empty_model,
     find_model,
     hold,
+    learned_from,
     newest,
     set_aside,
     steps,
@@ -243,6 +244,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
         record={
             "parent": manifest["parent"] if resumed else parent | {"step": origin.step},
             "tokenizer": manifest["tokenizer"],
+            "learned": manifest.get("learned", []) if resumed else learned_from(manifest),  # by the models before
         },
         batch=batch,
         steps=None if config.num_iterations < 0 else config.num_iterations,

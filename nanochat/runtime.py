@@ -305,10 +305,15 @@ SILENT_BEATS = 20  # a rank that misses so many is lost: it failed or was stoppe
 @contextmanager
 def _process_group(device: torch.device, rank: int, world_size: int):
     """Join the ranks until the block ends; yields the store. Ends the process if another rank is lost."""
-    patience = timedelta(minutes=30)  # one rank may evaluate or compile for long
-    # world_size=1: the store does not wait for the other ranks here. The thread names those that do not start.
-    store, _, _ = next(dist.rendezvous("env://?world_size=1", timeout=timedelta(seconds=BEAT_SECONDS * SILENT_BEATS)))
-    store.set_timeout(patience)
+    limit = timedelta(minutes=30)  # of a collective: one rank may evaluate or compile for long
+    # A client tries to connect for twice the time given here.
+    patience = timedelta(seconds=BEAT_SECONDS * SILENT_BEATS / 2)
+    try:
+        # world_size=1: the store does not wait for the other ranks here. The thread names those that do not start.
+        store, _, _ = next(dist.rendezvous("env://?world_size=1", timeout=patience))
+    except RuntimeError:
+        raise ValueError("rank 0 has not started, or its port is in use or cannot be reached") from None
+    store.set_timeout(limit)
     ended = threading.Event()
     # In a thread, so that a rank may evaluate or compile for as long as it needs.
     thread = threading.Thread(target=_watch_ranks, args=(store, rank, world_size, ended), daemon=True)
@@ -319,7 +324,7 @@ def _process_group(device: torch.device, rank: int, world_size: int):
             store=dist.PrefixStore("process group", store),
             rank=rank,
             world_size=world_size,
-            timeout=patience,
+            timeout=limit,
             device_id=device if device.type == "cuda" else None,
         )
         yield store
@@ -345,7 +350,7 @@ def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading
         own = store.clone()
         own.set_timeout(timedelta(seconds=10))
         for other, key in enumerate(keys):
-            own.compare_set(key, "", f"rank {other} has not started")  # unless it has
+            own.compare_set(key, "", f"rank {other} has not started")  # does nothing once that rank has written
         while not ended.wait(BEAT_SECONDS):
             own.set(keys[rank], f"rank {rank} on {os.uname().nodename} has not answered since {time.ctime()}")
             # Checks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.

@@ -140,7 +140,7 @@ def test_the_network_and_the_energy_of_a_run(tmp_path, monkeypatch):
 
     state = State(seconds=200.0, communicating=3.0)
     assert shown(state) == "2|n/a|n/a|1.50%|n/a|n/a"
-    record = {"ranks": places, "interconnect": "InfiniBand", "all_reduce_gb_s": 181.4}
+    record = {"places": places, "interconnect": "InfiniBand", "all_reduce_gb_s": 181.4}
     write_json(tmp_path / "preflight.json", record)
     used = replace(state, gpu_use=[7.2e6, 2400.0, 3200.0])  # joules, seconds computing, seconds
     assert shown(used) == "2|InfiniBand|181.40|1.50%|2.000 kWh|75.0%"

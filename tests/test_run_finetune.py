@@ -42,6 +42,7 @@ def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     manifests = [load(base.of(tag), STEPS).manifest for tag in ("parts", "straight")]
     assert manifests[0]["source"] == manifests[1]["source"]
     assert manifests[0]["parent"] == manifests[1]["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
+    assert manifests[0]["learned"] == manifests[1]["learned"] == [["base_train", "letters"]]
     said = base.tune("parts").done()
     assert said.splitlines()[-1] == f"the run ended at step {STEPS}: nothing is left to train"
 

@@ -286,7 +286,7 @@ def shards_for(data: str, tokens: float):
     """
     most = 0
     for source, share in parse_data(data):
-        if source in CORPORA:
+        if source in CORPORA and tokens:
             named = CORPORA[source]
             # All shards of a data set have about the same size.
             [shard] = open_shards(hub.fetch(named.files(1)[:1]))

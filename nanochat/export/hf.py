@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nanochat.checkpoint import manifest_hash, verified
+from nanochat.checkpoint import learned_from, manifest_hash
 from nanochat.export import tokenizers as tokenizer_files
 from nanochat.export.tokenizers import BOS, END, PAD
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
@@ -129,7 +129,7 @@ def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = A
         if not settings:
             return architecture
     obstacles = f"{architecture.name} does not support {', '.join(settings)}"
-    raise ValueError(f"this model cannot be exported: {obstacles}. Train with --model={architecture.preset}")
+    raise ValueError(f"this model cannot be exported: {obstacles}. It supports those of --model={architecture.preset}")
 
 
 def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]):
@@ -174,8 +174,8 @@ def hf_weights(model: GPT, architecture: Architecture):
         "self_attn.q_norm": scale,
         "self_attn.k_norm": scale,
     }
-    # A block multiplies its input, which is then normed: here its outputs are divided instead. The sizes of all later
-    # inputs change, and no norm does.
+    # A block multiplies its input by a factor above 0: here its outputs are divided instead. Later inputs change only
+    # in size, and the norm before each layer removes that.
     factors = model.residual_lambdas if config.residual_lambdas else torch.ones(config.depth)
     scales = factors.detach().cumprod(0)
     for number, block in enumerate(model.blocks):
@@ -229,7 +229,7 @@ def write_folder(exported: Exported, folder: Path):
         parameters=sum(p.numel() for p in model.parameters()),
         config=model.config,
         prompt=BASE_PROMPT if exported.manifest["stage"] == MODELS["base"] else CHAT_PROMPT,
-        data=markdown_table(table_of("", "Stage | Data | License", learned_from(exported.manifest))),
+        data=markdown_table(table_of("", "Stage | Data | License", licenses(exported.manifest))),
         checks="".join(f"- {check}\n" for check in checks),
     )
     write_text(folder / "README.md", card)
@@ -317,29 +317,22 @@ LICENSES = parse_rows(r"""
     world(-\d+)?|World-.*|Sudoku-.*    MIT
     climbmix                           CC BY-NC 4.0
     fineweb-edu|fineweb2-ko            ODC-By 1.0, with the terms of Common Crawl
-    SmolTalk|SmolTalk-Large|AQUA       Apache 2.0
-    GSM8K|MMLU|HumanEval               MIT
+    SmolTalk|SmolTalk-Large            Apache 2.0 for the new parts, others have their own
+    AQUA                               Apache 2.0
+    GSM8K|HumanEval                    MIT
+    MMLU                               MIT, its training split is made of other data sets with their own
     ARC-Easy|ARC-Challenge             CC BY-SA 4.0
-    SimpleSpelling|SpellingBee         Unlicense, of the list of words
+    SimpleSpelling|SpellingBee         that of the text in the first row of base_train
 """)
 
 
-def learned_from(manifest: Record):
-    """Return (stage, data, license) for each text and task that a model and its parents learned from."""
+def licenses(manifest: Record):
+    """Return (stage, data, license) for each text and task that a model and those before it learned from."""
     rows = []
-    while manifest:
-        stage, data, parent = manifest["stage"], manifest["data"], manifest["parent"]
-        # Pretraining has a record for each file; later stages and merges have others.
-        names = [file["source"] for file in data] if isinstance(data, list) else (data or {}).get("tasks", {})
-        for name in dict.fromkeys(names) or ["not recorded"]:
-            known = [license for pattern, license in LICENSES if re.fullmatch(pattern, name)]
-            rows.append([stage, name, *(known or ["not known"])])
-        manifest = None
-        if parent:
-            try:
-                manifest = verified(**parent).manifest
-            except ValueError:  # the message names a folder of this machine
-                rows.append([parent["stage"], "its checkpoint is not here", "not known"])
+    for stage, name in learned_from(manifest):
+        task = name.partition("~")[0]  # without an augmentation
+        known = [license for pattern, license in LICENSES if re.fullmatch(pattern, task)]
+        rows.append([stage, name, *(known or ["not known"])])
     return rows
 
 
@@ -377,11 +370,13 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))
   encode messages with `split_special_tokens=True`; the text of the chat template needs the default.
 - The model may write an expression between `<|python_start|>` and `<|python_end|>`. In nanochat a calculator inserts
   the value after it, between `<|output_start|>` and `<|output_end|>`. Elsewhere the caller has to do that.
+- If config.json has `layer_types` with `sliding_attention`, some layers see a part of the context only. A program that
+  does not know this computes something else.
 
 ## Origin
 
 Stage {exported.manifest[stage]}, step {exported.manifest[step]}, tokenizer {exported.manifest[tokenizer][hash]},
-versions {exported.manifest[versions]}. The stage began with the weights of: {exported.manifest[parent]}.
+versions {exported.manifest[versions]}.
 
 ## License
 
@@ -390,7 +385,8 @@ that of the data:
 
 {data}
 
-"Not known": look at the page of the data.
+"Not known": look at the page of the data, or ask who made it. The license follows from the name alone: look too if a
+folder had the name of a data set, or if the model was trained further in another program.
 
 ## Compared with the original
 

@@ -29,8 +29,8 @@ LINKS = r"(?<=via )\w+/[A-Za-z]+|GDRDMA|NVL(?=\[)"
 RANKS = "Rank | Free GB:,.1f | Write MB/s:,.0f | Read MB/s:,.0f | Clock s:+.3f | Product s:.4f | NCCL"
 NETWORK = "Ranks | MB:.2f | All-reduce GB/s:.2f | Reduce-scatter GB/s:.2f | Hardware GB/s:.0f"
 SLOW = "warning: {0} is slow: {5:.4f} s for a matrix product, the median is {7:.4f} s"
-CLOCK = "warning: the clock of {0} is wrong: {4:+.3f} s from rank 0"
-SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s, {5:.0%} less than in a node; adapters: {4} GB/s"
+CLOCK = "warning: the clock of {0} differs by {4:+.3f} s from that of rank 0"
+SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s; adapters: {4} GB/s"
 
 
 def join():
@@ -40,8 +40,8 @@ def join():
     from torch.distributed.elastic.utils.store import synchronize
 
     url = "env://" if "RANK" in os.environ else "tcp://localhost:0?rank=0&world_size=1"
-    # A rank may try to connect for twice this time.
-    store, rank, ranks = next(dist.rendezvous(url, timeout=timedelta(seconds=7)))
+    # Rank 0 waits for this time, and the others try to connect for twice this time.
+    store, rank, ranks = next(dist.rendezvous(url, timeout=timedelta(seconds=14)))
 
     def share(name: str, value: object = None):
         # Rank 0, which may hold the store, is the last to return.
@@ -139,7 +139,9 @@ def report(facts: dict, ranks: list, network: list):
     warnings += [CLOCK.format(*row) for row in ranks if abs(row[4]) > 1]
     links = min(row[6] for row in ranks)  # GDRDMA and NET come before P2P
     if "Socket" in links:
-        warnings.append(SOCKETS.format(*network[-1], 1 - network[-1][2] / network[2][2]))
+        warnings.append(SOCKETS.format(*network[-1]))
+        if len(network) > 3:  # several ranks in a node, in the first rows
+            warnings[-1] += f"; {1 - network[-1][2] / network[2][2]:.0%} less than in a node"
     tables = [
         table_of("Facts", "All ranks | have", list(facts.items())),
         table_of("Ranks", RANKS, ranks),
@@ -148,7 +150,7 @@ def report(facts: dict, ranks: list, network: list):
     print0(*map(terminal_table, tables), *warnings, sep="\n\n")
     # outcome.scale_metrics reads some of it.
     record = {
-        "ranks": [row[0] for row in ranks],
+        "places": [row[0] for row in ranks],
         "interconnect": links,
         "all_reduce_gb_s": network[-1][2] if network else None,
         "tables": tables,

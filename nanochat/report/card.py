@@ -54,7 +54,7 @@ def read_card(base: Path, tag: str = ""):
     """Return the card for all outcomes below `base`, or for one tag."""
     outcomes = read_outcomes(base, tag)
     if not outcomes:
-        raise ValueError(f"no stage has left an outcome below {base}, run one first or name another --base-dir")
+        raise ValueError(f"no stage has left an outcome below {base}, run one first or set another NANOCHAT_BASE_DIR")
     # Unknown stages come last. A stable sort: tags of one stage keep their order.
     outcomes.sort(key=lambda outcome: [*TITLES, outcome.stage].index(outcome.stage))
     newest = max(outcomes, key=attrgetter("timestamp"))

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -230,16 +231,20 @@ def test_a_rank_that_dies_or_stops_ends_the_others_which_name_it(base, number):
     job.kill()
 
 
-def without_rank_1():
+def without_rank(missing: str):
     quick()
-    if os.environ["RANK"] == "1":
+    if os.environ["RANK"] == missing:
         os._exit(1)
+    if missing == "0":  # it would hold the store
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": f"{free_port()}"}
 
 
-def test_a_rank_that_does_not_start_is_named(base):
-    job = base.start("absent", ranks=2, before=without_rank_1)
-    job.processes[0].join(60)
-    assert (job.processes[0].exitcode, "error: rank 1 has not started\n" in job.err()) == (1, True)
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_rank_that_does_not_start_is_named(base, missing):
+    job = base.start("absent", ranks=2, before=partial(without_rank, f"{missing}"))
+    other = job.processes[1 - missing]
+    other.join(60)
+    assert (other.exitcode, f"error: rank {missing} has not started" in job.err(1 - missing)) == (2 - missing, True)
     job.kill()
 
 

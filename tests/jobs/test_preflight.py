@@ -61,7 +61,7 @@ def test_torchrun_writes_a_report(base, quick):
     facts, ranks, network = [table["rows"] for table in record["tables"]]
     assert dict(facts)["missing files"] == []
     assert (
-        record["ranks"] == [row[0] for row in ranks] == [f"rank {rank} on {os.uname().nodename}" for rank in range(2)]
+        record["places"] == [row[0] for row in ranks] == [f"rank {rank} on {os.uname().nodename}" for rank in range(2)]
     )
     for _, free, write, read, skew, product, links in ranks:
         assert min(free, write, read, product) > 0
@@ -111,5 +111,5 @@ def test_slow_ranks_clocks_and_sockets_are_warnings(base, monkeypatch, capsys):
     preflight.report({}, ranks, network)
     said = capsys.readouterr().out.split("warning: ")
     assert said[1] == "rank 2 on a is slow: 2.0000 s for a matrix product, the median is 1.0000 s\n\n"
-    assert said[2] == "the clock of rank 3 on a is wrong: +2.000 s from rank 0\n\n"
-    assert said[3] == "NCCL uses sockets between nodes: 25.00 GB/s, 75% less than in a node; adapters: 50.0 GB/s\n"
+    assert said[2] == "the clock of rank 3 on a differs by +2.000 s from that of rank 0\n\n"
+    assert said[3] == "NCCL uses sockets between nodes: 25.00 GB/s; adapters: 50.0 GB/s; 75% less than in a node\n"
