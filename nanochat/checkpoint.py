@@ -117,10 +117,13 @@ def _home(folder: Path, step: int):
 def learned_from(manifest: Record):
     """Return [stage, name] for each text and task that a model and those before it learned from."""
     data = manifest["data"]
-    # Pretraining has a record for each file; later stages have one with tasks, merges and imports have none.
+    # Pretraining has a record for each file; later stages have one with tasks, merges and imports have none. A merge
+    # has the rows of its models.
     names = [file["source"] for file in data] if isinstance(data, list) else (data or {}).get("tasks", {})
-    rows = [[manifest["stage"], name] for name in dict.fromkeys(names) or ["not recorded"]]
-    return rows + manifest.get("learned", [])
+    before = manifest.get("learned", [])
+    if not names and (data or not before):
+        names = ["not recorded"]
+    return [[manifest["stage"], name] for name in dict.fromkeys(names)] + before
 
 
 def manifest_hash(manifest: Record):

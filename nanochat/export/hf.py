@@ -329,9 +329,9 @@ LICENSES = parse_rows(r"""
 def licenses(manifest: Record):
     """Return (stage, data, license) for each text and task that a model and those before it learned from."""
     rows = []
-    for stage, name in learned_from(manifest):
-        task = name.partition("~")[0]  # without an augmentation
-        known = [license for pattern, license in LICENSES if re.fullmatch(pattern, task)]
+    for stage, name in dict.fromkeys(map(tuple, learned_from(manifest))):  # merged models share some
+        # An augmentation may follow: AQUA~styles:2.
+        known = [license for pattern, license in LICENSES if re.match(f"({pattern})(~|$)", name)]
         rows.append([stage, name, *(known or ["not known"])])
     return rows
 

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, verified
+from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, learned_from, verified
 from nanochat.log import Record
 from nanochat.paths import stage_dir
 from nanochat.train import State
@@ -163,6 +163,7 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
         "loop": asdict(State(step=loop["step"], tokens=loop["tokens"], progress=1.0)),
         # No run has this data: training does not resume in the folder.
         "data": None,
+        "learned": [row for model in models for row in learned_from(model.manifest)],
         "source": {"setting": None},
     }
     with hold(folder), Saver(folder) as saver:

@@ -7,7 +7,7 @@ from forks import run_module
 from torch.testing import assert_close
 from tune_runs import Tunes
 
-from nanochat.checkpoint import load
+from nanochat.checkpoint import learned_from, load
 
 FEW = ("--num-iterations=2", "--eval-every=-1", "--eval-metrics-every=-1")
 
@@ -43,7 +43,11 @@ def test_a_merge_is_a_checkpoint_like_any(merges):
     for name, value in merged.items():
         assert_close(value, first[name] + second[name] - start[name])
     merges.tune("child", *FEW, "--source=sft", "--model-tag=sum", "--no-warm-start").done()
-    assert load(merges.of("child"), 2).manifest["parent"] == {"stage": "chat_sft", "tag": "sum", "step": 2}
+    child = load(merges.of("child"), 2).manifest
+    assert child["parent"] == {"stage": "chat_sft", "tag": "sum", "step": 2}
+    of_models = [learned_from(model.manifest) for model in (one, two)]
+    assert child["learned"] == of_models[0] + of_models[1]
+    assert of_models[0][-1] == ["base_train", "letters"]
     said = merges.tune("sum", *FEW, "--seed=1").refused()  # the settings of the first model
     assert "holds a merge, which does not train on: start from it with --model-tag" in said
     assert "holds a run, take another --tag" in merges.refused("one", "--models=sum,two")
