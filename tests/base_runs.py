@@ -119,12 +119,6 @@ class SignalAfter:
         MetricLog.write = watched
 
 
-def impatient():
-    from nanochat import runtime
-
-    runtime.ECHO_SECONDS = 0.2
-
-
 class Room:
     """So many bytes are free on the disk."""
 

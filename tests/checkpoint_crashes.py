@@ -5,11 +5,11 @@ Argument: a folder. Before the save of step 200, which is killed, there is no ch
 
 import builtins
 import itertools
+import multiprocessing
 import os
 import shutil
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,19 +131,6 @@ def die_after(act: int):
     return done
 
 
-def in_child(act: Callable[[], None]):
-    """How a fork of this process ended that did something: 0, 1 (it raised) or minus the signal."""
-    child = os.fork()
-    if not child:
-        try:
-            act()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def save_step(folder: Path, step: int, act: int = 0):
     with hold(folder):
         saver = Saver(folder, keep_last=1)
@@ -162,10 +149,12 @@ def main(folder: Path, earlier: list[int]):
     for act in itertools.count(1):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(template, folder, symlinks=True)
-        end = in_child(lambda: save_step(folder, 200, act))  # noqa: B023 (runs before the next turn)
-        if end == 0:
+        child = multiprocessing.get_context("fork").Process(target=save_step, args=(folder, 200, act))
+        child.start()
+        child.join()
+        if child.exitcode == 0:
             break
-        assert end == -signal.SIGKILL, (act, end)
+        assert child.exitcode == -signal.SIGKILL, (act, child.exitcode)
         with hold(folder):  # as a run does before it looks
             found = newest(folder)
         assert (found and found.step) in {*(earlier or [None]), 200}, (act, found)

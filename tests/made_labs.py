@@ -7,7 +7,7 @@ import numpy as np
 from outcomes import leave
 
 from nanochat.lab.sweep import HELD_OUT, Spec, read_spec
-from nanochat.paths import write_jsonl
+from nanochat.paths import write_jsonl, write_text
 
 QUESTIONS = 200
 
@@ -45,7 +45,7 @@ def read_lab(folder: Path, changes: Mapping[str, str] = {}):
         assert old in text
         text = text.replace(old, new)
     path = folder / "lab.toml"
-    path.write_text(text)
+    write_text(path, text)
     return read_spec(path)
 
 

@@ -11,7 +11,7 @@ import regex
 
 def train(texts: Iterable[str], merges: int, pattern: str):
     """Count all pairs of neighbours, merge the most frequent one (of equals the smaller ids), repeat."""
-    pieces = Counter(piece for text in texts for piece in split(text, pattern))
+    pieces = Counter(piece for text in texts for piece in regex.findall(pattern, text))
     words = [(list(piece.encode()), count) for piece, count in pieces.items()]
     learned: list[tuple[int, int]] = []
     while len(learned) < merges:
@@ -35,10 +35,6 @@ def merge(ids: list[int], pair: tuple[int, int], new: int):
         if (ids[at], ids[at + 1]) == pair:
             ids[at : at + 2] = [new]
         at += 1
-
-
-def split(text: str, pattern: str):
-    return regex.findall(pattern, text)
 
 
 ALPHABETS = (

@@ -16,14 +16,7 @@ from nanochat import engine as engine_module
 from nanochat import schedules
 from nanochat.engine import Completion, Engine
 from nanochat.param_groups import build_groups
-from nanochat.rollouts import (
-    ADVANTAGES,
-    PolicyGradient,
-    Rollouts,
-    columns,
-    reinforcement_metrics,
-    row_tokens,
-)
+from nanochat.rollouts import ADVANTAGES, PolicyGradient, Rollouts, columns, reinforcement_metrics, row_tokens
 from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State

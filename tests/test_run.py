@@ -16,10 +16,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from base_runs import STEPS, Base, Room, SignalAfter, files_of, impatient
+from base_runs import STEPS, Base, Room, SignalAfter, files_of
 from conftest import ROOT
 from loop_parts import ALONE
-from test_speedrun import until
 from torch.testing import assert_close
 
 from nanochat import fp8, runtime
@@ -179,19 +178,6 @@ def test_gpus_train_alike_with_sharded_weights_and_name_a_killed_rank(base):
     job.processes[0].join(60)
     assert (job.processes[0].exitcode, "error: rank 1 on " in job.err()) == (1, True)
     job.kill()
-
-
-def test_a_second_signal_ends_at_once(base):
-    job = base.start("twice", f"--total-batch-size={2**20}", before=impatient)
-    until(lambda: "device batch" in job.out(), "the device batch")
-    time.sleep(2)  # the only step has begun, and takes minutes
-    job.signal(signal.SIGTERM)
-    until(lambda: "SIGTERM: stopping at the end of this step" in job.out(), "its answer to the first signal")
-    time.sleep(0.5)
-    assert job.processes[0].is_alive()
-    job.signal(signal.SIGTERM)
-    assert job.codes(5) == [128 + signal.SIGTERM]
-    assert steps(base.of("twice")) == []
 
 
 def test_without_compile_the_compiler_is_not_imported(base):

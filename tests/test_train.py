@@ -102,10 +102,11 @@ def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
 
 
 @BOTH
-def test_horizons(runtime, tmp_path):
+def test_horizons(runtime, tmp_path, capsys):
     falling = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=1.0, final_lr_frac=0.0))
     by_source = train(tmp_path / "source", runtime, steps=None, source=Rows(batches=5), schedules=falling)
     assert (by_source.state.step, by_source.source.taken) == (5, 5)
+    assert "\nstep 00005 (100.00%) | " in capsys.readouterr().out  # of an unknown number
     assert [record["train/lrm"] for record in by_source.records] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
     slept = []
     evaluations = [loop.Evaluation(1, lambda state: slept.append(time.sleep(0.1)), at_start=True)]

@@ -128,14 +128,12 @@ SHORT += ["--eval-metrics-every=0", "--eval-metrics-max-problems=5", "--max-seq-
 LONG = ["--max-seq-len=300", "--total-batch-size=1200"]  # as most conversations fit into
 
 
-class Stages(Base):
-    """A base model, and a small mirror of the hub."""
+class Stages(FromParent):
+    """A base model, a small mirror of the hub, and a world with words to spell."""
 
     def __init__(self, folder: Path):
-        super().__init__(folder)
-        write_hub(folder / "hub")
-        write_world(folder / "world", 1, "tiny")  # words to spell
-        self.run("parent", *PARENT, *LONG)
+        super().__init__(folder, "chat_sft", [], [*PARENT, *LONG])
+        write_world(folder / "world", 1, "tiny")
 
     def stage(self, name: str, *flags: str, ranks: int = 1):
         return self.fork(run_module, None, f"scripts.{name}", *SHORT, *flags, ranks=ranks)

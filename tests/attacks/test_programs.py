@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from contain import NEEDS_SANDBOX
+from test_speedrun import until
 
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
 from nanochat.evals import contained, sandbox
@@ -73,15 +73,10 @@ def test_nothing_outlives_a_caller_that_is_killed(number):
     program = "import os, time\nos.fork()\ntime.sleep(600)"
     code = f"from nanochat.evals.sandbox import run\nrun({program!r})"
     caller = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    deadline = time.monotonic() + 30
-    while len(children() - before) < 3 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(children() - before) >= 3
+    until(lambda: len(children() - before) >= 3, "a helper and two processes of the program")
     caller.send_signal(number)
     caller.wait(10)
-    while children() - before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not children() - before
+    until(lambda: not children() - before, "the end of all of them")
     assert set(Path(tempfile.gettempdir()).glob("sandbox-*")) <= folders
 
 

@@ -4,17 +4,8 @@ import pytest
 from made_chats import chat, small_tokenizer
 
 from nanochat.chat import render_conversation
+from nanochat.curate import filters
 from nanochat.curate.contamination import Benchmarks
-from nanochat.curate.filters import (
-    FILTERS,
-    Context,
-    FilterSettings,
-    Row,
-    check_settings,
-    chosen_filters,
-    language,
-    pairs,
-)
 
 TOKENIZER = small_tokenizer()
 KOREAN = "서울은 대한민국의 수도이며 가장 큰 도시로 많은 사람이 살고 있습니다."
@@ -85,29 +76,31 @@ for line in ANSWERS.strip().splitlines():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_filter_drops_its_rows_alone(name):
-    settings = FilterSettings(max_tokens=100, languages="ko=ko")
+    settings = filters.FilterSettings(max_tokens=100, languages="ko=ko")
     benchmarks = Benchmarks({"Test": [("Where does Geku live?",)]})
-    context = Context(settings, TOKENIZER, benchmarks)
+    context = filters.Context(settings, TOKENIZER, benchmarks)
     for is_dropped, rows in zip((True, False), CASES[name], strict=True):
-        found = [FILTERS[name](Row({"bucket": "a"} | row, TOKENIZER), context) for row in rows]
+        found = [filters.FILTERS[name](filters.Row({"bucket": "a"} | row, TOKENIZER), context) for row in rows]
         assert list(map(bool, found)) == [is_dropped] * len(rows)
 
 
 def test_all_filters_have_cases_and_run_in_the_order_given():
-    assert {name for name, one in FILTERS.items() if one} == {*CASES}
-    assert chosen_filters(FilterSettings(filters="near,long, turns,long")) == ["long", "turns", "near"]
-    assert chosen_filters(FilterSettings()) == [*FILTERS]
-    check_settings(FilterSettings(languages="korean=ko", max_ratio="all=1.5, en-ko=2"), ["korean", "web"])
+    assert {name for name, one in filters.FILTERS.items() if one} == {*CASES}
+    assert filters.chosen_filters(filters.FilterSettings(filters="near,long, turns,long")) == ["long", "turns", "near"]
+    assert filters.chosen_filters(filters.FilterSettings()) == [*filters.FILTERS]
+    filters.check_settings(
+        filters.FilterSettings(languages="korean=ko", max_ratio="all=1.5, en-ko=2"), ["korean", "web"]
+    )
 
 
 def test_figures_of_rows():
     for value in (chat("Why?", "Because it is."), chat("1+1?", PARTS, "And?", "No.")):
-        row = Row(value | {"bucket": "a"}, TOKENIZER)
+        row = filters.Row(value | {"bucket": "a"}, TOKENIZER)
         ids, mask = render_conversation(value, TOKENIZER)
         assert (row.ids, row.mask) == (ids, mask)
         assert [*zip(row.prompts, row.answers, strict=True)][-1][0] in ("Why?", "1+1?")
     texts = {KOREAN: "ko", ENGLISH: "en", "12": "", "これはペンです": "ja", "Это так": "ru"}
-    assert [language(text) for text in texts] == [*texts.values()]
-    row = Row(chat("가" * 60, "네", original="a" * 100, bucket="a"), TOKENIZER)
+    assert [filters.language(text) for text in texts] == [*texts.values()]
+    row = filters.Row(chat("가" * 60, "네", original="a" * 100, bucket="a"), TOKENIZER)
     assert (row.languages, row.ratio) == ("en-ko", pytest.approx(0.6 / 0.5))
-    assert pairs("a=1, b=x=y") == {"a": "1", "b": "x=y"}
+    assert filters.pairs("a=1, b=x=y") == {"a": "1", "b": "x=y"}

@@ -4,17 +4,17 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
 from corpora import write_jsonl, write_shard
+from forks import Forked
+from test_speedrun import until
 
+from nanochat import paths
 from nanochat.data import documents as module
 from nanochat.data.documents import convert_folder, documents, text_files
 from nanochat.paths import write_bytes
@@ -160,46 +160,36 @@ def test_too_few_documents(tmp_path, texts):
     assert corpora() == []
 
 
-# Converts a folder; waits for a line of input before it publishes the result.
-CONVERT = """
-import sys
-from pathlib import Path
-from nanochat import paths
-from nanochat.data import documents
-publish = paths.publish_folder
-def slowly(part, home):
-    print("converted", flush=True)
-    sys.stdin.readline()
-    publish(part, home)
-paths.publish_folder = slowly
-path = Path(sys.argv[1])
-print(documents.convert_folder("text", path, documents.text_files(path)))
-"""
+def convert_late(path: Path, gate: Path):
+    """Convert a folder; say so, and wait for the gate, before the result is published."""
+    publish = paths.publish_folder
 
+    def publish_late(part: Path, home: Path):
+        print("converted", flush=True)
+        until(gate.exists, "the gate")
+        publish(part, home)
 
-def start(path: Path):
-    command = [sys.executable, "-u", "-c", CONVERT, str(path)]
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def start_and_convert(path: Path):
-    process = start(path)
-    while process.stdout.readline() != "converted\n":
-        assert process.poll() is None
-    return process
+    paths.publish_folder = publish_late
+    print(convert(path))
 
 
 def test_a_killed_conversion_leaves_nothing_that_counts_and_two_processes_convert_once(tmp_path):
     path = write_jsonl(tmp_path / "text/a.jsonl", numbers(100)).parent
-    killed = start_and_convert(path)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=60)
+
+    def start(name: str):
+        return Forked(tmp_path / name, convert_late, path, tmp_path / "gate", HOME=str(Path.home()))
+
+    killed = start("killed")
+    until(lambda: "converted" in killed.out(), "a conversion")
+    killed.signal(signal.SIGKILL)
+    killed.codes()
     [left] = corpora()
     assert left.name.endswith(".tmp")
-    both = [start_and_convert(path), start(path)]
-    outputs = [process.communicate("go\n", timeout=60)[0].splitlines() for process in both]
-    assert outputs[0][-1] == outputs[1][-1]
-    assert "converted" not in outputs[1]
+    both = [start("one"), start("other")]
+    until(lambda: "converted" in both[0].out() + both[1].out(), "another conversion")
+    (tmp_path / "gate").touch()
+    outputs = [job.done().splitlines() for job in both]
     [home] = corpora()
-    assert str(home) == outputs[0][-1]
+    assert outputs[0][-1] == outputs[1][-1] == str(home)
+    assert sum("converted" in output for output in outputs) == 1
     assert len(rows(home, "train") + rows(home, "val")) == 100

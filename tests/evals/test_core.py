@@ -6,19 +6,8 @@ import statistics
 from pathlib import Path
 from types import SimpleNamespace
 
+import bundles
 import pytest
-from bundles import (
-    CHOICE,
-    COMPLETION,
-    HARD,
-    CoreTask,
-    choices,
-    memorized,
-    one_process,
-    vocabulary,
-    world_tasks,
-    write_bundle,
-)
 from models import CONFIGS, limit_memory, model_for
 from plain_core import decide
 
@@ -30,20 +19,20 @@ from nanochat.outcome import mean_estimate
 from nanochat.paths import read_jsonl
 from nanochat.train import State
 
-TASKS = [*world_tasks(9), *HARD]
+TASKS = [*bundles.world_tasks(9), *bundles.HARD]
 MODEL = {"depth": 3, "max_seq_len": 256, "window_pattern": "SL"}
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return vocabulary()
+    return bundles.vocabulary()
 
 
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory):
     """A mirror with the tasks of the world and the hard ones."""
     mirror = tmp_path_factory.mktemp("hub")
-    write_bundle(mirror, TASKS)
+    bundles.write_bundle(mirror, TASKS)
     return mirror
 
 
@@ -58,9 +47,9 @@ def model(tokenizer):
     """A model that has memorized half of the answers to completions."""
     texts = []
     for task in TASKS:
-        if task.kind == COMPLETION:
+        if task.kind == bundles.COMPLETION:
             texts += [f"{row['context'].strip()}{task.delimiter}{row['continuation']}" for row in task.rows[::2]]
-    return memorized(tokenizer, "\n\n".join(texts), **MODEL)
+    return bundles.memorized(tokenizer, "\n\n".join(texts), **MODEL)
 
 
 def decisions(folder: Path, task):
@@ -87,7 +76,7 @@ def assert_plain(model, tokenizer, tasks, folder: Path):
                 continue
             plain = decide(model, tokenizer, task, items, item.number)
             assert ours["correct"] == plain["correct"], where
-            if task.kind == COMPLETION:
+            if task.kind == bundles.COMPLETION:
                 assert ours["missed"] == pytest.approx(plain["missed"])
                 continue
             assert (ours["chosen"], ours["gold"]) == (plain["chosen"], item.gold), where
@@ -98,12 +87,12 @@ def assert_plain(model, tokenizer, tasks, folder: Path):
 
 def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tmp_path, monkeypatch):
     """Long prompts are cut at 256 tokens; the short window is 128."""
-    scores = evaluate_core(model, tokenizer, tasks, one_process(), folder=tmp_path)
+    scores = evaluate_core(model, tokenizer, tasks, bundles.one_process(), folder=tmp_path)
     correct = assert_plain(model, tokenizer, tasks, tmp_path)
     assert 10 < sum(correct) < len(correct) - 10
     with monkeypatch.context() as patches:
         limit_memory(patches, model, 3)
-        assert evaluate_core(model, tokenizer, tasks, one_process()) == scores
+        assert evaluate_core(model, tokenizer, tasks, bundles.one_process()) == scores
     items = [item for task in tasks for item in all_items(task, tokenizer)]
     lengths = [len(item.prefix) + max(map(len, item.options)) for item in items]
     assert min(lengths) < 100 < 256 < max(lengths)
@@ -117,7 +106,7 @@ def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tm
 def test_every_configuration_decides_like_the_plain_twin(name, tokenizer, tasks, tmp_path):
     few = [task for task in tasks if task.label.startswith("hard") or task.label == "world_schema"]
     model = model_for(tokenizer, name, max_seq_len=144)
-    evaluate_core(model, tokenizer, few, one_process(), folder=tmp_path)
+    evaluate_core(model, tokenizer, few, bundles.one_process(), folder=tmp_path)
     assert_plain(model, tokenizer, few, tmp_path)
 
 
@@ -125,14 +114,15 @@ def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer,
     """The branches of a row may be longer than the context together, and shorter rows are padded to that length."""
     dice = random.Random(11)
     options = [f"{' '.join(dice.choices(['red', 'blue', 'cat'], k=20))} {i}" for i in range(8)]
-    long = CoreTask("long", "hard", CHOICE, 0, 12, [choices("Which? ", *options), choices("Is it?", "yes", "no")])
-    write_bundle(tmp_path / "mirror", [*HARD, long])
+    rows = [bundles.choices("Which? ", *options), bundles.choices("Is it?", "yes", "no")]
+    long = bundles.CoreTask("long", "hard", bundles.CHOICE, 0, 12, rows)
+    bundles.write_bundle(tmp_path / "mirror", [*bundles.HARD, long])
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
     monkeypatch.setitem(core.BATCH_TOKENS, "cpu", 10**6)
     for context in (16, 100, 171):
         model = model_for(tokenizer, max_seq_len=context)
         folder = tmp_path / str(context)
-        evaluate_core(model, tokenizer, read_bundle(), one_process(), 0, folder)
+        evaluate_core(model, tokenizer, read_bundle(), bundles.one_process(), 0, folder)
         assert_plain(model, tokenizer, read_bundle(), folder)
         too_long = sum("too_long" in ours for task in read_bundle() for ours in decisions(folder, task))
         assert (too_long > 0) == (context == 16)  # these answers do not fit, and are wrong
@@ -151,7 +141,7 @@ def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, t
     def evaluate(batch_tokens, **process):
         shapes.clear()
         monkeypatch.setitem(core.BATCH_TOKENS, "cpu", batch_tokens)
-        evaluate_core(model, tokenizer, [task], one_process(**process), 0, tmp_path / "found")
+        evaluate_core(model, tokenizer, [task], bundles.one_process(**process), 0, tmp_path / "found")
         return decisions(tmp_path / "found", task)
 
     alone = evaluate(1)
@@ -183,7 +173,7 @@ def test_the_evaluation_of_the_training_loop(model, tokenizer, tasks, tmp_path, 
     state = State(step=7)
     with MetricLog(tmp_path) as log:
         trainer = SimpleNamespace(
-            model=model, tokenizer=tokenizer, runtime=one_process(), log=log, tokenizer_tag="none"
+            model=model, tokenizer=tokenizer, runtime=bundles.one_process(), log=log, tokenizer_tag="none"
         )
         assert core_scores(trainer, -1) == []
         [evaluation] = core_scores(trainer, 5)

@@ -2,20 +2,18 @@
 
 import os
 import subprocess
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from test_speedrun import until
 
 from nanochat.jobs import runner
 from nanochat.jobs.runner import Job, Step
 from nanochat.lab import engines
 from nanochat.lab.engines import ENGINES
-from nanochat.paths import read_json
+from nanochat.paths import read_json, write_text
 
-LIMIT = 120  # seconds
 # A stage in one file: waits for others if asked, fails if asked, and leaves an outcome.
 STAGE = """
 import os, sys, time
@@ -45,14 +43,10 @@ for number in $(seq 0 "$count"); do SLURM_ARRAY_TASK_ID=$number bash "$2"; done
 
 
 @pytest.fixture
-def job(tmp_path, monkeypatch):
+def job(base, tmp_path, monkeypatch):
     """A function that makes a saved job with chains; flags of each step by name."""
-    base = tmp_path / "base"
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
-    (tmp_path / "stages").mkdir()
-    (tmp_path / "stages/tiny_stage.py").write_text(STAGE)
-    places = [str(tmp_path / "stages"), str(runner.ROOT), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(places))
+    write_text(tmp_path / "stages/tiny_stage.py", STAGE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}/stages:{runner.ROOT}", prepend=os.pathsep)
 
     def make(*chains: dict[str, str]):
         made = [
@@ -80,13 +74,6 @@ def test_a_chain_that_fails_ends_and_the_others_go_on(job):
     assert [len(began(own, name)) for name in "abce"] == [1, 1, 2, 1]
 
 
-def wait_until(condition: Callable[[], bool]):
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
-
-
 def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch):
     """The first step waits until the other chain has ended. No GPU is needed: its number is a word for the steps."""
     own, chains = job({"a": "--wait"}, {"b": "", "c": ""})
@@ -98,7 +85,7 @@ def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch):
         ENGINES["local"](own, chains, 3, 2)
 
     def open_gate():
-        wait_until((base / "tiny/c/outcome.json").exists)
+        until((base / "tiny/c/outcome.json").exists, "the end of the other chain")
         (base / "go").touch()
 
     with ThreadPoolExecutor() as pool:
@@ -113,10 +100,9 @@ def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch):
 def test_slurm_runs_an_array(job, tmp_path, monkeypatch):
     own, chains = job({"a": "", "b": ""}, {"c": "--fail"}, {"e": ""})
     fake = tmp_path / "bin/sbatch"
-    fake.parent.mkdir()
-    fake.write_text(SBATCH)
+    write_text(fake, SBATCH)
     fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
     assert ENGINES["slurm"](own, chains, 2, 4) == 1
     script = (own.folder / "array.sh").read_text()
     assert "--array=0-2%2" in script
@@ -145,11 +131,11 @@ def test_ray_goes_on_without_a_killed_node(job, monkeypatch):
         base = own.folder.parents[1]
 
         def kill_a_node():
-            wait_until(lambda: all((base / "tiny" / name / "began").exists() for name in "ab"))
+            until(lambda: all((base / "tiny" / name / "began").exists() for name in "ab"), "the first steps")
             cluster.remove_node(nodes[0], allow_graceful=False)
             # One step has ended with its node; the other needs the room on the second node until the gate is open.
             locks = [str(own.folder / f"{name}.lock") for name in "ab"]
-            wait_until(lambda: any(subprocess.call(["flock", "-n", lock, "true"]) == 0 for lock in locks))
+            until(lambda: any(subprocess.call(["flock", "-n", lock, "true"]) == 0 for lock in locks), "an end")
             (base / "go").touch()
 
         with ThreadPoolExecutor() as pool:

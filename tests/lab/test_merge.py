@@ -76,10 +76,9 @@ def save(folder, tag: str, parent: str = "p", width: int = 2, tokenizer: str = "
     return tensors
 
 
-def test_checkpoints(tmp_path, monkeypatch):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
-    save(tmp_path, "p", parent="")
-    tensors = {tag: save(tmp_path, tag) for tag in ("one", "two")}
+def test_checkpoints(base):
+    save(base, "p", parent="")
+    tensors = {tag: save(base, tag) for tag in ("one", "two")}
     found = read_models("chat_sft", "one:0.25,two@5")
     models, shares = zip(*found.values(), strict=True)
     assert (list(found), shares) == (["one", "two@5"], (0.25, 1.0))
@@ -88,10 +87,10 @@ def test_checkpoints(tmp_path, monkeypatch):
     folder = write_merge("both", models, tensors["one"], {"method": "linear"})
     manifest = load(folder, 5).manifest
     assert manifest["loop"]["tokens"] == 1280
-    save(tmp_path, "p", parent="", step=6)
+    save(base, "p", parent="", step=6)
     assert len(read_models("chat_sft", "p@5,p@6")) == 2  # checkpoints of one run
     for tag, other in {"wide": {"width": 4}, "words": {"tokenizer": "u"}, "child": {"parent": "q"}}.items():
-        save(tmp_path, tag, **other)
+        save(base, tag, **other)
         with pytest.raises(ValueError, match=f"^--models: {tag} has another [a-z_]+ than the models before it, "):
             read_models("chat_sft", f"one,{tag}")
     for text, sentence in {

@@ -8,6 +8,7 @@ from outcomes import leave
 
 from nanochat.config import parse
 from nanochat.lab.sweep import add_look, chains_of, disk_needed, expectations, looks, mistakes, read_spec, run_steps
+from nanochat.paths import write_text
 from scripts import chat_eval, chat_sft
 from scripts.lab import check_disk, flag_mistakes
 
@@ -15,14 +16,11 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "runs/remix.toml"
 
 
 @pytest.fixture
-def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def base(base: Path):
     """Two bases with small checkpoints."""
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     for tag in ("one", "two"):
-        path = tmp_path / f"mid_train/{tag}/step_000010/manifest.json"
-        path.parent.mkdir(parents=True)
-        path.write_text("{}")
-    return tmp_path
+        write_text(base / f"mid_train/{tag}/step_000010/manifest.json", "{}")
+    return base
 
 
 def test_a_valid_spec(base):

@@ -23,23 +23,17 @@ Command: python -m scripts\.tok_train
 ### Git Information
 - Branch: main
 - Commit: f1e8954 \(dirty\)
-- Message: Document the setup
 
 ### Hardware
 - Platform: Linux
-- CPUs: 104 cores \(104 logical\)
-- Memory: 1007\.4 GB
 - GPUs: 8x NVIDIA H100 80GB HBM3
-- CUDA Version: 12\.8
 - Hourly Rate: \$24\.00/hour
 
 ### Software
 - Python: 3\.10\.12
-- PyTorch: 2\.8\.0\+cu128
 
 ### Bloat
 - Characters: 474,203
-- Files: 57
 
 Run started: 2025-10-23 22:27:01
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from fake_hub import write_hub
 from forks import run_module
 from torch.testing import assert_close
 from tune_runs import Tunes
@@ -15,7 +14,6 @@ FEW = ("--num-iterations=2", "--eval-every=-1", "--eval-metrics-every=-1")
 class Merges(Tunes):
     def __init__(self, folder):
         super().__init__(folder)
-        write_hub(folder / "hub")
         for job in [self.tune(tag, *FEW, f"--seed={seed}") for seed, tag in enumerate(("one", "two"), 1)]:
             job.done()
 

@@ -4,10 +4,9 @@ import subprocess
 from conftest import ROOT
 
 
-def test_a_single_process_has_no_network(tmp_path, monkeypatch, quick):
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+def test_a_single_process_has_no_network(base, quick):
     command = [quick, "-m", "scripts.preflight"]
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
-    record = json.loads((tmp_path / "preflight.json").read_text())
+    record = json.loads((base / "preflight.json").read_text())
     assert (len(record["places"]), record["all_reduce_gb_s"]) == (1, None)
     assert f"| {record['places'][0]} " in said
