@@ -6,7 +6,6 @@ fork, and takes it along when it is killed. Each call imports the modules named 
 
 import json
 import os
-import signal
 import socket
 import sys
 from pathlib import Path
@@ -24,19 +23,15 @@ def ask(address: str, words: list[str]):
 
 
 def fork_for_commands(address: str, program: str):
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that keep a command
+    import multiprocessing
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.new")
         listener.listen()
         Path(f"{address}.new").rename(address)
         while True:
             link, _ = listener.accept()
-            if os.fork() == 0:
-                listener.close()
-                try:
-                    _keep(link, program)
-                finally:
-                    os._exit(0)
+            multiprocessing.get_context("fork").Process(target=_keep, args=(link, program)).start()
             link.close()
 
 
@@ -45,17 +40,17 @@ def _keep(link: socket.socket, program: str):
     import multiprocessing
     from multiprocessing.connection import wait
 
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     message, streams, _, _ = socket.recv_fds(link, LARGEST, 3)
     process = multiprocessing.get_context("fork").Process(target=_work, args=(program, streams, json.loads(message)))
     process.start()
     for stream in streams:
         os.close(stream)
-    if process.sentinel not in wait([link, process.sentinel]):  # the program was killed
+    if process.sentinel in wait([link, process.sentinel]):
+        process.join()
+        status = process.exitcode
+        link.send(str(status if status >= 0 else 128 - status).encode())  # of a signal, as a shell reports it
+    else:  # the program was killed
         process.kill()
-    process.join()
-    status = process.exitcode
-    link.send(str(status if status >= 0 else 128 - status).encode())  # of a signal, as a shell reports it
 
 
 def _work(program: str, streams: list[int], command: dict):

@@ -107,15 +107,13 @@ def train_both(folder: Path, cases: list[str]):
             save_file(merged, folder / "state.safetensors")
 
 
+SLOW = pytest.param(["compiled"], marks=pytest.mark.slow)
+
+
 # The states of four ranks, below, are those of accumulation and clipping.
-@pytest.mark.parametrize("cases", [list(EXACT)[:-1], list(NEAR)[1:]], ids=["exact", "near"])
+@pytest.mark.parametrize("cases", [list(EXACT)[:-1], list(NEAR)[1:], SLOW], ids=["exact", "near", "compiled"])
 def test_they_train_alike(tmp_path, cases):
     Forked(tmp_path, train_both, tmp_path, cases, ranks=2).done()
-
-
-@pytest.mark.slow
-def test_they_train_alike_compiled(tmp_path):
-    Forked(tmp_path, train_both, tmp_path, ["compiled"], ranks=2).done()
 
 
 def load_and_save(file: Path, case: str):

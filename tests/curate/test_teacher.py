@@ -23,7 +23,6 @@ def waits(base, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "PROMPTS", shutil.copytree(module.PROMPTS, tmp_path / "prompts"))
     (tmp_path / "prompts/as it is.txt").write_text("{text}")
     monkeypatch.setattr("openai._base_client.time.sleep", waits.append)
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     return waits
 

@@ -33,11 +33,9 @@ chat_eval --repeats=3 | all answers to a problem would be the same, add --temper
 chat_eval --tasks=GSM8K|SmolTalk | SmolTalk is no task, choose from ARC-Easy,
 prepare --tasks=gsm9k | gsm9k is no task, choose from
 prepare --num-shards=9999 | =9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542
-tok_train --max-char=5 | did you mean --max-chars?
 tok_train --vocab-size=100 | --vocab-size has to be 265 or more, not 100
 tok_train --data=/no/such/folder | --data=/no/such/folder is no folder
 tok_eval --tag=never | tok_train/never/tokenizer.json; train one
-plan --scale=huge | invalid choice 'huge' for argument '--scale'. Expected one of ('auto', 'embedded',
 plan --data=/no/such/folder | --data=/no/such/folder is no folder
 plan --scale cpu | --scale=cpu needs real text, and none is here: name a folder with --data=FOLDER
 plan --tag=../up | the tag ../up cannot name a folder
@@ -75,7 +73,6 @@ judge sft:mine sft:other --num-samples=2 --temperature=1 | each model gives one 
 chat_dpo --total-batch-size=512 | --total-batch-size does not apply to pairs: use --examples-per-step
 chat_dpo | --pairs=: there is no line with prompt, chosen and rejected
 chat_rl --total-batch-size=512 | --total-batch-size does not apply to samples: use --examples-per-step
-chat_rl --advantage=median | invalid choice 'median' for argument '--advantage'
 chat_rl --num-samples=1 | --num-samples has to be 2 or more, not 1
 merge | --models and --tag are needed
 merge --tag=new --models=one,none | there is no model in
