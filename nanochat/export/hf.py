@@ -312,7 +312,7 @@ def compare_models(exported: Exported, loaded: "PreTrainedModel"):
 
 # ---- the model card ----
 
-# Names of texts and tasks, and their licenses, as their own pages say.
+# Patterns for names of texts and tasks, and the licenses of these data as far as we know them.
 LICENSES = parse_rows(r"""
     world(-\d+)?|World-.*|Sudoku-.*    MIT
     climbmix                           CC BY-NC 4.0
@@ -322,7 +322,7 @@ LICENSES = parse_rows(r"""
     GSM8K|HumanEval                    MIT
     MMLU                               MIT, its training split is made of other data sets with their own
     ARC-Easy|ARC-Challenge             CC BY-SA 4.0
-    SimpleSpelling|SpellingBee         that of the text in the first row of base_train
+    SimpleSpelling|SpellingBee         that of the tokenizer's text
 """)
 
 
