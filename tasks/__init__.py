@@ -1,6 +1,6 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, train_on_chats. A new task is a section
+Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, train_on_chats. A new task is a row
 in sets.py, and perhaps a new module; docs/tasks.md has a row for each task.
 """
 
@@ -13,8 +13,9 @@ from nanochat.stages import CHAT_CORE, WORLD_MEAN
 from tasks import mixing, world
 from tasks.augmented import TaskTable
 from tasks.common import find_task, pick
+from tasks.sets import SETS
 
-TASKS = TaskTable()  # with augmented ones
+TASKS = TaskTable(SETS)  # with augmented ones
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
 WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")
 

@@ -3,11 +3,9 @@
 A new augmentation is a class and a row in AUGMENTATIONS.
 """
 
-from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from pkgutil import resolve_name
 
 import numpy as np
 
@@ -16,7 +14,6 @@ from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, remix
 from nanochat.curate.bm25 import BM25
 from tasks.common import DataSet
 from tasks.multiple_choice import MultipleChoice
-from tasks.sets import SETS
 
 
 class Styled(MultipleChoice):
@@ -67,16 +64,7 @@ AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
 
 
 class TaskTable(dict[str, DataSet]):
-    """Data sets by name, from a text like that of sets.py. CLIcK~styles and MMLU~options:8 are names too."""
-
-    def __init__(self, text: str = SETS):
-        parser = ConfigParser(interpolation=None)
-        parser.read_string(text)
-        for name in parser.sections():
-            fields = dict(parser[name], baseline=parser.getfloat(name, "baseline", fallback=0.0))
-            for key in fields.keys() & {"task", "convert"}:
-                fields[key] = resolve_name(f"tasks.{fields[key]}")
-            self[name] = DataSet(**fields)
+    """Data sets by name. CLIcK~styles and MMLU~options:8 are names too."""
 
     def __missing__(self, key: str):
         name, _, augmentation = key.partition("~")

@@ -156,13 +156,13 @@ def _open_split(data: DataSet, split: str, tokenizer: str):
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
-    names = list(data.split_names)  # ours, as in `DataSet.splits`
+    names = data.split_names
     own = split
     if split == "validation" and split not in names:
         own = "test" if "test" in names else "train"
     task = data(own, tokenizer=tokenizer)
     rows = np.arange(len(task))
-    if names != ["train"]:
+    if names != ("train",):
         return task, rows
     # Training and validation share the train split, and all copies of a row belong to one of them.
     first_held_out = len(rows) - task.copies * max(1, len(rows) // task.copies // HELD_OUT)

@@ -14,7 +14,6 @@ from pages import HARDWARE, PAGES, ROOT, blocks
 from nanochat.world.chats import ten_questions
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES
-from tasks.augmented import TaskTable
 
 # What sets up the very environment these tests run in; test_setup.py, test_speedrun.py and test_runs.py run them.
 ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "source .venv/bin/activate")
@@ -43,9 +42,6 @@ def test_what_a_page_shows_works(page, quick, folders, base, fake_hub, tmp_path)
     for language, content in blocks(page):
         if language == "python":
             run("-c", content)
-            continue
-        if language == "ini":
-            assert TaskTable(content)
             continue
         assert language == "bash", f"{page.name} shows a block of {language}, which nothing runs"
         for line in content.splitlines():

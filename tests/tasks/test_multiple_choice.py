@@ -12,8 +12,10 @@ from chat_files import contents
 from nanochat.curate.augment import STYLES, answers_in
 from tasks import TASKS, open_tasks
 from tasks.augmented import TaskTable
+from tasks.common import TRAIN
 from tasks.mixing import mix
 from tasks.multiple_choice import NamedChoice, right_first
+from tasks.sets import SETS
 
 
 def test_the_prompt_and_the_verdict(write_rows):
@@ -104,7 +106,7 @@ def test_columns_of_the_hub(name, write_rows):
     texts = [f"보기 {i}" for i in range(10)]
     write_rows(name, [{"question": f"{n}번?", **LAYOUTS[name](n, texts)} for n in range(20)])
     task = TASKS[name]()
-    assert len(task) == 20 * len(TASKS[name].parts.split())
+    assert len(task) == 20 * len(TASKS[name].parts)
     for conversation in task:
         question, right = contents(conversation)
         n = int(question.partition("번")[0].rpartition("\n")[2])
@@ -185,8 +187,8 @@ def test_evaluations_take_augmented_names(small_hub):
 
 
 def test_copies_of_a_row_are_for_training_or_for_validation(small_hub):
-    known = TaskTable()
-    known["Mine"] = replace(TASKS["ARC-Easy"], splits="train")
+    known = TaskTable(SETS)
+    known["Mine"] = replace(TASKS["ARC-Easy"], splits=(TRAIN,))
     train, new = (mix(known, "mine~styles:3", split) for split in ("train", "validation"))
     questions = [{row["messages"][0]["content"].partition("\n\n")[0] for row in one} for one in (train, new)]
     assert questions[0].isdisjoint(questions[1])
