@@ -4,7 +4,7 @@ A specification names tasks, separated by commas: `smoltalk,mmlu~options:8@5000,
 
     NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]
 
-AUGMENTATION is a key of `tasks.augmented.AUGMENTATIONS`; the first `:` after it is for its own number N. ROWS is a
+AUGMENTATION is a word of `nanochat.registry.AUGMENTATIONS`; the first `:` after it is for its own number N. ROWS is a
 sample size, in conversations; where a question makes several, as in `mmlu~styles:2@5000`, they are sampled together.
 EPOCHS are 1 by default, and may be a fraction. SHARE is the part of the mixture's supervised tokens, which the
 assistant writes, in percent; all tasks have one, or none has. With shares the mixture is as large as it can be while no

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conftest import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "tracks").glob("*/README.md"))]
 HARDWARE = "# hardware: "  # behind a command that this machine need not be able to run
 
 

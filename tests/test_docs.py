@@ -31,7 +31,7 @@ def folders(base: Path, text_folder: Path, tmp_path: Path, tiny_world: Path):
     plant_world(base, tiny_world)
 
 
-@pytest.mark.parametrize("page", COMMANDS_RUN_HERE, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", COMMANDS_RUN_HERE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_shows_works(page, quick, folders, base, fake_hub, tmp_path):
     environment = os.environ | {"NANOCHAT_HUB": str(fake_hub), "NANOCHAT_BASE_DIR": str(base)}
 
@@ -52,7 +52,7 @@ def test_what_a_page_shows_works(page, quick, folders, base, fake_hub, tmp_path)
             run(*command[1:])
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"

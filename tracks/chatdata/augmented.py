@@ -1,6 +1,6 @@
 """Augmented multiple choice: the rows of another task in several styles, or with more choices.
 
-A new augmentation is a class and a row in AUGMENTATIONS.
+A new augmentation is a class and a row in AUGMENTATIONS, and in the table of this name in nanochat/registry.py.
 """
 
 from contextlib import suppress
@@ -9,18 +9,39 @@ from functools import cached_property
 
 import numpy as np
 
-from nanochat.config import check_names
-from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, remix
-from nanochat.curate.bm25 import BM25
 from tasks.common import DataSet
 from tasks.multiple_choice import MultipleChoice
+from tracks.chatdata.augment import HANGUL, MOST_CHOICES, STYLES, Question, remix
+from tracks.chatdata.bm25 import BM25
 
 
-class Styled(MultipleChoice):
+class Augmented(MultipleChoice):
+    """The rows of another task, changed. number: the N of ~styles:N, by default the class's own."""
+
+    number: int
+    adds_choices = False
+
+    @classmethod
+    def augment(cls, key: str, data: DataSet, number: str) -> DataSet:
+        """Return a data set with the rows of another one, changed: `tasks.table.Augmentation`."""
+        name = key.partition("~")[0]
+        if not issubclass(data.task, MultipleChoice):
+            raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
+        number = number or str(cls.number)
+        if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
+            raise ValueError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
+        # Prompt and verdict are those of the data set's own class where the augmentation has none.
+        both = type(cls.__name__, (cls, data.task), {"number": int(number)})
+        # About: a question keeps fewer choices if no more fit.
+        chance = 1 / int(number) if cls.adds_choices else 1.0
+        return replace(data, task=both, baseline=min(data.baseline, chance))
+
+
+class Styled(Augmented):
     """Each row in `number` different styles."""
 
     kind = "generative"
-    number = 1  # by default
+    number = 1
 
     @property
     def copies(self):
@@ -39,14 +60,15 @@ class Styled(MultipleChoice):
         return style.read(completion, conversation["choices"]) == conversation["right"]
 
 
-class MoreChoices(MultipleChoice):
+class MoreChoices(Augmented):
     """Each row with wrong choices of similar rows, up to `number` choices."""
 
     number = MOST_CHOICES
+    adds_choices = True
 
     @cached_property
     def _pool(self):
-        questions = [("", (), 0)] * len(self.rows)  # a faulty row stays empty: no search finds it
+        questions: list[Question] = [("", (), 0)] * len(self.rows)  # a faulty row stays empty: no search finds it
         for row in range(len(self.rows)):
             with suppress(ValueError):
                 question = self.data.convert(*self.rows[row])
@@ -60,25 +82,4 @@ class MoreChoices(MultipleChoice):
         return self.conversation(*remix(row, questions, index, self.number, self.seed))
 
 
-AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
-
-
-class TaskTable(dict[str, DataSet]):
-    """Data sets by name. CLIcK~styles and MMLU~options:8 are names too."""
-
-    def __missing__(self, key: str):
-        name, _, augmentation = key.partition("~")
-        word, _, number = augmentation.partition(":")
-        check_names(f"{key}: the augmentation", [word], AUGMENTATIONS)
-        data = self[name]
-        task = AUGMENTATIONS[word]
-        if not issubclass(data.task, MultipleChoice):
-            raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
-        number = number or str(task.number)
-        if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
-            raise ValueError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
-        # Prompt and verdict are those of the data set's own class where the augmentation has none.
-        both = type(word, (task, data.task), {"number": int(number)})
-        # About: a question keeps fewer choices if no more fit.
-        chance = 1 / int(number) if task is MoreChoices else 1.0
-        return replace(data, task=both, baseline=min(data.baseline, chance))
+AUGMENTATIONS = {"styles": Styled.augment, "options": MoreChoices.augment}

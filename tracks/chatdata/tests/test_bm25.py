@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 
-from nanochat.curate.bm25 import BM25, words
+from tracks.chatdata.bm25 import BM25, words
 
 KNOWN = "the the the of Water 물 물은 물이 서울특별시 Seoul 1,000 DNA가 x² café 수도 수도는".split() + [
     f"w{n}" for n in range(80)

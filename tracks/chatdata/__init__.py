@@ -1,0 +1,1 @@
+"""Making chats to train on: augmented multiple choice."""
