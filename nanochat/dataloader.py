@@ -18,6 +18,7 @@ import torch
 from nanochat.data.corpus import Corpus
 from nanochat.data.lanes import Chunk, Deal, Lane, Mix
 from nanochat.log import Record
+from nanochat.protocols import Conversations
 from nanochat.tokenizer import Tokenizer
 
 BATCHES_AHEAD = 4
@@ -59,7 +60,7 @@ class Loader(BatchSource):
     the marks when a batch is taken.
     """
 
-    data: Corpus | Sequence[dict]
+    data: Corpus | Conversations
     tokenizer: Tokenizer
     batch_size: int
     seq_len: int

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
-    "registry paths log config hardware",
+    "registry paths log protocols config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
     "attention cross_entropy fp8 artifact muon optim schedules",
     "gpt recursive models sharding param_groups scaling",

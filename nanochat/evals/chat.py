@@ -6,11 +6,11 @@ any rank count, and each written answer has a seed.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -24,6 +24,7 @@ from nanochat.models import as_written
 from nanochat.outcome import average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
+from nanochat.protocols import Conversations, OpenTasks, Task
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.settings import AnswerSettings
@@ -42,9 +43,6 @@ class Problem(NamedTuple):
     conversation: dict
     prompt: list[int]
     record: dict  # what is known of it before it is answered
-
-
-Task = Any  # tasks.common.Task, which nanochat/ does not import
 
 
 class ChatScore(NamedTuple):
@@ -243,11 +241,11 @@ def _write_answers(
 # ---- evaluation during training ----
 
 
-def task_scores(trainer: Trainer, open_tasks: Callable, at_start: bool = False):
+def task_scores(trainer: Trainer, open_tasks: OpenTasks, at_start: bool = False):
     """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
-    open_tasks: that of `tasks`, which nanochat/ does not import.
+    open_tasks: that of `tasks`.
     """
     config = trainer.config
     if config.eval_metrics_every < 0:
@@ -283,7 +281,7 @@ def log_figures(trainer: Trainer, measure: Callable):
 # ---- validation on conversations ----
 
 
-def chat_validation(trainer: Trainer, conversations: Sequence[dict], supervise: str):
+def chat_validation(trainer: Trainer, conversations: Conversations, supervise: str):
     """Return the evaluation for loss per supervised token, and bits per byte, on conversations.
 
     The rows do not depend on the number of ranks. The config is ChatTuneSettings.
@@ -310,7 +308,7 @@ def chat_validation(trainer: Trainer, conversations: Sequence[dict], supervise: 
 
 
 def first_rows(
-    conversations: Sequence[dict],
+    conversations: Conversations,
     tokenizer: Tokenizer,
     supervise: str,
     length: int,
