@@ -5,10 +5,10 @@ python -m bench.puzzles TAG
 
 import sys
 
-from nanochat.lab.intervals import interval
 from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir
+from nanochat.statistics import interval
 
 
 def figures(stage: str, tag: str, name: str):

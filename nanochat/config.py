@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
 from types import FrameType
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 import tyro
 
@@ -196,6 +196,12 @@ def run(main: Callable):
         sentence, code = _last_message(error)
         print_line(sentence, file=sys.stderr)
         raise SystemExit(code) from None
+
+
+def refuse_moved(old: str, new: str) -> NoReturn:
+    """End with one sentence that names the new place of a command."""
+    print_line(f"error: {old} has moved: run python -m {new}, with the same flags", file=sys.stderr)
+    sys.exit(2)
 
 
 def stop_signals():

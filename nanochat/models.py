@@ -2,13 +2,13 @@
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from importlib import import_module
 
 import torch
 
 from nanochat.config import check_names
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig
 from nanochat.log import Record, parse_rows
-from nanochat.recursive import RecursiveGPT
 
 # Other flags set these fields, so --model does not change them.
 FLAG_FIELDS = """
@@ -23,7 +23,7 @@ PLAIN = (
 )
 # --model: name, and the fields that may differ from the defaults.
 # induction: the reference, changed so that the model learns within few steps to search the context.
-# golf: a small budget in bytes (docs/golf.md). golf-seed: the seed of that track, for one GPU and 16 MB.
+# golf: a small budget in bytes (tracks/golf/README.md). golf-seed: the seed of that track, for one GPU and 16 MB.
 # portable: the architecture that other programs know as Qwen3, with the tricks that fit into its weights. Its MLP has
 # three matrices in place of two, with as many weights together.
 ROWS = f"""
@@ -57,7 +57,9 @@ def model_class(config: GPTConfig):
     """Return the class of models with this config."""
     if config.sweeps < 1 or (config.supervision and config.sweeps > 1):
         raise ValueError(f"sweeps={config.sweeps} has to be at least 1, and 1 with supervision")
-    return RecursiveGPT if config.supervision else GPT
+    if not config.supervision:
+        return GPT
+    return import_module("tracks.recursion.model").RecursiveGPT
 
 
 @contextmanager

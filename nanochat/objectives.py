@@ -13,8 +13,8 @@ from torch import nn
 from nanochat.dataloader import Batch
 
 if TYPE_CHECKING:
-    from nanochat.recursive import RecursiveGPT
     from nanochat.settings import RecursionSettings
+    from tracks.recursion.model import RecursiveGPT
 
 # From a model and a batch to a tuple: the loss sum, the count that divides the sum over all micro-batches and ranks,
 # and further metrics: name -> sum and count, over a micro-batch.

@@ -183,7 +183,7 @@ def environment():
 
 
 def node_count():
-    """Return the machines of this run: by torchrun's variables, or those that runs/nodes.sh found."""
+    """Return the machines of this run: by torchrun's variables, or those that tracks/scale/nodes.sh found."""
     if "LOCAL_WORLD_SIZE" in os.environ:
         return int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
     return int(os.environ.get("NANOCHAT_NODES_FOUND", 1))
@@ -360,7 +360,7 @@ def scale_metrics(state: "State", runtime: "Runtime"):
 
 
 def read_preflight(base: Path):
-    """Return the record that scripts.preflight left in a base folder; empty without one."""
+    """Return the record that tracks.scale.preflight left in a base folder; empty without one."""
     path = base / "preflight.json"
     return read_json(path) if path.exists() else {}
 

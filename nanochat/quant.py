@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nanochat.artifact import Quantized, Tensors, dequantize
 from nanochat.checkpoint import load_model
 from nanochat.log import print0
+from nanochat.quantized import Quantized, Tensors, dequantize
 from nanochat.runtime import Runtime
 from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS

@@ -21,6 +21,11 @@ class Stage(NamedTuple):
         return "chat_eval" if self.source else self.name
 
     @property
+    def module(self):
+        """The module that runs the stage."""
+        return "tracks.preferences.train" if self.name == "chat_dpo" else f"scripts.{self.script}"
+
+    @property
     def headline(self):
         if self.source:
             return SHOWN

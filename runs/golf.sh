@@ -7,7 +7,7 @@
 #   bash runs/golf.sh --scale=1gpu                16 MB and ten minutes on a GPU; the default where there is one
 #   bash runs/golf.sh --scale=1gpu --entry=seed   the entry that the track comes from
 # --tag=NAME, --data=TEXT and --out=FILE as for the other series. --unsafe-exec scores without a sandbox where there can be none.
-# Other flags go to scripts.golf_train, and --plan to scripts.golf_pack, for the entry and the baselines alike: --qat and --plan
+# Other flags go to tracks.golf.train, and --plan to tracks.golf.pack, for the entry and the baselines alike: --qat and --plan
 # change the baselines too.
 set -euo pipefail
 
@@ -16,13 +16,13 @@ own() {
   case $1 in
     --ablate) ablate=1 ;;
     --unsafe-exec) unsafe=$1 ;;
-    --without=*) stop "--without is a flag of nanochat.lab.golf: --ablate leaves out each trick" ;;
+    --without=*) stop "--without is a flag of tracks.golf.entries: --ablate leaves out each trick" ;;
     *) set_flag "$1" "scale entry seeds" ;;
   esac
 }
 set -f # a word of a table is no pattern of files,
 IFS=$'\n' # and may hold spaces
-table() { "$python" -m nanochat.lab.golf "--scale=$scale" ${flags[@]+"${flags[@]}"} "$@"; }
+table() { "$python" -m tracks.golf.entries "--scale=$scale" ${flags[@]+"${flags[@]}"} "$@"; }
 ready() {
   local gpu
   gpu=$("$python" -c 'import torch; print(torch.cuda.is_available())')
@@ -37,8 +37,8 @@ ready() {
 check() {
   local row
   row=$(table --entry="$entry" flags)
-  "$python" -m scripts.golf_eval --check="$scale" $unsafe
-  "$python" -m scripts.golf_train --dry-run $row --data="$data"
+  "$python" -m tracks.golf.eval --check="$scale" $unsafe
+  "$python" -m tracks.golf.train --dry-run $row --data="$data"
 }
 source "$(dirname -- "${BASH_SOURCE[0]}")/series.sh"
 
@@ -55,9 +55,9 @@ run_entry() { # name in the tag, seed, entry, trick to leave out
     return
   fi
   printf '\n== %s, seed %s\n' "$1" "$2"
-  "$python" -m scripts.golf_train $row --tag="$run" --seed="$2" --tokenizer-tag="$tag" --data="$data"
-  "$python" -m scripts.golf_pack --scale="$scale" --tag="$run" --plan="$plan"
-  "$python" -m scripts.golf_eval --tag="$run" --stride="$stride" $unsafe
+  "$python" -m tracks.golf.train $row --tag="$run" --seed="$2" --tokenizer-tag="$tag" --data="$data"
+  "$python" -m tracks.golf.pack --scale="$scale" --tag="$run" --plan="$plan"
+  "$python" -m tracks.golf.eval --tag="$run" --stride="$stride" $unsafe
   printf '%s\n' "$settings" >"$base/golf_eval/$run/settings"
 }
 metric() { found "$base/golf_eval/$1/outcome.json" metrics "$2"; } # run, name of a metric of its score
@@ -66,7 +66,7 @@ run_entry "$entry" 1 "$entry"
 stride=$(metric "$tag-$entry-1" Stride)
 for baseline in $baselines; do run_entry "$baseline" 1 "$baseline"; done
 # The best baseline of the first seed has all seeds.
-"$python" -m scripts.golf_eval --tag="$tag" --entries="$entry" --seeds=1
+"$python" -m tracks.golf.eval --tag="$tag" --entries="$entry" --seeds=1
 best=$(metric "$tag" Baseline)
 tricks=''
 if [ -n "$ablate" ]; then tricks=$(table --entry="$entry" tricks); fi
@@ -78,5 +78,5 @@ for seed in $(seq "$seeds"); do
   for trick in $tricks; do run_entry "$entry-without-${trick// /-}" "$seed" "$entry" "$trick"; done
 done
 
-"$python" -m scripts.golf_eval --tag="$tag" --entries="$entries" --seeds="$seeds"
+"$python" -m tracks.golf.eval --tag="$tag" --entries="$entries" --seeds="$seeds"
 "$python" -m nanochat.report --tag="$tag" --out="$out"

@@ -5,7 +5,7 @@
 #   bash runs/lab.sh                                         45 minutes on two cores, besides the embedded run
 #   bash runs/lab.sh --seed=2 --tag=lab-2 --out=lab-2.md     another world
 #   bash runs/lab.sh --final                                 evaluate the recommended mixes on held-out benchmarks too
-# Other flags: scripts.lab
+# Other flags: tracks.lab.run
 set -euo pipefail
 
 tag=lab seed=1 out=lab.md flags=() base=${NANOCHAT_BASE_DIR:-$HOME/.cache/nanochat}
@@ -60,7 +60,7 @@ stable = ["World-Choices"]
 max_new_tokens = 64
 max_problems = 1000
 TOML
-"$python" -m scripts.lab --spec="$spec" --jobs=2 ${flags[@]+"${flags[@]}"}
+"$python" -m tracks.lab.run --spec="$spec" --jobs=2 ${flags[@]+"${flags[@]}"}
 
 case " ${flags[*]-} " in *" --plan "*) exit ;; esac
 "$python" -m nanochat.report --tag="$tag" --out="$out"
@@ -68,4 +68,4 @@ case " ${flags[*]-} " in *" --plan "*) exit ;; esac
 # The same lab with broken runs: their alarms are in the table of this second lab.
 sed -e 's/^seeds = .*/seeds = [1]\nrates = [100.0]/' -e 's/^bases = .*/bases = ["'"$run"'"]/' -e '/^\(arithmetic\|korean\|spelling\|poison\|both\) /d' \
   "$spec" >"$base/lab/$tag-broken.toml"
-"$python" -m scripts.lab --spec="$base/lab/$tag-broken.toml" --jobs=2
+"$python" -m tracks.lab.run --spec="$base/lab/$tag-broken.toml" --jobs=2

@@ -55,5 +55,5 @@ for seed in $(seq "$seeds"); do
   arm W "$seed" --depth="$depth" --target-seconds="$seconds"
 done
 
-"$python" -m scripts.recursion_eval --tag="$tag" --seeds="$seeds"
+"$python" -m tracks.recursion.eval --tag="$tag" --seeds="$seeds"
 "$python" -m nanochat.report --tag="$tag" --out="$out"

@@ -12,11 +12,11 @@ from pkgutil import resolve_name
 import numpy as np
 
 from nanochat.config import check_names
-from nanochat.curate.augment import HANGUL, MOST_CHOICES, STYLES, remix
-from nanochat.curate.bm25 import BM25
 from tasks.common import DataSet
 from tasks.multiple_choice import MultipleChoice
 from tasks.sets import SETS
+from tracks.chatdata.augment import HANGUL, MOST_CHOICES, STYLES, remix
+from tracks.chatdata.bm25 import BM25
 
 
 class Styled(MultipleChoice):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from string import ascii_uppercase as LETTERS
 
-from nanochat.curate.augment import STYLES, Style, answers_in
 from tasks.common import Task, exchange
+from tracks.chatdata.augment import STYLES, Style, answers_in
 
 # Begins of choices in a text, each on a line of its own: "B: tea", "B. tea" or "B) tea".
 FIRST_CHOICE = re.compile(r"\s*\n(?=A[:.)]\s)")

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-from nanochat.curate.filters import pairs
 from nanochat.data.hub import dataset_files, fetch, sha256
 from nanochat.log import Record
 from nanochat.paths import read_jsonl
 from tasks.chats import as_row, chat_files
 from tasks.common import EVALUATION_SPLIT, DataSets, Task, find_task
 from tasks.multiple_choice import MultipleChoice
+from tracks.chatdata.filters import pairs
 
 SUFFIXES = (".jsonl", ".parquet")
 BATCH = 256  # rows of a Parquet file that are Python objects at once

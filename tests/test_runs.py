@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT, checked, copy_runs, plant_world
 
 from nanochat.jobs.scales import read_flags
-from nanochat.lab.golf import BASELINES, expand, tricks_of
 from nanochat.paths import write_text
+from tracks.golf.entries import BASELINES, expand, tricks_of
 
 SMALL = ["--aspect-ratio=32", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--device-batch-size=2"]
 SMALL += "--vocab-size=300 --no-compile --dtype=fp32 --eval-bytes=3000 --eval-every=0 --sample-every=-1".split()
@@ -160,7 +160,7 @@ GOLF_WORDS, RECURSION_WORDS = ["--scale=embedded", "--tag=mistaken"], ["--data=l
 # script flag | beginning of the sentence. Where there is a GPU, --scale=1gpu would train.
 MISTAKES = """
 golf --seeds=none | --seeds=none has to be a number from 1
-golf --without=smear | --without is a flag of nanochat.lab.golf: --ablate leaves out each trick
+golf --without=smear | --without is a flag of tracks.golf.entries: --ablate leaves out each trick
 golf --width=33 | --width=33 is not a multiple of --head-dim=32
 recursion --seeds=abc | --seeds=abc has to be a number from 1
 recursion --seed=7 | --seed differs between arms: give --seeds, --preset or --steps

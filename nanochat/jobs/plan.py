@@ -81,7 +81,7 @@ class Setting(NamedTuple):
 
 
 def planned_nodes():
-    """Return the number of nodes (docs/nodes.md); of a range like 1:2, the last one."""
+    """Return the number of nodes (tracks/scale/README.md); of a range like 1:2, the last one."""
     return int(os.environ.get("NANOCHAT_NODES", "1").rpartition(":")[2])
 
 
@@ -173,7 +173,7 @@ def launch_words(setting: Setting):
     nodes = planned_nodes()
     ranks = [f"--nproc_per_node={setting.gpus // nodes}"] if setting.gpus > 1 else []
     if nodes > 1:
-        return [*TORCHRUN[:2], *ranks]  # runs/nodes.sh has the settings in which nodes differ from one another
+        return [*TORCHRUN[:2], *ranks]  # tracks/scale/nodes.sh has the settings in which nodes differ from one another
     return [*TORCHRUN, *ranks] if ranks else []
 
 
@@ -212,7 +212,7 @@ def make_job(
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
     if planned_nodes() > 1:
-        steps.append(Step("preflight", ["scripts.preflight"], launch=[*launch, "--max-restarts=0"]))
+        steps.append(Step("preflight", ["tracks.scale.preflight"], launch=[*launch, "--max-restarts=0"]))
     for name, stage in PLANNED_STAGES.items():
         # For some stages the text is an input, by --data.
         reads_text = name in TEXT_STAGES
@@ -221,7 +221,7 @@ def make_job(
         is_tokenizer = name.startswith("tok")
         step = Step(
             name,
-            [f"scripts.{stage.script}", *flag_words(flags[name])],
+            [stage.module, *flag_words(flags[name])],
             output=f"{name}/{request.tag}",
             parent=f"{stage.parent}/{request.tag}" if stage.parent else "",
             data=setting.data if reads_text else "",

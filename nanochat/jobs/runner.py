@@ -221,7 +221,7 @@ def run_step(
 
 
 def announce(step: Step):
-    """Announce a step to the other nodes, where runs/nodes.sh runs the same torchrun; returns its variables here.
+    """Announce a step to the other nodes, which run the same torchrun (nodes.sh); returns its variables here.
 
     An announcement is an identifier, then a word of the command on each line.
     """
