@@ -45,7 +45,7 @@ def steps(config: Config, data: str) -> Iterator[Step]:
         )
     prefix = f"--prefix={config.tag}-d"
     yield Step("comparison", ["bench.scaling", "--kind=miniseries", f"--tag={config.tag}", prefix])
-    yield report_step(config)
+    yield report_step(config.tag, config.out)
 
 
 def main(config: Config) -> None:
@@ -55,7 +55,7 @@ def main(config: Config) -> None:
     if not all(depth.isdecimal() and int(depth) for depth in config.depths.split(",")):
         raise ValueError(f"--depths={config.depths} has to be a list of depths like 8,10,12")
     check_flags("scripts.base_train", [f"--data={data}", *words])
-    run_series("miniseries", config, steps(config, data))
+    run_series("miniseries", config.tag, steps(config, data))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def steps(config: Config, data: str) -> Iterator[Step]:
                 launch=launch,
             )
     yield Step("comparison", ["bench.scaling", "--kind=laws", f"--tag={config.tag}", f"--prefix={config.tag}-"])
-    yield report_step(config)
+    yield report_step(config.tag, config.out)
 
 
 def main(config: Config) -> None:
@@ -76,7 +76,7 @@ def main(config: Config) -> None:
     refuse_own(words, {"--sweep": "--sweeps", "--depth": "--sweeps", "--target-flops": "--sweeps"})
     parse_sweeps(config.sweeps)
     check_flags("scripts.base_train", [f"--data={data}", *words])
-    run_series("scaling_laws", config, steps(config, data))
+    run_series("scaling_laws", config.tag, steps(config, data))
 
 
 if __name__ == "__main__":

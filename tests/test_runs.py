@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-from conftest import ROOT, checked, copy_runs, plant_world
+from conftest import ROOT, checked, copy_runs
 
 SMALL = ["--aspect-ratio=32", "--head-dim=32", "--max-seq-len=128", "--total-batch-size=256", "--device-batch-size=2"]
 SMALL += "--vocab-size=300 --no-compile --dtype=fp32 --eval-bytes=3000 --eval-every=0 --sample-every=-1".split()
@@ -55,21 +55,6 @@ def test_recursion_is_compared_with_its_compute(runs, tmp_path):
     assert again.stdout.count("nothing is left to train") == 10
 
 
-def test_chat_data_has_no_planted_row(runs, base, tiny_world, tmp_path):
-    plant_world(base, tiny_world)
-    runs("data.sh", "--rows=40", "--vocab-size=300")
-    card = (tmp_path / "data.md").read_text(encoding="utf-8")
-    assert "## Chat data" in card
-    for cause in ("contamination", "exact", "images", "long", "near"):
-        assert re.search(rf"^\| {cause} +\| facts ", card, re.MULTILINE), cause
-    wrong = runs("data.sh", "--vocab-size=300", "--tag=wrong", "--filters=turn", code=2)
-    assert wrong.stderr.startswith("error: --filters: turn is not known")
-    assert not (base / "tok_train/wrong").exists()
-    unfiltered = runs("data.sh", "--rows=40", "--vocab-size=300", "--tag=all", "--filters=turns,long", code=2)
-    assert unfiltered.stderr == "error: planted rows are left in these files\n"
-    assert f"{base}/chats/all/facts-00000.jsonl\n" in unfiltered.stdout
-
-
 RECURSION_WORDS = ["--data=letters", *SMALL]
 # script flag | beginning of the sentence
 MISTAKES = """
@@ -77,6 +62,7 @@ recursion --seeds=abc | --seeds=abc has to be a number from 1
 recursion --seed=7 | --seed differs between arms: give --seeds, --preset or --steps
 recursion --preset=off | --preset=off is no recursion: take moderate, aggressive or extreme
 """
+
 
 @pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
 def test_a_mistake_in_a_flag_is_found_first(runs, case):

@@ -29,10 +29,10 @@ class SeriesSettings(TextSettings, TagSettings):
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
 
 
-def run_series(kind: str, config: SeriesSettings, steps: Iterator[Step]) -> None:
+def run_series(kind: str, tag: str, steps: Iterator[Step]) -> None:
     """Run the steps of a series; ends the process with a step's exit status if it fails."""
     command = [sys.executable, "-m", *_command_words()]
-    job = Job(kind, config.tag, [], resume=shlex.join(command))
+    job = Job(kind, tag, [], resume=shlex.join(command))
     with hold_folder(job.folder) as lock, collect_signals(*stop_signals()) as stop:
         for step in steps:
             job.steps.append(step)
@@ -86,10 +86,10 @@ def training_step(
     return Step(name, command, output=f"{stage}/{tag}", parent=parent, data=data, launch=launch or [])
 
 
-def report_step(config: SeriesSettings) -> Step:
-    """Return the step that writes the report card, each time."""
-    out = Path.cwd() / (config.out or f"{config.tag}.md")
-    return Step("report", ["nanochat.report", f"--tag={config.tag}", f"--out={out}"])
+def report_step(tag: str, out: str) -> Step:
+    """Return the step that writes the report card, each time. out: its file, TAG.md by default."""
+    path = Path.cwd() / (out or f"{tag}.md")
+    return Step("report", ["nanochat.report", f"--tag={tag}", f"--out={path}"])
 
 
 def launch_on_all_gpus() -> list[str]:

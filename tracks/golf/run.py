@@ -113,7 +113,7 @@ def steps(config: Config) -> Iterator[Step]:
     entries = ",".join([config.entry, *tricks])
     compare = ["tracks.golf.eval", f"--tag={config.tag}", f"--entries={entries}", f"--seeds={config.seeds}"]
     yield Step("comparison", compare)
-    yield report_step(config)
+    yield report_step(config.tag, config.out)
 
 
 def main(config: Config) -> None:
@@ -124,7 +124,7 @@ def main(config: Config) -> None:
     flags = entry_flags(config, config.entry)
     del flags["--plan"]
     check_flags("tracks.golf.train", flag_words(flags))
-    run_series("golf", config, steps(config))
+    run_series("golf", config.tag, steps(config))
 
 
 if __name__ == "__main__":
