@@ -33,9 +33,8 @@ class PackedLinear(nn.Module):
         self.dtype = dtype
         self.weight = None
         example = matrix()
-        has_onednn = example.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        # Small weights keep their layout, and so do weights in fp16.
-        self.packed = has_onednn and dtype != torch.float16 and min(example.shape) >= PACKED_ROWS
+        # Small weights keep their layout.
+        self.packed = example.device.type == "cpu" and min(example.shape) >= PACKED_ROWS and _can_order(dtype)
 
     def refresh(self):
         weight = self.matrix().to(self.dtype, copy=True)  # the model's own may change before the next refresh
@@ -68,6 +67,16 @@ class PackedLinear(nn.Module):
             [],
             "",
         )
+
+
+def _can_order(dtype: torch.dtype) -> bool:
+    """Whether oneDNN orders weights of this dtype on this CPU; where it does not, a product reads them as they are."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        # Not every CPU has the instructions (on x86: AVX-512 or AVX-NE-CONVERT), and oneDNN would refuse the weight.
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype != torch.float16
 
 
 class PairRotation(NamedTuple):
