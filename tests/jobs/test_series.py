@@ -57,9 +57,9 @@ def test_a_second_process_is_refused(base):
 def test_flags_of_other_commands_are_gathered():
     config = parse(Config, ["--tag=a", "--depth=4", "--flags=--no-compile --width=2", "--note=two words"])
     assert words_of(config) == ["--no-compile", "--width=2", "--depth=4", "--note=two words"]
-    with pytest.raises(ValueError, match="^unknown argument extra: "):
+    with pytest.raises(ValueError, match=r"^unknown argument extra: "):
         parse(Config, ["extra"])
-    with pytest.raises(ValueError, match="^--depth differs between runs: use --depths$"):
+    with pytest.raises(ValueError, match=r"^--depth differs between runs: use --depths$"):
         refuse_own(words_of(config), {"--depth": "--depths"})
 
 
