@@ -4,6 +4,7 @@ import difflib
 import io
 import math
 import re
+import shlex
 import signal
 import sys
 import traceback
@@ -43,8 +44,8 @@ Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 
 
 # in_card: in the report card. may_change: a run may resume with another value. least: the smallest number, besides the
-# default. below: a limit. short: a second name, like -i.
-USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None}
+# default. below: a limit. short: a second name, like -i. rest: the text gets all flags that the config does not know.
+USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None, "rest": False}
 
 
 def option(default: Any, text: str | None = None, **metadata: Any) -> Any:
@@ -152,7 +153,8 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
         if not stop.code:  # --help
             raise
         raise ValueError(_first_sentence(complaint.getvalue())) from None
-    if unknown:
+    rest = [one.name for one in fields(config_class) if one.metadata["rest"]]
+    if unknown and not rest:
         flag = unknown[0].split("=")[0]
         # Both spellings are flags: --max-chars, --max_chars.
         known = [flag_of(one.name) for one in fields(config_class)]
@@ -162,6 +164,10 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     values = {}
     for box in vars(flags).values():  # nested boxes back to flat fields
         values.update(vars(box))
+    for word in unknown:
+        if not re.match("--[a-z]", word):
+            raise ValueError(f"unknown argument {word}: write flags for other commands like --depth=4")
+        values[rest[0]] = f"{values[rest[0]]} {shlex.quote(word)}".strip()
     return config_class(**values)
 
 

@@ -83,7 +83,14 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -
         seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
         # PyTorch asks the system for its processors.
-        readable = [f"{root}/nanochat", *packages, folder, "/sys/devices/system/cpu"]
+        readable = [
+            f"{root}/nanochat",
+            f"{root}/tracks/__init__.py",
+            f"{root}/tracks/golf",
+            *packages,
+            folder,
+            "/sys/devices/system/cpu",
+        ]
         verdict = sandbox.run(program, limits, unsafe, readable)
     else:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
