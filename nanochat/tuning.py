@@ -18,7 +18,7 @@ from nanochat.train import Evaluation
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Conversations], rows_per_step: int = 0):
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Conversations], rows_per_step: int = 0) -> None:
     """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
 
     open_rows: returns the conversations to learn from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has
@@ -53,7 +53,7 @@ def tune_on_chats(
     supervise: str,
     evaluations: Sequence[Evaluation],
     metrics: Record,
-):
+) -> None:
     """Train on conversations and write the outcome; the config is ChatTuneSettings.
 
     new_chats: for validation; they are counted. supervise: as in ChatLoader. metrics: further ones.

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase as LETTERS
+from typing import Any
 
 from tasks.common import Task, exchange
 
@@ -36,7 +37,9 @@ class MultipleChoice(Task):
     kind = "categorical"
     style = LETTER
 
-    def conversation(self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None):
+    def conversation(
+        self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None
+    ) -> dict[str, Any]:
         """right: the right choice's index, from 0; None if the data set's answer is no choice."""
         if right not in range(len(choices)):
             raise ValueError(f"the right answer is none of its {len(choices)} choices")
@@ -55,7 +58,7 @@ class NamedChoice(MultipleChoice):
         "It is {text}={letter}.",  # after a space the choice has the same tokens as in the question
     )
 
-    def read(self, text: str):
+    def read(self, text: str) -> str:
         """Return only the letter, which the other tasks compare too, in its place: "=X."."""
         return text.strip()[-3:]
 
@@ -63,18 +66,20 @@ class NamedChoice(MultipleChoice):
 # ---- column layouts: cells -> (question, choices, index of the right choice or None) ----
 # Columns that are these already need no function.
 
+Converted = tuple[str, Sequence[str], int | None]
 
-def index_of(answer: str, labels: Sequence[str]) -> int | None:
+
+def index_of(answer: str | None, labels: Sequence[str]) -> int | None:
     """Return the place of a label, None for an answer that is not one."""
     return {label: number for number, label in enumerate(labels)}.get(answer)
 
 
-def answer_label(question: str, choices: dict, answer: str):
+def answer_label(question: str, choices: dict[str, list[str]], answer: str) -> Converted:
     """The choices have labels, and the answer is a label: {"text": ["salt", "tea"], "label": ["1", "2"]}, "2"."""
     return question, choices["text"], index_of(answer, choices["label"])
 
 
-def answer_letter(question: str, choices: list[str], answer: str):
+def answer_letter(question: str, choices: list[str], answer: str) -> Converted:
     """Each choice begins with its letter and a bracket: ["A)salt", "B)tea"], "B"."""
     texts = [choice.partition(")")[2].strip() for choice in choices]
     return question, texts, index_of(answer, LETTERS)

@@ -6,6 +6,7 @@ A new augmentation is a class and a row in AUGMENTATIONS, and in the table of th
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -44,10 +45,10 @@ class Styled(Augmented):
     number = 1
 
     @property
-    def copies(self):
+    def copies(self) -> int:
         return self.number
 
-    def build(self, row: int, copy: int):
+    def build(self, row: int, copy: int) -> dict[str, Any]:
         question, choices, right = self.data.convert(*self.rows[row])
         # A question without Korean gets no instruction in Korean.
         names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
@@ -55,7 +56,7 @@ class Styled(Augmented):
         conversation = self.conversation(question, choices, right, STYLES[name])
         return conversation | {"style": name, "choices": choices, "right": right}
 
-    def evaluate(self, conversation: dict, completion: str):
+    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
         style = STYLES[conversation["style"]]
         return style.read(completion, conversation["choices"]) == conversation["right"]
 
@@ -67,7 +68,7 @@ class MoreChoices(Augmented):
     adds_choices = True
 
     @cached_property
-    def _pool(self):
+    def _pool(self) -> tuple[list[Question], BM25]:
         questions: list[Question] = [("", (), 0)] * len(self.rows)  # a faulty row stays empty: no search finds it
         for row in range(len(self.rows)):
             with suppress(ValueError):
@@ -76,7 +77,7 @@ class MoreChoices(Augmented):
                 questions[row] = question
         return questions, BM25(question for question, *_ in questions)
 
-    def build(self, row: int, copy: int):
+    def build(self, row: int, copy: int) -> dict[str, Any]:
         super().build(row, copy)  # finds faults of the row
         questions, index = self._pool
         return self.conversation(*remix(row, questions, index, self.number, self.seed))

@@ -4,10 +4,11 @@ import re
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import pytest
 from chat_files import chat, contents, key, write_lines
-from conftest import ROOT, each_row
+from conftest import ROOT, each_row, plant_world
 
 from nanochat.chat import render_conversation
 from nanochat.paths import read_sha256
@@ -18,6 +19,12 @@ from tasks.mixing import mix, parse_mixture
 from tasks.multiple_choice import answers_in
 from tasks.table import TaskTable
 from tracks.chatdata.augment import STYLES
+
+
+@pytest.fixture(autouse=True)
+def base(base: Path, tiny_world: Path):
+    """The base folder, with a world: its choices are augmented too."""
+    return plant_world(base, tiny_world)
 
 
 @pytest.mark.parametrize("name", ["ARC-Easy", "World-Choices"])
@@ -139,7 +146,7 @@ def test_a_mixture_knows_the_rows_and_files_of_an_augmented_task(small_hub):
 def test_every_mixture_of_the_study_of_options_is_one():
     pytest.importorskip("tracks.benchmarks.sets")
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
-    study = tomllib.loads((ROOT / "runs/remix.toml").read_text(encoding="utf-8"))
+    study = tomllib.loads((ROOT / "tracks/lab/remix.toml").read_text(encoding="utf-8"))
     found = [one.name for spec in study["mixes"].values() for one in parse_mixture(spec, TASKS)]
     assert {"KMMLU", "KMMLU~styles", "KMMLU~options:10"} <= set(found)
     assert set(chain(*study["benchmarks"].values())) <= set(JUDGED)
