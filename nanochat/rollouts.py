@@ -136,7 +136,7 @@ class Rollouts(PromptSource):
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
 
     def __next__(self) -> Batch:
-        self.engine.refresh()  # the weights changed since the last step
+        self.engine.update_weights()  # they changed since the last step
         requests = self._requests()
         answers = self.engine.generate(list(requests.values()))  # several per request
         records = list(map(self._record, requests, requests.values(), answers))

@@ -48,7 +48,7 @@ class MadeUp:
     def __init__(self, seed: int = 0):
         self.random, self.config, self.seen = random.Random(seed), lively(CONFIGS["reference"]).config, []
 
-    def refresh(self):
+    def update_weights(self):
         pass
 
     def generate(self, requests):
