@@ -44,7 +44,7 @@ TABLES = set(
     "FILTERS KINDS MEANS METHODS MLP_KINDS MODELS PATHS POLICY_LOSSES PREFERENCE_LOSSES PRESETS SCALES SIZES STAGES "
     "STEPS STYLES TASKS TRICKS".split()
 )
-NOT_TABLES = {"LENGTHS", "LICENSES", "ROWS", "SOURCES", "TEXT"}  # words in the docs that mean something else
+NOT_TABLES = {"CHATS", "LENGTHS", "LICENSES", "ROWS", "SETS", "SOURCES", "TEXT"}  # words in the docs that mean something else
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 
 
