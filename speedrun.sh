@@ -47,7 +47,7 @@ trap 'end 138' USR1
 export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=240
 
 # On several nodes: the others take part in the distributed steps of node 0, and do not get beyond this line.
-case ${NANOCHAT_NODES:-1} in 1 | *:1) ;; *) . runs/nodes.sh ;; esac
+case ${NANOCHAT_NODES:-1} in 1 | *:1) ;; *) . tracks/scale/nodes.sh ;; esac
 
 # Plan: scale, steps, time, disk, dollars. The plan is printed; descriptor 4 returns the job's folder. The lock in this
 # folder is held until this script and all child processes have ended.

@@ -95,8 +95,8 @@ ITEMS = (
         "preflight",
         "Preflight: disk, and the network between all GPUs",
         3,
-        "torch.distributed.run --standalone --nproc_per_node=gpu -m scripts.preflight",
-        "torch.distributed.run --standalone --nproc_per_node=2 -m scripts.preflight",
+        "torch.distributed.run --standalone --nproc_per_node=gpu -m tracks.scale.preflight",
+        "torch.distributed.run --standalone --nproc_per_node=2 -m tracks.scale.preflight",
     ),
     Item(
         "bpb",

@@ -2,7 +2,7 @@
 
     python -m bench.quantization --tags a-1 a-2 a-3 [--qat b-1 b-2 b-3] [--clip 16]
 
---bytes: of validation text. --qat: models with QAT at the end of training (scripts.golf_train --qat=int6-row).
+--bytes: of validation text. --qat: models with QAT at the end of training (tracks.golf.train --qat=int6-row).
 A gap is the score minus that of the model's own weights in fp32, on the same rows; ± is the standard error over seeds.
 Rows with a clip take the finest codes in the bytes of another row, half as coarse in the embedding as in the blocks.
 They have 8 bits before compression: the step between codes decides the bytes, and with 6 bits so fine a step would cut
@@ -14,7 +14,6 @@ from functools import partial
 
 from bench.common import parser_of
 from nanochat import quant
-from nanochat.artifact import read_artifact
 from nanochat.checkpoint import load_model
 from nanochat.data.corpus import open_corpus
 from nanochat.evals.bpb import bits_by_exit, read_text
@@ -22,7 +21,8 @@ from nanochat.gpt import GPT
 from nanochat.log import table_of, terminal_table
 from nanochat.outcome import mean_estimate
 from nanochat.runtime import Runtime, setup
-from scripts.golf_pack import Packed, calibration_batches, fill_room, pack_scaled
+from tracks.golf.artifact import read_artifact
+from tracks.golf.pack import Packed, calibration_batches, fill_room, pack_scaled
 
 
 class Subject:

@@ -100,6 +100,6 @@ trap wait EXIT # after a failed build no process may still write into .venv
 build_rustbpe
 wait "$compiling"
 pip_install --no-deps --no-build-isolation --editable .
-env -u PYTHONDONTWRITEBYTECODE "$python" -m compileall -q nanochat scripts tasks
+env -u PYTHONDONTWRITEBYTECODE "$python" -m compileall -q nanochat scripts tasks tracks
 sources >>"$ready"
 say "done; start with: source .venv/bin/activate"

@@ -14,7 +14,7 @@ cargo test --quiet --manifest-path rustbpe/Cargo.toml || failed+=("cargo test")
 # Before pytest, so that pytest's closing line stays last.
 for name in "${failed[@]+"${failed[@]}"}"; do printf 'test: FAILED %s\n' "$name"; done
 # pytest-timeout ends a test that hangs. pytest-xdist runs one file at a time on each core, in the order set by
-# tests/conftest.py; more threads would wait for each other.
+# conftest.py; more threads would wait for each other.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 python -m pytest -n auto --dist=loadfile --no-loadscope-reorder "$@" || exit 1
 exit $((${#failed[@]} > 0))

@@ -18,17 +18,17 @@ class Config(TagSettings):
     """Show the samples of scripts.chat_rl: questions with their answers, the best first."""
 
     show: Count = option(5, "number of questions to show", least=1)
-    pairs: str = option("", "write pairs of a better and a worse answer to this file, for scripts.chat_dpo")
+    pairs: str = option("", "write pairs of a better and a worse answer to this file, for tracks.preferences.train")
     pairs_per_prompt: Count = option(1, "pairs of a question, at most", least=1)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     folder = stage_dir("chat_rl", config.tag)
     records = read_metrics(folder / "samples.jsonl")
     if not records:
         raise ValueError(f"there are no samples in {folder}: python -m scripts.chat_rl --tag={config.tag} makes them")
     if config.pairs:
-        from nanochat.preferences import make_pairs  # slow
+        from tracks.preferences.pairs import make_pairs  # slow
 
         pairs = make_pairs(records, config.pairs_per_prompt)
         write_jsonl(Path(config.pairs), pairs)

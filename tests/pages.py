@@ -6,7 +6,8 @@ from pathlib import Path
 
 from conftest import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OF_TRACKS = [page for page in sorted((ROOT / "tracks").rglob("*.md")) if page.name != "card.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *OF_TRACKS]
 HARDWARE = "# hardware: "  # behind a command that this machine need not be able to run
 
 

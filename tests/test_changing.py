@@ -18,9 +18,9 @@ def test_the_page_has_recipes():
 
 @pytest.mark.parametrize(("title", "patch", "commands"), RECIPES, ids=[title for title, *_ in RECIPES])
 def test_a_recipe_works(title, patch, commands, tmp_path, python):
-    for folder in ("nanochat", "scripts", "tasks", "tests", "docs"):
+    for folder in ("nanochat", "scripts", "tasks", "tracks", "tests", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("pyproject.toml", "README.md"):
+    for file in ("pyproject.toml", "README.md", "conftest.py"):
         shutil.copy(ROOT / file, tmp_path)
     undo = ["patch", "-p1", "--reverse", "--dry-run", "--force"]
     if subprocess.run(undo, cwd=tmp_path, input=patch, capture_output=True, text=True).returncode == 0:

@@ -12,6 +12,7 @@ from made_chats import chat
 from nanochat.config import options
 from nanochat.paths import read_json
 from nanochat.settings import ChatTuneSettings
+from nanochat.stages import STAGES
 from nanochat.world.writer import write_world
 from tasks.common import DataSet, Task
 
@@ -97,7 +98,8 @@ class FromParent(Base):
         super().start("parent", *parent).done()
 
     def start(self, tag: str, *flags: str, ranks: int = 1, before: Callable | None = None, **variables: str):
-        words = (f"scripts.{self.script}", *self.own_flags, f"--tag={tag}", *flags)
+        module = next(stage.module for stage in STAGES if stage.name == self.script)
+        words = (module, *self.own_flags, f"--tag={tag}", *flags)
         return self.fork(run_module, before, *words, ranks=ranks, **variables)
 
     def of(self, tag: str):

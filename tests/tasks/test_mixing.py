@@ -130,7 +130,7 @@ def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
 
 def test_every_mixture_of_the_study_of_options_is_one():
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
-    study = tomllib.loads((ROOT / "runs/remix.toml").read_text(encoding="utf-8"))
+    study = tomllib.loads((ROOT / "tracks/lab/remix.toml").read_text(encoding="utf-8"))
     found = [one.name for spec in study["mixes"].values() for one in parse_mixture(spec, TASKS)]
     assert {"KMMLU", "KMMLU~styles", "KMMLU~options:10"} <= set(found)
     assert set(chain(*study["benchmarks"].values())) <= set(JUDGED)

@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from chat_files import contents
 
-from nanochat.curate.augment import STYLES, answers_in
 from tasks import TASKS, open_tasks
 from tasks.augmented import TaskTable
 from tasks.mixing import mix
 from tasks.multiple_choice import NamedChoice, right_first
+from tracks.chatdata.augment import STYLES, answers_in
 
 
 def test_the_prompt_and_the_verdict(write_rows):

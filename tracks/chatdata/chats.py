@@ -1,0 +1,114 @@
+"""Make training chats from any sources: filtered, without duplicates and without questions of benchmarks.
+
+python -m tracks.chatdata.chats --sources=facts=World-Chat,web=json:my.jsonl --against=World-Facts --tag=first
+"""
+
+import json
+import re
+import shutil
+from contextlib import closing
+from pathlib import Path
+
+from nanochat.config import check_names, fixed_settings, flag_of, option, options, run
+from nanochat.log import print0
+from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, write_json
+from nanochat.settings import TagSettings
+from tracks.chatdata.filters import Context, FilterSettings, check_settings, chosen_filters, pairs
+
+
+@options("data")
+class Config(FilterSettings, TagSettings):
+    """Make chats to train on from tasks, files, folders and data sets of the hub."""
+
+    tag = "default"
+    sources: str = option(
+        "", "source of each bucket, like facts=World-Chat,web=json:my.jsonl,code=folder,more=hub:owner/name"
+    )
+    licenses: str = option("", "license of each bucket, like web=CC-BY-4.0 (default: unknown)")
+    against: str = option("", "tasks whose test questions are kept out, like CLIcK,MMLU")
+    tokenizer_tag: str = option("default", "run that trained the tokenizer, for --min-tokens and --max-tokens")
+    out: str = option("", "folder for the chats (default: chats/TAG)", in_card=False, may_change=True)
+    part: str = option(
+        "",
+        "filter only part i/n of the files, like 1/4; a run without --part does the rest",
+        may_change=True,
+    )
+
+
+def part_of(text: str) -> slice:
+    """Return the places of a part's files: 2/3 has every third file from the second on."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise ValueError(f"--part={text} is not a part like 1/4, 2/4, 3/4 or 4/4")
+    return slice(number - 1, None, count)
+
+
+def check(config: Config) -> None:
+    """Raise a ValueError for a mistake in a setting. No file is read. runs/data.sh calls it."""
+    part_of(config.part)
+    buckets = pairs(config.sources)
+    if not buckets:
+        raise ValueError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
+    check_names("--licenses: the bucket", pairs(config.licenses), buckets)
+    check_settings(config, buckets)
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.outcome import Outcome
+    from nanochat.tokenizer import Tokenizer
+    from tasks import TASKS, open_tasks
+    from tasks.sources import benchmark_questions, open_sources
+    from tracks.chatdata.contamination import Benchmarks
+    from tracks.chatdata.store import filter_file, merge, report, write_output
+
+    check(config)
+    outcome = Outcome.begin("chats", config.tag, config)
+    tests = open_tasks(config.against, unsafe_exec=True, tokenizer=config.tokenizer_tag) if config.against else {}
+    tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
+    sources = open_sources(config.sources, config.licenses, TASKS, config.tokenizer_tag)
+    out = Path(config.out).expanduser() if config.out else stage_dir("chats", config.tag)
+    manifest = out / "manifest.json"
+    # All that decides the output.
+    settings = {flag_of(name): value for name, value in fixed_settings(config).items()}
+    settings |= {
+        "tokenizer": tokenizer.content_hash,
+        "benchmarks": {name: task.hashes() for name, task in tests.items()},
+        "sources": [source.origin | {"rows": source.rows, "files": source.hashes} for source in sources],
+    }
+    if manifest.exists():
+        before = read_json(manifest)
+        others = ", ".join(name for name in settings if settings[name] != before.get(name))
+        if others:
+            raise ValueError(f"{out} was made with other settings or files ({others}): take another --tag or --out")
+        print0(f"{out} is finished")
+        return
+    benchmarks = Benchmarks({name: benchmark_questions(task) for name, task in tests.items()})
+    context = Context(config, tokenizer, benchmarks)
+    # Tables of a run with other settings, which has failed, are not taken.
+    work = out / "work" / text_sha256(json.dumps(settings))
+    work.mkdir(parents=True, exist_ok=True)
+    tables = [work / f"{number:05d}.db" for number in range(len(sources))]
+    # Parts that run at the same time have a lock each.
+    with hold_folder(out / "work" / config.part.replace("/", "-of-")):
+        for source, table in list(zip(sources, tables, strict=True))[part_of(config.part)]:
+            if not table.exists():
+                filter_file(source.stream(), source.rows, context, table)
+                print0(f"{', '.join(source.hashes)}: {source.rows:,} rows are filtered")
+        if config.part:
+            return
+        with closing(merge(tables, config, work / "all.db")) as rows:
+            outcome.tables = report(rows, chosen_filters(config))
+            for path in write_output(rows, work):
+                outcome.add_artifact(path)
+                path.replace(out / path.name)
+        outcome.metrics = {"Rows in": sum(source.rows for source in sources)} | benchmarks.sizes
+        outcome.finish()
+        counts = {table["title"]: table["rows"] for table in outcome.tables}
+        write_json(manifest, {"command": outcome.command, "files": outcome.artifacts, "counts": counts} | settings)
+        shutil.rmtree(out / "work")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,185 @@
+"""Filters for rows of chats.
+
+A new filter is a function and a row in FILTERS; a setting of its own stands in FilterSettings.
+"""
+
+import json
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Collection
+from functools import lru_cache
+from typing import NamedTuple
+
+from nanochat.chat import render_conversation, text_of
+from nanochat.config import Count, check_names, option, options
+from nanochat.log import Record
+from nanochat.tokenizer import Tokenizer
+from tracks.chatdata.contamination import Benchmarks
+
+IMAGE = re.compile(
+    r"(?i)!\[[^\]]*\]\(|<img\b|https?://\S+\.(?:png|jpe?g|gif|webp|svg|bmp)\b|"
+    r"data:(?:image/[\w.+-]+|[\w.+-]+/[\w.+-]+(?:;[\w.+=-]+)+),"  # base64, parameters, or both
+)
+# Models decline at the start of an answer.
+REFUSAL = re.compile(
+    r"(?i)\s*(?:(?:(?:i['’]?m|i am) (?:very |so )?(?:sorry|afraid)|i apologi[sz]e)\b(?:[.!](?= i\b))?"
+    r"[^.!?\n]{0,40}\b(?:cannot|can['’]t|unable|not able)\b|"
+    r"(?:sorry[,.] )?(?:but )?i (?:cannot|can[’']t|am unable to|won[’']t) "
+    r"(?:help|assist|provide|fulfill|comply|answer)\b|"
+    r"as an? (?:ai|artificial intelligence|(?:large )?language model)\b|"
+    r"(?:죄송|미안)(?:[^.!?\n]{0,60}|[^.!?\n]{0,20}[.!] [^.!?\n]{0,40}(?:도와|도움|답변|답해|제공)[^.!?\n]{0,10})"
+    r"(?:수 없|수가 없|못합니다|못해요|어렵습니다)|"
+    r"(?:저는 )?(?:ai|인공지능) ?(?:언어 ?)?모델(?:로서|이라|이기 때문|이므로))"
+)
+# A long last line that ends inside a sentence; lines of lists, tables, headings and quotes may.
+CUT = re.compile(r"(?:^|\n)(?![ \t]*(?:[-*•|#>]|\d+[.)]))[^\n]{80,}[\w,;:(\[-]\s*\Z")
+CODE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`", re.DOTALL)
+# First word of a letter's Unicode name -> language, the best-known one of the script.
+SCRIPTS = {"LATIN": "en", "HANGUL": "ko", "HIRAGANA": "ja", "KATAKANA": "ja", "CJK": "zh", "CYRILLIC": "ru"}
+SCRIPTS |= {"ARABIC": "ar", "DEVANAGARI": "hi", "THAI": "th", "GREEK": "el", "HEBREW": "he"}
+LENGTHS = {"ko": 0.5, "ja": 0.45, "zh": 0.3}  # characters of a text, relative to other languages
+FEW_LETTERS = 20  # too few to judge the script of an answer
+LEAST_SHARE = 0.2  # of an answer's letters in the expected script
+
+
+@options("filters")
+class FilterSettings:
+    """The filters of chats."""
+
+    filters: str = option("", "filters in order, by comma (default: all in tracks/chatdata/README.md)")
+    min_tokens: Count = option(8, "shortest row, in tokens of the rendered conversation")
+    max_tokens: Count = option(2048, "longest row, in tokens of the rendered conversation", least=1)
+    # Relative to the usual ratio of the two languages, see LENGTHS.
+    max_ratio: str = option(
+        "all=2", "largest factor between a translation's length and the usual one, like all=2,en-ko=2.5"
+    )
+    languages: str = option("", "language of the answers in a bucket, like korean=ko (default: that of the prompt)")
+    near: float = option(0.8, "drop a row that is as similar as this to an earlier one", least=0.5, below=1)
+
+
+@lru_cache
+def pairs(text: str) -> dict[str, str]:
+    """Return the pairs in a setting like `korean=ko,code=en`."""
+    found = {}
+    for word in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*([\w.-]+)=(.+)", word)
+        if not match or match[1] in found:
+            raise ValueError(f"{word} is not like NAME=VALUE, or has a NAME for the second time")
+        found[match[1]] = match[2]
+    return found
+
+
+def letters(text: str) -> Counter[str]:
+    """Return the number of letters in each language's script, in the prose of a text."""
+    counts = Counter()
+    for letter, count in Counter(CODE.sub("", text[:4000])).items():  # so many characters are enough to judge
+        script = unicodedata.name(letter, "").partition(" ")[0]
+        if letter.isalpha() and script in SCRIPTS:
+            counts[SCRIPTS[script]] += count
+    return counts
+
+
+def language(text: str) -> str:
+    """Return the language with the script of most letters; empty for a text without letters."""
+    counts = letters(text)
+    return max(counts, key=counts.get, default="")
+
+
+class Row:
+    """A conversation, with the figures that filters ask for. fault: a sentence if it is malformed.
+
+    prompts, answers: in pairs, the last pair first. A malformed row has empty ones, and JSON as its text. languages,
+    ratio: of a translation, like en-ko, and its length relative to the usual one; 0 without an original.
+    """
+
+    def __init__(self, value: Record, tokenizer: Tokenizer) -> None:
+        self.bucket, self.fault = value["bucket"], ""
+        self.languages, self.ratio = "", 0.0
+        self.line = json.dumps(value, ensure_ascii=False, default=str) + "\n"
+        self.text = self.line.encode(errors="replace").decode()
+        self.ids = self.mask = []
+        self.prompts = self.answers = [""]
+        try:
+            if self.text != self.line:
+                raise ValueError("half a surrogate pair is no text")
+            if "fault" in value and not value["messages"]:  # a row that a task cannot read
+                raise ValueError(value["fault"])
+            if not isinstance(value.get("original", ""), str):
+                raise ValueError("the original is no text")
+            self.ids, self.mask = render_conversation(value, tokenizer)
+            texts = [*map(text_of, value["messages"])]
+            if value["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):
+                raise ValueError("the last message is no answer, or a message is empty")
+        except ValueError as error:
+            self.fault = str(error)
+        else:
+            self.text = "\n".join(texts)
+            # A system message, which may stand before them, belongs to no pair.
+            self.prompts, self.answers = texts[-2::-2], texts[:0:-2]
+            original, prompt = value.get("original"), self.prompts[-1]
+            if original:
+                before, after = language(original), language(prompt)
+                self.languages = f"{before}-{after}"
+                self.ratio = len(prompt) / len(original) / LENGTHS.get(after, 1) * LENGTHS.get(before, 1)
+
+
+class Context(NamedTuple):
+    """Everything that filters know besides the row."""
+
+    settings: FilterSettings
+    tokenizer: Tokenizer
+    benchmarks: Benchmarks
+
+
+# ---- the filters: True, or a name, for a row to drop ----
+
+
+def off_length(row: Row, context: Context) -> bool:
+    limits = pairs(context.settings.max_ratio)
+    most = float(limits.get(row.languages) or limits.get("all", "inf"))
+    return row.ratio > 0 and not 1 / most <= row.ratio <= most
+
+
+def wrong_script(row: Row, context: Context) -> bool:
+    for prompt, answer in zip(row.prompts, row.answers, strict=True):
+        expected = pairs(context.settings.languages).get(row.bucket) or language(prompt)
+        found = letters(answer)
+        if expected and found.total() >= FEW_LETTERS and found[expected] < LEAST_SHARE * found.total():
+            return True
+    return False
+
+
+# Name -> function (row, context). None: found over all rows together (store.py). README.md has a row for each.
+FILTERS: dict[str, Callable[[Row, Context], object] | None] = {
+    "turns": lambda row, _: row.fault,
+    "images": lambda row, _: bool(IMAGE.search(row.text)),
+    "short": lambda row, context: len(row.ids) < context.settings.min_tokens,
+    "long": lambda row, context: len(row.ids) > context.settings.max_tokens,
+    "ratio": off_length,
+    "script": wrong_script,
+    "refusals": lambda row, _: any(map(REFUSAL.match, row.answers)),
+    "cut": lambda row, _: any(answer.count("```") % 2 or CUT.search(answer) for answer in row.answers),
+    "contamination": lambda row, context: context.benchmarks.find(row.text),
+    "exact": None,
+    "near": None,
+}
+
+
+def chosen_filters(settings: FilterSettings) -> list[str]:
+    """Return the names of filters in the order in which they run: those over all rows come last."""
+    names = re.findall(r"[\w-]+", settings.filters) or FILTERS
+    check_names("--filters:", names, FILTERS)
+    return sorted(dict.fromkeys(names), key=lambda name: FILTERS[name] is None)
+
+
+def check_settings(settings: FilterSettings, buckets: Collection[str]) -> None:
+    """Raise a ValueError for filters, buckets and languages that do not exist, and for ratios below 1."""
+    chosen_filters(settings)
+    languages = pairs(settings.languages)
+    known = sorted({*SCRIPTS.values()})
+    check_names("--languages: the bucket", languages, buckets)
+    check_names("--languages: the language", languages.values(), known)
+    one = f"({'|'.join(known)})"
+    if not re.fullmatch(rf"(\s*(all|{one}-{one})=[1-9]\d*(\.\d+)?(,|$))*", settings.max_ratio):
+        raise ValueError(f"--max-ratio={settings.max_ratio} is not like all=2,en-ko=2.5, with ratios from 1 on")

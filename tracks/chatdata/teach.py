@@ -1,0 +1,48 @@
+"""Let a teacher translate the prompts of conversations, write the answers, or check multiple-choice questions.
+
+python -m tracks.chatdata.teach --language=Korean --sources=web=json:chats.jsonl --out=prompts.jsonl --teacher=...
+python -m tracks.chatdata.teach --sources=web=json:prompts.jsonl --teacher=http://localhost:8000/v1 --teacher-model=...
+python -m tracks.chatdata.teach --check-choices --sources=mcq=MMLU~options:8 --out=checked.jsonl --teacher=...
+"""
+
+from functools import partial
+from pathlib import Path
+
+from nanochat.chat import check_conversation
+from nanochat.config import option, options, run
+from nanochat.paths import write_jsonl
+from tracks.chatdata.teacher import Teacher, TeacherSettings, answer, check_choices, translate
+
+
+@options("data")
+class Config(TeacherSettings):
+    """Translate, answer or check conversations. Run the same command again to resume: answers are kept."""
+
+    sources: str = option("", "source of each bucket, like facts=World-Chat,web=json:my.jsonl")
+    out: str = option("taught.jsonl", "file to write, JSONL")
+    language: str = option("", "translate the prompts into it (default: write the answers)")
+    check_choices: bool = option(False, "keep the multiple-choice questions that have one right choice alone")
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from tasks import TASKS
+    from tasks.sources import open_sources
+
+    rows = []
+    for source in open_sources(config.sources, "", TASKS, "default"):
+        for number, row in enumerate(source.stream(), 1):
+            try:
+                check_conversation(row)
+            except ValueError as error:
+                # A row that a task cannot convert has no messages, and the reason.
+                raise ValueError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
+            rows.append(row)
+    work = check_choices if config.check_choices else answer
+    if config.language:
+        work = partial(translate, language=config.language)
+    write_jsonl(Path(config.out), Teacher(config).map(work, rows))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,113 @@
+"""The script chats: planted rows, parts, a killed run, and mistakes; in this process, except where one is killed."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from chat_files import write_lines
+from conftest import ROOT, plant_world
+from made_chats import chat, chats, small_tokenizer
+
+from nanochat.paths import read_json, read_jsonl
+from tasks import TASKS
+from tracks.chatdata.filters import FILTERS
+
+SCRIPT = "tracks.chatdata.chats"
+
+
+@pytest.fixture(autouse=True)
+def ready(base, tiny_world):
+    """A tokenizer and a world."""
+    plant_world(base, tiny_world)
+    small_tokenizer().save(base / "tok_train/default/tokenizer.json")
+
+
+def tables(folder):
+    return {one["title"]: one["rows"] for one in read_json(folder / "outcome.json")["tables"]}
+
+
+def output(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "outcome.json" and path.is_file()}
+
+
+def test_planted_rows_are_found_and_counted(here, base, tmp_path):
+    good = chats(1, 60)
+    question = TASKS["World-Facts"]()[0]["messages"][0]["content"]
+    planted = {
+        "contamination": chat(f"Well: {question.upper()}", "Who knows."),
+        "images": chat("![a](b.png)", "A picture."),
+        "turns": chat("Hi", "Ho", "Hi"),
+    }
+    rows = [*good, *planted.values(), good[3], good[5] | {"license": "MIT"}]
+    web = write_lines(tmp_path / "web.jsonl", *rows)
+    write_lines(tmp_path / "mixed/b.jsonl", *(one["messages"] for one in chats(3, 20)))
+    translated = chat("하나 둘 셋?", "네, 그렇습니다.", original="One two three four?")
+    pq.write_table(pa.Table.from_pylist([translated, *chats(2, 30)]), tmp_path / "mixed/a.parquet")
+    mirror = tmp_path / "hub"
+    write_lines(mirror / "datasets/some/set/data/train.jsonl", *chats(4, 10))
+    sources = f"--sources=facts=World-Chat/validation,web={web},mixed={tmp_path / 'mixed'},more=hub:some/set"
+    flags = (sources, "--against=world-facts", "--licenses=web=CC0-1.0", "--tag=t")
+    here(SCRIPT, *flags, NANOCHAT_HUB=str(mirror))
+    folder = base / "chats/t"
+    found = tables(folder)
+    dropped = {name: count for name, bucket, count in found["Dropped rows"] if bucket == "web"}
+    assert dropped == dict.fromkeys(planted, 1) | {"exact": 2}
+    assert [counts[:3] for counts in found["Buckets"][1:]] == [
+        ["web", len(rows), 60],
+        ["mixed", 51, 51],
+        ["more", 10, 10],
+    ]
+    assert found["Length of translations, relative to the usual one"] == [["en-ko", 0.5, 1]]
+    assert ["World-Facts", "web", 1] in found["Contamination"]
+    kept = list(read_jsonl(folder / "web-00000.jsonl", dict))
+    assert [row["messages"] for row in kept] == [row["messages"] for row in good]
+    assert {(row["bucket"], row["source"], row["license"]) for row in kept} == {("web", "web.jsonl", "CC0-1.0")}
+    assert next(read_jsonl(folder / "more-00000.jsonl", dict))["source"] == "some/set"
+    assert '"original": "One two three four?"' in (folder / "mixed-00000.jsonl").read_text()
+    manifest = read_json(folder / "manifest.json")
+    assert {*manifest["files"]} == {path.name for path in folder.glob("*-0*.jsonl")}
+    assert [name for name, *_ in manifest["counts"]["Filters"]] == [*FILTERS]
+    assert "is finished" in here(SCRIPT, *flags, NANOCHAT_HUB=str(mirror)).stdout
+
+
+def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base, tmp_path):
+    web = write_lines(tmp_path / "web.jsonl", *chats(1, 5), {"text": "x"})
+    flags = (f"--sources=web={web}", "--tag=t")
+    here(SCRIPT, *flags, code=2)
+    write_lines(tmp_path / "web.jsonl", *chats(1, 5))
+    assert "the bucket web is empty" in here(SCRIPT, *flags, "--min-tokens=500", code=2).stderr
+    here(SCRIPT, *flags)
+    assert {path.name for path in (base / "chats/t").iterdir()} == {"web-00000.jsonl", "manifest.json", "outcome.json"}
+    write_lines(tmp_path / "web.jsonl", *chats(1, 6))
+    assert "was made with other settings or files (sources): " in here(SCRIPT, *flags, code=2).stderr
+
+
+def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
+    for number in range(5):
+        rows = chats(number, 200) + chats(number // 2, 9) + chats(77, 3)
+        write_lines(tmp_path / f"files/{number}.jsonl", *rows)
+    flags = (f"--sources=a={tmp_path / 'files'}",)
+    here(SCRIPT, *flags, "--tag=one")
+    whole = output(base / "chats/one")
+    assert whole["a-00000.jsonl"].count(b"\n") == 1003
+    for part in ("3/3", "1/3", "2/3"):
+        here(SCRIPT, *flags, "--tag=parts", f"--part={part}")
+    assert output(base / "chats/parts") == {}
+    assert "rows are filtered" not in here(SCRIPT, *flags, "--tag=parts").stdout
+    command = [sys.executable, "-m", SCRIPT, *flags, "--tag=killed"]
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=subprocess.DEVNULL) as process:
+        folder, deadline = base / "chats/killed/work", time.monotonic() + 60
+        while not [*folder.glob("*/00000.db")] and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.005)
+        process.kill()
+    assert process.returncode == -9
+    done = here(SCRIPT, *flags, "--tag=killed")
+    assert "4.jsonl: 212 rows are filtered" in done.stdout
+    assert "a: 0.jsonl" not in done.stdout
+    for tag in ("parts", "killed"):
+        assert output(base / f"chats/{tag}") == whole
+        assert not (base / f"chats/{tag}/work").exists()

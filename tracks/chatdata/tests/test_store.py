@@ -1,0 +1,83 @@
+"""Duplicates over several files against plain sets, and counts that do not add up."""
+
+import tracemalloc
+from contextlib import closing
+from itertools import pairwise
+from random import Random
+
+import pytest
+from chat_files import contents
+from made_chats import chat, chats, shingles, small_tokenizer
+
+from nanochat.paths import read_jsonl
+from tracks.chatdata.contamination import Benchmarks
+from tracks.chatdata.filters import Context, FilterSettings
+from tracks.chatdata.store import filter_file, merge, report, write_output
+
+SETTINGS = FilterSettings()
+CONTEXT = Context(SETTINGS, small_tokenizer(), Benchmarks({}))
+
+
+def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
+    random, rows = Random(5), []
+    for number, row in enumerate(chats(5, 120, words=30)):
+        question, answer = contents(row)
+        words = answer.split()
+        words[random.randrange(30)] = "changed"
+        copy = chat(question, " ".join(words))
+        rows += [row, *[[], [row], [copy], [copy, row, copy]][number % 4]]
+    random.shuffle(rows)
+    rows = [row | {"bucket": "a", "number": number} for number, row in enumerate(rows)]
+    expected, kept, seen, sets = {"exact": 0, "near": 0}, [], set(), []
+    for row in rows:
+        text = "\n".join(contents(row))
+        own = shingles(text)
+        if text in seen:
+            expected["exact"] += 1
+        elif any(len(own & other) >= 0.8 * len(own | other) for other in sets):
+            expected["near"] += 1
+        else:
+            kept.append(row)
+            sets.append(own)
+        seen.add(text)
+    for count in (1, 7):
+        sizes = [len(rows) * number // count for number in range(count + 1)]
+        parts = [tmp_path / f"{count}-{number}.db" for number in range(count)]
+        for part, start, end in zip(parts, sizes, sizes[1:], strict=False):
+            filter_file(rows[start:end], end - start, CONTEXT, part)
+        with closing(merge(parts, SETTINGS, tmp_path / "all.db")) as table:
+            [path] = write_output(table, tmp_path)
+            tables = {one["title"]: one["rows"] for one in report(table, ["short", "exact", "near"])}
+        assert list(read_jsonl(path, dict)) == kept
+        counts = [len(rows), len(rows), len(rows) - expected["exact"], len(kept)]
+        assert [row[1:] for row in tables["Filters"]] == [*pairwise(counts)]
+        assert tables["Dropped rows"] == [("exact", "a", expected["exact"]), ("near", "a", expected["near"])]
+    with pytest.raises(ValueError, match="a file with 9 rows gave 8"):
+        filter_file(rows[:8], 9, CONTEXT, tmp_path / "short.db")
+    assert not (tmp_path / "short.db").exists()
+
+
+def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path):
+    question, answer = "Where is it now?", "It is here."
+    bad = [
+        chat(question),
+        chat(question, "\ud83d"),
+        chat(question, answer, original=["x"]),
+        {"messages": [], "fault": "row 3: a cell is empty"},
+        chat(question, answer, question, original="Where?"),
+    ]
+    good = [chat(question, answer, fault=["mine"]), chat(question, answer), chat(question, "long " * 200_000)]
+    good[1]["messages"][1] = {"name": "model", "content": answer, "role": "assistant"}
+    rows = [row | {"bucket": "a"} for row in bad + good]
+    context = Context(FilterSettings(filters="ratio,turns,exact"), *CONTEXT[1:])
+    tracemalloc.start()
+    filter_file(rows, len(rows), context, tmp_path / "a.db")
+    assert tracemalloc.get_traced_memory()[1] < 300e6
+    tracemalloc.stop()
+    with closing(merge([tmp_path / "a.db"], context.settings, tmp_path / "all.db")) as table:
+        tables = {one["title"]: one["rows"] for one in report(table, ["ratio", "turns", "exact"])}
+    assert tables["Filters"] == [("ratio", 8, 8), ("turns", 8, 3), ("exact", 3, 2)]
+    faults = [text for name, _, text in tables["Examples of dropped rows"] if name == "turns"]
+    assert faults[:2] == ["the last message is no answer, or a message is empty", "half a surrogate pair is no text"]
+    with pytest.raises(ValueError, match="a row of a is malformed, drop it with the filter turns: the last message"):
+        filter_file(rows, len(rows), Context(FilterSettings(filters="exact"), *CONTEXT[1:]), tmp_path / "b.db")

@@ -1,0 +1,55 @@
+"""A folder that `tracks.export.export` wrote with modeling_nanochat.py, read back; others may have fine-tuned it."""
+
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from nanochat.log import Record
+from nanochat.models import config_of, new_model
+from nanochat.paths import read_json, stage_dir
+from nanochat.quantized import Tensors
+from nanochat.tokenizer import Tokenizer
+from tracks.export.hf import VERSION
+from tracks.export.tokenizers import read_hf
+
+
+def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
+    """Return the manifest for a checkpoint, the weights in fp32 and the tokenizer; ValueError for another folder."""
+    settings = read_json(folder / "config.json")
+    if settings.get("version") != VERSION:
+        raise ValueError(f"{folder} is no export with version {VERSION} of modeling_nanochat.py")
+    record = settings["manifest"]
+    record["exported"] = record.pop("sha256")  # of the manifest that was exported
+    weights = {}
+    for path in folder.glob("*.safetensors"):
+        try:
+            weights |= {name: tensor.float() for name, tensor in load_file(path).items()}
+        except SafetensorError as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
+    try:
+        new_model(config_of(record)).load_state_dict(weights, assign=True)  # compares names and shapes
+    except RuntimeError as error:
+        raise ValueError(f"{folder} has other weights than config.json says: {str(error).splitlines()[1]}") from None
+    tokenizer = read_hf(folder / "tokenizer.json")
+    if tokenizer.content_hash != record["tokenizer"]["hash"]:
+        raise ValueError(f"{folder} has another tokenizer than the model was trained with")
+    return record, weights, tokenizer
+
+
+def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: str, step: int) -> Path:
+    """Write a checkpoint without optimizer state, and its tokenizer, under a new tag; return the run's folder."""
+    from nanochat.checkpoint import Saver, hold, steps
+
+    folder = stage_dir(record["stage"], tag)
+    tokenizer_path = stage_dir("tok_train", tag) / "tokenizer.json"
+    # Other stages of the tag may use this file.
+    if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
+        raise ValueError(f"{tokenizer_path} is another tokenizer, take another --tag")
+    with hold(folder):
+        if steps(folder):
+            raise ValueError(f"{folder} holds a run, take another --tag")
+        tokenizer.save(tokenizer_path)  # where all stages of the tag find it
+        with Saver(folder) as saver:
+            saver.save(step, weights, [], record | {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}})
+    return folder

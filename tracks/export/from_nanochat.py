@@ -1,0 +1,90 @@
+"""Import of checkpoints of the public nanochat, `model_*.pt` and `meta_*.json`: of October 2025, and since March 2026.
+
+Between the two the layout and the meaning of names changed from week to week: such checkpoints are refused.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nanochat.gpt import GPTConfig
+from nanochat.log import parse_rows
+from nanochat.models import config_fields, new_model
+from nanochat.paths import read_json
+from tracks.export.hf import swap_halves
+
+# Public config name, GPTConfig field.
+SHAPE = dict(
+    parse_rows("""
+    sequence_len    max_seq_len
+    vocab_size      vocab_size
+    n_layer         depth
+    n_head          heads
+    n_kv_head       kv_heads
+    n_embd          width
+    window_pattern  window_pattern
+    """)  # the last one since March
+)
+# Part of a public parameter name, and ours, in this order; other parts are the same.
+NAMES = parse_rows("""
+    transformer.wte.  embed.
+    transformer.h.    blocks.
+    lm_head.          head.
+    attn.c_proj.      attn.o.
+    attn.c_           attn.
+    mlp.c_fc.         mlp.up.
+    mlp.c_proj.       mlp.down.
+    resid_lambdas     residual_lambdas
+""")
+MAX_SIZE = 2**20  # of anything in a model
+
+
+def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
+    """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
+    meta = read_json(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json"))
+    weights = {}
+    try:
+        for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
+            for theirs, ours in NAMES:
+                name = name.replace(theirs, ours)
+            weights[name.removeprefix("_orig_mod.")] = tensor.detach()  # an error for anything but a tensor
+    except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
+        raise ValueError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
+    shape = meta.get("model_config", {})
+    # Before a model is made, which would take as long and as much memory as these numbers say.
+    sizes = [shape.get(name) for name in SHAPE if name != "window_pattern"]
+    if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes) or shape["n_layer"] > len(weights):
+        raise ValueError(f"{path} has other sizes than its meta file says: {shape}")
+    # The file has sizes only; the tricks follow from the layout.
+    fields = config_fields("reference" if "residual_lambdas" in weights else "october-2025")
+    try:
+        # No bos_id: the public smear reaches across the start of a document.
+        config = GPTConfig(**fields | {SHAPE[name]: value for name, value in shape.items()})
+        for name in ("embed.weight", "head.weight"):
+            # October's vocabulary was not padded.
+            if weights[name].shape == (config.vocab_size, config.width):
+                weights[name] = F.pad(weights[name], (0, 0, 0, config.padded_vocab - config.vocab_size))
+        model = new_model(config)
+        model.load_state_dict(weights, assign=True)  # compares names and shapes, and copies nothing
+    except (KeyError, RuntimeError):
+        raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026") from None
+    for name, tensor in weights.items():
+        weights[name] = tensor.float()  # after the comparison: a view may name one number a million times
+        if name.endswith((".q.weight", ".k.weight")):
+            # The public model rotates by minus the position.
+            weights[name] = swap_halves(weights[name], config.head_dim)
+    # Fine-tuning inherits these from its parent: the defaults of October 2025.
+    settings = {
+        "data": "",
+        "max_seq_len": config.max_seq_len,
+        "total_batch_size": 524_288,
+        "embedding_lr": 0.2,
+        "unembedding_lr": 0.004,
+        "matrix_lr": 0.02,
+        "scalar_lr": 0.5,
+        "grad_clip": 1.0,
+    }
+    return config, weights, settings

@@ -1,0 +1,100 @@
+"""Checkpoints of the public nanochat: October's model computes what `transformers` does; other layouts are refused."""
+
+import pytest
+import torch
+from old_models import SHAPE, forward_of_october, leave, october, since_march
+
+from nanochat.gpt import GPT
+from tracks.export.from_nanochat import read_checkpoint
+
+
+def model_of(path):
+    config, weights, _ = read_checkpoint(path)
+    model = GPT(config)
+    model.load_state_dict(weights)
+    return model.eval().requires_grad_(False)
+
+
+def test_october_computes_the_same(tmp_path):
+    """With a padded vocabulary; tracks/export/tests/test_import_nanochat.py has one without."""
+    weights = october(padded=704)
+    path = leave(tmp_path, weights)
+    ids = torch.randint(701, (2, 192), generator=torch.Generator().manual_seed(2))
+    model, expected = model_of(path), forward_of_october(weights, ids)
+    assert expected.std() > 1
+    torch.testing.assert_close(model(ids), expected, atol=1e-5, rtol=0)
+    assert model.config.padded_vocab == 704
+
+
+def test_all_weights_since_march_are_imported(tmp_path):
+    """Every weight finds its place; the public forward is no part of this repository."""
+    shape = SHAPE | {"window_pattern": "SL"}
+    weights = since_march(shape)
+    path = leave(tmp_path, weights, shape)
+    config, found, _ = read_checkpoint(path)
+    assert (config.window_pattern, config.windows, config.bos_id) == ("SL", [129, 0, 0], -1)
+    assert config.value_layers == [0, 2]
+    for ours, theirs in {
+        "residual_lambdas": "resid_lambdas",
+        "x0_lambdas": "x0_lambdas",
+        "smear_gate.weight": "smear_gate.weight",
+        "backout_lambda": "backout_lambda",
+        "value_embeds.2.weight": "value_embeds.2.weight",
+        "blocks.0.attn.ve_gate.weight": "transformer.h.0.attn.ve_gate.weight",
+        "blocks.1.attn.v.weight": "transformer.h.1.attn.c_v.weight",
+        "blocks.1.mlp.down.weight": "transformer.h.1.mlp.c_proj.weight",
+        "head.weight": "lm_head.weight",
+    }.items():
+        assert torch.equal(found[ours], weights[theirs]), ours
+    assert len(found) == len(weights)
+    assert {weight.dtype for weight in found.values()} == {torch.float32}
+    assert model_of(path)(torch.arange(150)[None]).isfinite().all()
+
+
+def test_settings_for_fine_tuning(tmp_path):
+    settings = read_checkpoint(leave(tmp_path, october()))[2]
+    assert (settings["matrix_lr"], settings["max_seq_len"]) == (0.02, 192)
+
+
+OTHER_LAYOUTS = """
+since_march() | {"ema": torch.zeros(3)}
+{name: weight for name, weight in since_march().items() if "smear" not in name}
+october() | {"lm_head.weight": torch.zeros(700, 64)}
+october(SHAPE | {"n_kv_head": 4})
+"""
+
+
+@pytest.mark.parametrize("weights", OTHER_LAYOUTS.strip().splitlines())
+def test_another_layout_is_refused(weights, tmp_path):
+    path = leave(tmp_path, eval(weights))
+    with pytest.raises(ValueError, match="has neither known layout"):
+        read_checkpoint(path)
+
+
+def test_another_setting_is_refused(tmp_path):
+    path = leave(tmp_path, october(), SHAPE | {"n_loop": 2})
+    with pytest.raises(ValueError, match="has neither known layout"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("size", [10**9, 10**30, -1, 2.5, None, True, [3]])
+@pytest.mark.parametrize("name", ["n_layer", "sequence_len", "n_embd", "n_head", "vocab_size"])
+def test_sizes_that_the_file_does_not_have(name, size, tmp_path):
+    path = leave(tmp_path, october(), SHAPE | {name: size})
+    with pytest.raises(ValueError, match=r"has other sizes than its meta file says|has neither known layout"):
+        read_checkpoint(path)
+
+
+class Harmful:
+    """A pickle that runs a program when it is loaded."""
+
+    def __reduce__(self):
+        return exec, ("raise SystemExit('a program has run')",)
+
+
+@pytest.mark.parametrize("stored", [{"a": Harmful()}, {1: torch.zeros(3)}, {"a": 1}])
+def test_no_program_runs_and_other_values_are_refused(stored, tmp_path):
+    path = leave(tmp_path, october())
+    torch.save(stored, path)
+    with pytest.raises(ValueError, match="holds no weights"):
+        read_checkpoint(path)

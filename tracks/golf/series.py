@@ -1,0 +1,80 @@
+"""Series: the finished runs TAG-ENTRY-SEED of golf, a few entries with several seeds each, and their comparison."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from nanochat.log import Record, table_of
+from nanochat.outcome import Metrics, Outcome, measured
+from nanochat.paths import stage_dir
+from nanochat.statistics import p_value
+
+SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
+EQUAL = ("Scale", "Stride", "Text")  # metrics that runs share, or their scores cannot be compared
+COSTS = ("Bytes", "Training seconds", "Packing seconds")
+COLUMNS = (
+    "Arm | bpb:.4f | ±:.4f | Difference:+.4f | p:.2g | Within noise"
+    " | Bytes:,.0f | Training seconds:.1f | Packing seconds:.1f | Seeds"
+)
+
+
+class Arm(NamedTuple):
+    """An entry of a series."""
+
+    name: str
+    runs: Sequence[Outcome]  # one for each seed that the entry has
+
+    def values(self, metric: str = "bpb") -> list[Any]:
+        """Return a metric of each run, without its format."""
+        return [run.figure(metric) for run in self.runs]
+
+    def against(self, other: "Arm") -> tuple[float | None, float | None]:
+        """Return the difference to another arm in the mean score, and p; None where there is none."""
+        if self.name == other.name:
+            return None, None
+        own, others = self.values(), other.values()
+        p = None if len(own) == len(others) == 1 else p_value(own, others)
+        return statistics.fmean(own) - statistics.fmean(others), p
+
+    def means(self) -> Metrics:
+        """Return the metrics: what is equal in all runs, else the mean with the deviation, or all texts."""
+        found = dict(self.runs[0].metrics)
+        for name, first in found.items():
+            values = self.values(name)
+            if isinstance(first, str):
+                found[name] = ", ".join(dict.fromkeys(values))
+            elif len(set(values)) > 1:
+                spec = first["format"] if isinstance(first, dict) else ",.0f"
+                found[name] = measured(statistics.fmean(values), statistics.stdev(values), spec)
+        return found
+
+
+def read_arm(tag: str, name: str, seeds: int) -> Arm:
+    """Return an arm with those of the seeds 1 to `seeds` that it has; ValueError if it has none."""
+    paths = [stage_dir("golf_eval", f"{tag}-{name}-{seed}") / "outcome.json" for seed in range(1, seeds + 1)]
+    runs = [Outcome.load(path) for path in paths if path.exists()]
+    if not runs:
+        raise ValueError(f"tracks.golf.eval has not finished for {tag}-{name}-1: run it first")
+    return Arm(name, runs)
+
+
+def require_equal(arms: Sequence[Arm]) -> None:
+    """Raise a ValueError if the runs differ in one of the metrics EQUAL."""
+    for metric in EQUAL:
+        values = sorted({str(run.metrics.get(metric)) for arm in arms for run in arm.runs})
+        if len(values) > 1:
+            found = f"the runs differ in {metric} ({', '.join(values)}), and cannot be compared"
+            raise ValueError(f"{found}: run their stage again, with the same flags")
+
+
+def comparison_table(title: str, arms: Sequence[Arm], other: Arm) -> Record:
+    """Return the table of arms, each compared with another one."""
+    rows = []
+    for arm in arms:
+        scores = arm.values()
+        deviation = statistics.stdev(scores) if len(scores) > 1 else None
+        difference, p = arm.against(other)
+        within_noise = None if p is None else "yes" if p > SIGNIFICANT else "no"
+        costs = [statistics.fmean(arm.values(cost)) for cost in COSTS]
+        rows.append([arm.name, statistics.fmean(scores), deviation, difference, p, within_noise, *costs, len(scores)])
+    return table_of(title, COLUMNS, rows)

@@ -1,0 +1,99 @@
+"""Golf's tables, and the count of bytes."""
+
+import re
+
+import pytest
+from models import SMALL, lively
+
+from nanochat.config import parse
+from nanochat.models import config_fields, new_model
+from nanochat.param_groups import build_groups
+from nanochat.quant import assign, matrices
+from nanochat.scaling import plan_run, rate_scale
+from tracks.golf import entries as golf
+from tracks.golf.train import Config
+
+
+def flags_of(*words):
+    return golf.expand(dict(word.partition("=")[::2] for word in words))
+
+
+def test_flags_win_over_the_row_and_bytes_over_the_budget_are_refused():
+    found = flags_of("--entry=golf", "--width=64", "--num-iterations=5")
+    assert (found["--width"], found["--num-iterations"]) == ("64", "5")
+    assert "--target-seconds" not in found
+    groups = {"MLP": 500, "attention": 300, "code": 400, "scales": 10}
+    assert golf.check_size(groups, 1210) == 1210
+    with pytest.raises(ValueError, match="1,300 bytes are 90 over the budget of 1,210; the largest: MLP 500, code"):
+        golf.check_size(groups | {"tokenizer": 90}, 1210)
+
+
+@pytest.mark.parametrize("trick", ["", *golf.TRICKS])
+@pytest.mark.parametrize(("entry", "scale"), golf.ENTRIES)
+def test_each_row_has_a_clock_and_plans_that_fit_the_model_without_any_trick_too(entry, scale, trick):
+    flags = flags_of(f"--scale={scale}", f"--entry={entry}", f"--without={trick}")
+    assert 0.8 < float(flags["--target-seconds"]) / golf.SCALES[scale].seconds < 0.95  # the rest is for packing
+    assert all((baseline, scale) in golf.ENTRIES for baseline in golf.BASELINES)
+    model = lively({**SMALL, **config_fields(flags["--model"]), "rope_dims": 0})
+    for plan in (flags["--plan"], flags.get("--qat", "int8-row")):
+        assert assign(plan, matrices(model))
+
+
+def test_an_entry_is_tried_without_the_tricks_that_it_has():
+    of_the_seed = {"XSA", "partial RoPE", "QK gain", "attention eps", "orthogonal init"}
+    assert set(golf.TRICKS) - set(golf.tricks_of({})) == {"backout", "residual factors", *of_the_seed}
+    assert set(golf.TRICKS) - set(golf.tricks_of({"--scale": "cpu"})) == {"late QAT", "residual factors", *of_the_seed}
+    assert of_the_seed < set(golf.tricks_of({"--scale": "1gpu", "--entry": "seed"}))
+    # A given flag does not undo the change, and what it changes itself is no trick any more.
+    given = {"--model": "golf,smear=false,induction=false"}
+    assert set(golf.TRICKS) - set(golf.tricks_of(given)) == {"induction", "residual factors", "smear", *of_the_seed}
+    assert flags_of("--model=golf", "--without=backout")["--model"] == "golf,backout=false"
+    assert "--qat" not in flags_of("--without=late QAT")
+    assert flags_of("--no-compile")["--no-compile"] == ""
+
+
+def run_of(entry, scale):
+    """Return the config of a row, and the plan of its run."""
+    flags = flags_of(f"--scale={scale}", f"--entry={entry}")
+    del flags["--plan"]
+    config = parse(Config, [f"{flag}={value}" for flag, value in flags.items()])
+    return config, plan_run(config, golf.VOCABULARIES.get(entry, golf.SCALES[scale].vocabulary))
+
+
+def test_the_seed_has_the_rates_of_its_own_log():
+    """They stand in the row so that our factors for width, batch and size give them back."""
+    config, plan = run_of("seed", "1gpu")
+    groups = build_groups(
+        new_model(plan.model), config, rate_scale(plan.total_batch_size), config.weight_decay * plan.decay_scale
+    )
+    rates = {group.name: group.lr for group in groups}
+    assert rates == pytest.approx({"unembedding": 0.04, "matrices": 0.032, "gains": 0.032}, rel=0.01)
+    assert groups[-1].weight_decay == pytest.approx(0.02, rel=0.02)
+    assert plan.counts["total"] == 19_417_152 - 18_432  # without its skip weights and scales of channels
+
+
+def test_rows_without_clips_fit_their_budget():
+    """Nothing scales them: int8-row takes 0.87 to 0.94 bytes a parameter, with scales and header."""
+    code = golf.code_bytes()
+    plain = [row for row, flags in golf.ENTRIES.items() if "--plan=int8-row" in flags.split()]
+    assert len(plain) == 3 * len(golf.BASELINES) + 1
+    for entry, scale in plain:
+        model = run_of(entry, scale)[1].counts["total"] * 0.95
+        assert 0.6 * golf.SCALES[scale].bytes < model + code < golf.SCALES[scale].bytes, (entry, scale)
+
+
+UNKNOWN = """
+--scale=tiny | --scale: tiny is not known, choose from embedded, cpu, 1gpu
+--entry=best | --entry: best is not known, choose from golf, naive-narrow
+--without=luck | --without: luck is not known, choose from
+--scale=cpu | usage: python -m tracks.golf.entries
+--help | usage: python -m tracks.golf.entries
+luck | usage: python -m tracks.golf.entries [--scale=NAME] [--entry=NAME] [--without=TRICK] [other flags] PART
+"""
+
+
+@pytest.mark.parametrize("case", UNKNOWN.strip().splitlines())
+def test_unknown_names_and_parts_are_refused(case):
+    flag, sentence = case.split(" | ")
+    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
+        golf.main([flag, "plan"] if "not known" in sentence else [flag])

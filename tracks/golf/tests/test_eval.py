@@ -1,0 +1,126 @@
+"""A file is scored by a process that has it and the text alone; entries are compared."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from unittest.mock import patch
+
+import pytest
+from base_runs import Base
+from contain import NEEDS_SANDBOX
+
+from nanochat.paths import read_json
+from scripts import golf_eval, golf_pack
+from tracks.golf.entries import SCALES
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = Base(tmp_path_factory.mktemp("golf"))
+    base.run("entry", "--model=golf")
+    return base
+
+
+@pytest.fixture(autouse=True)
+def here(base, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+
+
+EMBEDDED = SCALES["embedded"]
+
+
+def scored(base, tag):
+    return read_json(base.folder / f"golf_eval/{tag}/outcome.json")
+
+
+@NEEDS_SANDBOX
+def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    for link, target in {"temporary": tmp_path / "real", "repository": golf_eval.ROOT}.items():
+        (tmp_path / link).symlink_to(target)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setattr(golf_eval, "ROOT", tmp_path / "repository")
+    golf_pack.main(golf_pack.Config(tag="entry", plan="embed=int8-row,blocks=int8-row", eval_bytes=3000))
+    shutil.move(base.of("entry"), base.folder / "elsewhere")  # the checkpoint is not there when the file is scored
+    config = golf_eval.Config(tag="entry", stride=16)
+    golf_eval.main(config)
+    outcome = scored(base, "entry")
+    metrics, groups = outcome["metrics"], dict(outcome["tables"][0]["rows"])
+    assert metrics["Bytes"] == sum(groups.values()) - groups["tokenizer (not counted)"]
+    assert (metrics["Scoring device"], metrics["Sandbox"]) == ("cpu", "yes")
+    assert abs(metrics["Quantization gap"]["value"]) < 0.01
+    assert metrics["bpb"]["value"] < metrics["bpb, rows that do not overlap"]["value"]
+    printed = capsys.readouterr().out
+    assert "Cost of each stride, from measured speed; it fits if twice that is within 60 seconds" in printed
+    assert "final_mixed_quant_roundtrip val_loss:" in printed
+    for limit, sentence in (
+        ({"bytes": 60_000}, "over the budget of 60,000; the largest: code"),
+        ({"scoring": 0.001}, "scoring took longer than"),
+    ):
+        monkeypatch.setitem(SCALES, "embedded", EMBEDDED._replace(**limit))
+        with pytest.raises(ValueError, match=sentence):
+            golf_eval.main(config)
+    shutil.move(base.folder / "elsewhere", base.of("entry"))
+
+
+@NEEDS_SANDBOX
+def test_entries_are_compared_with_the_best_baseline(base):
+    golf_pack.main(golf_pack.Config(tag="entry", eval_bytes=3000))
+    golf_eval.main(golf_eval.Config(tag="entry", stride=32, count_tokenizer=True))
+    outcome = scored(base, "entry")
+    assert outcome["metrics"]["Bytes"] == sum(size for _, size in outcome["tables"][0]["rows"])
+    for entry, worse in {"golf": 0.0, "naive-narrow": 0.3, "naive-middle": 0.2, "naive-wide": 0.4}.items():
+        for seed in (1, 2):
+            tag = f"series-{entry}-{seed}"
+            for stage in ("golf_eval", "base_train"):
+                shutil.copytree(base.folder / stage / "entry", base.folder / stage / tag)
+            path = base.folder / "golf_eval" / tag / "outcome.json"
+            outcome = read_json(path)
+            outcome["metrics"]["bpb"]["value"] += worse + 0.01 * seed
+            path.write_text(json.dumps(outcome), encoding="utf-8")
+    series = golf_eval.Config(tag="series", entries="golf", seeds=2)
+    golf_eval.main(series)
+    outcome = scored(base, "series")
+    metrics = outcome["metrics"]
+    assert metrics["Baseline"] == "naive-middle"
+    assert metrics["Baseline minus entry"]["value"] == pytest.approx(0.2)
+    assert 0 < metrics["p"]["value"] < 0.01
+    assert [curve["title"] for curve in outcome["curves"]] == ["Validation over the clock, first seed"]
+    path = base.folder / "golf_eval/series-golf-2/outcome.json"
+    outcome = read_json(path)
+    outcome["metrics"]["Stride"] = 16
+    path.write_text(json.dumps(outcome), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"the runs differ in Stride \(16, 32\)"):
+        golf_eval.main(series)
+    path.unlink()
+    golf_eval.main(series)
+
+
+def speed(factor):
+    """A pass of 0.5 seconds over rows of 32 tokens, on a machine slower by a factor."""
+    return {"seconds of the model": 0.5 * factor, "seconds": 0.6 * factor, "stride": 32}
+
+
+def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_take_it():
+    scale = EMBEDDED._replace(scoring=5)
+    for factor, least, stride in ((1, 8, 8), (1, 16, 16), (2, 8, 16), (4, 8, 32), (100, 8, 32)):
+        assert golf_eval.choose_stride(-1, speed(factor), scale._replace(stride=least)) == stride
+    assert golf_eval.choose_stride(16, speed(100), scale) == 16
+    assert golf_eval.choose_stride(0, speed(1), scale) == 32
+
+
+def test_on_a_gpu_the_scoring_process_gets_the_device_and_no_sandbox():
+    done = subprocess.CompletedProcess([], 0, 'a warning\n{"bpb": 1}\n', "")
+    with patch.object(subprocess, "run", return_value=done) as run:
+        assert golf_eval.score("/folder", SCALES["1gpu"], False, 8, 64) == {"bpb": 1}
+    [[_, _, program]] = run.call_args.args
+    assert "score_files('/folder', 64, 8, 600, 'cuda')" in program
+    assert golf_eval.find_sandbox("cuda", unsafe=False) == "no, on a GPU"
+
+
+def test_an_entry_without_a_file_is_refused():
+    with pytest.raises(ValueError, match="there is no finished artifact at"):
+        golf_eval.main(golf_eval.Config(tag="nobody"))
+    with pytest.raises(ValueError, match="has not finished for nothing-golf-1"):
+        golf_eval.main(golf_eval.Config(tag="nothing", entries="golf"))

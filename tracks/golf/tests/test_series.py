@@ -1,0 +1,44 @@
+"""Arms with several seeds are compared."""
+
+import pytest
+from outcomes import ENVIRONMENT, RECORD
+
+from nanochat.outcome import Outcome
+from tracks.golf.series import Arm, comparison_table, read_arm, require_equal
+
+
+def arm(name, bpb):
+    """An arm with a score for each seed."""
+    runs = []
+    for value in bpb:
+        metrics = {"bpb": {"value": value, "format": ".4f"}, "Bytes": 5, "Text": f"hash of {value}"}
+        metrics |= {"Training seconds": 50.0, "Packing seconds": 4.0, "Scale": "cpu"}
+        record = {"stage": "golf_eval", "tag": f"series-{name}", "environment": ENVIRONMENT, "metrics": metrics}
+        runs.append(Outcome(**RECORD | record))
+    return Arm(name, runs)
+
+
+def test_arms_are_compared_over_seeds():
+    own, other = arm("a", [1.0, 1.1, 1.2]), arm("b", [1.5, 1.6, 1.4])
+    table = comparison_table("Entries", [own, other, arm("a", [1.2])], other)
+    name, mean, deviation, difference, p, *rest = table["rows"][0]
+    assert (name, rest) == ("a", ["no", 5, 50.0, 4.0, 3])
+    assert [mean, deviation, difference] == pytest.approx([1.1, 0.1, -0.4])
+    assert p == pytest.approx(0.00805, abs=1e-5)
+    assert table["rows"][1][3:6] == [None, None, None]
+    assert table["rows"][2][2:6] == [None, pytest.approx(-0.3), pytest.approx(0.122, abs=1e-3), "yes"]
+    assert arm("a", [1.0]).against(arm("b", [2.0])) == (-1.0, None)
+
+
+def test_runs_become_means_if_they_can_be_compared():
+    found = arm("a", [1.0, 1.5]).means()
+    assert found["bpb"] == {"value": 1.25, "stderr": pytest.approx(0.5 / 2**0.5), "format": ".4f"}
+    assert (found["Bytes"], found["Text"]) == (5, "hash of 1.0, hash of 1.5")
+    with pytest.raises(
+        ValueError, match=r"the runs differ in Text \(hash of 1\.0, hash of 1\.5\), and cannot be compared"
+    ):
+        require_equal([arm("a", [1.0]), arm("b", [1.5])])
+    with pytest.raises(ValueError, match="series-a has no Stride, its record is of an earlier version: run its stage"):
+        arm("a", [1.0]).values("Stride")
+    with pytest.raises(ValueError, match=r"scripts\.golf_eval has not finished for series-a-1: run it first"):
+        read_arm("series", "a", 2)

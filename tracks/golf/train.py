@@ -1,0 +1,72 @@
+"""Train a golf entry: base training with compilation before the clock, and quantization-aware at the end.
+
+python -m tracks.golf.train --model=golf --depth=2 --width=96 --head-dim=32 --target-seconds=50 --data=world
+"""
+
+from nanochat.config import option, options, run
+from nanochat.outcome import pretraining_metrics
+from nanochat.settings import PretrainSettings
+
+WARM_UP = 3  # steps on dummy tokens before the clock starts, to compile
+
+
+@options("golf")
+class Config(PretrainSettings):
+    """Train a golf entry. The checkpoint is a base model, which tracks.golf.pack packs."""
+
+    tag = option("golf", "name of the run, and of its folders")
+    model = "golf"
+    # nanochat/quant.py has the grammar.
+    qat: str = option("", "plan of quantization-aware training, like blocks=int6-row,embed=int8-row (default: none)")
+    qat_share: float = option(0.15, "share of the run, at its end, that trains quantization-aware", below=1)
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.evals.bpb import text_validation
+    from nanochat.models import new_model
+    from nanochat.objectives import pretraining
+    from nanochat.quant import FakeQuantization
+    from nanochat.run import plan_with_tokenizer, training
+    from nanochat.train import warm_up
+
+    if config.qat and config.fp8:
+        raise ValueError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
+    plan, tokenizer = plan_with_tokenizer(config)
+    if plan.model.supervision or plan.model.sweeps > 1:
+        raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
+    # On shapes alone: a mistake in the plan of quantization is found before anything is written.
+    FakeQuantization(new_model(plan.model), config.qat, 0)
+    if config.dry_run:
+        return
+
+    with training("base_train", config, plan, tokenizer) as trainer:
+        model, objective = trainer.model, pretraining(config)
+        if config.compile and not model.compiled:
+            model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
+        source = trainer.text_loader()
+        corpus = source.data
+        evaluations = text_validation(trainer, corpus)
+        rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
+        progress = 0.0
+        if trainer.resumed:
+            before = trainer.resumed.manifest["loop"]
+            # A finished run may go on to a longer horizon.
+            progress = before["step"] / plan.steps if plan.steps else before["progress"]
+        if model.compiled and progress < 1:
+            for rounds in (True, False) if config.qat else (False,):  # both ways are compiled
+                rounding.switch(rounds)
+                warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, WARM_UP)
+        rounding(progress)
+        state = trainer.fit(
+            source,
+            objective,
+            evaluations,
+            data=corpus.manifest(),
+            after_step=[lambda state: rounding(state.progress)],
+        )
+        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, corpus))
+
+
+if __name__ == "__main__":
+    run(main)

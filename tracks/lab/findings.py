@@ -1,0 +1,341 @@
+"""Findings of a lab: answers, scores and differences of its runs, and the section `Lab` of the report card.
+
+- read_results(spec, runs, is_held_out) -> list[RunResult]: one for each run, also for those that failed.
+- cells(results, benchmarks) -> Cells: scores of intact runs; differences(cells, reference): with corrected p.
+- write_recommendation(spec, results): before a look at held-out benchmarks. recommended(spec, results): the results
+  that it names.
+- write_report(spec, outcome, results, merged, look) fills, prints and writes the outcome that the script has begun;
+  write_noise(spec, outcome) does it for the noise of evaluations.
+- final_loss(spec, run): the last validation loss of a run.
+
+In a lab with several rates, mixes are compared at equal rates: each base at each rate counts as a base (d20*0.5). Runs
+with an alarm that breaks them are left out, and so are failed ones: a cell without runs is a hole, never a zero. Scores
+in tables are points, with standard errors from questions and seeds.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby, product
+from math import nan
+from pathlib import Path
+from statistics import mode
+from typing import NamedTuple
+
+import numpy as np
+
+from nanochat.jobs.runner import Step
+from nanochat.log import Record, metric_curve, read_metrics, table_of
+from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
+from nanochat.paths import stage_dir, write_json
+from nanochat.report.card import cost
+from nanochat.report.compare import Answers, read_answers
+from tracks.lab import significance
+from tracks.lab.alarms import Alarm, alarms
+from tracks.lab.sweep import Run, Spec, base_step, run_steps
+
+COLLAPSED = 0.95  # share of equal answers
+LONGEST = 160  # characters of a reason
+CURVES = {"loss": "train/loss", "gradient norm": "train/grad_norm", "validation": "val/loss"}
+MARKS = {"gain": " ▲", "harm": " ▼"}
+DIFFERENCE = "Base|Mix|Benchmark|Points:+.1f|±:.1f|Low:+.1f|High:+.1f|Freedom:d|p:.2g|Corrected p:.2g|Shown"
+MERGES = "Base|Merge|Method|Benchmark|Mix|Its gain:+.1f|±:.1f|Gain of the merge:+.1f|±:.1f|Kept:.0%"
+NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Explained by questions:.0%|Class|k for a very stable Avg@k"
+
+Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
+
+
+class RunResult(NamedTuple):
+    """Whatever a run has left so far."""
+
+    run: Run
+    base: str  # with the rate, if the lab has several
+    answers: Mapping[str, Answers]  # by benchmark; none if the run has failed
+    alarms: Sequence[Alarm]  # with that of a failure
+    records: Sequence[Record]  # of the metric log
+    outcomes: Sequence[Outcome]  # of training and of the evaluation
+
+    @property
+    def broken(self) -> str:
+        """The reason to leave the run out."""
+        return "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
+
+
+Results = Sequence[RunResult]
+
+# ---- reading ----
+
+
+def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> list[RunResult]:
+    """Return the results of runs, or of merges. is_held_out: in the held-out benchmarks."""
+    parents = {base: _read_base(spec, base) for base in spec.bases}
+    found = []
+    for run in runs:
+        steps = run_steps(spec, run, is_held_out=is_held_out)
+        outcomes = [Outcome.load(step.outcome) for step in steps if step.outcome.exists()]
+        # Answers of an evaluation that is still running are not complete.
+        answers = _read_all(spec, steps[1]) if len(outcomes) == len(steps) else {}
+        records = read_metrics(steps[0].outcome.with_name("metrics.jsonl"))
+        parent = parents[run.base]
+        signs = alarms(records, _shares(answers, spec.stable), _shares(parent, spec.stable))
+        for name in spec.stable:
+            if name in answers and answers[name].commonest >= COLLAPSED > parent[name].commonest:
+                signs.append(Alarm("collapse", f"{answers[name].commonest:.0%} of the answers in {name} are the same"))
+        if spec.stage == "chat_rl":  # the loss of a policy is near 0, and says nothing
+            signs = [sign for sign in signs if sign.kind != "loss"]
+        if not answers:
+            signs.insert(0, Alarm("failed", _reason(spec, steps)))
+        base = run.base if len(spec.rates) == 1 else f"{run.base}*{run.rate:g}"
+        found.append(RunResult(run, base, answers, signs, records, outcomes))
+    return found
+
+
+def _read_base(spec: Spec, base: str, slots: int = 0) -> dict[str, Answers]:
+    """Return the answers of a base; a ValueError if its evaluation has failed."""
+    step = base_step(spec, base, slots)
+    if not step.outcome.exists():
+        raise ValueError(f"the evaluation of {base} has failed, see the logs in {stage_dir('lab', spec.name)}")
+    return _read_all(spec, step)
+
+
+def _read_all(spec: Spec, step: Step) -> dict[str, Answers]:
+    """Return the answers of an evaluation, without benchmarks that have no file."""
+    paths = [step.outcome.with_name(f"{name}.jsonl") for name in spec.tasks]
+    return {path.stem: read_answers(path) for path in paths if path.exists()}
+
+
+def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, Estimate]:
+    """Return the shares for alarms: right answers in stable benchmarks, and answers that stop in any."""
+    samples = {name: np.mean(answers[name].right, axis=1) for name in stable if name in answers}
+    samples |= {f"answers in {name} that stop": one.stops for name, one in answers.items()}
+    return {name: mean_estimate(sample) for name, sample in samples.items() if len(sample)}
+
+
+def _reason(spec: Spec, steps: Sequence[Step]) -> str:
+    """Return the last line of the log of the first step that has not finished."""
+    failed = next((step for step in steps if not step.outcome.exists()), steps[-1])
+    log = stage_dir("lab", spec.name) / f"{failed.name}.log"
+    if not log.exists():
+        return "not run"
+    return log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2][:LONGEST]
+
+
+# ---- scores and differences ----
+
+
+def cells(results: Results, benchmarks: Sequence[str]) -> Cells:
+    """Return the scores of the intact runs that have answered the same questions as most of their base."""
+    found = {}
+    for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
+        # A benchmark may be new in the spec.
+        intact = [one for one in results if one.base == base and benchmark in one.answers and not one.broken]
+        if not intact:
+            continue
+        common = mode(one.answers[benchmark].questions for one in intact)
+        group = {}
+        for one in intact:
+            answers = one.answers[benchmark]
+            if answers.questions == common:
+                group.setdefault(one.run.mix, []).append(100 * np.mean(answers.right, axis=1))
+        found[base, benchmark] = {mix: np.array(rows) for mix, rows in group.items()}
+    return found
+
+
+def differences(found: Cells, reference: str, are_synergies: bool = False) -> significance.Table:
+    """Return the difference of each mix from the reference on the same base, with p corrected over the table.
+
+    are_synergies: the gain of each mix named like a+b beyond the sum of the gains of a and b, instead.
+    """
+    table = {}
+    for (base, benchmark), group in found.items():
+        for mix in group:
+            plus, minus = ([mix, reference], mix.split("+")) if are_synergies else ([mix], [reference])
+            if mix != reference and len(plus) == len(minus) and group.keys() >= {*plus, *minus}:
+                table[base, mix, benchmark] = significance.contrast(group, plus, minus)
+    return significance.adjust(table)
+
+
+def gains_of(spec: Spec, results: Results) -> significance.Table:
+    """Return the differences of all mixes with a result, in the development benchmarks."""
+    return differences(cells(results, spec.dev), spec.reference)
+
+
+def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendation]:
+    """Return the verdicts on all mixes with a result."""
+    return significance.recommend(gains_of(spec, results), spec.scaled)
+
+
+def recommended(spec: Spec, results: Results) -> list[RunResult]:
+    """Return the intact results of the reference, and of the mixes that are kept."""
+    kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
+    intact = [result for result in results if not result.broken]
+    return [one for one in intact if one.run.mix == spec.reference or (one.base, one.run.mix) in kept]
+
+
+# ---- the report ----
+
+
+def write_recommendation(spec: Spec, results: Results) -> Path:
+    """Write the recommendation from the development benchmarks, with the runs that it rests on."""
+    path = stage_dir("lab", spec.name) / "recommendation.json"
+    verdicts = [one._asdict() for one in verdicts_on(spec, results)]
+    runs = [spec.tag_of(result.run) for result in results if not result.broken]
+    write_json(path, {"rule": significance.RULE, "recommendation": verdicts, "runs": runs})
+    return path
+
+
+def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results, look: int = 0) -> None:
+    """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
+    outcome.add_artifact(write_recommendation(spec, results))
+    found, sealed = cells(results, spec.dev), []
+    synergies = differences(found, spec.reference, are_synergies=True)
+    tables = [
+        table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
+        *score_tables("", spec, results, spec.open_tasks),
+        table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts_on(spec, results)),
+        difference_table("Synergies: gain beyond the sum of both", synergies),
+        luck_table(found),
+        merge_table(spec, results, merged),
+        alarm_table(spec, [*results, *merged]),
+    ]
+    if look:
+        title = ", held out, look 1" if look == 1 else f", look {look}, no longer held out"
+        # Others may have answers from an earlier look.
+        runs = [result.run for result in recommended(spec, results)]
+        sealed = read_results(spec, runs, is_held_out=True)
+        tables += score_tables(title, spec, sealed, spec.held_out)
+    tables.append(cost_table(spec, [*results, *merged], sealed))
+    outcome.tables = [table for table in tables if table["rows"]]
+    outcome.metrics = {
+        "Question": spec.question,
+        "Runs": f"{len(results)}, {sum(bool(result.broken) for result in results)} of them left out",
+        "Reference": spec.reference,
+        "Rule": significance.RULE,
+    }
+    outcome.curves = overlays(results)
+    outcome.finish()
+
+
+def write_noise(spec: Spec, outcome: Outcome) -> None:
+    """Fill, print and write the outcome of repeated evaluations of the bases, with each number of engine slots."""
+    rows = []
+    for slots in [0, *spec.slots]:
+        evaluations = [_read_base(spec, base, slots) for base in spec.bases]
+        for name in spec.open_tasks:
+            # (bases, repeats, questions)
+            scores = 100 * np.array([answers[name].right for answers in evaluations]).transpose(0, 2, 1)
+            # A question that is answered by the likeliest letter has one answer, whatever the repeats.
+            if scores.shape[1] > 1:
+                one = significance.noise(scores)
+                k = one.repeats_for(significance.LITTLE_NOISE)
+                rows.append([name, slots or "chosen", scores.mean(), *one, one.kind, k])
+    outcome.metrics = {"Question": spec.question, "Models": ", ".join(spec.bases), "Repeats": spec.repeats}
+    outcome.tables = [table_of(f"Noise of one evaluation, {significance.CLASSES}", NOISE, rows)]
+    outcome.finish()
+
+
+def final_loss(spec: Spec, run: Run) -> float:
+    """Return the last validation loss of a run; nan if it has diverged."""
+    path = spec.outcome_of(run)
+    records = read_metrics(path.with_name("metrics.jsonl"))
+    if not path.exists():
+        if any(record["kind"] == "diverged" for record in records):
+            return nan
+        raise ValueError(f"{path.parent} has no result, and did not diverge: {_reason(spec, run_steps(spec, run))}")
+    return [record["val/loss"] for record in records if "val/loss" in record][-1]
+
+
+def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[str]) -> list[Record]:
+    """Return a matrix of mixes and benchmarks for each base, with marks, and the table of differences.
+
+    A hole has its reason. A stable benchmark raises alarms, and decides nothing.
+    """
+    found = cells(results, benchmarks)
+    deciding = {key: group for key, group in found.items() if key[1] not in spec.stable}
+    gains = differences(deciding, spec.reference)
+    marks = {key: MARKS.get(one.shown, "") for key, one in gains.items()}
+    matrices = {}  # base -> rows
+    # The runs of an arm stand together.
+    for (base, mix), own in groupby(results, lambda result: (result.base, result.run.mix)):
+        reasons = [result.broken for result in own]
+        holes = list(filter(None, reasons))
+        row = [mix, f"{len(reasons) - len(holes)} of {len(reasons)}"]
+        for benchmark in benchmarks:
+            group = found.get((base, benchmark), {})
+            if mix in group:
+                score = significance.contrast(group, [mix])
+                row.append(measured(score.mean, score.error, ".1f", marks.get((base, mix, benchmark), "")))
+            else:
+                row.append("; ".join(holes) or "-")
+        matrices.setdefault(base, []).append(row)
+    columns = " | ".join(["Mix", "Seeds", *benchmarks])
+    tables = [table_of(f"Scores{title}, {base}", columns, rows) for base, rows in matrices.items()]
+    return [*tables, difference_table(f"Differences from the reference{title}", gains)]
+
+
+def merge_table(spec: Spec, results: Results, merged: Results) -> Record:
+    """Return how much of each gain that a mix has shown is left in its merges with others."""
+    gains = gains_of(spec, results)
+    others = gains_of(spec, [*results, *merged])
+    rows = []
+    for (base, name, benchmark), one in others.items():
+        merge, _, method = name.rpartition(":")
+        for mix in spec.merges.get(merge, ()):
+            gain = gains.get((base, mix, benchmark))
+            if gain and gain.shown == "gain":
+                kept = one.mean / gain.mean
+                rows.append([base, merge, method, benchmark, mix, *gain[:2], *one[:2], kept])
+    return table_of("Merges: gains over the reference that are kept", MERGES, rows)
+
+
+def difference_table(title: str, table: significance.Table) -> Record:
+    """Return the table of differences for the report."""
+    return table_of(title, DIFFERENCE, [[*key, *one] for key, one in table.items()])
+
+
+def luck_table(found: Cells) -> Record:
+    """Return the best seed of each cell beside the mean, and beside the best of equally good seeds."""
+    rows = []
+    for (base, benchmark), group in found.items():
+        variance, _ = significance.pooled_seed_variance(group.values())
+        for mix, scores in group.items():
+            seeds = scores.mean(axis=1)
+            if len(seeds) > 1:
+                luck = significance.best_by_luck(variance**0.5, len(seeds))
+                rows.append([base, mix, benchmark, len(seeds), seeds.mean(), seeds.max(), seeds.mean() + luck])
+    return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
+
+
+def alarm_table(spec: Spec, results: Results) -> Record:
+    """Return the alarms of all runs, with failures."""
+    rows = []
+    for result in results:
+        tag = spec.tag_of(result.run)
+        rows += [[tag, alarm.kind, "yes" if alarm.breaks else "no", alarm.sentence] for alarm in result.alarms]
+    return table_of("Alarms", "Run | Alarm | Left out | Reason", rows)
+
+
+def cost_table(spec: Spec, results: Results, sealed: Results) -> Record:
+    """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
+    final = [outcome for result in sealed for outcome in result.outcomes]
+    recipe = [Outcome.load(base_step(spec, base).outcome) for base in spec.bases]
+    recipe += [outcome for result in results for outcome in result.outcomes if outcome not in final]
+    rows = []
+    for part, outcomes in {"Recipe": recipe, "Final": final}.items():
+        trained = [outcome for outcome in outcomes if outcome.stage == spec.stage]
+        flops = sum(outcome.figure("Total training flops") for outcome in trained)
+        seconds = sum(outcome.seconds for outcome in outcomes)
+        evaluated = sum(outcome.seconds for outcome in outcomes if "eval" in outcome.stage)
+        rows.append([part, len(trained), seconds, flops, cost(outcomes), evaluated / max(seconds, 1e-9)])
+    return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation:.0%", rows)
+
+
+def overlays(results: Results) -> list[Record]:
+    """Return a picture for each row of a matrix and each figure, with a line for each run."""
+    pictures = {}
+    for result in results:
+        for name, figure in CURVES.items():
+            points = metric_curve(result.records, figure)
+            if points[0]:
+                title = f"{result.base}, {result.run.mix}: {name}"
+                picture = pictures.setdefault(title, {"title": title, "x": "step", "y": name, "series": {}})
+                picture["series"][f"seed {result.run.seed}"] = points
+    return list(pictures.values())

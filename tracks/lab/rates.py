@@ -1,0 +1,77 @@
+"""Search for the best learning rate: wide, then narrow, then with several seeds.
+
+`rounds(losses, seeds)` yields the runs that come next, and the result at the end. Rates are factors of the stage's own
+learning rates. Nothing is run here: the caller trains, and skips runs that are finished, so an interrupted search goes
+on.
+
+1. Ten rates over two decades, with the first seed. If the optimum lies at an end of the range, the range moves there.
+2. Five rates around the lowest point of a parabola in log rate, with the first seed.
+3. The two rates of all that are nearest to the lowest point, with all seeds. The lower mean loss wins.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+WIDE = 10  # rates, one decade to either side of the centre
+MOVE = 8 / 9  # decades: four of the nine steps of the wide range
+NARROW = (-0.24, -0.12, 0.0, 0.12, 0.24)  # decades from the lowest point
+MOST_MOVES = 3
+WINDOW = 1.2  # of log rate on either side of the lowest loss; the curve is no parabola far from it
+
+Losses = Mapping[float, Sequence[float]]  # rate -> losses by seed, in their order; nan: diverged, or failed
+
+
+class Round(NamedTuple):
+    """Runs that come next, or the result of the search."""
+
+    rates: list[float]
+    seeds: int  # of each rate; 0: the search has ended, and `rates` holds the best one or none
+    sentence: str
+
+
+def rounds(losses: Losses, seeds: int) -> Iterator[Round]:
+    """Yield the rounds of a search; the last one is the result. The caller adds the losses of each round."""
+    centre = 1.0
+    for moves in range(MOST_MOVES + 1):
+        wide = _rates(centre, np.linspace(-1, 1, WIDE))
+        yield Round(wide, 1, "rates over two decades" + ", moved to where the losses fall" * (moves > 0))
+        lowest, _ = _lowest(losses, wide)
+        if wide[1] <= lowest <= wide[-2]:
+            break
+        centre *= 10 ** (MOVE if lowest > wide[-2] else -MOVE)
+    else:
+        yield Round([], 0, f"the optimum lies beyond {lowest:.3g}, after {MOST_MOVES} moves of the range")
+        return
+
+    narrow = _rates(lowest, NARROW)
+    yield Round(narrow, 1, "rates around the lowest point of a parabola")
+    _, finite = _lowest(losses, wide + narrow)
+    two = finite[:2]
+    yield Round(two, seeds, "the rates nearest to the lowest point of all, with all seeds")
+    means = [np.mean(losses[rate]) for rate in two]
+    best = two[np.argsort(means)[0]]  # a rate with a diverged seed has no mean, and comes last
+    yield Round([best], 0, f"the best rate is {best:g}, by the mean loss, seeds: {seeds}")
+
+
+def _rates(centre: float, decades: Sequence[float]) -> list[float]:
+    # Three digits are the same as keys, in tags and on a command line.
+    return [float(f"{centre * 10**distance:.3g}") for distance in decades]
+
+
+def _lowest(losses: Losses, rates: Sequence[float]) -> tuple[float, list[float]]:
+    """Return the lowest point of a parabola near the lowest loss, and the finite rates by their distance from it."""
+    finite = {rate: losses[rate][0] for rate in rates if math.isfinite(losses[rate][0])}
+    if not finite:
+        return rates[0], []  # all runs have diverged: the optimum lies below
+    lowest = math.log(min(finite, key=finite.get))
+    x, y = np.log(list(finite)), np.array(list(finite.values()))
+    near = abs(x - lowest) <= WINDOW
+    if near.sum() >= 3:
+        square, slope, _ = np.polyfit(x[near], y[near], 2)
+        # A parabola that opens downwards has no lowest point. Beyond the range there is no measurement.
+        if square > 0:
+            lowest = float(np.clip(-slope / (2 * square), x.min(), x.max()))
+    return math.exp(lowest), sorted(finite, key=lambda rate: abs(math.log(rate) - lowest))

@@ -1,0 +1,244 @@
+"""Compare mixes of chat data over bases and seeds: a matrix with errors, a recommendation, held-out scores at the end.
+
+python -m tracks.lab.run --spec=mix.toml --plan
+python -m tracks.lab.run --spec=mix.toml --jobs=2
+python -m tracks.lab.run --spec=mix.toml --engine=slurm --jobs=8 --gpus=1
+python -m tracks.lab.run --spec=mix.toml --final
+python -m tracks.lab.run --spec=mix.toml --kind=rates
+python -m tracks.lab.run --spec=mix.toml --kind=variance
+"""
+
+import importlib
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from itertools import chain, product
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from nanochat.config import Count, option, options, parse, run
+from nanochat.jobs.runner import Job
+from nanochat.log import print0, table_of
+from nanochat.outcome import Outcome
+from nanochat.paths import base_dir, read_json
+from tasks import JUDGED, TASKS, find_task, open_tasks
+from tasks.chats import JsonLines, chat_files
+from tasks.mixing import Member, parse_mixture
+from tracks.lab import sweep
+from tracks.lab.engines import ENGINES, Chains, gpu_names
+from tracks.lab.findings import (
+    Results,
+    final_loss,
+    read_results,
+    recommended,
+    write_noise,
+    write_recommendation,
+    write_report,
+)
+from tracks.lab.rates import rounds
+
+
+@options("lab")
+class Config:
+    """Run a lab: the same stage on several bases with several mixes, rates and seeds, and what they show."""
+
+    spec: str = option("", "TOML file that describes the lab; tracks/lab/README.md has its keys")
+    kind: Literal["mixes", "rates", "variance"] = option(
+        "mixes", "compare mixes, search for the best rate of each mix, or measure the noise of evaluations"
+    )
+    tag: str = option(
+        "", "name of the lab, and of its folder (default: that of the file, with the kind)", in_card=False
+    )
+    plan: bool = option(
+        False, "print the plan, and the smallest difference each benchmark can show, and stop", in_card=False
+    )
+    jobs: Count = option(1, "runs at the same time", least=1, in_card=False)
+    engine: Literal[tuple(ENGINES)] = option("local", "where the runs take place", in_card=False)
+    gpus: Count = option(-1, "GPUs of each run (-1: one, if this machine has any)", in_card=False)
+    keep: Literal["all", "best", "none"] = option("all", "checkpoints to keep of finished runs (best: the recommended)")
+    final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
+
+
+def main(config: Config) -> None:
+    if not config.spec:
+        raise ValueError("name the file that describes the lab: --spec=FILE")
+    path = Path(config.spec).expanduser().resolve()
+    spec = sweep.read_spec(path, config.tag or path.stem + f"-{config.kind}" * (config.kind != "mixes"))
+    files, found = open_mixes(spec)
+    wrong = sweep.mistakes(spec)
+    found += wrong or flag_mistakes(spec)
+    for name in spec.tasks:
+        try:
+            if find_task(name, JUDGED) != name:  # it is not opened
+                found.append(f"{name}: benchmarks are written as in docs/tasks.md")
+        except ValueError as error:
+            found.append(str(error))
+    refused = {
+        "--plan and --final belong to --kind=mixes": config.kind != "mixes" and (config.plan or config.final),
+        "--kind=rates looks for the lowest validation loss, which chat_rl has not": (
+            config.kind == "rates" and spec.stage == "chat_rl"
+        ),
+        "--kind=rates needs a validation loss: set --eval-every=0 in flags": (
+            config.kind == "rates" and spec.own_flags.get("--eval-every") == "-1"
+        ),
+        "--kind=variance needs repeats = 2 or more": config.kind == "variance" and spec.repeats == 1,
+        "--engine=ray and slurm need --gpus, as a number for each run": config.engine != "local" and config.gpus < 0,
+        "--final needs benchmarks that are held_out": config.final and not spec.held_out,
+    }
+    found += [sentence for sentence, is_wrong in refused.items() if is_wrong]
+    if found:
+        raise ValueError("\n  ".join([f"{config.spec}:", *found]))
+    # Tasks without files are found before anything runs. Those that are held out are not opened.
+    questions = count_questions(spec)
+    if config.plan:
+        print0(*sweep.expectations(spec, questions), sep="\n")
+        return
+    kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
+    gpus = min(len(gpu_names()), 1) if config.gpus < 0 else config.gpus
+    spec = spec.model_copy(update={"files": files, "gpus": gpus})
+    kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
+
+
+def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
+    files, found = {}, []
+    for mix, words in spec.mixes.items():
+        try:
+            if spec.stage == "chat_rl":
+                find_task(words, TASKS)
+                continue
+            members = parse_mixture(words, TASKS)
+            found += [
+                f"the mix {mix} has less than minimal = {least}" for least in spec.minimal if not has(members, least)
+            ]
+            # The hub's files have no absolute paths.
+            places = [Path(member.data.path) for member in members if member.data.task is JsonLines]
+            files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
+        except ValueError as error:
+            found.append(f"the mix {mix}: {error}")
+    return files, found
+
+
+def has(members: Sequence[Member], least: str) -> bool:
+    """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
+    name, _, share = least.lower().partition("%")
+    shares = [member.share for member in members if member.name.lower().partition("~")[0] == name]
+    return bool(shares) and sum(shares) >= float(share or 0)
+
+
+def count_questions(spec: sweep.Spec) -> dict[str, int]:
+    """Return the number of questions that a model is asked, by development benchmark."""
+    manifests = (base_dir() / spec.parent_of(spec.bases[0])).glob("step_*/manifest.json")
+    tokenizer = read_json(max(manifests))["tokenizer"]["tag"]  # names the world of the world's tasks
+    most = spec.sampling.get("max_problems") or sys.maxsize
+    tasks = open_tasks("|".join(spec.open_tasks), unsafe_exec=True, tokenizer=tokenizer)
+    return {name: min(len(tasks[name]), most) for name in spec.dev}
+
+
+def flag_mistakes(spec: sweep.Spec) -> list[str]:
+    """Return the first mistake in flags, sampling and methods, as the scripts themselves would say it."""
+    try:
+        for step in chain.from_iterable(sweep.run_steps(spec, run) for run in [spec.runs[0], *spec.merged_runs]):
+            script, *flags = step.command
+            parse(importlib.import_module(script).Config, flags)
+    except ValueError as error:
+        return [f"flags, sampling or methods: {error}"]
+    return []
+
+
+def check_disk(spec: sweep.Spec, runs: Sequence[sweep.Run]) -> None:
+    """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
+    from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
+
+    check_free_space(base_dir(), sweep.disk_needed(spec, runs))
+
+
+def start(spec: sweep.Spec, chains: Chains, config: Config) -> None:
+    """Run chains of steps; a run that fails is a hole in the report."""
+    resume = shlex.join(["python", "-m", "tracks.lab.run", *sys.argv[1:]])
+    job = Job("lab", spec.name, list(chain.from_iterable(chains)), resume=resume)
+    failed = ENGINES[config.engine](job, chains, config.jobs, spec.gpus)
+    if failed:
+        print0(f"lab: {failed} of {len(chains)} failed, and are left out")
+
+
+# ---- kinds of labs ----
+
+
+def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
+    """Train and evaluate all runs, and report what the mixes change."""
+    look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
+    check_disk(spec, [*spec.runs, *spec.merged_runs])
+    start(spec, sweep.chains_of(spec), config)
+    if spec.merges:
+        start(spec, sweep.merge_chains(spec), config)
+    results, merged = read_results(spec, spec.runs), read_results(spec, spec.merged_runs)
+    if config.final:
+        look = evaluate_held_out(spec, results, config)
+    write_report(spec, outcome, results, merged, look)
+    everything = [*results, *merged]
+    kept = {"all": everything, "best": recommended(spec, results), "none": []}[config.keep]
+    for result in everything:
+        if result not in kept and result.answers:
+            folder = spec.outcome_of(result.run).parent
+            for checkpoint in folder.glob("step_*"):
+                shutil.rmtree(checkpoint)
+            print0(f"lab: the checkpoints in {folder} are deleted")
+    if not any(result.answers for result in results):
+        raise ChildProcessError("all runs have failed: the table of alarms has the reasons")
+
+
+def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
+    """Evaluate the bases again and again, and report the noise of each benchmark."""
+    start(spec, [[sweep.base_step(spec, *words)] for words in product(spec.bases, [0, *spec.slots])], config)
+    write_noise(spec, outcome)
+
+
+def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
+    """Search for the best rate of each mix on each base, and report it. Runs that are finished are not repeated."""
+    outcome.metrics = {"Question": spec.question}
+    rows = []
+    for base, mix in product(spec.bases, spec.mixes):
+        losses = {}
+        for ahead in rounds(losses, len(spec.seeds)):
+            print0(f"lab: {mix} on {base}: {ahead.sentence}")
+            if not ahead.seeds:
+                break
+            seeds = spec.seeds[: ahead.seeds]
+            part = spec.model_copy(
+                update={"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates, "seeds": seeds}
+            )
+            check_disk(part, part.runs)
+            start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
+            for rate in ahead.rates:
+                losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
+        outcome.metrics[f"{mix} on {base}"] = ahead.sentence
+        for rate, by_seed in sorted(losses.items()):
+            rows.append([base, mix, rate, len(by_seed), fmean(by_seed), "yes" * (rate in ahead.rates)])
+    title = "Rates, as factors of the stage's own, by the last validation loss"
+    outcome.tables = [table_of(title, "Base | Mix | Rate:g | Seeds | Loss:.4f | Best", rows)]
+    outcome.finish()
+
+
+def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config) -> int:
+    """Evaluate the recommended runs on the held-out benchmarks; return the number of looks at these, with this one."""
+    # Written and hashed before a held-out task is opened.
+    path = write_recommendation(spec, results)
+    runs = [result.run for result in recommended(spec, results)]
+    if not runs:
+        raise ValueError(
+            "no run of the reference has a result: the report of the lab without --final names the reasons"
+        )
+    chains = [sweep.run_steps(spec, run, is_held_out=True)[1:] for run in runs]
+    for [step] in chains:
+        if not step.outcome.exists() and not any((base_dir() / step.parent).glob("step_*")):
+            raise ValueError(f"{step.parent} has no checkpoint any more: delete its folder to train it again")
+    look = sweep.add_look(spec, path, runs)
+    start(spec, chains, config)
+    return look
+
+
+if __name__ == "__main__":
+    run(main)

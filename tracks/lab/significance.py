@@ -1,0 +1,237 @@
+"""Significance: differences between arms of the lab beside the noise of their questions and seeds.
+
+`Scores` of an arm on a benchmark: array (seeds, questions), each the right answers over the repeats, in points: 0 to
+100. All means, errors and deviations are points too. A table holds the differences of a lab from the reference of the
+same base: (base, mix, benchmark) -> Difference; the reference itself has none.
+
+- pooled_seed_variance(cells): variance of a seed's mean score and its degrees of freedom, over the arms of a benchmark.
+- contrast(cells, plus, minus) -> Difference: sum of the means of some arms, less those of others. A score is that of
+  [arm] and [], a difference that of [arm] and [reference], a synergy that of [both, reference] and [one, other].
+- adjust(table): the same table with p corrected for the number of differences (Holm), and gain or harm.
+- recommend(table, scaled): a verdict and the reason for each base and mix of an adjusted table, by RULE; the reason
+  also names a mix that is shown to help one base only, of several.
+- smallest_difference(questions, seeds, repeats, arms, tests): shown with 80 % power, under ASSUMED.
+- best_by_luck(seeds): the expected best of equally good seeds.
+- noise(scores) -> Noise: of a benchmark, from repeated evaluations of the same models.
+
+Pure functions: no files are read.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+LEVEL = 0.05  # of an error of the first kind, two-sided
+POWER = 0.8
+# Assumed before anything is measured.
+ACCURACY = 50  # has the largest spread
+CORRELATION = 0.6  # between answers of two arms to the same question
+LASTING = 0.25  # share of the remaining spread that belongs to an arm and a question: no further answer calms it
+SEED_DEVIATION = 1.0  # between the means of seeds, beyond the noise of answers
+ASSUMED = (
+    "80 % power at 5 % over the table; assumed: accuracy 50 %, correlation 0.6 between two arms' answers to a "
+    "question, a deviation of 1 point between seeds"
+)
+RULE = (
+    "Each mix is compared with the reference on the same base. A difference counts if p, corrected over the whole "
+    f"table (Holm), is at most {LEVEL}. Gains and no harm: keep. Harm and "
+    "no gain: drop. Both: trade-off, for a person to decide. Neither: not distinguishable, so scale up and evaluate "
+    "again; in a lab at full size (scaled) drop, since no gain is shown."
+)
+# Whatever a mix is shown to do -> verdict.
+VERDICTS = {"gain": "keep", "harm": "drop", "gain, harm": "trade-off"}
+UNCLEAR = "not distinguishable"
+
+# Bounds of the deviation of one evaluation: above the first it is high, below the second very stable.
+HIGH_NOISE = 0.7
+LITTLE_NOISE = 0.35
+CLASSES = f"in points: high from {HIGH_NOISE}, very stable below {LITTLE_NOISE}"
+
+Scores = np.ndarray  # (seeds, questions)
+
+
+class Difference(NamedTuple):
+    """A sum of arm means with signs: the score of an arm, the difference of two, or a synergy."""
+
+    mean: float
+    error: float  # standard error, from questions and seeds; from questions alone if no arm has two seeds
+    low: float  # 95 % interval
+    high: float
+    freedom: int  # degrees of freedom of the part from seeds
+    p: float  # two-sided, for a true sum of 0; 1 if no arm has two seeds, since nothing can be shown then
+    adjusted: float = 1.0  # p, corrected over the table
+    shown: str = UNCLEAR  # gain or harm, if the difference is significant
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.1f} ± {self.error:.1f} points (corrected p {self.adjusted:.2g})"
+
+
+Table = dict[tuple[str, str, str], Difference]  # (base, mix, benchmark); no rows for the reference
+
+
+class Noise(NamedTuple):
+    """The noise of a benchmark over repeated evaluations of the same models."""
+
+    deviation: float  # of the score of one evaluation
+    error: float  # of the deviation
+    explained: float  # share of the variance that so many questions have anyway, answered independently
+
+    @property
+    def kind(self) -> str:
+        if self.deviation >= HIGH_NOISE:
+            return "high"
+        return "stable" if self.deviation >= LITTLE_NOISE else "very stable"
+
+    def repeats_for(self, target: float) -> int:
+        """Return the smallest k for which the deviation of Avg@k is at most the target."""
+        return max(1, math.ceil((self.deviation / target) ** 2))
+
+
+class Recommendation(NamedTuple):
+    """The verdict on a mix for a base."""
+
+    base: str
+    mix: str
+    verdict: str  # keep, drop, trade-off, scale up
+    reason: str
+
+
+# ---- means and differences ----
+
+
+def pooled_seed_variance(cells: Collection[Scores]) -> tuple[float, int]:
+    """Return the variance of a seed's mean score, pooled over arms, and its degrees of freedom; zeros for single seeds.
+
+    The variance includes the noise of the answers.
+    """
+    freedom = sum(len(scores) - 1 for scores in cells)
+    # NumPy's variance divides by the number of seeds.
+    squares = sum(len(scores) * scores.mean(axis=1).var() for scores in cells)
+    return squares / max(freedom, 1), freedom
+
+
+def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[str] = ()) -> Difference:
+    """Return the sum of the means of some arms, less those of others.
+
+    cells: of all arms, on the same questions in the same order, at least two; the variance of seeds is pooled over
+    them. Questions and seeds are both samples of more (a two-way layout). p and interval are means of those with the
+    degrees of freedom of each source, weighted by its variance (Cochran). Satterthwaite's formula trusts a variance of
+    few seeds too much where it is small by chance: in the tail, where corrected p values lie, it is wrong by a factor
+    of two to ten.
+    """
+    from scipy.special import stdtr, stdtrit  # Student's t; a slow import, which must not delay --help
+
+    variance, freedom = pooled_seed_variance(cells.values())
+    arms = [cells[name] for name in [*plus, *minus]]
+    # On the same questions, the part that the arms share cancels.
+    by_question = np.repeat([1, -1], [len(plus), len(minus)]) @ [scores.mean(axis=0) for scores in arms]
+    questions = len(by_question)
+    spread = by_question.var(ddof=1)
+    # Where all questions agree, one of the answers might have differed all the same.
+    least = (100 / min(map(len, arms))) ** 2 / questions
+    from_questions = max(spread, least) / questions
+    from_seeds = sum(variance / len(scores) for scores in arms)
+    sources = np.array([from_questions, from_seeds])
+    both = sources.sum()
+    # The noise of answers is in both sources. It shows in the spread within a question, unless there is one seed.
+    answers = sum(scores.var(axis=0).mean() / max(len(scores) - 1, 1) for scores in arms) / questions
+    error = math.sqrt(max(*sources, both - answers))
+    mean = by_question.mean()
+    # Of questions and seeds; without two seeds the weight of seeds is 0.
+    degrees = [questions - 1, max(freedom, 1)]
+    weights = sources / both
+    tails = 2 * stdtr(degrees, -abs(mean) / error)
+    half = error * weights @ stdtrit(degrees, 1 - LEVEL / 2)
+    p = weights @ tails if freedom else 1.0
+    return Difference(mean, error, mean - half, mean + half, freedom, p)
+
+
+# ---- many tests ----
+
+
+def adjust(table: Table) -> Table:
+    """Return a table with p corrected for the number of differences (Holm's method), and with `shown`."""
+    adjusted, largest = dict(table), 0.0
+    for rank, key in enumerate(sorted(table, key=lambda key: table[key].p)):
+        one = table[key]
+        # A larger p never gets a smaller correction.
+        largest = max(largest, min(1.0, (len(table) - rank) * one.p))
+        shown = UNCLEAR
+        if largest <= LEVEL:
+            shown = "gain" if one.mean > 0 else "harm"
+        adjusted[key] = one._replace(adjusted=largest, shown=shown)
+    return adjusted
+
+
+# ---- recommendation ----
+
+
+def recommend(table: Table, scaled: bool = False) -> list[Recommendation]:
+    """Return a recommendation for each base and mix of an adjusted table, by RULE.
+
+    scaled: the lab is the second one, at full size.
+    """
+    found = []
+    for base, mix in dict.fromkeys(key[:2] for key in table):
+        own = {key[2]: one for key, one in table.items() if key[:2] == (base, mix)}
+        shown = sorted({one.shown for one in own.values()} - {UNCLEAR})
+        verdict = VERDICTS.get(", ".join(shown), "drop" if scaled else "scale up")
+        elsewhere = [one.shown for key, one in table.items() if key[1] == mix and key[0] != base]
+        reason = ", ".join(f"{benchmark} {one}" for benchmark, one in own.items())
+        if not shown:
+            reason = f"{UNCLEAR} from the reference: {reason}"
+        elif "gain" in shown and elsewhere and "gain" not in elsewhere:
+            reason = f"helps this base only: {reason}"
+        found.append(Recommendation(base, mix, verdict, reason))
+    return found
+
+
+# ---- plans, luck and noise ----
+
+
+def smallest_difference(questions: int, seeds: int, repeats: int = 1, arms: int = 2, tests: int = 1) -> float:
+    """Return the true difference between two arms that is found with 80 % power; inf with one seed.
+
+    arms: all of the lab, since their seeds are pooled. tests: differences in the table.
+    """
+    from scipy.special import ndtri, stdtrit
+
+    if seeds < 2:
+        return math.inf
+    # Variance of an answer, less the part shared by the arms.
+    spread = (1 - CORRELATION) * ACCURACY * (100 - ACCURACY)
+    # Parts of the variance of the difference of two means.
+    lasting = 2 * LASTING * spread / questions
+    answers = 2 * (1 - LASTING) * spread / (repeats * seeds * questions)
+    by_seed = 2 * SEED_DEVIATION**2 / seeds
+    sources = np.array([lasting + answers, by_seed + answers])
+    error = math.sqrt(lasting + by_seed + answers)
+    weights = sources / sources.sum()
+    degrees = np.array([questions - 1, arms * (seeds - 1)])
+    # The level of Bonferroni is that of the first step of Holm.
+    bound = weights @ stdtrit(degrees, 1 - LEVEL / 2 / tests)
+    # In units of the error, the difference varies by 1, and the bound with the variances as measured: it rises with the
+    # error, and with the weight of the seeds.
+    deviation = math.sqrt(1 + bound**2 * (weights**2 / degrees).sum())
+    return error * (bound + deviation * ndtri(POWER))
+
+
+def best_by_luck(deviation: float, n: int) -> float:
+    """Return how far the best of n equally good seeds lies above their mean. deviation: of a seed's mean."""
+    from scipy import stats
+
+    return deviation * float(stats.order_statistic(stats.Normal(), r=n, n=n).mean())
+
+
+def noise(scores: np.ndarray) -> Noise:
+    """Return the noise of a benchmark. scores: (models, evaluations, questions)."""
+    models, evaluations, questions = scores.shape
+    variance = scores.mean(axis=2).var(axis=1, ddof=1).mean()
+    # The variance of an evaluation's mean if its answers are independent.
+    independent = scores.var(axis=1, ddof=1).mean() / questions
+    # Both are estimates, and may cross. Without any noise there is nothing to explain.
+    explained = min(independent / variance, 1.0) if variance else 1.0
+    deviation = math.sqrt(variance)
+    return Noise(deviation, deviation / math.sqrt(2 * models * (evaluations - 1)), explained)

@@ -1,0 +1,339 @@
+"""A lab: its spec, its runs as steps of a job, its plan, and the ledger of looks at held-out benchmarks.
+
+- read_spec(path, tag) -> Spec: from a TOML file; mistakes(spec): all that is wrong with it, apart from names of tasks.
+- A *run* is a base, a mix, a rate and a seed; an *arm* is all runs that differ in the seed alone.
+- chains_of(spec): the steps of a lab, those of a run one after the other. run_steps, base_step: those of one.
+- spec.merged_runs: runs that are merges of others, with the name of the merge and the method (both:ties) as their mix.
+- expectations(spec, questions): runs, time, disk, and the smallest difference that each benchmark can show.
+- looks(spec): those in the ledger; add_look(spec, recommendation, runs) adds one.
+"""
+
+import difflib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import product, starmap
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+
+from nanochat.config import flag_of
+from nanochat.jobs.runner import TORCHRUN, Chain, Step
+from nanochat.jobs.scales import flag_words, read_flags
+from nanochat.log import Record, duration
+from nanochat.outcome import Outcome
+from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_jsonl
+from nanochat.report.card import cost
+from nanochat.settings import AnswerTuneSettings, FineTuneSettings
+from nanochat.stages import MODELS
+from tracks.lab import significance
+
+SOURCES = {MODELS[source]: source for source in MODELS}
+DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
+HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
+
+Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
+
+
+class Run(NamedTuple):
+    """A base, a mix, a factor of the stage's learning rates, and a seed."""
+
+    base: str
+    mix: str
+    rate: float
+    seed: int
+
+
+class Spec(BaseModel):
+    """A lab, as its file describes it; keys of [benchmarks] stand among the others."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    path: Path
+    unknown: list[str] = []  # sentences about keys that are none of these
+    files: dict[str, list[str]] = {}  # mix -> files of conversations that it reads, if known
+    gpus: int = 0  # of each run
+    question: str = ""
+    stage: Literal["chat_sft", "mid_train", "chat_rl"]
+    source: Literal[("", *MODELS)] = ""
+    bases: list[str] = Field(min_length=1)
+    minimal: list[str] = []  # tasks that every arm must have
+    mixes: dict[str, str] = Field(min_length=1)
+    reference: str = ""
+    rates: list[PositiveFloat] = Field([1.0], min_length=1)
+    seeds: list[int] = Field(min_length=1)
+    budget: dict[Literal["num_iterations", "tokens"], int] = Field(min_length=1, max_length=1)  # equal for all arms
+    flags: str = ""  # of the stage, as on its command line
+    repeats: PositiveInt = 1
+    dev: list[str] = Field(min_length=1)  # benchmarks for the recommendation
+    held_out: list[str] = []  # for --final alone
+    stable: list[str] = []  # those that must not fall
+    sampling: dict[Sampling, int | float] = {}
+    scaled: bool = False
+    merges: dict[str, dict[str, float]] = {}  # name -> weights of the mixes whose models are merged
+    methods: list[str] = ["linear", "slerp", "task", "ties"]  # of tracks.lab.merge
+    slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs; those of an arm stand together."""
+        return list(starmap(Run, product(self.bases, self.mixes, self.rates, self.seeds)))
+
+    @property
+    def merged_runs(self) -> list[Run]:
+        """All merges: of runs with the same base, rate and seed."""
+        names = map(":".join, product(self.merges, self.methods))
+        return list(starmap(Run, product(self.bases, names, self.rates, self.seeds)))
+
+    @property
+    def open_tasks(self) -> list[str]:
+        """All benchmarks but those that are held out."""
+        return [*self.dev, *self.stable]
+
+    @property
+    def tasks(self) -> list[str]:
+        """All benchmarks."""
+        return [*self.open_tasks, *self.held_out]
+
+    def tag_of(self, run: Run) -> str:
+        """Return the tag of a run, which names its folders."""
+        words = [self.name, run.base, run.mix, f"{run.rate:g}", str(run.seed)]
+        return re.sub(r"[^\w.+-]", "-", "-".join(words))
+
+    def outcome_of(self, run: Run) -> Path:
+        """Return the place for the outcome of training."""
+        return stage_dir(self.stage, self.tag_of(run)) / "outcome.json"
+
+    @property
+    def answering(self) -> dict[str, str | int]:
+        """The flags about answers, of an evaluation and of a soup."""
+        return {flag_of(name): str(value) for name, value in self.sampling.items()} | {"--repeats": self.repeats}
+
+    @property
+    def own_flags(self) -> dict[str, str]:
+        """The flags that the file gives to the stage, with their values."""
+        return {flag.replace("_", "-"): value for flag, value in read_flags(self.flags.split()).items()}
+
+    def parent_of(self, base: str) -> str:
+        """Return the stage and the tag of a base, as STAGE/TAG."""
+        return f"{MODELS[self.source]}/{base}"
+
+
+# ---- reading and checking ----
+
+
+def read_spec(path: Path, tag: str = "") -> Spec:
+    """Return the lab that a file describes; a ValueError names all missing keys and wrong values."""
+    values = read_toml(path)
+    if isinstance(values.get("benchmarks"), dict):
+        values |= values.pop("benchmarks")
+    known = list(Spec.model_fields)
+    unknown = []
+    for key in sorted(values.keys() - known):
+        [nearest] = difflib.get_close_matches(key, known, n=1, cutoff=0)
+        unknown.append(f"{key} is no key, did you mean {nearest}?")
+    try:
+        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
+    except ValidationError as error:
+        found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
+        raise ValueError("\n  ".join([f"{path}:", *unknown, *found])) from None
+    source = spec.source or DEFAULT_SOURCES[spec.stage]
+    return spec.model_copy(update={"source": source, "reference": spec.reference or next(iter(spec.mixes))})
+
+
+def mistakes(spec: Spec) -> list[str]:
+    """Return the mistakes of a spec, apart from names of tasks, and from those that the scripts find in their flags."""
+    found = list(spec.unknown)
+    for base in spec.bases:
+        folder = base_dir() / spec.parent_of(base)
+        if not any(folder.glob("step_*/manifest.json")):
+            found.append(f"the base {base} has no checkpoint in {folder}: train it first")
+    for name, weights in spec.merges.items():
+        found += [f"the merge {name} has {mix}, which is no mix" for mix in weights if mix not in spec.mixes]
+    tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
+    names = Counter(tags + spec.tasks)
+    found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
+    checks = {
+        f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
+        "with one seed nothing is shown, and scaled = true would drop every mix": (
+            not spec.scaled or len(spec.seeds) > 1
+        ),
+        "a budget in tokens needs --total-batch-size in flags": (
+            "tokens" not in spec.budget or "--total-batch-size" in spec.own_flags
+        ),
+    }
+    return found + [sentence for sentence, is_right in checks.items() if not is_right]
+
+
+# ---- the job ----
+
+
+def chains_of(spec: Spec) -> list[Chain]:
+    """Return the steps of a lab."""
+    # Alarms compare a run with its base.
+    return [[base_step(spec, base)] for base in spec.bases] + [run_steps(spec, run) for run in spec.runs]
+
+
+def merge_chains(spec: Spec) -> list[Chain]:
+    """Return the steps of all merges of finished runs."""
+    chains = [run_steps(spec, run) for run in spec.merged_runs]
+    return [steps for steps in chains if all(map(os.path.exists, steps[0].local))]
+
+
+def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
+    """Return the evaluation of a base. slots: rows that the engine generates at once, 0: chosen."""
+    flags = {"--source": spec.source, "--tag": base, "--out-tag": f"{spec.name}-{base}"}
+    if slots:
+        flags |= {"--slots": slots, "--out-tag": f"{flags['--out-tag']}-slots-{slots}"}
+    return _evaluation_step(spec, spec.parent_of(base), flags, spec.open_tasks)
+
+
+def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
+    """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks."""
+    tag = spec.tag_of(run)
+    first = _training_step(spec, run) if run.mix in spec.mixes else _merge_step(spec, run)
+    flags = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": tag + HELD_OUT * is_held_out}
+    tasks = spec.held_out if is_held_out else spec.open_tasks
+    return [first, _evaluation_step(spec, first.output, flags, tasks)]
+
+
+def _training_step(spec: Spec, run: Run) -> Step:
+    """Return the training of a run."""
+    [(budget, amount)] = spec.budget.items()
+    if budget == "tokens":
+        amount //= int(spec.own_flags["--total-batch-size"])
+    tag, is_rl = spec.tag_of(run), spec.stage == "chat_rl"
+    settings = AnswerTuneSettings if is_rl else FineTuneSettings
+    # A rate is a factor of the stage's own, or of that in the flags.
+    factor = float(spec.own_flags.get("--init-lr-frac", settings.init_lr_frac))
+    own = {
+        "--tag": tag,
+        "--model-tag": run.base,
+        "--source": spec.source,
+        "--task" if is_rl else "--mixture": spec.mixes[run.mix],
+        "--seed": str(run.seed),  # perhaps 0
+        "--num-iterations": amount,
+        "--init-lr-frac": round(run.rate * factor, 10),
+    }
+    if not is_rl:  # it scores tasks now and then, and must not ask those that are held out
+        own["--eval-metrics-every"] = -1
+    return Step(
+        f"{tag}-train",
+        [f"scripts.{spec.stage}", *flag_words(spec.own_flags | own)],
+        output=f"{spec.stage}/{tag}",
+        parent=spec.parent_of(run.base),
+        local=spec.files.get(run.mix, ()),
+        launch=[*TORCHRUN, f"--nproc_per_node={spec.gpus}"] if spec.gpus > 1 else (),
+        quiet=True,
+    )
+
+
+def _merge_step(spec: Spec, run: Run) -> Step:
+    """Return the merge of the runs of several mixes."""
+    name, _, method = run.mix.rpartition(":")
+    tag, weights = spec.tag_of(run), spec.merges[name]
+    runs = [run._replace(mix=mix) for mix in weights]
+    models = [f"{spec.tag_of(one)}:{weights[one.mix]:g}" for one in runs]
+    flags = {"--tag": tag, "--source": SOURCES[spec.stage], "--models": ",".join(models), "--method": method}
+    if method == "task":
+        flags["--scale"] = len(models)  # the sum of the changes, not their mean
+    if method == "soup":
+        flags |= {"--dev": "|".join(spec.dev)} | spec.answering
+    return Step(
+        f"{tag}-merge",
+        ["tracks.lab.merge", *flag_words(flags)],
+        output=f"merge/{tag}",
+        parent=f"{spec.stage}/{spec.tag_of(runs[0])}",
+        local=[str(spec.outcome_of(one)) for one in runs],
+        quiet=True,
+    )
+
+
+def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: Sequence[str]) -> Step:
+    """Return the evaluation of a model. parent: the stage with its outcome. flags: which one, and the folder."""
+    out_tag = flags["--out-tag"]
+    return Step(
+        f"{out_tag}-eval",
+        ["scripts.chat_eval", *flag_words(flags | {"--tasks": "|".join(tasks)} | spec.answering)],
+        output=f"chat_eval_{flags['--source']}/{out_tag}",
+        parent=parent,
+        quiet=True,
+    )
+
+
+# ---- the plan ----
+
+
+def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
+    """Return the plan in words. questions: number of each development benchmark."""
+    chains = [[step.outcome for step in run_steps(spec, run)] for run in spec.runs]
+    finished = [paths for paths in chains if all(path.exists() for path in paths)]
+    done = [Outcome.load(path) for paths in finished for path in paths]
+    left = "time and dollars are not known before the first run has finished"
+    if done:
+        factor = len(chains) / len(finished) - 1
+        seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
+        dollars = "" if spent is None else f", ${factor * spent:,.2f}"
+        left = f"about {duration(seconds)} left, one run after the other{dollars}"
+    size = disk_needed(spec, [*spec.runs, *spec.merged_runs])
+    lines = [
+        f"{len(finished)} of {len(chains)} runs are finished",
+        left,
+        f"{size / 1e9:.1f} GB of checkpoints are to come",
+    ]
+    tests = len(spec.bases) * len(spec.rates) * (len(spec.mixes) - 1) * len(spec.dev)
+    for name, number in questions.items():
+        least = significance.smallest_difference(number, len(spec.seeds), spec.repeats, len(spec.mixes), max(tests, 1))
+        shown = f"{least:.1f} points" if len(spec.seeds) > 1 else "none, it needs two seeds"
+        lines.append(f"{name}: {number:,.0f} questions; smallest difference that can be shown: {shown}")
+    return [*lines, f"({significance.ASSUMED})"]
+
+
+def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
+    """Return the bytes of the checkpoints of those runs that are not trained; each is as large as one of its base."""
+    size = 0
+    for run in runs:
+        if not run_steps(spec, run)[0].outcome.exists():
+            folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
+            size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
+    return size
+
+
+# ---- looks at held-out benchmarks ----
+
+
+def _ledger(spec: Spec) -> tuple[Path, Path]:
+    """Return the ledger, and a copy that finds it out if it was edited, cut off or deleted."""
+    copy = base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
+    return spec.path.with_suffix(".looks.txt"), copy
+
+
+def looks(spec: Spec) -> list[Record]:
+    """Return the looks in the ledger, a line each; a ValueError if it is not as its copy."""
+    path, copy = _ledger(spec)
+    text = path.read_text() if path.exists() else ""
+    if copy.exists() and copy.read_text() != text:
+        raise ValueError(
+            f"{path} was edited, or lacks its last look: the looks at held-out benchmarks can no longer be counted, so"
+            " take other benchmarks, in a spec of their own"
+        )
+    return list(map(json.loads, text.splitlines()))
+
+
+def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]) -> int:
+    """Add a look to the ledger, unless the last one had the same models; return the number of looks."""
+    found = looks(spec)
+    look = {
+        "spec": read_sha256(spec.path),
+        "recommendation": read_sha256(recommendation),
+        "models": {spec.tag_of(run): Outcome.load(spec.outcome_of(run)).timestamp for run in runs},
+    }
+    if look not in found[-1:]:
+        found.append(look)
+        for path in _ledger(spec):
+            write_jsonl(path, found)
+    return len(found)

@@ -1,0 +1,88 @@
+"""Alarms: planted faults are found, and healthy runs raise none."""
+
+import numpy as np
+
+from nanochat.outcome import Estimate
+from tracks.lab.alarms import alarms, staircase
+
+SEED = 22
+
+
+def log(losses: np.ndarray, norms: np.ndarray, epochs: float = 0.0):
+    """Records as training writes them, over so many epochs."""
+    records = [{"kind": "val", "step": 0, "val/loss": 3.0}]
+    for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), 1):
+        records.append({"kind": "train", "step": step, "train/loss": float(loss), "train/grad_norm": float(norm)})
+        if epochs:
+            records[-1]["train/epoch"] = epochs * step / len(losses)
+    return records
+
+
+def healthy(random: np.random.Generator, steps: int = 300):
+    """A loss that falls, with noise, and a gradient norm."""
+    curve = 1 + 2 * np.exp(-np.arange(steps) / 60)
+    return curve * np.exp(0.05 * random.standard_normal(steps)), np.exp(0.3 * random.standard_normal(steps))
+
+
+def kinds(*arguments):
+    return [alarm.kind for alarm in alarms(*arguments)]
+
+
+def test_healthy_runs_raise_no_alarm():
+    random = np.random.default_rng(SEED)
+    found = [alarms(log(*healthy(random), epochs=5), {}, {}) for _ in range(200)]
+    assert sum(map(bool, found)) <= 2, SEED
+    assert alarms([], {}, {}) == []
+    assert alarms(log(*healthy(random, 20)), {}, {}) == []
+
+
+def test_faults_are_found():
+    random = np.random.default_rng(SEED)
+    for _ in range(20):
+        loss, norm = healthy(random)
+        loss[150] *= 2
+        (found,) = alarms(log(loss, norm), {}, {})
+        assert (found.kind, found.breaks) == ("loss", False)  # one step
+        assert found.sentence.startswith("the loss of step 151 is ")
+        loss[151:156] *= 2
+        (found,) = alarms(log(loss, norm), {}, {})
+        assert found.breaks
+        loss[250] *= 9  # a larger spike, of one step, does not hide it
+        assert [alarm.breaks for alarm in alarms(log(loss, norm), {}, {})] == [True]
+        loss, norm = healthy(random)
+        norm[200] *= 100
+        assert kinds(log(loss, norm), {}, {}) == ["gradient norm"]
+        # Diverged within the first steps, before a window is full.
+        loss, norm = healthy(random)
+        loss[4:] = 6 * np.exp(0.05 * random.standard_normal(296))
+        norm[4:] *= 30
+        assert {*kinds(log(loss, norm), {}, {})} == {"loss", "gradient norm"}
+    # The loss of reinforcement learning may be below 0, and idle steps have none.
+    assert alarms(log(random.standard_normal(300), np.zeros(300)), {}, {}) == []
+
+
+def test_shares_beside_the_parent():
+    before = {"MMLU": Estimate(0.50, 0.01), "stops": Estimate(0.9, 0.01), "few": Estimate(0.5, 0.1)}
+    after = {"MMLU": Estimate(0.38, 0.01), "stops": Estimate(0.2, 0.01), "few": Estimate(0.3, 0.1)}
+    found = alarms([], after | {"new": Estimate(0, 0)}, before)
+    sentences = ["MMLU: 38.0%, and 50.0% before training", "stops: 20.0%, and 90.0% before training"]
+    assert [alarm.sentence for alarm in found] == sentences
+    assert all(alarm.breaks for alarm in found)
+    assert alarms([], {"MMLU": Estimate(0.41, 0.001)}, before) == []  # 9 points
+
+
+def test_a_staircase_has_a_step_and_its_error():
+    """The estimate covers the planted step, with a trend and a curvature that are no step."""
+    random = np.random.default_rng(SEED)
+    z = []
+    for _ in range(400):
+        loss, norm = healthy(random)
+        loss -= 0.2 * np.minimum(np.arange(300) // 60, 4)
+        stair = staircase(log(loss, norm, epochs=5))
+        z.append((stair.value + 0.2) / stair.stderr)
+    assert abs(np.mean(z)) < 0.5, SEED
+    assert 0.8 < np.std(z) < 1.25, SEED
+    (found,) = alarms(log(loss, norm, epochs=5), {}, {})
+    assert (found.kind, found.breaks) == ("staircase", False)
+    assert staircase(log(loss, norm, epochs=1)) is None
+    assert staircase(log(loss, norm, epochs=200)) is None

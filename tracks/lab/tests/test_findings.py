@@ -1,0 +1,287 @@
+"""Results of labs with known truth, read from folders of runs, and their section in the report card."""
+
+import re
+import shutil
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+from outcomes import leave, sections
+
+from nanochat.outcome import Outcome
+from nanochat.paths import read_json, read_jsonl, read_sha256, write_jsonl
+from nanochat.report.__main__ import read_record, write_card
+from nanochat.report.compare import compare
+from tracks.lab import findings
+from tracks.lab.run import Config, search_rates
+from tracks.lab.sweep import Run, base_step, run_steps
+from tracks.lab.tests.made_labs import QUESTIONS, answer, make_lab, read_lab, train
+
+MERGES = """[merges]
+both = { good = 1, idle = 2 }
+worse = { bad = 1, idle = 1 }
+[benchmarks]"""
+
+
+@pytest.fixture
+def spec(base):
+    """A lab, all of whose runs have ended."""
+    spec = read_lab(base)
+    make_lab(base, spec)
+    return spec
+
+
+def results_of(spec):
+    return findings.read_results(spec, spec.runs)
+
+
+def begin(spec):
+    return Outcome.begin("lab", spec.name, Config(spec="lab.toml"))
+
+
+def verdicts(spec):
+    return {(one.base, one.mix): one.verdict for one in findings.verdicts_on(spec, results_of(spec))}
+
+
+def test_the_truth_is_found_on_both_bases(base, spec):
+    expected = {"good": "keep", "idle": "scale up", "bad": "drop"}
+    assert verdicts(spec) == {(name, mix): verdict for name in spec.bases for mix, verdict in expected.items()}
+    results = results_of(spec)
+    kept = [result.run for result in findings.recommended(spec, results)]
+    assert set(kept) == {run for run in spec.runs if run.mix in ("plain", "good")}
+    table = findings.differences(findings.cells(results, spec.dev), "plain")
+    gain = table["one", "good", "World-Facts"]
+    assert gain.low < 30 < gain.high
+    assert gain.error < 3.5  # without pairs it would be more
+
+
+def test_scores_are_those_of_the_files(base, spec):
+    found = findings.cells(results_of(spec), [*spec.dev, *spec.stable, "not asked yet"])
+    scores = found["two", "World-Facts"]["good"]
+    assert (len(found), scores.shape) == (2 * 2, (2, QUESTIONS))
+    runs = [run for run in spec.runs if (run.base, run.mix) == ("two", "good")]
+    for run, row in zip(runs, scores, strict=True):
+        records = read_jsonl(base / "chat_eval_sft" / spec.tag_of(run) / "World-Facts.jsonl", dict)
+        assert row.tolist() == [100 * np.mean([one["right"] for one in record["completions"]]) for record in records]
+
+
+def test_failed_and_broken_runs_are_left_out(base, spec):
+    spiked, failed, other, new = (spec.tag_of(run) for run in spec.runs[:8:2])
+    shutil.rmtree(base / "chat_sft" / spiked)
+    train(base, spiked, scale=5.0)
+    shutil.rmtree(base / "chat_sft" / failed)
+    log = base / "lab" / "lab" / f"{failed}-train.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("== python\nerror: the loss is nan\n")
+    path = base / "chat_eval_sft" / other / "World-Facts.jsonl"
+    write_jsonl(path, [record | {"prompt": "another question"} for record in read_jsonl(path, dict)])
+    shutil.rmtree(base / "chat_eval_sft" / new)
+    results = results_of(spec)
+    assert [result.broken for result in results[2:10:2]] == ["error: the loss is nan", "", "not run", ""]
+    assert [alarm.kind for alarm in results[0].alarms] == ["loss", "loss"]
+    found = findings.cells(results, spec.dev)
+    assert [len(found["one", "World-Facts"][mix]) for mix in spec.mixes] == [1, 1, 1, 1]
+    assert [len(found["two", "World-Facts"][mix]) for mix in spec.mixes] == [2, 2, 2, 2]
+
+
+def test_a_stable_benchmark_that_falls_is_an_alarm(base, spec):
+    tag = spec.tag_of(spec.runs[0])
+    path = base / "chat_eval_sft" / tag / "World-Choices.jsonl"
+    wrong = [{"right": False, "reason": "length"}]
+    write_jsonl(path, [record | {"completions": wrong * 2} for record in read_jsonl(path, dict)])
+    first, *others = results_of(spec)
+    assert [alarm.sentence.split(":")[0] for alarm in first.alarms] == [
+        "World-Choices",
+        "answers in World-Choices that stop",
+    ]
+    assert first.alarms[1].sentence.endswith(": 0.0%, and 100.0% before training")
+    # Letters do not stop.
+    write_jsonl(path, [record | {"completions": [{"right": False}] * 2} for record in read_jsonl(path, dict)])
+    assert len(results_of(spec)[0].alarms) == 1
+    assert not any(result.alarms for result in others)
+    # Made runs have the same answer to all questions: an alarm, unless the base has too.
+    path = base / "chat_eval_mid/lab-one/World-Choices.jsonl"
+    path.write_text(path.read_text().replace('"text": ""', '"text": "A"', 100))
+    assert "collapse" in str([result.alarms for result in results_of(spec)])
+
+
+def test_synergy_is_the_gain_beyond_the_sum_of_both():
+    """Made cells: each part gains 10 points, both together 40."""
+    random, shares = np.random.default_rng(0), {"plain": 0.3, "a": 0.4, "b": 0.4, "a+b": 0.7}
+    found = {mix: 100.0 * (random.random((3, 4000)) < share) for mix, share in shares.items()}
+    [(key, one)] = findings.differences({("one", "Task"): found}, "plain", are_synergies=True).items()
+    assert key == ("one", "a+b", "Task")
+    assert one.low < 20 < one.high
+    assert one.adjusted < 0.001
+    means = {mix: scores.mean() for mix, scores in found.items()}
+    assert one.mean == pytest.approx(means["a+b"] + means["plain"] - means["a"] - means["b"])
+    del found["plain"]  # the reference
+    assert not findings.differences({("one", "Task"): found}, "plain", are_synergies=True)
+
+
+def test_merges_keep_a_share_of_gains(base):
+    """Merges of a mix that gains and one that does not, and of none that gains."""
+    spec = read_lab(base, {"repeats = 2": 'repeats = 2\nmethods = ["linear", "task"]', "[benchmarks]": MERGES})
+    make_lab(base, spec)
+    for number, run in enumerate(spec.merged_runs):
+        leave(base, "merge", spec.tag_of(run))
+        share = {"both:linear": 0.65, "both:task": 0.8}.get(run.mix, 0.2)
+        answer(base, "chat_eval_sft", spec.tag_of(run), {"World-Facts": share}, spec.repeats, 50 + number)
+    merged = findings.read_results(spec, spec.merged_runs)
+    table = findings.merge_table(spec, results_of(spec), merged)
+    assert [row[:5] for row in table["rows"]] == [
+        [name, "both", method, "World-Facts", "good"] for name in spec.bases for method in ("linear", "task")
+    ]
+    kept = {(row[0], row[2]): row[9] for row in table["rows"]}
+    assert kept == pytest.approx({key: 0.5 if key[1] == "linear" else 1 for key in kept}, abs=0.12)
+    # A merge decides nothing.
+    assert {one.mix for one in findings.verdicts_on(spec, results_of(spec))} == {"good", "idle", "bad"}
+    [merging, evaluation] = run_steps(spec, spec.merged_runs[0])
+    assert merging.command[1:] == [
+        "--tag=lab-one-both-linear-1-1",
+        "--source=sft",
+        "--models=lab-one-good-1-1:1,lab-one-idle-1-1:2",
+        "--method=linear",
+    ]
+    assert evaluation.parent == merging.output == "merge/lab-one-both-linear-1-1"
+
+
+def test_mixes_without_a_result_have_no_verdict(base, spec):
+    for seed in spec.seeds:
+        shutil.rmtree(base / f"chat_sft/lab-one-good-1-{seed}")
+    assert ("one", "good") not in verdicts(spec)
+    assert verdicts(spec)["two", "good"] == "keep"
+
+
+# ---- the report ----
+
+
+def tables_of(base: Path, spec, look: int = 0):
+    """Write the report of a lab; returns the tables of the outcome by title."""
+    findings.write_report(spec, begin(spec), results_of(spec), [], look)
+    return {table["title"]: table["rows"] for table in read_json(base / "lab/lab/outcome.json")["tables"]}
+
+
+def report(base: Path, look: int = 0, changes: Mapping[str, str] = MappingProxyType({})):
+    """Make a lab and its report."""
+    spec = read_lab(base, changes)
+    make_lab(base, spec, ("plain", "good"))
+    tables = tables_of(base, spec, look)
+    write_card(base, base / "card.md", "lab")
+    return tables
+
+
+def test_the_section_has_the_matrix_and_the_recommendation(base):
+    tables = report(base)
+    matrix = {row[0]: row for row in tables["Scores, one"]}
+    assert [cell.get("unit") for cell in matrix["good"][2:]] == [" ▲", None]
+    assert [cell.get("unit") for cell in matrix["bad"][2:]] == [" ▼", None]
+    assert matrix["plain"][2]["value"] == pytest.approx(50, abs=5)
+    verdicts = {(model, mix): verdict for model, mix, verdict, _ in tables["Recommendation"]}
+    assert verdicts["one", "good"] == verdicts["two", "good"] == "keep"
+    assert "not distinguishable from the reference" in str(tables["Recommendation"])
+    for _, _, _, seeds, mean, best, luck in tables["Best seeds"]:
+        assert (seeds, best >= mean, luck >= mean) == (2, True, True)
+    written = read_json(base / "lab/lab/recommendation.json")
+    assert len(written["runs"]) == 16
+    found = read_json(base / "lab/lab/outcome.json")["artifacts"]
+    assert found == {"recommendation.json": read_sha256(base / "lab/lab/recommendation.json")}
+    text = sections((base / "card.md").read_text())["Lab"]
+    assert "- Question: Which bucket helps?" in text
+    assert "held out" not in text
+    for picture in ("loss", "gradient norm", "validation"):
+        assert f"![two, idle: {picture}]" in text
+    assert re.search(r"\| good +\| 2 of 2 \| [\d.]+ ± [\d.]+ ▲", text)
+
+
+def test_costs_are_apart(base):
+    rows = report(base, look=1)["Cost"]
+    # Runs of 240 and evaluations of 60 seconds, on eight GPUs for 24 dollars an hour: 8 of 16 runs are final. The two
+    # bases are evaluated too.
+    assert [row[:4] for row in rows] == [["Recipe", 8, 3000.0, 8e15], ["Final", 8, 2400.0, 8e15]]
+    assert [row[5] for row in rows] == pytest.approx([0.36, 0.2])
+
+
+def test_holes_and_alarms_are_named(base, spec):
+    assert "Alarms" not in tables_of(base, spec)
+    for stage, tag in product(("chat_sft", "chat_eval_sft"), ("lab-one-idle-1-1", "lab-one-idle-1-2")):
+        shutil.rmtree(base / stage / tag)
+    (base / "lab/lab/lab-one-idle-1-1-train.log").write_text("error: out of memory\n")
+    shutil.rmtree(base / "chat_sft/lab-two-bad-1-1")
+    train(base, "lab-two-bad-1-1", scale=5.0)
+    tables = tables_of(base, spec)
+    [hole] = [row for row in tables["Scores, one"] if row[0] == "idle"]
+    assert hole == ["idle", "0 of 2", "error: out of memory; not run", "error: out of memory; not run"]
+    alarms = [row[:3] for row in tables["Alarms"]]
+    assert alarms[:2] == [["lab-one-idle-1-1", "failed", "yes"], ["lab-one-idle-1-2", "failed", "yes"]]
+    assert alarms[2:] == [["lab-two-bad-1-1", "loss", "yes"]] * 2  # the spike, and the end
+
+
+def test_the_noise_of_repeats(base):
+    spec = read_lab(base, {"repeats = 2": "repeats = 4\nslots = [2]"})
+    for number, name in enumerate(spec.bases):
+        shares = {"World-Facts": 0.5, "World-Choices": 0.6}
+        answer(base, "chat_eval_mid", f"lab-{name}", shares, repeats=4, seed=number)
+        answer(base, "chat_eval_mid", f"lab-{name}-slots-2", shares, repeats=4, seed=9)
+    findings.write_noise(spec, begin(spec))
+    [noise] = read_json(base / "lab/lab/outcome.json")["tables"]
+    places = product(("chosen", 2), ("World-Facts", "World-Choices"))
+    assert [(row[1], row[0]) for row in noise["rows"]] == list(places)
+    # By hand: each answer to the questions of an evaluation, then the pooled deviation of its repeats.
+    variances, means = [], []
+    for name in spec.bases:
+        path = base_step(spec, name).outcome.with_name("World-Facts.jsonl")
+        verdicts = [[one["right"] for one in record["completions"]] for record in read_jsonl(path, dict)]
+        variances.append(np.mean(verdicts, axis=0).var(ddof=1))
+        means.append(np.mean(verdicts))
+    assert noise["rows"][0][2:4] == pytest.approx([100 * np.mean(means), 100 * np.mean(variances) ** 0.5])
+    shutil.rmtree(base / "chat_eval_mid")
+    with pytest.raises(ValueError, match="the evaluation of one has failed, see the logs in "):
+        findings.write_noise(spec, begin(spec))
+
+
+def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
+    """The runs are made here: their loss is lowest at twice the stage's rate, and high rates diverge."""
+    spec = read_lab(base, {'bases = ["one", "two"]': 'bases = ["one"]'})
+    for name in spec.bases:
+        leave(base, "chat_mid", name)
+
+    def train_all(part, chains, config):
+        assert len(chains) == len(part.runs)
+        for run in part.runs:
+            if run.rate >= 8:
+                write_jsonl(part.outcome_of(run).with_name("metrics.jsonl"), [{"kind": "diverged", "step": 5}])
+            elif not part.outcome_of(run).exists():
+                train(base, part.tag_of(run), scale=1 + (np.log10(run.rate / 2)) ** 2)
+
+    monkeypatch.setattr("tracks.lab.run.start", train_all)
+    monkeypatch.setattr("tracks.lab.run.check_disk", lambda spec, runs: None)
+    search_rates(spec, begin(spec), Config())
+    [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
+    best = [row for row in rates["rows"] if row[-1]]
+    assert [row[:2] for row in best] == [["one", mix] for mix in spec.mixes]
+    assert all(1.8 < rate < 2.2 for _, _, rate, *_ in best)
+    assert {mix: sum(row[3] for row in rates["rows"] if row[1] == mix) for mix in spec.mixes} == dict.fromkeys(
+        spec.mixes, 17
+    )
+    assert {row[2] for row in rates["rows"] if np.isnan(row[4])} == {10.0}
+    # A run that failed for another reason is not taken for one that diverged.
+    (base / "chat_sft/lab-one-plain-10-1/metrics.jsonl").unlink()
+    with pytest.raises(ValueError, match="lab-one-plain-10-1 has no result, and did not diverge: not run"):
+        findings.final_loss(spec, Run("one", "plain", 10.0, 1))
+
+
+def test_two_labs_are_compared(base, tmp_path, monkeypatch):
+    report(base)
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "b"))
+    report(tmp_path / "b", changes={"seeds = [1, 2]": "seeds = [1, 2, 3]"})
+    text = compare([read_record(base), read_record(tmp_path / "b")], ["a", "b"])
+    number = r" *\| ([^ |]+)"
+    score = rf"{number} ± (\S+) ▲"
+    [row] = re.findall(rf"Scores, one: good, World-Facts{score}{score}{number}{number}", text)
+    before, error, after, other, difference, both = map(float, row)
+    assert difference == pytest.approx(after - before, abs=0.11)
+    assert both == pytest.approx((error**2 + other**2) ** 0.5, abs=0.11)

@@ -1,0 +1,73 @@
+"""The search for the best rate, on made curves with noise."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tracks.lab.rates import MOST_MOVES, WIDE, rounds
+
+SEEDS = 3
+NOISE = 0.01  # deviation of the loss between seeds
+# Loss above the lowest, by decades from the optimum.
+CURVES = {
+    "parabola": lambda x: 0.3 * x**2,
+    "steeper above": lambda x: 0.3 * x**2 * (3 if x > 0 else 1),
+    "flat below": lambda x: 0.3 * x**2 if x > 0 else 0.15 * math.log1p(2 * x**2),
+    "diverges": lambda x: 0.3 * x**2 if x < 0.5 else math.nan,
+    "diverges soon": lambda x: 0.3 * x**2 if x < 0.25 else math.nan,
+}
+
+
+def search(curve, optimum, random, noise=NOISE):
+    """Return the rounds, of which the last is the end, and the points."""
+    points, found = {}, []
+    for ahead in rounds(points, SEEDS):
+        found.append(ahead)
+        for rate in ahead.rates:
+            losses = points.setdefault(rate, [])
+            while len(losses) < ahead.seeds:
+                losses.append(2 + curve(math.log10(rate / optimum)) + random.normal(0, noise))
+        assert len(found) < 9
+    return found, points
+
+
+@pytest.mark.parametrize("decades", [(-0.7, 0.7), (1.1, 1.8), (-1.8, -1.1)])
+@pytest.mark.parametrize("name", CURVES)
+def test_it_ends_near_the_optimum(name, decades):
+    seed = list(CURVES).index(name)
+    random = np.random.default_rng(seed)
+    near = runs = 0
+    for _ in range(200):
+        optimum = 10 ** random.uniform(*decades)
+        found, points = search(CURVES[name], optimum, random)
+        [best] = found[-1].rates
+        near += max(best / optimum, optimum / best) <= 1.5
+        runs += sum(map(len, points.values()))
+        # Outside of the first range, nothing is fitted before the range is moved.
+        if abs(math.log10(optimum)) > 1:
+            assert "moved to where the losses fall" in found[1].sentence
+    print(f"{name}, optimum in {decades}: {near} of 200 within a factor 1.5, {runs / 200:.1f} runs, seed {seed}")
+    assert near >= 190
+
+
+@pytest.mark.parametrize("losses", [[2.0, 2.2, 2.2], [2.0, math.nan, 1.0]])
+def test_the_seeds_decide_between_two_rates(losses):
+    """A rate with which a seed diverges has lost too."""
+    points = {}
+    for ahead in rounds(points, SEEDS):
+        if ahead.seeds == SEEDS:
+            best, other = ahead.rates
+            points |= {best: losses, other: [2.1] * SEEDS}
+        else:
+            points |= {rate: [2 + math.log10(rate / 2) ** 2] for rate in ahead.rates}
+    assert ahead.rates == [other]
+
+
+def test_runs_that_all_diverge_move_the_range_down_until_it_ends():
+    found, points = search(lambda x: math.nan, 1.0, np.random.default_rng(0))
+    assert [one.seeds for one in found] == [1] * (MOST_MOVES + 1) + [0]
+    # Four of ten rates are new in each range.
+    assert len(points) == WIDE + 4 * MOST_MOVES
+    assert found[-1].rates == []
+    assert found[-1].sentence == "the optimum lies beyond 0.000215, after 3 moves of the range"

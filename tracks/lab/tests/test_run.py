@@ -1,0 +1,207 @@
+"""tracks.lab.run on a tiny base model: four runs of three steps, killed midway, and looks at a held-out benchmark."""
+
+import os
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from chat_files import write_lines
+from tune_runs import FromParent, sums
+
+from nanochat.paths import hold_folder, read_json
+
+LIMIT = 280  # seconds
+SPEC = """
+question = "Do letters help?"
+stage = "chat_sft"
+source = "base"
+bases = ["parent"]
+seeds = [1, 2]
+methods = ["ties", "soup"]
+budget = { num_iterations = 3 }
+flags = "--total-batch-size=512 --eval-every=-1 --eval-metrics-every=-1 --dtype=fp32 --no-compile"
+[merges]
+both = { plain = 1, letters = 1 }
+[mixes]
+plain = "json:FOLDER/chats.jsonl"
+letters = "json:FOLDER/chats.jsonl,ARC-Easy@50"
+[benchmarks]
+dev = ["ARC-Easy"]
+stable = ["MMLU"]
+held_out = ["ARC-Challenge"]
+"""
+
+
+class Lab:
+    """A base model, a spec, and the command."""
+
+    def __init__(self, folder: Path, python: str):
+        self.python = python
+        self.folder = FromParent(folder, "chat_sft", []).folder
+        write_lines(folder / "chats.jsonl", *sums(60))
+        self.home, self.spec, self.ledger = folder / "lab/mix", folder / "mix.toml", folder / "mix.looks.txt"
+        self.spec.write_text(SPEC.replace("FOLDER", str(folder)))
+
+    def start(self, *flags: str):
+        command = [self.python, "-m", "tracks.lab.run", f"--spec={self.spec}", "--jobs=2", *flags]
+        places = {"NANOCHAT_BASE_DIR": f"{self.folder}", "NANOCHAT_HUB": f"{self.folder}/hub", "OMP_NUM_THREADS": "1"}
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, env=os.environ | places, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, *flags: str):
+        """Return the exit status and the text."""
+        process = self.start(*flags)
+        text, _ = process.communicate(timeout=LIMIT)
+        return process.returncode, text
+
+    def forget_looks(self):
+        self.ledger.unlink(missing_ok=True)
+        for path in self.home.parent.glob("looks-*"):
+            path.unlink()
+
+    def finished(self):
+        records = self.home.glob("*-train.json")
+        return [path.stem for path in records if read_json(path)["finished"]]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory, quick):
+    """All runs have ended; the lab was killed after the first. The held-out task cannot be opened."""
+    lab = Lab(tmp_path_factory.mktemp("lab"), quick)
+    for path in lab.folder.glob("hub/**/*ARC-Challenge*/**/*.parquet"):
+        path.rename(path.with_suffix(".whole"))
+        path.write_bytes(b"this raises when it is opened")
+    end = time.monotonic() + LIMIT
+    killed = lab.start()
+    while not lab.finished():
+        assert time.monotonic() < end, "no run has finished"
+        assert killed.poll() is None, killed.communicate()
+        time.sleep(0.05)
+    killed.kill()
+    before = lab.finished()
+    # Steps that were at work end by themselves.
+    is_free = False
+    while not is_free:
+        assert time.monotonic() < end, "a step goes on"
+        time.sleep(0.05)
+        with suppress(ValueError), hold_folder(lab.home):
+            is_free = True
+    code, text = lab.run()
+    assert code == 0, text
+    for step in before:
+        assert f"{step}: already finished" in text
+    return lab
+
+
+def test_a_killed_lab_loses_no_run(lab):
+    assert len(lab.finished()) == 4
+    outcome = read_json(lab.home / "outcome.json")
+    assert [row[:2] for row in outcome["tables"][1]["rows"]] == [["plain", "2 of 2"], ["letters", "2 of 2"]]
+    made = read_json(lab.folder / "chat_sft/mix-parent-both-ties-1-1/step_000003/manifest.json")["merge"]
+    assert [model["tag"] for model in made["models"]] == ["mix-parent-plain-1-1", "mix-parent-letters-1-1"]
+    # Nothing learned in three steps can be shown.
+    [one] = read_json(lab.home / "recommendation.json")["recommendation"]
+    assert one["verdict"] == "scale up"
+
+
+def test_a_run_that_fails_is_a_hole_with_its_reason(lab):
+    name = write_lines(lab.folder / "broken.jsonl", {"messages": 1})
+    spec = lab.folder / "more.toml"
+    text = lab.spec.read_text().replace("[benchmarks]", f'broken = "{name}"\n[benchmarks]')
+    spec.write_text(text.replace("[merges]", "[merges]\nnone = { plain = 1, broken = 1 }"))
+    code, text = lab.run(f"--spec={spec}", "--tag=mix")
+    # Four runs and four merges of two steps, and the base's evaluation.
+    assert (code, text.count("already finished")) == (0, 17), text
+    outcome = read_json(lab.home / "outcome.json")
+    assert outcome["metrics"]["Runs"] == "6, 2 of them left out"
+    *_, (mix, seeds, reason, *_) = outcome["tables"][1]["rows"]
+    assert (mix, seeds, "broken.jsonl:1: " in reason) == ("broken", "0 of 2", True)
+
+
+def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
+    assert not lab.ledger.exists()
+    for path in lab.folder.glob("hub/**/*.whole"):
+        path.rename(path.with_suffix(".parquet"))
+    code, text = lab.run("--final")
+    assert (code, "Scores, held out, look 1" in text) == (0, True), text
+    # The reference alone: nothing is recommended.
+    tags = {path.name for path in lab.folder.glob("chat_eval_sft/*-held-out")}
+    assert tags == {f"mix-parent-plain-1-{seed}-held-out" for seed in (1, 2)}
+    code, text = lab.run("--final")
+    # The same models again.
+    assert ("look 1" in text, text.count("already finished"), ": done in" in text) == (True, 17 + 2, False)
+
+    lab.spec.write_text(lab.spec.read_text() + "\n# another hash\n")
+    assert "look 2, no longer held out" in lab.run("--final")[1]
+    lab.ledger.write_text(lab.ledger.read_text().replace("plain", "letters"))
+    code, text = lab.run()
+    assert (code, text.count("\n"), "mix.looks.txt was edited" in text) == (2, 1, True)
+    lab.forget_looks()
+
+
+def test_without_checkpoints_nothing_is_trained_again(lab):
+    code, text = lab.run("--keep=none")
+    assert (code, text.count(" are deleted")) == (0, 8), text
+    assert not list(lab.folder.glob("chat_sft/*/step_*"))
+    code, text = lab.run("--final")
+    assert (code, text.count("already finished"), ": done in" in text) == (0, 17 + 2, False), text
+    lab.forget_looks()
+    for path in lab.folder.glob("chat_eval_sft/*-held-out/outcome.json"):
+        path.unlink()
+    code, text = lab.run("--final")
+    assert (code, lab.ledger.exists()) == (2, False)
+    assert "chat_sft/mix-parent-plain-1-1 has no checkpoint any more" in text
+
+
+def test_the_noise_of_evaluations(lab):
+    spec = lab.folder / "noise.toml"
+    more = "[sampling]\ntemperature = 1.0\nmax_problems = 8\n"
+    spec.write_text(lab.spec.read_text().replace('dev = ["ARC-Easy"]', 'dev = ["ARC-Easy~styles:1"]') + more)
+    code, text = lab.run(f"--spec={spec}", "--kind=variance")
+    assert (code, "--kind=variance needs repeats" in text) == (2, True), text
+    spec.write_text("repeats = 2\n" + spec.read_text())
+    code, text = lab.run(f"--spec={spec}", "--kind=variance")
+    assert (code, "Noise of one evaluation" in text) == (0, True), text
+    assert (lab.folder / "chat_eval_base/noise-variance-parent/outcome.json").exists()
+
+
+@pytest.mark.slow
+def test_rates_are_searched(lab):
+    """17 runs of three steps; killed searches go on, since finished runs are steps that are skipped."""
+    spec = lab.folder / "rates.toml"
+    text = lab.spec.read_text().replace("eval-every=-1", "eval-every=0").replace("seeds = [1, 2]", "seeds = [1]")
+    spec.write_text(text.replace("letters = ", "# "))
+    code, text = lab.run(f"--spec={spec}", "--kind=rates")
+    assert (code, "plain on parent: the best rate is" in text or "lies beyond" in text) == (0, True), text
+    done = text.count(": done in")
+    code, text = lab.run(f"--spec={spec}", "--kind=rates")
+    assert (text.count("already finished"), ": done in" in text) == (done, False)
+
+
+def test_bad_input_is_refused(lab, tmp_path):
+    path = tmp_path / "wrong.toml"
+    wrong = SPEC.replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]').replace("FOLDER", "/no")
+    path.write_text(wrong.replace("no-compile", "no-compille"))
+    code, text = lab.run(f"--spec={path}")
+    assert (code, text.splitlines()[0]) == (2, f"error: {path}:")
+    for part in (
+        "the mix plain: there is no file /no/chats.jsonl",
+        "the mix letters: ARC-Esy is no task",
+        "  MLU is",
+        "  flags, sampling or methods: unknown argument --no-compille",
+    ):
+        assert part in text
+    minimal = 'minimal = ["arc-easy%60"]\nstage'
+    shares = (
+        SPEC.replace('chats.jsonl"', 'chats.jsonl%30,ARC-Easy%70"').replace("@50", "%50").replace("jsonl,", "jsonl%50,")
+    )
+    path.write_text(shares.replace("FOLDER", str(lab.folder)).replace("stage", minimal, 1))
+    code, text = lab.run(f"--spec={path}")
+    assert (code, "the mix letters has less than minimal = arc-easy%60" in text, "mix plain" in text) == (
+        2,
+        True,
+        False,
+    )
+    assert lab.run("--spec=") == (2, "error: name the file that describes the lab: --spec=FILE\n")

@@ -1,0 +1,230 @@
+"""Significance, on made labs with known truth: the model of ASSUMED, drawn again and again. No models are trained."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tracks.lab import significance
+
+LABS = 200
+# Settings of labs: accuracy, seeds, questions, repeats, deviation between seeds.
+SETTINGS = {
+    "few questions": (50, 2, 60, 1, 1.0),
+    "many questions": (50, 2, 1000, 1, 2.0),
+    "unequal seeds": (30, 2, 100, 1, 3.0),
+    "repeats": (80, 3, 300, 2, 1.0),
+    "equal seeds": (60, 3, 200, 1, 0.0),
+}
+
+
+def made_scores(random, accuracies, seeds, questions, repeats=1, deviation=significance.SEED_DEVIATION):
+    """Return scores (arms, seeds, questions); an arm's expected score is its accuracy exactly.
+
+    An answer is right if a normal variable lies below the accuracy's quantile. The variable is a sum of parts: of the
+    question, of the arm and question, and of the answer. Two of them, correlated by sin(r π/2), have verdicts that are
+    correlated by r at an accuracy of a half.
+    """
+    same_arm = significance.CORRELATION + significance.LASTING * (1 - significance.CORRELATION)
+    common, lasting = np.sin(np.pi / 2 * np.array([significance.CORRELATION, same_arm]))
+    arms = len(accuracies)
+    hardness = np.sqrt(common) * random.standard_normal(questions)
+    hardness = hardness + np.sqrt(lasting - common) * random.standard_normal((arms, 1, 1, questions))
+    hardness = hardness + np.sqrt(1 - lasting) * random.standard_normal((arms, seeds, repeats, questions))
+    by_seed = np.array(accuracies)[:, None] + deviation * random.standard_normal((arms, seeds))
+    thresholds = stats.norm.ppf((by_seed / 100).clip(1e-6, 1 - 1e-6))
+    return 100 * (hardness < thresholds[:, :, None, None]).mean(axis=2)
+
+
+def made_table(random, setting, gain=0.0, bases=2, mixes=4, benchmarks=3):
+    """Return the adjusted table of a lab. gain: of the first mix, on the first base and benchmark."""
+    accuracy, *setting = setting
+    table = {}
+    for base in range(bases):
+        for benchmark in range(benchmarks):
+            accuracies = np.full(mixes + 1, float(accuracy))
+            if base == benchmark == 0:  # around the accuracy, so that its spread stays
+                accuracies[:2] += -gain / 2, gain / 2
+            scores = made_scores(random, accuracies, *setting)
+            for mix in range(1, mixes + 1):
+                table[base, mix, benchmark] = significance.contrast(dict(enumerate(scores)), [mix], [0])
+    return significance.adjust(table)
+
+
+# ---- simulations ----
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_labs_without_any_effect_recommend_no_change(name):
+    seed = list(SETTINGS).index(name)
+    random = np.random.default_rng(seed)
+    changed = 0
+    for _ in range(LABS):
+        verdicts = {one.verdict for one in significance.recommend(made_table(random, SETTINGS[name]))}
+        changed += verdicts != {"scale up"}
+    print(f"{name}: {changed} of {LABS} labs without an effect recommend a change, seed {seed}")
+    # Twice the deviation of a count above 5 %.
+    assert changed <= LABS * significance.LEVEL + 2 * math.sqrt(LABS * significance.LEVEL * (1 - significance.LEVEL))
+
+
+def smallest_of(monkeypatch, name):
+    """Return the smallest difference with the accuracy and the deviation of a setting as those assumed."""
+    accuracy, seeds, questions, repeats, deviation = SETTINGS[name]
+    monkeypatch.setattr(significance, "ACCURACY", accuracy)
+    monkeypatch.setattr(significance, "SEED_DEVIATION", deviation)
+    return significance.smallest_difference(questions, seeds, repeats, 5, 12)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_twice_the_smallest_difference_is_found(name, monkeypatch):
+    seed = list(SETTINGS).index(name)
+    random = np.random.default_rng(seed)
+    smallest = smallest_of(monkeypatch, name)
+    found = 0
+    for _ in range(LABS):
+        gain = made_table(random, SETTINGS[name], 2 * smallest, bases=1)[0, 1, 0]
+        found += gain.shown == "gain"
+    print(f"{name}: twice {smallest:.1f} points is found in {found} of {LABS} labs, seed {seed}")
+    assert found >= 0.9 * LABS
+
+
+def test_the_printed_power_is_nearly_that_of_made_labs(monkeypatch):
+    random = np.random.default_rng(9)
+    setting = SETTINGS["many questions"]
+    smallest = smallest_of(monkeypatch, "many questions")
+    found = sum(made_table(random, setting, smallest, bases=1)[0, 1, 0].shown == "gain" for _ in range(LABS))
+    assert 0.68 * LABS <= found <= 0.9 * LABS
+
+
+# Places of arms: a cell, a difference, a synergy.
+@pytest.mark.parametrize(("plus", "minus"), [([0], []), ([0], [1]), ([0, 3], [1, 2])])
+def test_intervals_cover_the_truth(plus, minus):
+    """In the settings, questions weigh more, or seeds."""
+    seed = 10 * len(plus) + len(minus)
+    random = np.random.default_rng(seed)
+    covered = []
+    for accuracy, *setting in SETTINGS.values():
+        truth = accuracy * (len(plus) - len(minus))
+        for _ in range(420):
+            scores = made_scores(random, [accuracy] * 6, *setting)
+            found = significance.contrast(dict(enumerate(scores)), plus, minus)
+            covered.append(found.low <= truth <= found.high)
+    print(f"{plus} less {minus}: {sum(covered)} of {len(covered)} intervals cover the truth, seed {seed}")
+    assert len(covered) >= 2000
+    assert 0.93 <= np.mean(covered) <= 0.97
+
+
+def test_averages_of_k_repeats_are_calmer_by_the_root_of_k():
+    random = np.random.default_rng(0)
+    # Models, repeats, questions; each question of a model has its own probability p, and the mean of p (1 - p) is 1/6.
+    chances = random.random((60, 1, 150))
+    for k in (1, 2, 4, 8, 16):
+        answers = 100 * (random.random((60, 6 * k, 150)) < chances)
+        found = significance.noise(answers.reshape(60, 6, k, 150).mean(axis=2))
+        expected = 100 * math.sqrt(1 / 6 / 150 / k)
+        print(f"Avg@{k}: {found.deviation:.3f} ± {found.error:.3f} points, expected {expected:.3f}")
+        assert abs(found.deviation - expected) <= 3 * found.error
+        # Answers are independent here, so the number of questions explains all.
+        assert found.explained > 0.85
+        assert found.repeats_for(found.deviation / 4) == 16
+
+
+# ---- figures, checked by hand or by SciPy ----
+
+
+def test_seed_variance_is_pooled_over_arms():
+    cells = [np.array([[0, 0], [1, 0]]), np.array([[1, 1]]), np.array([[0, 0], [0, 1], [1, 1]])]
+    # Means 0, 1/2 | 1 | 0, 1/2, 1: squares 1/8 and 1/2 with one and two degrees of freedom.
+    assert significance.pooled_seed_variance(cells) == (pytest.approx(0.625 / 3), 3)
+    assert significance.pooled_seed_variance(cells[1:2]) == (0.0, 0)
+
+
+def test_with_equal_seeds_a_difference_is_the_paired_test_over_questions():
+    one, other = 100 * np.random.default_rng(2).random((2, 50))
+    # Three seeds with the same answers.
+    found = significance.contrast({"one": np.tile(one, (3, 1)), "other": np.tile(other, (3, 1))}, ["one"], ["other"])
+    expected = stats.ttest_rel(one, other)
+    interval = expected.confidence_interval()
+    assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, *interval))
+
+
+def test_one_seed_each_shows_nothing():
+    reference, arm = made_scores(np.random.default_rng(5), [20, 90], 1, 100)
+    found = significance.contrast({"arm": arm, "reference": reference}, ["arm"], ["reference"])
+    assert (found.freedom, found.p) == (0, 1.0)
+    # The error is that of the questions. It does not vanish where all agree.
+    assert found.error == pytest.approx(stats.sem(arm[0] - reference[0]))
+    assert significance.contrast({"one": arm, "other": arm}, ["one"], ["other"]).error == pytest.approx(1)
+    assert significance.smallest_difference(1000, seeds=1) == math.inf
+
+
+def difference_of(mean, p):
+    return significance.Difference(mean, 1.0, mean - 2, mean + 2, 10, p)
+
+
+def test_p_values_are_corrected_by_holm():
+    p_values = [0.01, 0.04, 0.03, 0.005, 0.9]
+    table = {("base", "mix", str(place)): difference_of(10, p) for place, p in enumerate(p_values)}
+    adjusted = significance.adjust(table)
+    found = [adjusted["base", "mix", str(place)].adjusted for place in range(5)]
+    # 5 × 0.005, 4 × 0.01, 3 × 0.03, then no less than that, and 0.9.
+    assert found == pytest.approx([0.04, 0.09, 0.09, 0.025, 0.9])
+    assert [one.shown == "gain" for one in adjusted.values()] == [True, False, False, True, False]
+
+
+# ---- recommendations ----
+
+GAIN, HARM, NOTHING = difference_of(10, 1e-6), difference_of(-10, 1e-6), difference_of(1, 0.3)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_rule(scaled):
+    mixes = {"helper": (GAIN, NOTHING), "poison": (NOTHING, HARM), "mixed": (GAIN, HARM), "none": (NOTHING, NOTHING)}
+    table = {("base", mix, f"task{place}"): mixes[mix][place] for mix in mixes for place in (0, 1)}
+    found = {one.mix: one for one in significance.recommend(significance.adjust(table), scaled)}
+    undecided = "drop" if scaled else "scale up"
+    assert [found[mix].verdict for mix in mixes] == ["keep", "drop", "trade-off", undecided]
+    assert found["helper"].reason == (
+        "task0 +10.0 ± 1.0 points (corrected p 8e-06), task1 +1.0 ± 1.0 points (corrected p 1)"
+    )
+    assert "not distinguishable from the reference" in found["none"].reason
+
+
+def test_a_mix_that_helps_one_base_only():
+    table = {("first", "mix", "task"): GAIN, ("second", "mix", "task"): NOTHING}
+    first, second = significance.recommend(significance.adjust(table))
+    assert "helps this base only" in first.reason
+    assert "only" not in second.reason
+    for other in ({}, {("second", "mix", "task"): GAIN}, {("second", "another", "task"): NOTHING}):
+        first, *_ = significance.recommend(significance.adjust({("first", "mix", "task"): GAIN} | other))
+        assert "only" not in first.reason
+
+
+# ---- plans ----
+
+
+def test_the_best_of_n_by_luck():
+    # Known values of the expected highest of n normal variables.
+    expected = {1: 0.0, 2: 1 / math.sqrt(math.pi), 3: 1.5 / math.sqrt(math.pi), 10: 1.5388}
+    for n, highest in expected.items():
+        assert significance.best_by_luck(0.02, n) == pytest.approx(0.02 * highest, abs=1e-5)
+
+
+def test_the_classes_of_noise():
+    kinds = [
+        significance.Noise(deviation, 0.0, 1.0).kind
+        for deviation in (1.48, significance.HIGH_NOISE, 0.56, significance.LITTLE_NOISE, 0.22)
+    ]
+    assert kinds == ["high", "high", "stable", "stable", "very stable"]
+    assert [significance.Noise(1.48, 0.0, 1.0).repeats_for(target) for target in (2, 1.48, 0.74, 0.5)] == [1, 1, 4, 9]
+
+
+def test_noise_that_the_number_of_questions_does_not_explain():
+    """All answers of a repeat rise or fall together, as with another batch size."""
+    random = np.random.default_rng(6)
+    together = random.choice([0.3, 0.7], (40, 5, 1))
+    found = significance.noise(100 * (random.random((40, 5, 400)) < together))
+    # 400 between repeats, 2100 / 400 within them.
+    assert found.deviation == pytest.approx(20, abs=3 * found.error)
+    assert found.explained < 0.05

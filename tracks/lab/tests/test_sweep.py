@@ -1,0 +1,146 @@
+"""Specs of labs: their mistakes, steps and hashes, the plan, and the ledger of looks at held-out benchmarks."""
+
+from pathlib import Path
+
+import pytest
+from outcomes import leave
+
+from nanochat.config import parse
+from nanochat.paths import write_text
+from scripts import chat_eval, chat_sft
+from tracks.lab.run import check_disk, flag_mistakes
+from tracks.lab.sweep import add_look, chains_of, disk_needed, expectations, looks, mistakes, read_spec, run_steps
+from tracks.lab.tests.made_labs import make_lab, read_lab
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "remix.toml"
+
+
+@pytest.fixture
+def base(base: Path):
+    """Two bases with small checkpoints."""
+    for tag in ("one", "two"):
+        write_text(base / f"mid_train/{tag}/step_000010/manifest.json", "{}")
+    return base
+
+
+def test_a_valid_spec(base):
+    spec = read_lab(base)
+    assert mistakes(spec) == []
+    assert (spec.source, spec.reference) == ("mid", "plain")
+    tags = [spec.tag_of(run) for run in spec.runs]
+    assert (len(set(tags)), tags[0], tags[-1]) == (16, "lab-one-plain-1-1", "lab-two-bad-1-2")
+    # Only its base is not here.
+    [missing] = mistakes(read_spec(EXAMPLE))
+    assert missing.startswith("the base d20 has no checkpoint in ")
+
+
+def test_all_mistakes_at_once(base):
+    changes = {
+        '"one", "two"': '"three"',
+        "seeds = [1, 2]": 'seed = 1\nscaled = true\nseeds = [1]\nreference = "best"\nrates = [2.0, 2.0]',
+        "temperature = 0.7": "top_k = 5",
+        "num_iterations = 1000": "tokens = 100000",
+        'held_out = ["World-Talk"]': 'held_out = ["World-Facts"]',
+        "[benchmarks]": "[merges]\nboth = { facts = 1 }\n[benchmarks]",
+    }
+    merges = ("both-linear", "both-slerp", "both-task", "both-ties")
+    mixes = ("plain", "good", "idle", "bad")
+    assert mistakes(read_lab(base, changes)) == [
+        "seed is no key, did you mean seeds?",
+        f"the base three has no checkpoint in {base}/mid_train/three: train it first",
+        "the merge both has facts, which is no mix",
+        *[f"two runs, or two lists of benchmarks, have lab-three-{mix}-2-1" for mix in (*mixes, *merges)],
+        "two runs, or two lists of benchmarks, have World-Facts",
+        "reference = best is no mix, take one of plain, good, idle, bad",
+        "with one seed nothing is shown, and scaled = true would drop every mix",
+        "a budget in tokens needs --total-batch-size in flags",
+    ]
+
+
+def test_mistakes_that_the_scripts_find(base):
+    merges = "[merges]\nboth = { good = 1 }\n[benchmarks]"
+    for changes, sentence in (
+        ({"temperature = 0.7": "top_k = 5"}, "all answers to a problem would be the same, add --temperature=1"),
+        ({"[benchmarks]": merges}, "--method=slerp merges two models: name two, or take another method"),
+    ):
+        assert flag_mistakes(read_lab(base, changes)) == [f"flags, sampling or methods: {sentence}"]
+    assert flag_mistakes(read_lab(base)) == []
+
+
+def test_values_that_are_no_values(base):
+    changes = {
+        "seeds = [1, 2]": "seed = 1",
+        '"chat_sft"': '"sft"',
+        "repeats = 2": "repeats = 0\nrates = [0.5, 0.0]",
+        "temp": "temb",
+    }
+    with pytest.raises(ValueError, match=r"lab\.toml:\n") as raised:
+        read_lab(base, changes)
+    places = [line.split()[0] for line in str(raised.value).splitlines()[1:]]
+    assert places == ["seed", "stage:", "rates.1:", "seeds:", "repeats:", "sampling.temberature.[key]:"]
+
+
+def test_steps_are_commands_of_the_scripts(base):
+    changes = {
+        "num_iterations = 1000": "tokens = 100000",
+        "repeats = 2": 'flags = "--total-batch-size=2048 --init_lr_frac=0.5 --no-compile"\nrates = [0.5]\nrepeats = 2',
+    }
+    spec = read_lab(base, changes)
+    *parents, (training, evaluation) = chains_of(spec.model_copy(update={"files": {"plain": ["/chats.jsonl"]}}))[:3]
+    assert [step.output for [step] in parents] == ["chat_eval_mid/lab-one", "chat_eval_mid/lab-two"]
+    assert training.local == ["/chats.jsonl"]  # it is hashed
+    tuned = parse(chat_sft.Config, training.command[1:])
+    assert (tuned.model_tag, tuned.source, tuned.seed, tuned.mixture) == ("one", "mid", 1, "Chats")
+    assert (tuned.num_iterations, tuned.init_lr_frac, tuned.compile) == (48, 0.25, False)
+    evaluated = parse(chat_eval.Config, evaluation.command[1:])
+    assert (evaluated.tasks, evaluated.repeats, evaluated.temperature) == ("World-Facts|World-Choices", 2, 0.7)
+    assert training.output == evaluation.parent == f"chat_sft/{tuned.tag}"
+    assert run_steps(spec, spec.runs[0], is_held_out=True)[1].output == f"{evaluation.output}-held-out"
+
+
+def test_the_plan(base):
+    spec = read_lab(base)
+    before = expectations(spec, {"World-Facts": 200})
+    assert before[:2] == [
+        "0 of 16 runs are finished",
+        "time and dollars are not known before the first run has finished",
+    ]
+    assert before[-2].startswith("World-Facts: 200 questions; smallest difference that can be shown: ")
+    leave(base, "chat_sft", spec.tag_of(spec.runs[0]), seconds=3600.0)
+    # A base, and a run that is not evaluated yet, say nothing of the time.
+    leave(base, "chat_eval_mid", "lab-one", seconds=10.0)
+    assert expectations(spec, {})[:2] == before[:2]
+    leave(base, "chat_eval_sft", spec.tag_of(spec.runs[0]), seconds=1800.0)
+    after = expectations(spec, {})
+    assert after[0] == "1 of 16 runs are finished"
+    assert after[1].startswith("about 22h30m left, one run after the other, $")
+    assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9})[-2].endswith("none, it needs two seeds")
+
+
+def test_checkpoints_need_room(base):
+    spec = read_lab(base)
+    # A file with a hole takes no room itself.
+    with open(base / "mid_train/two/step_000010/model.safetensors", "wb") as file:
+        file.truncate(10**13)
+    leave(base, "chat_sft", spec.tag_of(spec.runs[-1]))
+    assert disk_needed(spec, spec.runs) == 7 * 10**13 + 15 * len("{}")
+    with pytest.raises(OSError, match=r"has no room for the checkpoints of this run: 70,000,000\.0 MB needed, "):
+        check_disk(spec, spec.runs)
+
+
+def test_a_look_is_counted_once_for_the_same_models(base):
+    spec = read_lab(base)
+    make_lab(base, spec)
+    assert [add_look(spec, spec.path, spec.runs[:count]) for count in (2, 2, 3, 3, 4)] == [1, 1, 2, 2, 3]
+    first, *_ = looks(spec)
+    assert list(first["models"]) == [spec.tag_of(run) for run in spec.runs[:2]]
+    ledger = base / "lab.looks.txt"
+    text = ledger.read_text()
+    # Edited, cut off, and emptied.
+    for kept in (text.replace("1-2", "1-1"), text.rstrip().rpartition("\n")[0], ""):
+        ledger.write_text(kept)
+        with pytest.raises(ValueError, match=r"looks\.txt was edited, or lacks its last look: the looks at held-out"):
+            looks(spec)
+    ledger.unlink()
+    with pytest.raises(ValueError, match=r"looks\.txt was edited, or lacks its last look"):
+        looks(spec)

@@ -1,0 +1,298 @@
+"""Preferences: pairs of a chosen and a rejected answer to one prompt, and an objective that learns from them (DPO).
+
+The frozen parent gives each answer's log-probabilities once, before training. They are kept on disk by hash, so no
+second model takes memory while training runs. A pair is two rows of a batch, the chosen answer first; batches have the
+columns from `Rollouts`, with the parent in place of the sampler, and compute each prompt once for both answers.
+"""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from nanochat.chat import check_conversation, render_conversation, render_prompt
+from nanochat.checkpoint import MODEL, load_model
+from nanochat.dataloader import Batch
+from nanochat.engine import Completion
+from nanochat.gpt import GPT
+from nanochat.log import Record
+from nanochat.objectives import Loss
+from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
+from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
+from nanochat.rollouts import Columns, PromptSource, answer_logprobs, assemble, before_and_after, columns, row_tokens
+from nanochat.tokenizer import Tokenizer
+from nanochat.train import State
+
+if TYPE_CHECKING:
+    from nanochat.run import Trainer
+
+Pair = list[dict[str, Any]]  # two conversations that differ in the last message: chosen, rejected
+
+SIDES = ("chosen", "rejected")
+REFERENCE = 3  # column with the log-probabilities under the parent
+CHUNK = 256  # pairs that are padded together where no gradient is needed
+# Distance from ln 2 at which the first loss counts as wrong; rounding moves it by less.
+TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
+
+# ---- pairs in files ----
+
+
+def read_pairs(names: str) -> list[Pair]:
+    """Return the pairs in JSONL files, whose names are separated by commas; a ValueError names file, line and fault."""
+    pairs = []
+    for name in filter(None, names.split(",")):
+        pairs += read_jsonl(Path(name).expanduser(), as_pair)
+    if not pairs:
+        raise ValueError(f"--pairs={names}: there is no line with prompt, chosen and rejected")
+    return pairs
+
+
+def as_pair(record: Record) -> Pair:
+    """Return the pair in a JSON record: prompt is a text or messages, both answers are texts or lists of parts."""
+    for name in ("prompt", *SIDES):
+        if name not in record:
+            raise ValueError(f"a pair has prompt, chosen and rejected, and {name} is missing")
+    prompt = record["prompt"]
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    pair = [{"messages": [*prompt, {"role": "assistant", "content": record[side]}]} for side in SIDES]
+    for conversation in pair:
+        check_conversation(conversation)
+    if pair[0] == pair[1]:
+        raise ValueError("chosen and rejected are equal")
+    return pair
+
+
+# ---- pairs from sampled answers ----
+
+# Type of a part -> its text as the tokenizer decodes it.
+DECODED = {
+    "text": "{}",
+    "python": "<|python_start|>{}<|python_end|>",
+    "python_output": "<|output_start|>{}<|output_end|>",
+}
+
+
+def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
+    """Return pairs, as `as_pair` reads them, from the records of `Rollouts`, at most `most` for each prompt.
+
+    The chosen answer has the prompt's best reward, the rejected one a lower reward. Answers that are empty or have no
+    end, and those with special tokens other than calls, are left out.
+    """
+    groups = defaultdict(dict)  # messages as JSON -> text -> sample: each answer once
+    for record in records:
+        for sample in record["samples"]:
+            text = sample["text"]
+            # Special tokens that belong to no call are in no part.
+            whole = "".join(DECODED[part["type"]].format(part["text"]) for part in sample["parts"])
+            if text and text == whole and sample["reason"] == "stop":
+                groups[json.dumps(record["messages"])][text] = sample
+    pairs = []
+    for messages, answers in groups.items():
+        best = max(sample["reward"] for sample in answers.values())
+        right = [sample["parts"] for sample in answers.values() if sample["reward"] == best]
+        wrong = [sample["parts"] for sample in answers.values() if sample["reward"] < best]
+        for chosen, rejected in islice(zip(right, wrong, strict=False), most):
+            pairs.append({"prompt": json.loads(messages), "chosen": chosen, "rejected": rejected})
+    if not pairs:
+        raise ValueError("no prompt has a better and a worse answer: take more prompts, or a higher temperature")
+    return pairs
+
+
+# ---- the source ----
+
+
+def _as_row(conversation: dict[str, Any], tokenizer: Tokenizer) -> Columns:
+    ids, mask = render_conversation(conversation, tokenizer)
+    start = len(render_prompt(conversation, tokenizer))
+    # The end token is among the ids. The log-probabilities under the parent are filled in later.
+    answer = Completion(ids[start:], mask[start:], "length", [0.0] * len(ids[start:]))
+    return columns(ids[:start], answer, 0.0, 0)
+
+
+class Pairs(PromptSource):
+    """An endless source of batches with two rows for each pair.
+
+    Pairs longer than the context are left out. The order of the prompts' hashes decides which share is held out, not
+    the order of the files; pairs with one prompt are on one side. The config is that of tracks.preferences.train.
+    """
+
+    together = 2
+
+    def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]) -> None:
+        config, runtime = trainer.config, trainer.runtime
+        # Pairs with one prompt have an order too.
+        pairs = sorted(pairs, key=lambda pair: (text_sha256(json.dumps(pair[0]["messages"][:-1])), json.dumps(pair)))
+        answers = [[_as_row(conversation, trainer.tokenizer) for conversation in pair] for pair in pairs]
+        # Of each pair two rows as in `columns`; zeros stand for advantages.
+        self.answers = [rows for rows in answers if max(map(row_tokens, rows)) <= config.max_seq_len]
+        self.left_out = len(pairs) - len(self.answers)
+        prompts = [chosen[-1] for chosen, _ in self.answers]
+        learned = int(len(self.answers) * (1 - config.held_out))
+        while 0 < learned < len(prompts) and torch.equal(prompts[learned - 1], prompts[learned]):
+            learned -= 1
+        if self.answers and not learned:
+            raise ValueError(
+                f"--held-out={config.held_out:g} holds out all pairs, because they have too few prompts: "
+                "give more, or a smaller share"
+            )
+        # This rank's; pairs to learn from have lower numbers.
+        self.held_out = range(learned + runtime.rank, len(self.answers), runtime.world_size)
+        manifest = trainer.start.weights.manifest
+        # A resumed run needs its parent no more.
+        weights = manifest["source"]["setting"]["parent"] if trainer.resumed else manifest["files"][MODEL]["sha256"]
+        setting = {
+            "parent": weights,
+            "pairs": text_sha256(json.dumps(pairs)),
+            "tokenizer": trainer.tokenizer.content_hash,
+            "context": config.max_seq_len,
+            "dtype": runtime.dtype_name,
+        }
+        self.path = base_dir() / "reference_logprobs" / f"{text_sha256(json.dumps(setting))}.safetensors"
+        super().__init__(trainer, learned, setting)
+
+    def __next__(self) -> Batch:
+        batch = self._batch(self.draw())
+        self._step += 1
+        return batch
+
+    def _batch(self, numbers: Sequence[int]) -> Batch:
+        return assemble({number: self.answers[number] for number in numbers}, self.runtime.device)
+
+    def micro_batches(self, numbers: Sequence[int], rows: int) -> Iterator[Batch]:
+        """Yield these pairs in micro-batches that fit into `rows` rows of full context."""
+        for start in range(0, len(numbers), CHUNK):
+            yield from self.split(self._batch(numbers[start : start + CHUNK]), rows)
+
+    @torch.no_grad()
+    def set_reference(self, open_parent: Callable[[], GPT], rows: int) -> None:
+        """Fill in each answer's log-probabilities under the parent, computed if no file has them yet."""
+        own = [row[REFERENCE] for row in chain(*self.answers)]
+        if not self.runtime.broadcast(self.path.exists):
+            model = open_parent()  # freed when this function ends
+            mine = range(self.runtime.rank, len(self.answers), self.runtime.world_size)
+            for batch in self.micro_batches(mine, rows):
+                logprobs = answer_logprobs(model, batch)
+                for i, (length, _, number) in enumerate(batch[-1].tolist()):
+                    self.answers[number][i % 2][REFERENCE].copy_(logprobs[i, :length])
+            # Each rank has its part, and 0 elsewhere.
+            found = self.runtime.all_reduce(torch.cat(own).to(self.runtime.device))
+            self.runtime.broadcast(lambda: write_bytes(self.path, save({"logprobs": found.cpu()})))
+        found = load_file(self.path)["logprobs"]
+        for logprobs, part in zip(own, found.split([len(row) for row in own]), strict=True):
+            logprobs.copy_(part)
+
+
+# ---- the objective ----
+
+
+def chosen_minus_rejected(sides: Tensor) -> Tensor:
+    """Return chosen minus rejected, (pairs,), from (pairs, 2)."""
+    return sides[:, 0] - sides[:, 1]
+
+
+# Name → each answer's score in the loss, from the log-ratios to the parent and the lengths, both (pairs, 2).
+PREFERENCE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "dpo": lambda gains, lengths: gains,
+    # The mean over an answer's tokens: a long answer weighs as much as a short one.
+    "dpo-norm": lambda gains, lengths: gains / lengths,
+}
+
+
+@dataclass
+class Preference:
+    """Raises the probability of chosen answers over rejected ones, relative to the parent. batch: from `Pairs`.
+
+    loss: a key of PREFERENCE_LOSSES. sft_weight: of the mean loss on the tokens of the chosen answer. The loss is a
+    mean over pairs.
+    """
+
+    loss: str = "dpo"
+    beta: float = 0.1
+    sft_weight: float = 0.0
+
+    def figures(self, model: GPT, batch: Batch) -> dict[str, Tensor]:
+        """Return figures for each pair, (pairs,).
+
+        loss: without the SFT term. accuracy: 1 if the chosen answer is the likelier one. gained: 1 if the margin is
+        positive. margin: chosen minus rejected log-ratio to the parent, in nats. kl: to the parent, in nats per token
+        of both answers; unbiased if the parent sampled them at temperature 1, never negative. total: to be minimized.
+        """
+        logprobs = answer_logprobs(model, batch)  # (rows, longest), 0 where no target is
+        targets, reference = (batch[i][:, : logprobs.shape[1]] for i in (1, REFERENCE))
+        apart = logprobs - reference
+        parts = (targets >= 0, logprobs, apart, apart.exp() * (apart - 1) + 1)
+        lengths, chances, gains, strayed = (part.sum(1).view(-1, 2) for part in parts)  # (pairs, 2) each
+        margins = chosen_minus_rejected(gains)
+        scores = PREFERENCE_LOSSES[self.loss](gains, lengths)
+        losses = -F.logsigmoid(self.beta * chosen_minus_rejected(scores))
+        return {
+            "loss": losses,
+            "accuracy": (chosen_minus_rejected(chances) > 0).float(),
+            "gained": (margins > 0).float(),
+            "margin": margins,
+            "kl": strayed.sum(1) / lengths.sum(1),
+            "total": losses - self.sft_weight * chances[:, 0] / lengths[:, 0],
+        }
+
+    def __call__(self, model: GPT, batch: Batch) -> Loss:
+        figures = self.figures(model, batch)
+        total = figures.pop("total")
+        count = torch.tensor(len(total), device=total.device)
+        return total.sum(), count, {f"dpo/{name}": (one.sum(), count) for name, one in figures.items()}
+
+
+# ---- evaluation and metrics ----
+
+
+# Names of the objective's figures in the report card.
+TITLES = ("Loss", "Pair accuracy", "Pairs with a positive margin", "Margin", "KL to the parent")
+
+
+@torch.no_grad()
+def pair_scores(
+    trainer: "Trainer", source: Pairs, objective: Preference, numbers: Sequence[int]
+) -> dict[str, Estimate]:
+    """Return the figures of these pairs on all ranks, by title. numbers: this rank's."""
+    found = []  # figures of each pair
+    for batch in source.micro_batches(numbers, trainer.device_rows):
+        found += torch.stack(list(objective.figures(trainer.model, batch).values()), dim=1).tolist()
+    by_figure = zip(*chain(*trainer.runtime.all_gather(found)), strict=True)
+    return dict(zip(TITLES, map(mean_estimate, by_figure), strict=False))
+
+
+def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference) -> Pairs:
+    """Return the source of a run; ValueError if the first step's loss is not ln 2, as it is for the parent itself."""
+    source = Pairs(trainer, pairs)
+    parent = trainer.start.record["parent"]
+    source.set_reference(lambda: load_model(**parent, runtime=trainer.runtime)[0], trainer.device_rows)
+    loss, _ = pair_scores(trainer, source, objective, source.draw())["Loss"]
+    if not (trainer.resumed or abs(loss - math.log(2)) <= TOLERANCE[trainer.runtime.dtype_name]):
+        raise ValueError(
+            f"the loss begins at {loss:.5f}, not at ln 2: {source.path} does not have the log-probabilities of the "
+            "model that training starts from; remove it"
+        )
+    return source
+
+
+def preference_metrics(state: State, source: Pairs) -> Metrics:
+    """Return the metrics of preference training, on held-out pairs and tasks."""
+    metrics = {
+        "Pairs to learn from": source.count,
+        "Held-out pairs": len(source.answers) - source.count,
+        "Left out, being too long": source.left_out,
+        "Number of iterations": state.step,
+    }
+    for side, rows in zip(SIDES, zip(*source.answers, strict=True), strict=True):
+        metrics[f"Mean length, {side}"] = measured(fmean(len(row[0]) for row in rows), spec=".1f", unit=" tokens")
+    return metrics | before_and_after(state)

@@ -1,0 +1,145 @@
+"""Preferences by hand and against plain rows; pairs in files, from samples, and as a source of batches."""
+
+import json
+import random
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from chat_files import write_lines
+from conftest import each_row
+from engines import ids_of
+from loop_parts import ALONE
+from models import CONFIGS, lively
+from test_objectives import in_parts
+from test_rollouts import TOKENIZER, MadeUp, Words, rollouts, trainer_of
+
+from nanochat.chat import render_conversation, render_prompt
+from nanochat.engine import Completion
+from tracks.preferences.pairs import PREFERENCE_LOSSES, Pairs, Preference, as_pair, make_pairs, read_pairs
+
+CALLS = [{"type": "python", "text": "12+34"}, {"type": "python_output", "text": "46"}, {"type": "text", "text": " 46"}]
+
+
+class Scripted(MadeUp):
+    """Stands where the engine does: gives these (text, reason) as answers; special tokens are spelled in the text."""
+
+    def __init__(self, answers: list[tuple[str, str]]):
+        super().__init__()
+        self.answers = answers
+
+    def generate(self, requests):
+        return [[self.completion(*answer) for answer in self.answers] for _ in requests]
+
+    def completion(self, text: str, reason: str):
+        tokens = ids_of(text, TOKENIZER)
+        return Completion(tokens, [1] * len(tokens), reason, [0.0] * (len(tokens) + (reason == "stop")))
+
+
+def a_pair(number: int, chosen="The letter is e."):
+    prompt = f"the number {number // 2}" + " is here" * (number // 2 % 5)  # two pairs a prompt
+    return {"prompt": prompt, "chosen": chosen, "rejected": f"12 {number}"}
+
+
+def source_of(records, runtime=ALONE, **options):
+    trainer = trainer_of(runtime, {"max_seq_len": 100, "epochs": 2.0, "held_out": 0.1}, options)
+    manifest = {"files": {"model.safetensors": {"sha256": "of the parent"}}}
+    trainer.start, trainer.resumed = SimpleNamespace(weights=SimpleNamespace(manifest=manifest)), None
+    return Pairs(trainer, [as_pair(record) for record in records])
+
+
+FAULTS = """
+{"prompt": "a", "chosen": "b"} | a pair has prompt, chosen and rejected, and rejected is missing
+{"prompt": "a", "chosen": "b", "rejected": "b"} | chosen and rejected are equal
+{"prompt": "a", "chosen": "b", "rejected": 3} | message 2: its content is neither a string nor a list
+{"prompt": [], "chosen": "b", "rejected": "c"} | message 1: its role is 'assistant' where 'user' is due
+{"prompt": 3, "chosen": "b", "rejected": "c"} | Value after *
+{ | Expecting property name
+"""
+
+
+@each_row("line fault", FAULTS)
+def test_a_faulty_pair_is_named(line, fault, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(f"{json.dumps(a_pair(1))}\n{line}\n")
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2: {fault}")):
+        read_pairs(str(path))
+
+
+def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path):
+    chat = [{"role": "user", "content": "the number"}, {"role": "assistant", "content": [*CALLS, *CALLS]}]
+    asked = {"messages": [*chat, {"role": "user", "content": "letters?\n"}, {"role": "assistant", "content": "46"}]}
+    call = "<|python_start|>12+34<|python_end|>"
+    right = call + "<|output_start|>46<|output_end|> 46"
+    rewards = {right: 1.0, "46": 0.0, call[:-3]: 0.0, "46<|bos|>": 0.0, "": 0.0, "12": 0.5, "7": 1.0, "4": 0.0}
+    answers = [(text, "length" if text == "4" else "stop") for text in (*rewards, "46")]
+    records = []
+
+    def keep(kind: str, step: int, **one):
+        records.append({"kind": kind, "step": step, **one})
+
+    class Asked(Words):
+        def __getitem__(self, number: int):
+            return asked
+
+    options = {"examples_per_step": 1, "num_samples": len(answers), "record": keep}
+    next(rollouts(Scripted(answers), Asked(1, rewards.get), **options))
+    pairs = make_pairs(records, 5)
+    assert [pair["chosen"] for pair in pairs] == [CALLS, [{"type": "text", "text": "7"}]]
+    assert [pair["rejected"][0]["text"] for pair in pairs] == ["46", "12"]
+    write_lines(base / "chat_rl/d12/samples.jsonl", *records)
+    out = tmp_path / "pairs.jsonl"
+    assert here("scripts.rollouts", f"--pairs={out}").stdout == f"{out}: 1 pairs\n"
+    assert read_pairs(str(out)) == [as_pair(pairs[0])]
+    chosen, rejected = as_pair(pairs[0])
+    assert render_prompt(chosen, TOKENIZER) == render_prompt(rejected, TOKENIZER) == render_prompt(asked, TOKENIZER)
+    decoded = TOKENIZER.decode(render_conversation(chosen, TOKENIZER)[0])
+    assert decoded == f"{records[0]['prompt']}{right}<|assistant_end|>"
+    few = [records[0] | {"samples": records[0]["samples"][:1]}]
+    with pytest.raises(ValueError, match="no prompt has a better and a worse answer"):
+        make_pairs(few, 1)
+
+
+def test_the_source_on_any_ranks():
+    records = [a_pair(number) for number in range(30)]
+    source, other = source_of(records), source_of(random.Random(1).sample(records, 30))
+    columns = [[column.tolist() for pair in one.answers for row in pair for column in row] for one in (source, other)]
+    assert columns[0] == columns[1]  # the order in the file does not matter
+    # A tenth would be three; the pair beside the border has the prompt of the first of them.
+    assert (source.count, len(source.held_out), source.steps) == (26, 4, 12)
+    prompts = [pair[0][-1].tolist() for pair in source.answers]
+    assert not any(prompt in prompts[:26] for prompt in prompts[26:])
+    numbers = [next(source)[-1][:, 2].tolist() for _ in range(2)]
+    assert all(row[::2] == row[1::2] and max(row) < 26 for row in numbers)  # two rows a pair, none held out
+    ranks = [source_of(records, replace(ALONE, rank=rank, world_size=2)) for rank in (0, 1)]
+    for rank in ranks:
+        rank.load_state_dict({"step": 1})
+    assert sorted(number for rank in ranks for number in next(rank)[-1][:, 2].tolist()) == sorted(numbers[1])
+    assert sorted([*ranks[0].held_out, *ranks[1].held_out]) == [*source.held_out]
+    assert source_of([*records, a_pair(1, "fox " * 90)]).left_out == 1
+
+
+@pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
+def test_a_model_against_plain_rows_and_in_parts(loss, base):
+    """Each answer behind its own copy of the prompt, and no kept log-probabilities."""
+    shape = CONFIGS["reference"] | {"vocab_size": 300, "max_seq_len": 128, "bos_id": TOKENIZER.bos, "depth": 2}
+    parent, model = lively(shape), lively(shape, seed=7)
+    records = [a_pair(number, [*CALLS, *CALLS] if number % 3 else "e") for number in range(9)]
+    source, again = (source_of(records, held_out=0.0, examples_per_step=8) for _ in range(2))
+    source.set_reference(lambda: parent, 2)
+    again.set_reference(lambda: pytest.fail("the file has them"), 4)
+    batch, total = next(source), 0.0
+    assert all(torch.equal(one, other) for one, other in zip(batch, next(again), strict=True))
+    for number in batch[-1][::2, 2].tolist():
+        gains = []
+        for inputs, targets, _, _, prompt in source.answers[number]:
+            kept, ids = targets >= 0, torch.cat([prompt, inputs])[None]
+            logprobs = [one(ids)[0, len(prompt) :].log_softmax(-1) for one in (model, parent)]
+            own, before = (one.gather(1, targets.clamp(min=0)[:, None])[:, 0][kept] for one in logprobs)
+            gains.append((own - before.detach()).sum() / (kept.sum() if loss == "dpo-norm" else 1))
+        total = total - torch.log(torch.sigmoid(0.1 * (gains[0] - gains[1])))
+    total.backward()
+    for summed, count in in_parts(model, Preference(loss), source.split, batch, {16: 1, 3: 3, 1: 8}):
+        assert (summed, count) == (pytest.approx(total.item(), abs=1e-4), 8)

@@ -1,0 +1,60 @@
+"""Direct preference optimization: learn from pairs of a chosen and a rejected answer to the same prompt.
+
+python -m tracks.preferences.train --tag=d8 --pairs=pairs.jsonl
+torchrun --standalone --nproc_per_node=8 -m tracks.preferences.train -- --tag=d24 --pairs=pairs.jsonl
+"""
+
+from typing import Literal
+
+from nanochat.config import option, options, run
+from nanochat.settings import AnswerTuneSettings, TaskScoreSettings
+from tasks import open_tasks
+
+
+@options("objective")
+class Config(AnswerTuneSettings, TaskScoreSettings):
+    """Prefer the chosen answers of pairs to the rejected ones. Settings that are None are the parent's."""
+
+    # A resumed run refuses other pairs, wherever the files lie.
+    pairs: str = option(
+        "",
+        "JSONL files with prompt, chosen and rejected, separated by commas",
+        group="data",
+        may_change=True,
+        in_card=False,
+    )
+    held_out: float = option(0.05, "share of the pairs that is held out for validation", group="data", below=1)
+    # Keys of PREFERENCE_LOSSES.
+    loss: Literal["dpo", "dpo-norm"] = option(
+        "dpo", "dpo, or dpo-norm: log-probabilities per token, so that length does not count"
+    )
+    # A small one lets the model move far from the parent; with 0 nothing is learned.
+    beta: float = option(0.1, "factor of the margin, in nats", least=1e-4)
+    sft_weight: float = option(0.0, "weight of the loss on the chosen answers")
+    eval_every = 20
+    eval_metrics_every = option(0, "score the tasks every N steps (0: at both ends; -1: never)")
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.evals.chat import log_figures, task_scores
+    from nanochat.run import training
+    from nanochat.tuning import print_plan
+    from tracks.preferences.pairs import Preference, open_pairs, pair_scores, preference_metrics, read_pairs
+
+    if config.total_batch_size:
+        raise ValueError("--total-batch-size does not apply to pairs: use --examples-per-step")
+    objective = Preference(config.loss, config.beta, config.sft_weight)
+    pairs = read_pairs(config.pairs)
+    if config.dry_run:
+        print_plan(config, lambda tokenizer: pairs[int(len(pairs) * config.held_out) :], config.examples_per_step)
+        return
+    with training("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
+        source = open_pairs(trainer, pairs, objective)
+        scores = log_figures(trainer, lambda: pair_scores(trainer, source, objective, source.held_out))
+        state = trainer.fit(source, objective, [scores, *task_scores(trainer, open_tasks, at_start=True)])
+        trainer.finish(state, preference_metrics(state, source))
+
+
+if __name__ == "__main__":
+    run(main)

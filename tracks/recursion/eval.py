@@ -1,0 +1,39 @@
+"""Compare recursion with models that spend the same compute in another way, as runs/recursion.sh trains them.
+
+python -m tracks.recursion.eval --tag=recursion --seeds=3
+"""
+
+from nanochat.config import Count, option, options, run
+from nanochat.log import MetricLog
+from nanochat.outcome import Outcome
+from nanochat.paths import stage_dir
+from nanochat.settings import DeviceSettings, TagSettings
+
+
+@options("run")
+class Config(DeviceSettings, TagSettings):
+    """Compare the runs TAG-R-1, TAG-P-1 and so on: exits, refinements, differences, and a verdict over seeds."""
+
+    tag = option("recursion", "prefix of the runs' tags")
+    seeds: Count = option(1, "compare the seeds 1 to N", least=1)
+
+
+def main(config: Config) -> None:
+    # Slow imports stay out of --help.
+    from nanochat.runtime import setup
+    from tracks.recursion.study import SeedResult, figures, read_seeds, refit_exits, tables
+
+    outcome = Outcome.begin("recursion_eval", config.tag, config)
+    seeds = read_seeds(config.tag, config.seeds)
+    results = []
+    with setup(config.device_type, config.dtype) as runtime:
+        for seed, arms in enumerate(seeds, 1):
+            with MetricLog(stage_dir("recursion_eval", config.tag), name=f"refit-{seed}") as log:
+                results.append(SeedResult(arms, *refit_exits(arms["R"], runtime, log)))
+    outcome.metrics = figures(results)
+    outcome.tables = tables(results)
+    outcome.finish()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,280 @@
+"""Compare recursion with its compute: runs of five arms on the same batches, refits of exits, and a verdict.
+
+A large refinement from the first exit to the last proves little: the loss weighs the first exit least, so it may merely
+be trained badly. So the first exit gets a head of its own, trained until validation stops falling; and other models
+spend the same compute in another way. The refitted head reads more text than the model did, so the last exit is
+refitted too, for a comparison on equal terms.
+"""
+
+import statistics
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import TYPE_CHECKING, NamedTuple
+
+from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
+from nanochat.data.corpus import Corpus, open_corpus
+from nanochat.dataloader import TextLoader
+from nanochat.evals.bpb import LEAST_REFINEMENT, bits_by_exit, in_order, read_text, refinement, validated_exits
+from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
+from nanochat.models import config_of
+from nanochat.objectives import next_token
+from nanochat.optim import Optimizer
+from nanochat.outcome import Metrics, Outcome, measured
+from nanochat.param_groups import build_groups
+from nanochat.paths import stage_dir
+from nanochat.runtime import Runtime
+from nanochat.scaling import flops_per_token, rate_scale
+from nanochat.settings import Preset, TrainingSettings
+from nanochat.statistics import interval
+from nanochat.train import State, TrainingLoop
+
+if TYPE_CHECKING:
+    from nanochat.gpt import GPT
+
+ARMS = {
+    "R": "recursion",
+    "P": "same parameters, no loop",
+    "F": "same FLOPs per token, more layers, no loop",
+    "W": "same parameters, no loop, same seconds",
+    "L": "as many applications, one state, loss at the end alone",
+}
+# Metrics of base training, and the seconds that its checkpoint has.
+BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
+SECONDS = "Seconds of training"
+# Settings in which an arm may differ from R.
+FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
+EQUAL = {PARAMETERS: "PWL", FLOPS: "F", SECONDS: "W"}  # metric -> arms that have to equal R in it
+TOLERANCE = 0.05  # for FLOPs and seconds, which cannot be the same
+REFIT_STEPS = 50  # between validations
+REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
+LEAST_GAIN = 0.001  # of the bits per byte: less counts as no fall
+
+
+# ---- finished arms ----
+
+
+class ArmRun(NamedTuple):
+    """A finished base model of an arm."""
+
+    outcome: Outcome
+    checkpoint: Checkpoint
+    records: list[Record]  # of the metric log
+
+    @classmethod
+    def read(cls, tag: str) -> "ArmRun":
+        folder = stage_dir("base_train", tag)
+        if not (folder / "outcome.json").exists():
+            raise ValueError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
+        outcome, checkpoint = Outcome.load(folder / "outcome.json"), newest(folder)
+        outcome.metrics[SECONDS] = checkpoint.manifest["loop"]["seconds"]
+        return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
+
+    @property
+    def manifest(self) -> Record:
+        return self.checkpoint.manifest
+
+    @property
+    def exits(self) -> list[float]:
+        """Bits per byte at each exit, in the last validation."""
+        return validated_exits(self.records)[-1]
+
+    @property
+    def settings(self) -> Record:
+        """Flags, what decides the order of the rows (hash of the text, tokenizer, lanes, length), and their number."""
+        source = self.manifest["source"]
+        return self.manifest["config"] | source["setting"] | {"rows": source["rows"]}
+
+    def require_equal(self, other: "ArmRun", free: Container[str]) -> None:
+        """Raise a ValueError if this run differs from another one in its settings or batches, unless that is free."""
+        others = other.settings
+        for name, value in self.settings.items():
+            if name not in free and value != others.get(name):
+                found = f"{self.outcome.tag} has {name} = {value}, and {other.outcome.tag} {others.get(name)}"
+                raise ValueError(f"{found}: train one of them again")
+
+
+def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
+    """Return the five arms of a seed; a ValueError says which one is not what the comparison needs."""
+    arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
+    recursion = arms["R"]
+    if recursion.manifest["config"]["seed"] != seed:
+        raise ValueError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
+    if not validated_exits(recursion.records):
+        raise ValueError(f"{recursion.outcome.tag} has no validation: train it again, with --eval-every")
+    for arm, run in arms.items():
+        # W reads more rows, or fewer.
+        run.require_equal(recursion, {*FREE_IN_ARM, "rows"} if arm == "W" else FREE_IN_ARM)
+    for name, equal in EQUAL.items():
+        other = recursion.outcome.figure(name)
+        for arm in equal:
+            own = arms[arm].outcome.figure(name)
+            if abs(own / other - 1) > (0 if name == PARAMETERS else TOLERANCE):
+                raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
+    return arms
+
+
+def read_seeds(tag: str, count: int) -> list[dict[str, ArmRun]]:
+    """Return the arms of the seeds 1 to `count`, whose settings are the same."""
+    seeds = [read_arms(tag, seed) for seed in range(1, count + 1)]
+    for arms in seeds:  # the other arms have the settings of their R
+        arms["R"].require_equal(seeds[0]["R"], {"seed"})
+    return seeds
+
+
+# ---- refinement ----
+
+
+def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> "GPT":
+    """Return a model that ends at an exit of a recursive one, from 1; only its head, which is its own, is trained."""
+    shape = config_of(checkpoint.manifest)
+    model = build_model(replace(shape, tie_embeddings=False), runtime, weights=0)
+    tensors = checkpoint.model_tensors()
+    # A tied head is the embedding, which has to stay as it is.
+    tensors.setdefault("head.weight", tensors["embed.weight"].clone())
+    model.load_state_dict(tensors)
+    model.steps = exits
+    model.requires_grad_(False).head.requires_grad_(True)
+    return model
+
+
+Refit = tuple[float, list[int]]  # bits per byte, and rounds at each rate
+
+
+def refit(
+    exits: int,
+    run: ArmRun,
+    corpus: Corpus,
+    runtime: Runtime,
+    log: MetricLog,
+    rounds: Sequence[int] = (),
+) -> Refit:
+    """Train a head for an exit of a run, from 1, on the text that comes after that of the run.
+
+    Returns the lowest bits per byte, and the rounds of REFIT_STEPS steps at each of the rates, which fall: at each of
+    them the head trains until validation stops falling. rounds: train so many in any case.
+    """
+    manifest, tokenizer = run.manifest, tokenizer_of(run.checkpoint)
+    config, rows = manifest["config"], manifest["loop"]["device_batch"]
+    batch, length, size = config["total_batch_size"], config["max_seq_len"], config["eval_bytes"]
+    text = read_text(corpus.batches("val"), tokenizer, runtime.validation_bytes if size < 0 else size)
+    source = TextLoader(
+        corpus,
+        tokenizer,
+        batch // length,
+        length,
+        device=runtime.device,
+        seed=config["seed"],
+        lanes=config["lanes"],
+    )
+    source.load_state_dict(manifest["source"])
+    model = model_of_exit(exits, run.checkpoint, runtime)
+    settings = TrainingSettings(total_batch_size=batch, save_every=-1)
+    groups = build_groups(model, settings, rate_scale(batch), 0.0)
+    [head] = [group for group in groups if group.name == "unembedding"]
+    flops = flops_per_token(model)
+    loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
+
+    def measure() -> float:
+        return bits_by_exit(model, text, length, rows, runtime)[-1].value
+
+    lowest, done = measure(), []
+    with source:
+        for factor, given in zip_longest(REFIT_RATES, rounds):
+            head.lr = head.initial_lr * factor
+            done.append(0)
+            falls = True
+            while falls if given is None else done[-1] < given:
+                done[-1] += 1
+                loop.steps = loop.state.step + REFIT_STEPS
+                loop.run([], lambda state: None, [])
+                found = measure()
+                print0(f"refit: step {loop.steps}, {found:.4f} bits per byte at exit {exits - 1}")
+                falls = found < (1 - LEAST_GAIN) * lowest
+                lowest = min(lowest, found)
+    return lowest, done
+
+
+def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, float]:
+    """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both."""
+    corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
+    if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
+        raise ValueError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
+    first, rounds = refit(1, run, corpus, runtime, log)
+    last, _ = refit(len(run.exits), run, corpus, runtime, log, rounds)
+    return first, last
+
+
+class SeedResult(NamedTuple):
+    """The arms of a seed, compared."""
+
+    arms: dict[str, ArmRun]
+    first: float  # bits per byte of R's first exit with a head of its own
+    last: float  # of the last exit
+
+    @property
+    def refinements(self) -> tuple[float, float, float]:
+        """The refinement of R as it is, with the first exit refitted, and with both exits refitted."""
+        exits = self.arms["R"].exits
+        return refinement(exits), refinement([self.first, exits[-1]]), refinement([self.first, self.last])
+
+    def gain(self, arm: str) -> float:
+        """Return the bits per byte of an arm minus those of R."""
+        return self.arms[arm].outcome.figure(BPB) - self.arms["R"].outcome.figure(BPB)
+
+
+# ---- the verdict ----
+
+
+def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str, Sequence[float]]) -> str:
+    """Return the verdict, by the 95 % intervals over seeds.
+
+    own: the refinement of the model as it is, for each seed. refitted: with the first exit's own head. gains: arm ->
+    the arm's bits per byte minus those of R.
+    """
+    if len(own) < 2:
+        return "no verdict: one seed"
+    beats_exit = interval(refitted).is_positive
+    if beats_exit and interval(gains["P"]).is_positive:
+        return "better than its compute" if interval(gains["F"]).is_positive else "depth only"
+    return "none" if beats_exit or statistics.fmean(own) < LEAST_REFINEMENT else "a poor first exit"
+
+
+# ---- the report ----
+
+
+def tables(results: Sequence[SeedResult]) -> list[Record]:
+    """Return two tables: bits per byte at each exit; cost and loss of each arm, and its difference to R."""
+    exits = zip(*(result.arms["R"].exits for result in results), strict=True)
+    rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
+    found = [table_of("Exits of R on validation text, ± 95 % over seeds", "Exit | Bits per byte:.4f | ±:.4f", rows)]
+    columns = (
+        "Arm | Layers | Minus R:+.4f | ±:.4f | Bits per byte:.4f | Seconds:,.0f | Parameters:,.0f"
+        " | FLOPs per token:,.0f | Tokens:,.0f | Tokens/s:,.0f | FLOPs:.2e | Model"
+    )
+    names = (BPB, SECONDS, PARAMETERS, FLOPS, "Tokens seen", "Tokens per second", "Total training flops")
+    rows = []
+    for arm, description in ARMS.items():
+        runs = [result.arms[arm] for result in results]
+        gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
+        means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
+        rows.append([arm, runs[0].outcome.config["depth"], *gain, *means, description])
+    return [*found, table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)]
+
+
+def figures(results: Sequence[SeedResult]) -> Metrics:
+    """Return the metrics for the report card."""
+    own, refitted, both = zip(*(result.refinements for result in results), strict=True)
+    gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}
+    recursions = [result.arms["R"] for result in results]
+    settings = recursions[0].outcome.config
+    validations = [in_order(exits) for one in recursions for exits in validated_exits(one.records)]
+    return {
+        "Verdict": verdict(own, refitted, gains),
+        "Preset": settings["recursion"],
+        **{name: settings[name] for name in (*Preset._fields, "matrix_lr", "embedding_lr")},
+        "Refinement": measured(*interval(own)),
+        "Refinement, first exit refitted": measured(*interval(refitted)),
+        "Refinement, first and last exit refitted": measured(*interval(both)),
+        "Exits in order": f"{sum(validations)} of {len(validations)} validations",
+    }

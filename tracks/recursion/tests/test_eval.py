@@ -1,0 +1,97 @@
+"""The arms of a comparison, trained for a few steps, as tracks.recursion.eval reads them; and what it refuses."""
+
+import shutil
+
+import pytest
+from base_runs import STEPS, Base
+
+from nanochat.log import MetricLog
+from nanochat.paths import read_json
+from nanochat.runtime import setup
+from tracks.recursion import eval as recursion_eval
+from tracks.recursion.eval import Config
+from tracks.recursion.study import FREE_IN_ARM, ArmRun, refit_exits
+
+DEPTH = {"R": ["--recursion=aggressive"], "P": [], "F": ["--depth=13"], "L": ["--model=reference,sweeps=12"]}
+SHAPE = ["--depth=1", "--width=64", "--save-every=-1", "--lanes=8"]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    base = Base(tmp_path_factory.mktemp("base"))
+    for arm, flags in DEPTH.items():
+        base.run(f"small-{arm}-1", *SHAPE, *flags, "--seed=1")
+    manifest = read_json(base.of("small-R-1") / f"step_{STEPS:06d}/manifest.json")
+    seconds = manifest["loop"]["seconds"]
+    base.run("small-W-1", *SHAPE, "--num-iterations=-1", f"--target-seconds={seconds}", "--seed=1")
+    return base
+
+
+@pytest.fixture(autouse=True)
+def here(base, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+    monkeypatch.setattr("tracks.recursion.study.TOLERANCE", 0.5)  # a loaded machine, and a few steps
+    monkeypatch.setattr("tracks.recursion.study.REFIT_STEPS", 10)
+
+
+def test_one_seed_gives_figures_and_no_verdict(base, capsys):
+    recursion_eval.main(Config(tag="small", dtype="fp32"))
+    said = capsys.readouterr().out
+    assert "Verdict: no verdict: one seed\n" in said
+    outcome = read_json(base.folder / "recursion_eval/small/outcome.json")
+    exits, arms = outcome["tables"]
+    assert [row[0] for row in exits["rows"]] == [0, 1, 2, 3]
+    recursion = base.outcome("small-R-1")["metrics"]
+    assert exits["rows"][-1][1] == recursion["Final validation bpb"]["value"]
+    rows = {row[0]: dict(zip((name for name, _ in arms["columns"]), row, strict=True)) for row in arms["rows"]}
+    assert list(rows) == ["R", "P", "F", "W", "L"]
+    for arm, row in rows.items():
+        measured = base.outcome(f"small-{arm}-1")["metrics"]
+        assert row["Bits per byte"] == measured["Final validation bpb"]["value"]
+        difference = row["Bits per byte"] - rows["R"]["Bits per byte"]
+        assert row["Minus R"] == (None if arm == "R" else pytest.approx(difference))
+    assert rows["F"]["FLOPs per token"] == pytest.approx(rows["R"]["FLOPs per token"], rel=0.1)
+    assert rows["P"]["Parameters"] == rows["R"]["Parameters"] == rows["L"]["Parameters"] < rows["F"]["Parameters"]
+    metrics = outcome["metrics"]
+    assert (metrics["Preset"], metrics["supervision_base"], metrics["loops"]) == ("aggressive", 5.0, 2)
+    # The heads went on learning, both from the same text.
+    kinds = ("", ", first exit refitted", ", first and last exit refitted")
+    own, refitted, both = (metrics[f"Refinement{kind}"]["value"] for kind in kinds)
+    assert refitted < min(own, both)
+
+
+def refusal(tag="small"):
+    with pytest.raises(ValueError) as refused:
+        recursion_eval.main(Config(tag=tag, dtype="fp32"))
+    return str(refused.value)
+
+
+def test_arms_that_cannot_be_compared_are_refused(base):
+    assert refusal("other") == "the run other-R-1 has not finished: train it first, as bash runs/recursion.sh does"
+    for arm in DEPTH.keys() | {"W"}:
+        for copy in (f"changed-{arm}-1", f"small-{arm}-2"):
+            base.copy(f"small-{arm}-1", copy)
+    recursion = ArmRun.read("small-R-1")
+    for flags, said in (
+        (["--seed=2"], "new has seed = 2, and small-R-1 1: train one of them again"),
+        (["--seed=1", "--num-iterations=8"], "new has rows = "),
+    ):
+        base.run("new", *SHAPE, *flags, "--resume=never")
+        shutil.rmtree(base.of("changed-P-1"))
+        base.copy("new", "changed-P-1")
+        assert said in refusal("changed")
+    ArmRun.read("new").require_equal(recursion, {"rows", *FREE_IN_ARM})  # as many as the seconds allow
+    changed = base.folder / "changed"
+    changed.mkdir()
+    for path in base.text.iterdir():
+        (changed / path.name).write_text(path.read_text(encoding="utf-8").replace("fox", "dog"), encoding="utf-8")
+    recursion.manifest["config"]["data"] = str(changed)
+    with (
+        setup("cpu", "fp32") as runtime,
+        MetricLog(base.folder / "log") as log,
+        pytest.raises(ValueError, match="the text has changed since small-R-1 was trained: put it back"),
+    ):
+        refit_exits(recursion, runtime, log)
+    # One seed under two names.
+    with pytest.raises(ValueError, match="small-R-1 was not trained with --seed=2: train it again"):
+        recursion_eval.main(Config(tag="small", dtype="fp32", seeds=2))

@@ -1,0 +1,160 @@
+"""Checks before a job: ranks that are alike, one base directory, and the speed of disk, network and ranks.
+
+Ranks exchange facts through a store before the first collective, which would hang where nodes differ. preflight.md
+explains the output.
+"""
+
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from timeit import timeit
+from typing import Any
+
+from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.outcome import NOT_KNOWN, environment, git, node_count, output_of, versions
+from nanochat.paths import base_dir, text_sha256, write_bytes, write_json
+
+FILE_MB = 32  # of the file that tries the disk
+# NCCL's words in its log. A list of adapters would not prove that they are used.
+LINKS = r"(?<=via )\w+/[A-Za-z]+|GDRDMA|NVL(?=\[)"
+
+RANKS = "Rank | Free GB:,.1f | Write MB/s:,.0f | Read MB/s:,.0f | Clock s:+.3f | Product s:.4f | NCCL"
+NETWORK = "Ranks | MB:.2f | All-reduce GB/s:.2f | Reduce-scatter GB/s:.2f | Hardware GB/s:.0f"
+SLOW = "warning: {0} is slow: {5:.4f} s for a matrix product, the median is {7:.4f} s"
+CLOCK = "warning: the clock of {0} differs by {4:+.3f} s from that of rank 0"
+SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s; adapters: {4} GB/s"
+
+
+def join() -> Callable[..., list[Any]]:
+    """Return a function that shares a value between the ranks, and returns every rank's."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else torch prints the stack of a failed connection
+    import torch.distributed as dist
+    from torch.distributed.elastic.utils.store import synchronize
+
+    url = "env://" if "RANK" in os.environ else "tcp://localhost:0?rank=0&world_size=1"
+    # Rank 0 waits for this time, and the others try to connect for twice this time.
+    store, rank, ranks = next(dist.rendezvous(url, timeout=timedelta(seconds=14)))
+
+    def share(name: str, value: Any = None) -> list[Any]:
+        # Rank 0, which may hold the store, is the last to return.
+        return list(map(json.loads, synchronize(store, json.dumps(value), rank, ranks, name, 20)))
+
+    return share
+
+
+def check(share: Callable[..., list[Any]], files: list[str]) -> tuple[Record, list[Any]]:
+    """Return the facts of all ranks, and this rank's row of the report; ends all ranks where a job cannot run.
+
+    files: in the base directory, or with their folders.
+    """
+    base_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=base_dir(), prefix="preflight-") as folder:
+        write = timeit(lambda: write_bytes(Path(folder, "data"), bytes(FILE_MB * 1_000_000)), number=1)
+        folders = share("folder", folder)
+        rank = folders.index(folder)
+        place = f"rank {rank} on {platform.node()}"
+        # Of another node: this one may have its own file in memory.
+        data = base_dir() / Path(folders[rank - len(folders) // node_count()]).name / "data"
+        facts = {
+            **versions(),
+            **environment()["Software"],
+            # Number, name, memory, driver.
+            "GPUs": output_of(
+                "sh", "-c", "nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader | uniq -c"
+            ),
+            "commit": git("describe", "--always", "--dirty"),
+            "changes": text_sha256(git("diff", "HEAD"))[:12],
+            "missing files": [str(path) for path in (data, *map(base_dir().joinpath, files)) if not path.exists()],
+        }
+        ranks = share("facts", [place, facts])
+        wanted = ranks[0][1] | {"missing files": []}
+        for other, facts in ranks:
+            for name, value in facts.items():
+                if value != wanted[name]:
+                    print0(
+                        f"error: {other} has {name} {value}, not {wanted[name]}:",
+                        "nodes need the same checkout and software, all files, and one NANOCHAT_BASE_DIR",
+                        file=sys.stderr,
+                    )
+                    share("end")  # not before rank 0 has printed: torchrun ends all ranks with the first one
+                    raise SystemExit(2)
+        read = timeit(data.read_bytes, number=1)
+        share("read")
+    # All come to the clock within a few round trips.
+    skew = time.time() - share("clock", time.time())[0]
+    return wanted, [place, shutil.disk_usage(base_dir()).free / 1e9, FILE_MB / write, FILE_MB / read, skew]
+
+
+def measure() -> tuple[list[Any], list[list[Any]]]:
+    """Return seconds of a matrix product and NCCL's connections, and the rows of the network's table.
+
+    A row has the bus bandwidth of a group of ranks, as nccl-tests defines it: GB/s through each link of a ring.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch.utils.benchmark import Timer
+
+    from nanochat.runtime import setup
+
+    rows = []
+    with tempfile.NamedTemporaryFile("r") as log:
+        os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,GRAPH,NET,P2P,SHM", NCCL_DEBUG_FILE=log.name)
+        with setup() as runtime, runtime.device:
+            square = torch.ones(2048, 2048)
+            product = Timer("square @ square", globals=locals()).blocked_autorange(min_run_time=1).median
+            ports = output_of("sh", "-c", "cat /sys/class/infiniband/*/ports/*/rate")  # lines like 400 Gb/sec (4X NDR)
+            adapters = sum(map(float, re.findall(r"(\d+) Gb", ports))) / 8
+            # On one node both are the same, and NVLink counts.
+            hardware = {runtime.world_size: adapters, runtime.world_size // node_count(): runtime.accelerator.nvlink}
+            hardware.pop(1, None)
+            for ranks in sorted(hardware):
+                group = dist.new_subgroups(ranks)[0]
+                for power in (16, 20, 24):
+                    part = torch.zeros(2**power // ranks)
+                    whole = part.repeat(ranks)
+                    reduce = Timer("dist.all_reduce(whole, group=group)", globals=locals()).timeit(5).mean
+                    scatter = (
+                        Timer("dist.reduce_scatter_tensor(part, whole, group=group)", globals=locals()).timeit(5).mean
+                    )
+                    once = part.nbytes / 1e9 * (ranks - 1)  # through each link of a ring; an all-reduce does it twice
+                    rows.append(
+                        [ranks, whole.nbytes / 1e6, 2 * once / reduce, once / scatter, hardware[ranks] or NOT_KNOWN]
+                    )
+        return [product, ", ".join(sorted(set(re.findall(LINKS, log.read())))) or NOT_KNOWN], rows
+
+
+def report(facts: Record, ranks: list[list[Any]], network: list[list[Any]]) -> None:
+    """Print the report with warnings, and write it to preflight.json in the base directory."""
+    median = statistics.median_low(row[5] for row in ranks)
+    warnings = [SLOW.format(*row, median) for row in ranks if row[5] > 1.15 * median]
+    # Beyond a second, the times of files and logs mislead.
+    warnings += [CLOCK.format(*row) for row in ranks if abs(row[4]) > 1]
+    links = min(row[6] for row in ranks)  # GDRDMA and NET come before P2P
+    if "Socket" in links:
+        warnings.append(SOCKETS.format(*network[-1]))
+        if len(network) > 3:  # several ranks in a node, in the first rows
+            warnings[-1] += f"; {1 - network[-1][2] / network[2][2]:.0%} less than in a node"
+    tables = [
+        table_of("Facts", "All ranks | have", list(facts.items())),
+        table_of("Ranks", RANKS, ranks),
+        table_of("Network", NETWORK, network),
+    ]
+    print0(*map(terminal_table, tables), *warnings, sep="\n\n")
+    # outcome.scale_metrics reads some of it.
+    record = {
+        "places": [row[0] for row in ranks],
+        "interconnect": links,
+        "all_reduce_gb_s": network[-1][2] if network else None,
+        "tables": tables,
+        "warnings": warnings,
+    }
+    write_json(base_dir() / "preflight.json", record)
