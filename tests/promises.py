@@ -79,7 +79,8 @@ def command_lines(tree: Tree) -> Iterator[str]:
             yield from (f"flag {module.command} {flag}" for flag in parsed_flags(module))
     for path in tree.shells:
         text = path.read_text(encoding="utf-8")
-        if text.startswith("#!"):  # else a part of other scripts
+        # Others are a part of scripts, or name the command that took their place.
+        if text.startswith("#!") and "has moved" not in text:
             name = f"bash {tree.name_of(path)}"
             yield f"command {name}"
             yield from (f"flag {name} {flag}" for flag in shell_flags(text))
