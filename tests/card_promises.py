@@ -145,7 +145,7 @@ def curve_lines(module: Module) -> Iterator[str]:
     """Yield title and figure of each row of a table CURVES: a text, a dictionary, or rows."""
     if not re.search(r"^CURVES\b", module.text, re.MULTILINE):
         return
-    table = module.load().CURVES
+    table = getattr(module.load(), "CURVES", ())
     if isinstance(table, str):
         rows = [re.split(r"\s{2,}", row.strip()) for row in table.strip().splitlines()]
     elif isinstance(table, Mapping):

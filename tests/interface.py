@@ -77,9 +77,9 @@ def read_changes(text: str) -> Changes:
                 found.unclear.append(f'{CHANGES}: an entry is "- `name`: the reason", not: {line}')
             found.removed.extend(plain(name) for name in re.findall(r"`([^`]+)`", names))
         elif heading == "Renamed" and line.startswith("- "):
-            entry = re.match(r"- `([^`]+)` is `([^`]+)`", line)
+            entry = re.match(r"- ((?:`[^`]+`(?:, | and )?)+) (?:is|are) `([^`]+)`", line)
             if entry:
-                found.renamed.append((plain(entry[1]), plain(entry[2])))
+                found.renamed.extend((plain(old), plain(entry[2])) for old in re.findall(r"`([^`]+)`", entry[1]))
             else:
                 found.unclear.append(f'{CHANGES}: an entry is "- `old name` is `new name`", not: {line}')
     return found
@@ -165,11 +165,10 @@ def missing_tracks(root: Path, lines: Iterable[str]) -> set[str]:
     return {name for name in absent if not has_commits or git(root, "ls-tree", "HEAD", f"tracks/{name}")}
 
 
-def without_tracks(lines: Iterable[str], tracks: set[str]) -> list[str]:
-    """Return the lines that surely belong to none of some tracks: a figure or a key does not say whose it is."""
-    names = re.compile(rf"\btracks[./]({'|'.join(sorted(tracks))})\b")
+def of_the_trunk(lines: Iterable[str], changes: Changes) -> list[str]:
+    """Return the lines that surely belong to no track: a figure or a key does not say whose it is."""
     kinds = ("command ", "flag ", "file ", "variable ", "route ")
-    return [line for line in lines if line.startswith(kinds) and not names.search(line)]
+    return [line for line in lines if line.startswith(kinds) and "tracks" not in "".join(names_of(line, changes))]
 
 
 def faults(root: Path, made: list[str]) -> list[str]:
@@ -180,9 +179,8 @@ def faults(root: Path, made: list[str]) -> list[str]:
     found = [f"new, not in {LISTED}: {line} (`{COMMAND}` writes it there)" for line in new]
     found += changes.unclear
     promised = ordered([*listed, *earlier_lines(root)])
-    absent = missing_tracks(root, promised)
-    if absent:
-        promised = without_tracks(promised, absent)
+    if missing_tracks(root, promised):
+        promised = of_the_trunk(promised, changes)
     else:
         found += untrue(made, changes)
     gone = lost(promised, made, changes)

@@ -44,7 +44,15 @@ TABLES = set(
     "FILTERS KINDS MEANS METHODS MLP_KINDS MODELS PATHS POLICY_LOSSES PREFERENCE_LOSSES PRESETS SCALES SIZES STAGES "
     "STEPS STYLES TASKS TRICKS".split()
 )
-NOT_TABLES = {"CHATS", "LENGTHS", "LICENSES", "ROWS", "SETS", "SOURCES", "TEXT"}  # words in the docs that mean something else
+NOT_TABLES = {
+    "CHATS",
+    "LENGTHS",
+    "LICENSES",
+    "ROWS",
+    "SETS",
+    "SOURCES",
+    "TEXT",
+}  # words in the docs that mean something else
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 
 
@@ -72,7 +80,6 @@ def command_lines(tree: Tree) -> Iterator[str]:
         if not module.can_be_run:
             continue
         if module.has_config:
-            yield f"command {module.command}"
             yield from config_lines(module)
         elif re.search(rf"-m {re.escape(module.command)}\b", tree.docs):  # others are started by our own code alone
             yield f"command {module.command}"
@@ -84,13 +91,28 @@ def command_lines(tree: Tree) -> Iterator[str]:
             name = f"bash {tree.name_of(path)}"
             yield f"command {name}"
             yield from (f"flag {name} {flag}" for flag in shell_flags(text))
+            # A script may hand all words on to a module.
+            for module in tree.modules:
+                if module.has_config and re.search(
+                    rf'^exec .*-m {re.escape(module.command)} "\$@"', text, re.MULTILINE
+                ):
+                    handed = [line for line in config_lines(module) if line.startswith("flag ")]
+                    yield from (line.replace(module.command, name) for line in handed)
 
 
 def config_lines(module: Module) -> Iterator[str]:
+    """Yield a command with a `Config`."""
     from nanochat.config import flag_of
 
-    config_class = get_type_hints(module.load().main)["config"]
+    loaded = module.load()
+    if loaded is None:
+        return
+    yield f"command {module.command}"
+    config_class = get_type_hints(loaded.main)["config"]
     hints = get_type_hints(config_class)
+    # The usage may show flags that are handed on to another command.
+    for usage in re.findall(rf"^python -m {re.escape(module.command)}\b.*", module.text, re.MULTILINE):
+        yield from (f"flag {module.command} {flag}" for flag in FLAG.findall(usage))
     for one in fields(config_class):
         flag = flag_of(one.name)
         yield f"flag {module.command} {flag}"
@@ -131,7 +153,9 @@ def shell_flags(text: str) -> set[str]:
 
 def file_lines(tree: Tree) -> Iterator[str]:
     """Yield the files beside the scripts of runs, and the specs of tracks."""
-    for path in tree.files("runs/*", "tracks/**/*.toml", "tracks/**/*.json", "tracks/**/*.yaml"):
+    for path in tree.files(
+        "runs/*", *(f"tracks/**/{name}" for name in ("*.toml", "*.json", "*.yaml", "Containerfile"))
+    ):
         if path.suffix not in (".sh", ".py"):
             yield f"file {tree.name_of(path)}"
 
@@ -165,7 +189,7 @@ def entry_lines(tree: Tree) -> Iterator[str]:
         if re.search(r"^from pydantic import", module.text, re.MULTILINE):
             from pydantic import BaseModel
 
-            for name, value in vars(module.load()).items():
+            for name, value in list(getattr(module.load(), "__dict__", {}).items()):
                 if isinstance(value, type) and issubclass(value, BaseModel) and value.__module__ == module.name:
                     yield from (f"entry {name} {one}" for one in value.model_fields)
         for node in module.tree.body:
@@ -182,7 +206,7 @@ def key_lines(tree: Tree) -> Iterator[str]:
     for module in tree.modules:
         for name in named.intersection(public_names(module.tree)):
             if not module.is_benchmark:
-                yield from (f"key {name} {key}" for key in keys_of(getattr(module.load(), name)))
+                yield from (f"key {name} {key}" for key in keys_of(getattr(module.load(), name, None)))
 
 
 def keys_of(table: Any) -> Iterator[str]:

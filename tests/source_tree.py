@@ -20,6 +20,7 @@ class Module:
     """A Python file. name: as it is imported."""
 
     name: str
+    root: Path  # of the checkout
     path: Path
     text: str
     tree: ast.Module
@@ -44,8 +45,15 @@ class Module:
     def is_benchmark(self) -> bool:
         return self.name.startswith("bench.")
 
-    def load(self) -> ModuleType:
-        return importlib.import_module(self.name)
+    def load(self) -> ModuleType | None:
+        """Return the imported file; None if it needs a track whose folder is not there."""
+        try:
+            return importlib.import_module(self.name)
+        except ModuleNotFoundError as error:
+            package, *rest = (error.name or "").split(".")
+            if package != "tracks" or not rest or (self.root / "tracks" / rest[0]).is_dir():
+                raise
+            return None
 
     def functions(self) -> list[Function]:
         return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
@@ -68,8 +76,8 @@ class Tree:
                 parts = path.relative_to(root).with_suffix("").parts
                 if "tests" in parts:  # a track has its own
                     continue
-                text = path.read_text(encoding="utf-8")
-                found.modules.append(Module(".".join(parts).removesuffix(".__init__"), path, text, ast.parse(text)))
+                name, text = ".".join(parts).removesuffix(".__init__"), path.read_text(encoding="utf-8")
+                found.modules.append(Module(name, root, path, text, ast.parse(text)))
         found.shells = found.files("*.sh", "runs/*.sh", "bench/*.sh", "tracks/**/*.sh")
         texts = [path.read_text(encoding="utf-8") for path in [*found.pages(), *found.shells]]
         found.docs = "\n".join(text for text in texts if not text.startswith(CARD))

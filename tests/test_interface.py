@@ -104,6 +104,8 @@ def test_flags_of_a_renamed_command_are_looked_up_under_the_new_name(made, chang
             "- `bash runs/golf.sh` is `tracks.golf.run`",
         ),
         ("file runs/remix.toml", "file tracks/lab/remix.toml", "- `runs` is `tracks/lab`"),
+        ("flag a --loops", "flag b --flags", "- `a --x`, `a --y` and `a --loops` are `b --flags`, which hands them on"),
+        ("flag a --loops", "flag b --flags", "- `a --*` is `b --flags`, which hands them on"),
         (
             "name nanochat.lab Scale",
             "name tracks.golf Scale",
@@ -179,20 +181,20 @@ def test_a_line_that_was_deleted_by_hand_is_found(tmp_path):
 def test_a_tree_without_a_track_is_checked_for_the_rest(tmp_path):
     """The deletion test copies the tree without a track; a commit that deletes one has to say so."""
     rest = ["command scripts.base_train", "metric Epochs"]
-    listed = [*rest, *NEW_GOLF, "metric Bits per parameter"]
-    write_checkout(tmp_path, listed)
+    listed = [*rest, *GOLF, *NEW_GOLF, "metric Bits per parameter"]
+    write_checkout(tmp_path, listed, MOVED)
     assert faults(tmp_path, rest) == []
     assert len(faults(tmp_path, rest[1:])) == 1
     # A working tree whose commit has the track, and one whose commit has it no longer.
     (tmp_path / "tracks/golf").mkdir(parents=True)
     (tmp_path / "tracks/golf/train.py").touch()
     commit(tmp_path)
-    assert len(faults(tmp_path, rest)) == 4
+    assert len(faults(tmp_path, rest)) == 8  # seven lines, and a rename to nothing
     (tmp_path / "tracks/golf/train.py").unlink()
     (tmp_path / "tracks/golf").rmdir()
     assert faults(tmp_path, rest) == []
     commit(tmp_path)
-    assert len(faults(tmp_path, rest)) == 4
+    assert len(faults(tmp_path, rest)) == 8  # seven lines, and a rename to nothing
 
 
 # ---- a planted tree ----
@@ -221,6 +223,10 @@ PLANTED = {
     "tracks/one/__init__.py": '"""A track. Others import from here: `other.Thing`."""\n',
     "tracks/one/other.py": "class Thing: ...\nclass Hidden: ...\n",
     "tracks/one/train.py": """
+        '''Train it.
+
+        python -m tracks.one.train --depth=2   a flag that is handed on
+        '''
         from nanochat.config import run
         from scripts.made import Config
 
@@ -230,6 +236,8 @@ PLANTED = {
             run(main)
     """,
     "tracks/one/specs/all.toml": "",
+    "runs/moved.sh": '#!/bin/sh\necho "error: runs/moved.sh has moved: run python -m tracks.one.train" >&2\n',
+    "runs/handed.sh": '#!/bin/sh\nexec .venv/bin/python -m scripts.made "$@"\n',
     "tracks/one/tests/test_train.py": "if __name__ == '__main__': ...\n",
     "tracks/one/go.sh": """#!/bin/sh
         # Usage: go --fast
@@ -256,9 +264,13 @@ def test_commands_of_scripts_and_tracks_are_found(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     found = [line for line in done.stdout.splitlines() if not line.startswith(("section", "summary"))]
     assert found == [
+        "command bash runs/handed.sh",
         "command bash tracks/one/go.sh",
         "command scripts.made",
         "command tracks.one.train",
+        "flag bash runs/handed.sh --hidden",
+        "flag bash runs/handed.sh --size",
+        "flag bash runs/handed.sh -z",
         "flag bash tracks/one/go.sh --fast",
         "flag bash tracks/one/go.sh --out-file",
         "flag bash tracks/one/go.sh --slow",
@@ -267,6 +279,7 @@ def test_commands_of_scripts_and_tracks_are_found(tmp_path):
         "flag scripts.made --hidden",
         "flag scripts.made --size",
         "flag scripts.made -z",
+        "flag tracks.one.train --depth",
         "flag tracks.one.train --hidden",
         "flag tracks.one.train --size",
         "flag tracks.one.train -z",
