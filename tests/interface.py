@@ -166,8 +166,8 @@ def missing_tracks(root: Path, lines: Iterable[str]) -> set[str]:
 
 
 def of_the_trunk(lines: Iterable[str], changes: Changes) -> list[str]:
-    """Return the lines that surely belong to no track: a figure or a key does not say whose it is."""
-    kinds = ("command ", "flag ", "file ", "variable ", "route ")
+    """Return the lines that surely belong to no track: a figure, a key or a variable does not say whose it is."""
+    kinds = ("command ", "flag ", "file ", "route ")
     return [line for line in lines if line.startswith(kinds) and "tracks" not in "".join(names_of(line, changes))]
 
 
