@@ -26,7 +26,7 @@ KINDS = {
     "entry": "Fields of the server's requests, of files that users write, and of a model's shape",
     "header": "Facts in the header of the report card",
     "section": "Sections of the report card: name of the stage, title",
-    "setting": "Settings that the section of a command shows",
+    "setting": "Flags that the section of a command shows as settings",
     "metric": "Metrics that sections show; * is filled in",
     "field": "Lines that the committed cards have in a section",
     "table": "Tables of the report card and of commands: title, column",
@@ -62,8 +62,8 @@ def interface(root: Path) -> list[str]:
     makers = (command_lines, file_lines, variable_lines, route_lines, entry_lines, key_lines, name_lines)
     found = {line for maker in (*makers, card_promises.lines) for line in maker(tree)}
     # What a section can show: settings, metrics, scores of tasks.
-    shown = [re.fullmatch(r"(?:setting \S+|metric|summary row|key TASKS|key MEANS) (.*)", line) for line in found]
-    written = {line[1] for line in shown if line}
+    shown = [re.fullmatch(r"(setting \S+ --|metric |summary row |key TASKS |key MEANS )(.*)", line) for line in found]
+    written = {line[2].replace("-", "_") if line[1].startswith("setting") else line[2] for line in shown if line}
     return ordered(found | set(card_promises.committed_lines(tree, written)))
 
 
@@ -122,7 +122,7 @@ def config_lines(module: Module) -> Iterator[str]:
             # The empty value is the default, which nobody types.
             yield from (f"choice {module.command} {flag}={value}" for value in get_args(hints[one.name]) if value)
         if one.metadata["in_card"]:
-            yield f"setting {module.command} {one.name}"
+            yield f"setting {module.command} {flag}"
 
 
 def parsed_flags(module: Module) -> set[str]:

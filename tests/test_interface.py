@@ -96,6 +96,7 @@ def test_flags_of_a_renamed_command_are_looked_up_under_the_new_name(made, chang
     [
         ("flag a --old", "flag a --new", "- `a --old` is `a --new`"),
         ("choice a --size=large", "choice b --size=large", "- `a --size` is `b --size`, for one track alone"),
+        ("setting a --size", "setting b --size", "- `a --size` is `b --size`, for one track alone"),
         ("metric Epochs", "metric Passes", "- `metric Epochs` is `metric Passes`"),
         ("field Chat SFT: Epochs", "field Chat SFT: Passes", "- `Chat SFT: Epochs` is `Chat SFT: Passes`"),
         (
@@ -286,8 +287,8 @@ def test_commands_of_scripts_and_tracks_are_found(tmp_path):
         "choice scripts.made --size=large",
         "choice tracks.one.train --size=large",
         "file tracks/one/specs/all.toml",
-        "setting scripts.made size",
-        "setting tracks.one.train size",
+        "setting scripts.made --size",
+        "setting tracks.one.train --size",
         "metric Colour",
         "metric Depth",
         "metric Height",
