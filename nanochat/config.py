@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
 
 import tyro
 
+from nanochat import registry
 from nanochat.log import print_line
 
 Config = TypeVar("Config")
@@ -137,14 +138,14 @@ def _read_flags(config_class: type, words: list[str]):
     """Return the config that tyro reads from a command line; ValueError for unknown flags and unreadable values."""
     # The name in `python -m NAME`; a test's class may have none.
     module = sys.modules[config_class.__module__].__spec__
-    program = f"python -m {module.name.removesuffix('.__main__')}" if module else None
+    name = module.name.removesuffix(".__main__") if module else ""
     complaint = io.StringIO()  # tyro draws its errors on stderr
     try:
         with redirect_stderr(complaint):
             flags, unknown = tyro.cli(
                 _grouped(config_class),
                 args=words,
-                prog=program,
+                prog=f"python -m {name}" if name else None,
                 description=config_class.__doc__,
                 return_unknown_args=True,  # refused below, with a close name as a hint
             )
@@ -153,8 +154,11 @@ def _read_flags(config_class: type, words: list[str]):
             raise
         raise ValueError(_first_sentence(complaint.getvalue())) from None
     if unknown:
-        flag = unknown[0].split("=")[0]
         # Both spellings are flags: --max-chars, --max_chars.
+        flag = unknown[0].split("=")[0]
+        moved = registry.MOVED_FLAGS.get(name, {}).get(flag.replace("_", "-"))
+        if moved:
+            raise ValueError(f"{flag} is a flag of python -m {moved}: run that, with the same flags")
         known = [flag_of(one.name) for one in fields(config_class)]
         near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)  # typing errors
         hint = f"did you mean {near[0]}?" if near else "see --help."

@@ -90,13 +90,6 @@ class Prefix:
         )
 
 
-def cached_layers(model: GPT):
-    """Return the number of times that blocks run in a forward, each with keys and values of its own."""
-    config = model.config
-    sweeps = config.passes * (config.loops + 1) if config.supervision else config.sweeps
-    return config.depth * model.steps * sweeps
-
-
 class KVCache:
     """Keys and values for `slots` rows with up to `length` tokens, in fixed memory that CUDA graphs can read.
 
@@ -109,7 +102,7 @@ class KVCache:
         self.slots = slots
         config, device = model.config, model.device
         # Keys and values; heads before length: the keys that one head reads lie together.
-        shape = (cached_layers(model), 2, slots, config.kv_heads, length, config.head_dim)
+        shape = (model.cached_layers, 2, slots, config.kv_heads, length, config.head_dim)
         # Zeros, because masked values must still be finite.
         self.store = torch.zeros(shape, dtype=model.compute_dtype, device=device)
         self.layers = [layer.unbind() for layer in self.store]
@@ -205,7 +198,7 @@ class Decoder:
             self.graphs = {}  # on CUDA, by step shape; old ones read the old cache
             self.wanted = self.length = 0  # until there is a cache
             key_bytes = self.config.kv_width * self.model.compute_dtype.itemsize
-            slot_bytes = 2 * cached_layers(self.model) * length * key_bytes  # keys and values
+            slot_bytes = 2 * self.model.cached_layers * length * key_bytes  # keys and values
             free = free_memory(self.device)
             if slot_bytes > free:
                 needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"

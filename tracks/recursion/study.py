@@ -15,7 +15,7 @@ from typing import NamedTuple
 from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
-from nanochat.evals.bpb import LEAST_REFINEMENT, bits_by_exit, in_order, read_text, refinement, validated_exits
+from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import config_of
 from nanochat.objectives import next_token
@@ -25,9 +25,11 @@ from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import flops_per_token, rate_scale
-from nanochat.settings import Preset, TrainingSettings
+from nanochat.settings import TrainingSettings
 from nanochat.statistics import interval
 from nanochat.train import State, TrainingLoop
+from tracks.recursion.alarms import LEAST_REFINEMENT, in_order, refinement, validated_exits
+from tracks.recursion.settings import PRESET_FIELDS
 
 ARMS = {
     "R": "recursion",
@@ -40,7 +42,7 @@ ARMS = {
 BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
 SECONDS = "Seconds of training"
 # Settings in which an arm may differ from R.
-FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
+FREE_IN_ARM = {*PRESET_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
 EQUAL = {PARAMETERS: "PWL", FLOPS: "F", SECONDS: "W"}  # metric -> arms that have to equal R in it
 TOLERANCE = 0.05  # for FLOPs and seconds, which cannot be the same
 REFIT_STEPS = 50  # between validations
@@ -170,7 +172,7 @@ def refit(
     loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
 
     def measure():
-        return bits_by_exit(model, text, length, rows, runtime)[-1].value
+        return text_bpb(model, text, length, rows, runtime).value
 
     lowest, done = measure(), []
     with source:
@@ -266,7 +268,7 @@ def figures(results: Sequence[SeedResult]):
     return {
         "Verdict": verdict(own, refitted, gains),
         "Preset": settings["recursion"],
-        **{name: settings[name] for name in (*Preset._fields, "matrix_lr", "embedding_lr")},
+        **{name: settings[name] for name in (*PRESET_FIELDS, "matrix_lr", "embedding_lr")},
         "Refinement": measured(*interval(own)),
         "Refinement, first exit refitted": measured(*interval(refitted)),
         "Refinement, first and last exit refitted": measured(*interval(both)),

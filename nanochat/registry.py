@@ -1,0 +1,76 @@
+"""Doors for tracks: the names on command lines and in checkpoints that tracks provide, and the module of each.
+
+All names are listed here, so `--help` knows them without importing a track, and a name that somebody types or that a
+file has never decides what is imported: it is looked up in a table of this file. A module of a track has a mapping with
+the table's name, like `TASKS` in tracks/benchmarks/sets.py, and `load` returns the entry. The trunk imports tracks in
+no other way, so the folder of a track can be deleted.
+
+To add a track: a folder in tracks/, and its names below.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Door:
+    """A table of the trunk that tracks add entries to."""
+
+    kind: str  # what an entry is, in a sentence: "the task KMMLU belongs to ..."
+    table: str  # name of the mapping in the track's module: from name to entry
+    modules: Mapping[str, str]  # name -> module tracks.NAME.MODULE
+
+
+def load(door: Door, name: str) -> Any:
+    """Return the entry for one of the door's names; ValueError, a sentence for the user, if its track is not here."""
+    module = door.modules[name]
+    try:
+        table = getattr(import_module(module), door.table)
+    except ModuleNotFoundError as error:
+        # A library that the track needs is missing, and not the track.
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        track = module.split(".")[1]
+        raise ValueError(f"the {door.kind} {name} belongs to tracks/{track}, which is not here") from None
+    return table[name]
+
+
+# ---- models: nanochat/models.py ----
+
+# The name is "kind" in a manifest; an entry is a class derived from induction.InductionGPT.
+MODELS = Door(
+    "kind of model",
+    "MODELS",
+    {"golf": "tracks.golf.model", "recursive": "tracks.recursion.model", "looped": "tracks.recursion.model"},
+)
+# The fields of each kind's config beside those of InductionGPT's, with the value that changes nothing. A field with
+# another value leads to the kind of model that has it, in --model and in a manifest from before there were kinds.
+MODEL_FIELDS: Mapping[str, Mapping[str, bool | int | float]] = {
+    "golf": {"rope_dims": 0, "query_gain": 0.0, "qk_eps": 2**-23, "exclusive_last": 0, "orthogonal": False},
+    "recursive": {"supervision": 0, "loops": 2, "passes": 1, "detached": 0},
+    "looped": {"sweeps": 1},
+}
+# Names for --model; an entry maps fields of a config to values.
+CONFIGURATIONS = Door("configuration", "CONFIGURATIONS", dict.fromkeys(("golf", "golf-seed"), "tracks.golf.model"))
+# By kind of model: a function that adds a table to the outcome of scripts.base_loss.
+LOSS_TABLES = Door("kind of model", "LOSS_TABLES", {"recursive": "tracks.recursion.exits"})
+
+# ---- commands: nanochat/config.py ----
+
+# Flags that left a script for another command: script -> flag -> the command.
+MOVED_FLAGS = {
+    "scripts.base_train": dict.fromkeys(
+        (
+            "--recursion",
+            "--supervision",
+            "--loops",
+            "--passes",
+            "--detached",
+            "--supervision-base",
+            "--improvement-reward",
+        ),
+        "tracks.recursion.train",
+    )
+}
