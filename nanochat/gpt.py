@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,14 @@ from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask, previous
-from nanochat.cross_entropy import SAFE_EXPONENT, cross_entropy
+from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, cross_entropy
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
+    from nanochat.fused import PackedLinear
     from nanochat.sharding import Shards
+
+Result = TypeVar("Result")
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
@@ -133,7 +136,7 @@ Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # from some tokens' k
 class Linear(nn.Linear):
     """A linear layer without bias. The fp32 weight is cast to the input's dtype, so gradients add up in fp32."""
 
-    def __init__(self, inputs: int, outputs: int):
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
     def reset_parameters(self) -> None:
@@ -181,7 +184,7 @@ class LayerContext(NamedTuple):
 class Attention(nn.Module):
     """One layer's attention. Subclasses replace the methods below `forward`."""
 
-    def __init__(self, config: GPTConfig, number: int):
+    def __init__(self, config: GPTConfig, number: int) -> None:
         super().__init__()
         self.config = config
         self.q = Linear(config.width, config.width)
@@ -190,7 +193,7 @@ class Attention(nn.Module):
         self.o = Linear(config.width, config.width)
         self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if number in config.value_layers else None
         # For inference (fused.py): one product in place of q, k and v, and the heads of each part of the result.
-        self.qkv: nn.Module | None = None
+        self.qkv: PackedLinear | None = None
         self.qkv_parts = [config.heads + config.kv_heads, config.kv_heads]
 
     def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
@@ -233,7 +236,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         has_gate, self.activation = MLP_KINDS[config.mlp]
         units = max(64, round(config.mlp_ratio * config.width / 64) * 64)  # matrix units like whole tiles
@@ -249,7 +252,7 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer with residual mixing inside, so compiling a block fuses the mixing too."""
 
-    def __init__(self, config: GPTConfig, number: int, attention: type[Attention] = Attention):
+    def __init__(self, config: GPTConfig, number: int, attention: type[Attention] = Attention) -> None:
         super().__init__()
         self.attn = attention(config, number)
         self.mlp = MLP(config)
@@ -337,7 +340,7 @@ class GPT(nn.Module):
     config_class: ClassVar[type[GPTConfig]] = GPTConfig
     parameter_rows: ClassVar[tuple[ParameterRow, ...]] = PARAMETERS
 
-    def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
+    def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> None:
         super().__init__()
         assert config.kind == self.config_class.kind, (
             f"{type(self).__name__} has another config than that of a {config.kind}"
@@ -390,7 +393,7 @@ class GPT(nn.Module):
     def end_like(self, model: Self) -> None:
         """End forwards at the exit that another model of this kind has chosen."""
 
-    def run(self, module: nn.Module, function: Callable[..., Any], *inputs: Any, **options: bool) -> Any:
+    def run(self, module: nn.Module, function: Callable[..., Result], *inputs: Any, **options: bool) -> Result:
         """Return function(*inputs), which reads a module's weights; sharded ones are gathered (Shards.run)."""
         return function(*inputs) if self.shards is None else self.shards.run(module, function, *inputs, **options)
 
@@ -439,7 +442,7 @@ class GPT(nn.Module):
         hidden = self.hidden(ids, cache)
         return self.logits(hidden) if targets is None else self.loss(hidden, targets, reduction)
 
-    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None) -> Any:
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None) -> Reduced:
         """Return the loss of the head's inputs (…, width) at targets, as `forward` does.
 
         factors: weights of the tokens; then it returns the weighted sum, and the losses of the tokens (cross_entropy).

@@ -32,7 +32,7 @@ class InductionAttention(Attention):
     They see the previous token's keys, unrotated: distance does not count. Key weights start as the query weights.
     """
 
-    def __init__(self, config: GPTConfig, number: int):
+    def __init__(self, config: GPTConfig, number: int) -> None:
         super().__init__(config, number)
         self.shifted = config.kv_heads // 2
         self.qkv_parts = [config.heads, config.kv_heads, config.kv_heads]  # q and k differ in such heads: keep apart

@@ -4,17 +4,19 @@ Those for answers stand beside their sources: reinforcement learning in rollouts
 """
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from nanochat.dataloader import Batch
 
 # From a model and a batch to a tuple: the loss sum, the count that divides the sum over all micro-batches and ranks,
 # and further metrics: name -> sum and count, over a micro-batch.
-Objective = Callable
+Loss = tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]
+Objective = Callable[[Any, Batch], Loss]
 
 
-def next_token(model: nn.Module, batch: Batch):
+def next_token(model: nn.Module, batch: Batch) -> Loss:
     """Return the summed cross-entropy for the next tokens. batch: inputs and targets, (rows, seq_len) each.
 
     A target of -1 is not counted.

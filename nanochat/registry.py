@@ -37,6 +37,37 @@ def load(door: Door, name: str) -> Any:
     return table[name]
 
 
+# ---- tasks: tasks/table.py ----
+
+# Data sets with a verdict on each answer.
+TASKS = Door(
+    "task",
+    "TASKS",
+    {
+        **dict.fromkeys(
+            (
+                "KMMLU",
+                "HAE-RAE",
+                "CLIcK",
+                "KMMLU-Redux",
+                "KMMLU-Pro",
+                "KoBALT",
+                "GPQA",
+                "ClinicalQA",
+                "HRM8K",
+                "MT-MATH100",
+                *(f"LiveCodeBench-v{release}" for release in range(1, 7)),
+            ),
+            "tracks.benchmarks.sets",
+        ),
+        "Sudoku-4": "tracks.recursion.puzzles",
+    },
+)
+# Data sets of conversations, without a verdict.
+CHATS = Door("task", "CHATS", dict.fromkeys(("KoAlpaca", "KoAlpaca-v1"), "tracks.benchmarks.sets"))
+# The word after ~ in the name of a task.
+AUGMENTATIONS = Door("augmentation", "AUGMENTATIONS", dict.fromkeys(("styles", "options"), "tracks.chatdata.augmented"))
+
 # ---- models: nanochat/models.py ----
 
 # The name is "kind" in a manifest; an entry is a class derived from induction.InductionGPT.

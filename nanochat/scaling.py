@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, SMEAR_GATE_INPUTS, GPTConfig
 from nanochat.hardware import Accelerator, Figure, find_accelerator
-from nanochat.log import duration
+from nanochat.log import Record, duration
 from nanochat.models import config_fields, config_with, new_model
 from nanochat.outcome import hardware, read_outcomes
 from nanochat.param_groups import parameter_counts, state_bytes
@@ -64,12 +64,12 @@ class RunPlan:
     notes: list[str]
 
     @property
-    def tokens(self):
+    def tokens(self) -> int | None:
         """Return the whole run's tokens; None if a clock ends it."""
         return None if self.steps is None else self.steps * self.total_batch_size
 
     @property
-    def summary(self):
+    def summary(self) -> Record:
         """Return the plan's figures as the report card names them, without those that a clock decides."""
         kinds = {f"Number of parameters, {kind}": count for kind, count in self.counts.items() if kind != "total"}
         facts = {
@@ -87,7 +87,7 @@ class RunPlan:
         return facts
 
 
-def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0):
+def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0) -> RunPlan:
     """Return the plan that follows from the flags; vocab_size None: no tokenizer is trained yet."""
     notes = []
     if vocab_size is None:
@@ -134,7 +134,7 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
     )
 
 
-def _new_model(config: "PretrainSettings", vocab_size: int, bos_id: int):
+def _new_model(config: "PretrainSettings", vocab_size: int, bos_id: int) -> GPT:
     """Return a model without weights; a width or kv_heads 0 follows from the other sizes."""
     head_dim = config.head_dim
     width = config.width or math.ceil(config.depth * config.aspect_ratio / head_dim) * head_dim
@@ -153,12 +153,12 @@ def _new_model(config: "PretrainSettings", vocab_size: int, bos_id: int):
     return new_model(config_with(fields))
 
 
-def scaled_size(counts: dict[str, int]):
+def scaled_size(counts: dict[str, int]) -> int:
     """Return N, the size that models are compared by."""
     return counts["matrices"] + (counts["head"] or counts["embed"])  # an embedding may be the head as well
 
 
-def _horizon(config: "PretrainSettings", n: int, flops: float, batch: int):
+def _horizon(config: "PretrainSettings", n: int, flops: float, batch: int) -> tuple[int | None, str]:
     """Return the steps, None if a clock ends the run, and a note about them. flops: per token."""
     # -1 is the default of all horizons; HorizonSettings refuses two of them, and values that are not above 0.
     if config.target_seconds != -1:
@@ -172,13 +172,13 @@ def _horizon(config: "PretrainSettings", n: int, flops: float, batch: int):
     return max(1, round(ratio * n // batch)), f"{ratio:g} x N / total_batch_size"
 
 
-def rate_scale(total_batch_size: int):
+def rate_scale(total_batch_size: int) -> float:
     """Return the factor for learning rates, which were found for the reference's batch."""
     # Square-root rule for Adam-like updates. Small batches learn faster at higher rates (dev/LOG.md).
     return max(0.25, (total_batch_size / REFERENCE_BATCH) ** 0.5)
 
 
-def flops_per_token(model: GPT):
+def flops_per_token(model: GPT) -> int:
     """Return FLOPs forward and backward: 6 per matmul weight, 12 per channel and key; no norms."""
     config = model.config
     weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
@@ -193,7 +193,7 @@ def flops_per_token(model: GPT):
 # ---- batches ----
 
 
-def row_choices(config: "TrainingSettings", total_batch_size: int, ranks: int):
+def row_choices(config: "TrainingSettings", total_batch_size: int, ranks: int) -> list[int]:
     """Return the rows that a micro-batch may have, in order: the given number, or all that divide a step."""
     row = config.max_seq_len * ranks  # tokens in the smallest step
     rows, rest = divmod(total_batch_size, row)
@@ -214,14 +214,16 @@ def row_choices(config: "TrainingSettings", total_batch_size: int, ranks: int):
     return [int(asked)]
 
 
-def _divisors(number: int):
+def _divisors(number: int) -> list[int]:
     return [count for count in range(1, number + 1) if number % count == 0]
 
 
 # ---- the cost ----
 
 
-def estimate(plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator: Accelerator):
+def estimate(
+    plan: RunPlan, config: "PretrainSettings", ranks: int, accelerator: Accelerator
+) -> tuple[Record, list[str]]:
     """Return a plan's cost on some accelerators, and the same as text for people; None where a figure is unknown.
 
     device_batch_size: rows. memory: a rank's bytes, by part. rate: a rank's FLOP/s. source: of the rate, such as
@@ -285,7 +287,7 @@ def memory(
     fp8: bool = False,
     itemsize: int = 2,
     sharded: bool = False,
-):
+) -> dict[str, float]:
     """Return a rank's estimated bytes by part, for micro-batches with so many rows on a GPU, compiled.
 
     itemsize: bytes of an activation. A rehearsed step has the same peak within 5 %, and takes 15 seconds, too long for
@@ -327,7 +329,7 @@ def memory(
     }
 
 
-def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int):
+def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int) -> list[float]:
     """Return the bytes that a rank receives in a step with sharded weights, and with whole ones.
 
     For a model that runs each block and the head once.
@@ -341,7 +343,7 @@ def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int):
 
 
 @lru_cache
-def _empty_places(model: GPTConfig, ranks: int):
+def _empty_places(model: GPTConfig, ranks: int) -> int:
     """Return the elements that the optimizer stores beside the parameters.
 
     Each rank owns the same number of matrices of a shape, so the last ranks may have empty places.
@@ -350,7 +352,7 @@ def _empty_places(model: GPTConfig, ranks: int):
     return sum(-count % ranks * shape.numel() for shape, count in shapes.items())
 
 
-def _rate(config: "TrainingSettings", accelerator: Accelerator, dtype: str):
+def _rate(config: "TrainingSettings", accelerator: Accelerator, dtype: str) -> tuple[Figure, str]:
     """Return a rank's FLOP/s, None if unknown, and its basis in words.
 
     The basis is the finished run nearest in depth on such hardware, "measured: run TAG", else an assumption. Hardware
@@ -381,7 +383,7 @@ def _rate(config: "TrainingSettings", accelerator: Accelerator, dtype: str):
     return accelerator.mfu * peak, f"assumed: {accelerator.mfu:.0%} of the {dtype} peak"
 
 
-def dry_run(plan: RunPlan, config: "PretrainSettings"):
+def dry_run(plan: RunPlan, config: "PretrainSettings") -> list[str]:
     """Return the estimate for the hardware `config.on` as lines for people, or, with `config.json`, as a JSON line."""
     record, lines = estimate(plan, config, *planned_hardware(config.on))
     if not config.json:

@@ -139,7 +139,7 @@ class HorizonSettings:
     num_iterations: Count = option(-1, "steps to train")
     target_seconds: float = option(-1.0, "seconds to train")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
         names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
         given = {name: getattr(self, name) for name in names if getattr(self, name) != -1}
@@ -265,7 +265,7 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
     # Counted in bytes, so that runs with other tokenizers read the same text.
     eval_bytes: Count = option(-1, "bytes of validation text (-1: 20 MB, on a CPU 500 kB)", group="evaluation", least=1)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if (self.on or self.json) and not self.dry_run:
             raise ValueError("--on and --json are for a plan: add --dry-run")
@@ -318,7 +318,7 @@ class FineTuneSettings(TrainingSettings):
     )
 
     @property
-    def epochs(self):
+    def epochs(self) -> float:
         return 1.0 if self.num_epochs == -1 else self.num_epochs
 
 

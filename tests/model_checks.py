@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from nanochat import attention, gpt
 from nanochat.decoder import KVCache
 from nanochat.evals.chat import last_logits
-from nanochat.fused import pack, refresh
+from nanochat.fused import copy_weights, pack
 from nanochat.gpt import GPT
 from nanochat.param_groups import RULES
 from nanochat.tokenizer import Tokenizer
@@ -101,7 +101,7 @@ def check_packed_weights(fields: Fields) -> None:
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.1)
     assert torch.equal(logits(packed), before)
-    refresh(packed, model)
+    copy_weights(packed, model)
     assert torch.equal(logits(packed), logits(pack(model)))
     assert not torch.equal(logits(packed), before)
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
-    "paths log registry config hardware",
+    "registry paths log protocols config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
     "attention cross_entropy fp8 statistics quantized muon optim schedules",
     "gpt induction models sharding param_groups scaling",
@@ -34,7 +34,7 @@ OUR_CODE = ("nanochat", "scripts", "tasks", "tracks")
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
-    "fromkeys uniform constant _line with_rows _orthogonal_or parse_rows parse_table "
+    "fromkeys values items fields uniform constant _line with_rows _orthogonal_or parse_rows parse_table "
     "dataclass field option options arg compile frozenset set dict tuple list range len sorted sum min max zip "
     "enumerate chr ord int float str bytes split join format strip replace lru_cache wraps no_grad inference_mode "
     "contextmanager".split()

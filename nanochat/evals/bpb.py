@@ -48,7 +48,7 @@ class EvalText(NamedTuple):
     bytes: int
 
 
-def first_documents(batches: Iterable[pyarrow.Array], max_bytes: int):
+def first_documents(batches: Iterable[pyarrow.Array], max_bytes: int) -> list[str]:
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
     documents, room = [], max_bytes
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
@@ -60,7 +60,7 @@ def first_documents(batches: Iterable[pyarrow.Array], max_bytes: int):
     return list(filter(None, documents))  # nothing may be left of the last one
 
 
-def read_text(batches: Iterable[pyarrow.Array], tokenizer: Tokenizer, max_bytes: int):
+def read_text(batches: Iterable[pyarrow.Array], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
     """Return the text of `first_documents` in tokens; each document is predicted from its start on."""
     documents = first_documents(batches, max_bytes)
     ids, _ = tokenizer.core.encode_batch(documents, tokenizer.bos)
@@ -120,7 +120,7 @@ def sum_rows(
     batch_size: int,
     runtime: Runtime,
     overlap: int = 0,
-):
+) -> Tensor:
     """Return (kinds, rows, 2) in fp64, for each row the summed losses and weights: a collective.
 
     inputs, targets: (rows, seq_len). weights: (kinds, vocabulary), each token's weight in each kind of sum; a loss
@@ -132,7 +132,7 @@ def sum_rows(
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
     progress = Progress()
 
-    def measure(numbers: Tensor):
+    def measure(numbers: Tensor) -> Tensor:
         goals = targets[numbers]  # a copy
         goals[numbers < 0] = -1
         # The first row that has a token as target gives it the longest context; later rows have it as context only.
@@ -154,12 +154,12 @@ def sum_rows(
     return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 
-def bits_per_byte(sums: Tensor):
+def bits_per_byte(sums: Tensor) -> Estimate:
     """Return the `ratio` of summed losses in nats to bytes, in bits."""
     return ratio(sums / sums.new_tensor([math.log(2), 1]))
 
 
-def ratio(sums: Tensor):
+def ratio(sums: Tensor) -> Estimate:
     """Return the sum of column 0 over the sum of column 1 of (rows, 2), and the standard error over rows."""
     above, below = sums.sum(0).tolist()
     value = above / below
@@ -208,7 +208,7 @@ def log_validation(trainer: Trainer, measure: Callable[[], dict[str, Estimate]])
 # ---- samples ----
 
 
-def write_samples(model: GPT, tokenizer: Tokenizer):
+def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     room = model.config.max_seq_len - 1  # leaves space for one new token
     # A short context keeps a prompt's end. 16 tokens are written after each prompt.
@@ -224,10 +224,10 @@ def write_samples(model: GPT, tokenizer: Tokenizer):
     return rows
 
 
-def sample_writing(trainer: Trainer, every: int):
+def sample_writing(trainer: Trainer, every: int) -> Evaluation:
     """Return the evaluation that prints samples, on rank 0."""
 
-    def write(state: State):
+    def write(state: State) -> None:
         if trainer.runtime.rank == 0:  # no collective inside: other ranks go on
             write_samples(trainer.model, trainer.tokenizer)
 

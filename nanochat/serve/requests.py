@@ -1,7 +1,8 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from typing import Annotated, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,8 +22,6 @@ from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
-Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
-
 
 class ApiError(HTTPException):
     """An error response in OpenAI's form. param: the field at fault. code: the reason, for programs."""
@@ -33,15 +32,16 @@ class ApiError(HTTPException):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        headers: dict | None = None,
-    ):
+        headers: dict[str, str] | None = None,
+    ) -> None:
         message = message[:1000]  # it may quote the client
         super().__init__(status, message, headers)  # such as retry-after
         kind = "server_error" if status >= 500 else "invalid_request_error"
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class ServedModel(NamedTuple):
+@dataclass(frozen=True)
+class ServedModel:
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
     temperature: for the page, see `chat.chat_temperature`. Programs choose their own.
@@ -54,7 +54,8 @@ class ServedModel(NamedTuple):
     is_base: bool = False
 
 
-class ApiRequest(NamedTuple):
+@dataclass(frozen=True)
+class ApiRequest:
     """A checked request: the fields, and the form for the engine."""
 
     fields: "CommonFields"
@@ -66,8 +67,8 @@ class ApiRequest(NamedTuple):
     alternatives: int | None = None
 
     @property
-    def samples(self):
-        return [(number, sample) for number, prompt in enumerate(self.prompts) for sample in range(prompt.n)]
+    def sample_count(self) -> int:
+        return sum(prompt.n for prompt in self.prompts)
 
 
 # ---- the fields of OpenAI's requests ----
@@ -79,7 +80,7 @@ UNSUPPORTED = """
 """.split()
 
 
-def in_list(value: Any):
+def in_list(value: Any) -> Any:
     """Put a single text, or a single row of token ids, into a list."""
     is_row = isinstance(value, list) and value and isinstance(value[0], int)
     return [value] if is_row or isinstance(value, str) else value
@@ -106,6 +107,9 @@ class CommonFields(BaseModel):
     stream_options: Record = {}  # include_usage: a last chunk with the number of tokens
 
 
+Fields = TypeVar("Fields", bound=CommonFields)
+
+
 class ChatFields(CommonFields):
     messages: list[Record] = Field(min_length=1)  # nanochat.chat checks roles, order and contents
     # Two names for one limit; None: as many as the context holds.
@@ -126,7 +130,7 @@ class CompletionFields(CommonFields):
 JSON_OBJECT = TypeAdapter(Record)
 
 
-def read_fields(model: type[CommonFields], body: bytes, served: ServedModel):
+def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields:
     """Return the fields of a JSON body; an ApiError names the first wrong field. Null counts as absent."""
     try:
         found = JSON_OBJECT.validate_json(body)
@@ -146,7 +150,7 @@ def read_fields(model: type[CommonFields], body: bytes, served: ServedModel):
     return fields
 
 
-def parse_chat(body: bytes, served: ServedModel):
+def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     """Check the body of a chat request and render the conversation as a prompt."""
     fields = read_fields(ChatFields, body, served)
     messages = []
@@ -162,14 +166,11 @@ def parse_chat(body: bytes, served: ServedModel):
     except ValueError as error:  # user and assistant must take turns
         raise ApiError(400, str(error), "messages") from None
     max_tokens = fields.max_completion_tokens or fields.max_tokens or served.context  # the newer name comes first
-    return ApiRequest(
-        fields=fields,
-        is_chat=True,
-        prompts=[engine_request(fields, tokens, max_tokens, served, "messages")],
-    )
+    prompt = engine_request(fields, tokens, max_tokens, served, "messages")
+    return ApiRequest(fields, is_chat=True, prompts=[prompt])
 
 
-def parse_completion(body: bytes, served: ServedModel):
+def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     """Check the body of a completion request. A text gets <|bos|> before it, token ids are taken as they are."""
     fields = read_fields(CompletionFields, body, served)
     if fields.stream and fields.logprobs is not None:
@@ -201,7 +202,7 @@ def engine_request(
     served: ServedModel,
     field: str,
     stop: frozenset[int] | None = None,
-):
+) -> Request:
     """Return the engine's request for one prompt, which came in a certain field."""
     if len(tokens) >= served.context:
         sentence = f"the prompt has {len(tokens)} tokens, prompt and answer must fit into {served.context}"

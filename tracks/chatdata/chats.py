@@ -35,7 +35,7 @@ class Config(FilterSettings, TagSettings):
     )
 
 
-def part_of(text: str):
+def part_of(text: str) -> slice:
     """Return the places of a part's files: 2/3 has every third file from the second on."""
     match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
     number, count = map(int, match.groups()) if match else (0, 0)
@@ -44,7 +44,7 @@ def part_of(text: str):
     return slice(number - 1, None, count)
 
 
-def check(config: Config):
+def check(config: Config) -> None:
     """Raise a ValueError for a mistake in a setting. No file is read. runs/data.sh calls it."""
     part_of(config.part)
     buckets = pairs(config.sources)
@@ -54,13 +54,13 @@ def check(config: Config):
     check_settings(config, buckets)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.outcome import Outcome
     from nanochat.tokenizer import Tokenizer
     from tasks import TASKS, open_tasks
-    from tasks.sources import benchmark_questions, open_sources
     from tracks.chatdata.contamination import Benchmarks
+    from tracks.chatdata.sources import benchmark_questions, open_sources
     from tracks.chatdata.store import filter_file, merge, report, write_output
 
     check(config)

@@ -92,7 +92,7 @@ class GolfAttention(Attention):
 
     config: GolfConfig
 
-    def __init__(self, config: GolfConfig, number: int):
+    def __init__(self, config: GolfConfig, number: int) -> None:
         super().__init__(config, number)
         self.exclusive = number >= config.depth - config.exclusive_last
         self.gain = nn.Parameter(torch.empty(config.heads)) if config.query_gain else None

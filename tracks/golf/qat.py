@@ -53,7 +53,7 @@ class FakeQuantization:
     `start` of the run is over. Gradients and checkpoints are those of the weights that are not rounded.
     """
 
-    def __init__(self, model: GPT, plan: str, start: float):
+    def __init__(self, model: GPT, plan: str, start: float) -> None:
         if "gptq" in plan:
             raise ValueError(f"--qat={plan}: gptq cannot be used in training, leave it out")
         self.start = start

@@ -58,7 +58,7 @@ class RecursiveGPT(InductionGPT):
     config: RecursiveConfig
     config_class: ClassVar[type[GPTConfig]] = RecursiveConfig
 
-    def __init__(self, config: RecursiveConfig, attention: str = "sdpa", checkpointing: bool = False):
+    def __init__(self, config: RecursiveConfig, attention: str = "sdpa", checkpointing: bool = False) -> None:
         super().__init__(config, attention, checkpointing)
         self.steps = config.supervision  # exits of a forward: another number than was trained is possible
 

@@ -70,7 +70,7 @@ def test_the_number_of_ranks_does_not_matter(tmp_path):
     records = read_metrics(tmp_path / "deep/metrics.jsonl")
     for record, other in zip(records, alone.records, strict=True):
         for name in ("train/loss", "train/grad_norm", "train/exit_0", "train/exit_2", "train/refinement"):
-            assert record[name] == pytest.approx(other[name], rel=1e-5)
+            assert record[name] == pytest.approx(other[name], rel=1e-5, abs=1e-6)
 
 
 # Gradients of backout are rounding.

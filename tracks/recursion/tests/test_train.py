@@ -62,13 +62,10 @@ def test_a_recursive_model_has_a_table_of_its_exits(base, monkeypatch, capsys):
     assert table["rows"][1][2] == pytest.approx(record["metrics"]["val bpb"]["value"], rel=1e-6)
     assert len(re.findall(r"^\| \d    \| (?:yes|no) +\| \d\.\d{4} \| ", said, re.MULTILINE)) == 4
     manifest = load(base.of("exits"), 4).manifest
-    assert (manifest["stage"], manifest["model"]["kind"], manifest["model"]["supervision"]) == (
-        "base_train",
-        "recursive",
-        2,
-    )
+    assert manifest["stage"] == "base_train"
+    assert (manifest["model"]["kind"], manifest["model"]["supervision"]) == ("recursive", 2)
     # Base training does not go on with another kind of model.
-    said = base.refused("exits", *short, "--num-iterations=8")
+    said = base.refused("exits", *short, "--grad-clip=1", "--num-iterations=8")
     assert "holds another run: " in said
     assert "its model has kind recursive and not gpt, " in said
 

@@ -8,7 +8,7 @@ import re
 
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.log import parse_rows
-from tasks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
+from tracks.benchmarks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
 MAX_ANSWER = 300  # characters
 # Rewritten in this order, so that spellings of one answer become equal. Three times: fractions and roots in each other.
@@ -57,7 +57,7 @@ ROOT = re.compile(r"√(\d?)(?:\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))
 ARITHMETIC = re.compile(r"[-+*/().\d]+")
 
 
-def _number(text: str):
+def _number(text: str) -> str:
     """Return a value as text, exact for a whole number, else to nine digits; empty for other text."""
     try:
         text = text.replace("❨", "(").replace("❩", ")")
@@ -70,7 +70,7 @@ def _number(text: str):
 
 class MCLM(HRM8K):
     @staticmethod
-    def read(text: str):
+    def read(text: str) -> str:
         """Return the announced answer, or else the last number, in a form that is equal for equal answers."""
         # As for HRM8K: the surest announcement counts, and the last of its kind.
         found = [found for pattern in (*ANNOUNCEMENTS, NUMBER) for found in pattern.findall(text)[-1:]]

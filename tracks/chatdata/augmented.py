@@ -1,0 +1,86 @@
+"""Augmented multiple choice: the rows of another task in several styles, or with more choices.
+
+A new augmentation is a class and a row in AUGMENTATIONS, and in the table of this name in nanochat/registry.py.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from tasks.common import DataSet
+from tasks.multiple_choice import MultipleChoice
+from tracks.chatdata.augment import HANGUL, MOST_CHOICES, STYLES, Question, remix
+from tracks.chatdata.bm25 import BM25
+
+
+class Augmented(MultipleChoice):
+    """The rows of another task, changed. number: the N of ~styles:N, by default the class's own."""
+
+    number: int
+    adds_choices = False
+
+    @classmethod
+    def augment(cls, key: str, data: DataSet, number: str) -> DataSet:
+        """Return a data set with the rows of another one, changed: `tasks.table.Augmentation`."""
+        name = key.partition("~")[0]
+        if not issubclass(data.task, MultipleChoice):
+            raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
+        number = number or str(cls.number)
+        if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
+            raise ValueError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
+        # Prompt and verdict are those of the data set's own class where the augmentation has none.
+        both = type(cls.__name__, (cls, data.task), {"number": int(number)})
+        # About: a question keeps fewer choices if no more fit.
+        chance = 1 / int(number) if cls.adds_choices else 1.0
+        return replace(data, task=both, baseline=min(data.baseline, chance))
+
+
+class Styled(Augmented):
+    """Each row in `number` different styles."""
+
+    kind = "generative"
+    number = 1
+
+    @property
+    def copies(self) -> int:
+        return self.number
+
+    def build(self, row: int, copy: int) -> dict[str, Any]:
+        question, choices, right = self.data.convert(*self.rows[row])
+        # A question without Korean gets no instruction in Korean.
+        names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
+        name = str(np.random.default_rng((self.seed, row)).permutation(names)[copy])
+        conversation = self.conversation(question, choices, right, STYLES[name])
+        return conversation | {"style": name, "choices": choices, "right": right}
+
+    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
+        style = STYLES[conversation["style"]]
+        return style.read(completion, conversation["choices"]) == conversation["right"]
+
+
+class MoreChoices(Augmented):
+    """Each row with wrong choices of similar rows, up to `number` choices."""
+
+    number = MOST_CHOICES
+    adds_choices = True
+
+    @cached_property
+    def _pool(self) -> tuple[list[Question], BM25]:
+        questions: list[Question] = [("", (), 0)] * len(self.rows)  # a faulty row stays empty: no search finds it
+        for row in range(len(self.rows)):
+            with suppress(ValueError):
+                question = self.data.convert(*self.rows[row])
+                self.conversation(*question)  # finds a right answer that is no choice
+                questions[row] = question
+        return questions, BM25(question for question, *_ in questions)
+
+    def build(self, row: int, copy: int) -> dict[str, Any]:
+        super().build(row, copy)  # finds faults of the row
+        questions, index = self._pool
+        return self.conversation(*remix(row, questions, index, self.number, self.seed))
+
+
+AUGMENTATIONS = {"styles": Styled.augment, "options": MoreChoices.augment}
