@@ -23,6 +23,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench.common import parser_of, required
 from bench.rehearsal import rehearse, resident
 from nanochat import fp8, schedules
+from nanochat.cost import FIT_SHARE
 from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPTConfig
 from nanochat.models import model_class
@@ -30,7 +31,7 @@ from nanochat.objectives import Objective, next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups
 from nanochat.runtime import DTYPES, Runtime, avoid_broken_amx
-from nanochat.scaling import FIT_SHARE, plan_run
+from nanochat.scaling import plan_run
 from nanochat.settings import TrainingSettings
 from nanochat.train import State, TrainingLoop
 from scripts.base_train import Config

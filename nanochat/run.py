@@ -34,7 +34,7 @@ from nanochat.config import fixed_settings, flag_of
 from nanochat.data.corpus import open_corpus, shards_for
 from nanochat.dataloader import BatchSource, TextLoader, require_multiple
 from nanochat.gpt import GPT, GPTConfig
-from nanochat.log import MetricLog, Record, format_value, print0
+from nanochat.log import MetricLog, Record, print0
 from nanochat.models import config_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
@@ -42,8 +42,8 @@ from nanochat.outcome import Outcome, run_metrics, training_curves
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests, watch_gpu
-from nanochat.scaling import RunPlan, dry_run, flops_per_token, plan_run, rate_scale, row_choices
-from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings
+from nanochat.scaling import RunPlan, flops_per_token, rate_scale, row_choices
+from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, TrainingSettings
 from nanochat.sharding import Shards
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
@@ -163,25 +163,6 @@ def _is_longer(checkpoint: Checkpoint, config: TrainingSettings):
 
 
 # ---- the start of a run ----
-
-
-def plan_with_tokenizer(config: PretrainSettings):
-    """Return the plan of a new model, and its tokenizer; prints the plan, and for a dry run its cost too.
-
-    A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
-    """
-    vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
-    if config.dry_run and not vocabulary.exists():
-        tokenizer = None
-        plan = plan_run(config, None)  # assumes a size of the vocabulary
-    else:
-        tokenizer = Tokenizer.load(vocabulary)
-        plan = plan_run(config, tokenizer.vocab_size, tokenizer.bos)
-    if not config.json:  # for programs: nothing else on stdout
-        print0(*plan.notes, *(f"{name}: {format_value(value)}" for name, value in plan.summary.items()), sep="\n")
-    if config.dry_run:
-        print0(*dry_run(plan, config), sep="\n")
-    return plan, tokenizer
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,15 @@ def main(config: Config):
     from nanochat.evals.bpb import refinement_alarms, sample_writing, text_validation
     from nanochat.evals.core import core_scores
     from nanochat.objectives import pretraining
-    from nanochat.run import plan_with_tokenizer, training
+    from nanochat.run import training
+    from nanochat.scaling import plan_with_tokenizer
 
     config = replace(config, tag=config.tag or f"d{config.depth}")
     plan, tokenizer = plan_with_tokenizer(config)
     if config.dry_run:
+        from nanochat.cost import print_cost
+
+        print_cost(plan, config)
         return
 
     # From here on the folder is locked, and the model is built.

@@ -20,7 +20,7 @@ LAYERS = [
     "paths log config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
     "attention cross_entropy fp8 statistics quantized muon optim schedules",
-    "gpt models sharding param_groups scaling",
+    "gpt models sharding param_groups scaling cost",
     "world data dataloader packing",
     "fused decoder engine",
     "objectives checkpoint train rollouts run tuning",

@@ -27,7 +27,8 @@ def main(config: Config):
     from nanochat.models import new_model
     from nanochat.objectives import pretraining
     from nanochat.quant import FakeQuantization
-    from nanochat.run import plan_with_tokenizer, training
+    from nanochat.run import training
+    from nanochat.scaling import plan_with_tokenizer
     from nanochat.train import warm_up
 
     if config.qat and config.fp8:
@@ -38,6 +39,9 @@ def main(config: Config):
     # On shapes alone: a mistake in the plan of quantization is found before anything is written.
     FakeQuantization(new_model(plan.model), config.qat, 0)
     if config.dry_run:
+        from nanochat.cost import print_cost
+
+        print_cost(plan, config)
         return
 
     with training("base_train", config, plan, tokenizer) as trainer:
