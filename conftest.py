@@ -230,6 +230,18 @@ def quick(session_home: None, tmp_path_factory):
 
 
 @pytest.fixture
+def series(tmp_path: Path, base: Path, text_folder: Path, quick: str):
+    """A function that runs a command of a series in the folder that has `letters`."""
+
+    def run(module: str, *flags: str, code: int = 0):
+        environment = os.environ | {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+        words = [quick, "-m", module, *flags]
+        return checked(subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True), code)
+
+    return run
+
+
+@pytest.fixture
 def here(base: Path, monkeypatch, capsys):
     """Call a script in this process, with the result of a process: faster, for scripts without a model."""
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
+Kernel = Callable[..., Tensor]  # q, k, v and the package's own options → attention
+
+
 class Mask(NamedTuple):
     """Keys that each query sees, in the form for one path; all layers with the same window share a mask."""
 
@@ -24,7 +27,7 @@ class Mask(NamedTuple):
     # (B or 1, 1, Tq, Tk), True where a query sees a key, or flex's BlockMask; None where the kernel needs none.
     allowed: "Tensor | BlockMask | None"
     bounded: bool  # exp(score * scale) fits into the dtype without subtracting the maximum
-    kernel: Callable | None = None  # FlashAttention 3's function: q, k, v and its own options → attention
+    kernel: Kernel | None = None  # FlashAttention 3's function
 
 
 # Versions of FlashAttention, the fastest first → major compute capabilities of the GPUs that each has kernels for.
@@ -40,7 +43,7 @@ def make_mask(
     window: int = 0,
     positions: Tensor | None = None,
     bounded: bool = False,
-):
+) -> Mask:
     """Return the mask for `attend`. Key j stands at position j, query i in row b at positions[b, i].
 
     positions: (B or 1, queries); None: the queries are the last keys. A query sees keys up to its own position, and
@@ -58,12 +61,12 @@ def make_mask(
     return Mask(path, window, allowed, bounded, _flash3_kernel() if path == "flash3" else None)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Return attention from q (B, Tq, H, D) to k and v (B, Tk, Hkv, D), H a multiple of Hkv, by the mask's path."""
     return PATHS[mask.path](q, k, v, mask, scale)
 
 
-def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool):
+def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: bool) -> str:
     """Return the path for a flag value; "auto" means the fastest path for a model with or without windows."""
     if asked == "auto":
         # Flex skips blocks out of sight; on MPS it has no gradient.
@@ -77,7 +80,7 @@ def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: boo
 
 
 @lru_cache
-def obstacle(path: str, device: torch.device, dtype: torch.dtype):
+def obstacle(path: str, device: torch.device, dtype: torch.dtype) -> str:
     """Return the reason that a version of FlashAttention cannot run here; "" if a small trial gives good values."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] not in FLASH[path]:
         return "it has no kernels for this device"
@@ -90,7 +93,7 @@ def obstacle(path: str, device: torch.device, dtype: torch.dtype):
 
 
 @lru_cache(maxsize=1)
-def _flash3_kernel():
+def _flash3_kernel() -> Kernel:
     """Return FlashAttention 3's function, from its own package, or else from the kernels hub (a download, once)."""
     try:
         package = importlib.import_module("flash_attn_interface")
@@ -100,7 +103,7 @@ def _flash3_kernel():
     return package.flash_attn_func
 
 
-def _trial_error(path: str, device: torch.device, dtype: torch.dtype):
+def _trial_error(path: str, device: torch.device, dtype: torch.dtype) -> float:
     """Return the relative error of a path's gradient, which depends on its output too, against sdpa's."""
     x = torch.arange(2 * 384 * 2 * 128, device=device).sin().view(2, 384, 2, 128).to(dtype)  # (B, T, H, D)
     gradients = []
@@ -117,7 +120,7 @@ def _trial_error(path: str, device: torch.device, dtype: torch.dtype):
 # ---- positions ----
 
 
-def previous(x: Tensor, first: Tensor | None = None):
+def previous(x: Tensor, first: Tensor | None = None) -> Tensor:
     """Return x (B, T, …) one token later: each token gets the previous token's value.
 
     A row's first token gets `first` (B, 1, …), or zeros.
@@ -133,7 +136,7 @@ class Rotation(NamedTuple):
     cos: Tensor
     sin: Tensor
 
-    def apply(self, x: Tensor):
+    def apply(self, x: Tensor) -> Tensor:
         """Return x (B, T, H, D) in fp32, the first channels rotated by position: channel i pairs with i + pairs."""
         pairs = self.cos.shape[-1]
         a, b, *rest = x.split(pairs, dim=-1)
@@ -147,14 +150,14 @@ class RotaryTable(nn.Module):
     channels: of a head that rotate, in half as many pairs.
     """
 
-    def __init__(self, positions: int, channels: int, base: float):
+    def __init__(self, positions: int, channels: int, base: float) -> None:
         super().__init__()
         self.base = base
         for name in ("cos", "sin"):
             self.register_buffer(name, torch.empty(positions, channels // 2), persistent=False)
         self.fill()
 
-    def fill(self):
+    def fill(self) -> None:
         positions, pairs = self.cos.shape
         # In fp64 on the CPU: the same table on every device, exact at late positions too.
         pair = torch.arange(pairs, device="cpu", dtype=torch.float64)
@@ -164,11 +167,11 @@ class RotaryTable(nn.Module):
         self.cos.copy_(angles.cos())
         self.sin.copy_(angles.sin())
 
-    def forward(self, positions: Tensor | slice):
+    def forward(self, positions: Tensor | slice) -> Rotation:
         return Rotation(self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2))  # the new axis: heads
 
 
-def exclude_own(y: Tensor, v: Tensor):
+def exclude_own(y: Tensor, v: Tensor) -> Tensor:
     """Return attention's output y (B, T, H, D) without its part along the token's own value v (B, T, Hkv, D)."""
     direction = F.normalize(v.float(), dim=-1).unsqueeze(3)  # (B, T, Hkv, 1, D)
     grouped = y.float().unflatten(2, (v.shape[2], -1))
@@ -178,13 +181,13 @@ def exclude_own(y: Tensor, v: Tensor):
 # ---- masks ----
 
 
-def _sees(query: Tensor, key: Tensor, window: int):
+def _sees(query: Tensor, key: Tensor, window: int) -> Tensor:
     """Return True for each query that sees a key, both given by position, in shapes that broadcast: the definition."""
     seen = key <= query
     return seen & (key > query - window) if window else seen
 
 
-def _block_mask(path: str, queries: int, keys: int, window: int, device: torch.device):
+def _block_mask(path: str, queries: int, keys: int, window: int, device: torch.device) -> "BlockMask":
     """Return the mask for flex; the queries are the last keys."""
     from torch.nn.attention.flex_attention import create_block_mask  # takes seconds: only for these paths
 
@@ -202,14 +205,14 @@ def _block_mask(path: str, queries: int, keys: int, window: int, device: torch.d
     )
 
 
-def _mask(positions: Tensor, keys: int, window: int):
+def _mask(positions: Tensor, keys: int, window: int) -> Tensor:
     """Return Mask.allowed from the query positions, (B or 1, Tq)."""
     key = torch.arange(keys, device=positions.device)
     return _sees(positions[:, None, :, None], key, window)  # (B or 1, 1, Tq, Tk)
 
 
 @lru_cache(maxsize=16)
-def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.device):
+def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.device) -> "Tensor | BlockMask | None":
     """Return a mask that depends on lengths alone: every training step needs the same few."""
     # Without a mask torch's kernel is causal from the first key: right for as many queries as keys, or for one query.
     plainly_causal = path in ("sdpa", "decode") and not window and queries in (1, keys)
@@ -226,7 +229,7 @@ def _cached_mask(path: str, queries: int, keys: int, window: int, device: torch.
 # ---- paths ----
 
 
-def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bounded: bool = False):
+def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bounded: bool = False) -> Tensor:
     """Return attention by the formula, with all scores in memory at once; `bounded` takes fewer passes over them."""
     group = q.shape[2] // k.shape[2]  # query heads that share a key head
     if group > 1:
@@ -243,7 +246,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bound
     return out.to(v.dtype).transpose(1, 2)
 
 
-def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
+def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Run the plain formula on a quarter of the queries at a time and the keys in sight: compiled, fastest on CPUs."""
     queries = q.shape[1]
     earlier = k.shape[1] - queries  # keys before the first query
@@ -268,7 +271,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     return torch.cat(parts, dim=1)
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     causal = mask.allowed is None and q.shape[1] > 1  # a single query sees all keys
     return _by_head(
         F.scaled_dot_product_attention,
@@ -281,14 +284,14 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     )
 
 
-def _by_head(run: Callable, q: Tensor, k: Tensor, v: Tensor, **options: Any):
+def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Run one of torch's kernels, which take heads before length."""
     grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return run(q, k, v, enable_gqa=grouped, **options).transpose(1, 2)  # (B, Tq, H, D) again
 
 
-def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
+def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Compute one query per row as two batched products over keys stored by head: faster than a CPU's fused kernel."""
     if mask.allowed is None or q.shape[1] > 1:
         return _sdpa(q, k, v, mask, scale)
@@ -305,11 +308,11 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
 
 
 @lru_cache(maxsize=1)
-def _compiled(flex_attention: Callable):
+def _compiled(flex_attention: Kernel) -> Kernel:
     return torch.compile(flex_attention)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
+def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     run = torch.nn.attention.flex_attention.flex_attention  # imported when the mask was made
     # Uncompiled, flex would hold all scores in memory; inside a compiled block the block's compiler fuses the call.
     if q.device.type == "cuda" and not torch.compiler.is_compiling():
@@ -325,7 +328,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
     )
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float):
+def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     # The package does not count a query's own key; -1: no limit.
     window = (mask.window - 1, 0) if mask.window else (-1, -1)
     out = mask.kernel(

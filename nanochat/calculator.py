@@ -20,7 +20,7 @@ THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 REFUSALS = (SyntaxError, ValueError, KeyError, RecursionError, MemoryError, ArithmeticError)
 
 
-def calculate(expression: str):
+def calculate(expression: str) -> str:
     """Return the value as text: 12/60 is 0.2, 20/2 is 10, 2*1,500 is 3000, "strawberry".count("r") is 3.
 
     Raise one of REFUSALS for anything else.
@@ -33,7 +33,7 @@ def calculate(expression: str):
     return _written(_value(ast.parse(text, mode="eval").body, text))
 
 
-def _power(base: Fraction, exponent: Fraction):
+def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
         raise ValueError("the exponent must be whole, and not large")
     return base ** int(exponent)
@@ -51,7 +51,7 @@ OPERATORS = {  # by the name of the sign's class in ast
 }
 
 
-def _value(node: ast.expr, text: str):
+def _value(node: ast.expr, text: str) -> Fraction:
     """Return the exact value of a node; `text` is the source, for reading decimals digit by digit."""
     match node:
         case ast.Constant(value=int() | float()):
@@ -80,7 +80,7 @@ def _value(node: ast.expr, text: str):
     return number
 
 
-def _written(number: Fraction):
+def _written(number: Fraction) -> str:
     """Return decimal text, rounded unless the result is whole."""
     if number.denominator == 1:
         return str(number.numerator)

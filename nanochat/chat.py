@@ -12,7 +12,7 @@ and a calculator call inside the answer is `<|python_start|> 12*34 <|python_end|
 import codecs
 from collections.abc import Iterable, Sequence
 from itertools import chain, cycle, groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
@@ -24,7 +24,7 @@ ROLES = ("user", "assistant")
 PARTS = {"text": ("", True), "python": ("python", True), "python_output": ("output", False)}
 
 
-def check_conversation(conversation: dict):
+def check_conversation(conversation: dict[str, Any]) -> None:
     """Raise a ValueError that names the first malformed message, numbered from 1."""
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
@@ -48,14 +48,14 @@ def check_conversation(conversation: dict):
         raise ValueError("the system message needs a user message after it")
 
 
-def render_conversation(conversation: dict, tokenizer: Tokenizer):
+def render_conversation(conversation: dict[str, Any], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
     check_conversation(conversation)
     special = tokenizer.special_tokens
-    ids = []
-    mask = []
+    ids: list[int] = []
+    mask: list[int] = []
 
-    def add(tokens: list[int], learned: bool):
+    def add(tokens: list[int], learned: bool) -> None:
         ids.extend(tokens)
         mask.extend([int(learned)] * len(tokens))
 
@@ -81,7 +81,7 @@ def render_conversation(conversation: dict, tokenizer: Tokenizer):
     return ids, mask
 
 
-def render_prompt(conversation: dict, tokenizer: Tokenizer):
+def render_prompt(conversation: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     """Return the ids up to `<|assistant_start|>`, included; a final assistant message is left out."""
     check_conversation(conversation)
     messages = conversation["messages"]
@@ -92,18 +92,18 @@ def render_prompt(conversation: dict, tokenizer: Tokenizer):
     return [*ids, tokenizer.special_tokens["<|assistant_start|>"]]
 
 
-def render_text(conversation: dict, tokenizer: Tokenizer):
+def render_text(conversation: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     """Return the ids for a base model, which knows no conversations: it continues the last message."""
     check_conversation(conversation)
     return [tokenizer.bos, *tokenizer.encode(text_of(conversation["messages"][-1]))]
 
 
 def fitted_prompt(
-    conversation: dict,
+    conversation: dict[str, Any],
     tokenizer: Tokenizer,
     context: int,
     answer: int,
-):
+) -> tuple[list[int], bool]:
     """Return (prompt ids, True if they were shortened) with room for `answer` tokens in `context`.
 
     The prompt may always take half the context. The oldest messages are dropped first, in pairs; the system message
@@ -122,21 +122,21 @@ def fitted_prompt(
     return ids, len(ids) < len(whole)
 
 
-def _has_system(messages: list):
+def _has_system(messages: list[dict[str, Any]]) -> bool:
     return messages[0].get("role") == "system"
 
 
-def _parts_of(message: dict):
+def _parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
     content = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def text_of(message: dict):
+def text_of(message: dict[str, Any]) -> str:
     """Return the text of a message, that of its parts joined."""
     return "".join(part["text"] for part in _parts_of(message))
 
 
-def messages(texts: Sequence[str | list[dict]]):
+def messages(texts: Sequence[str | list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return contents of the user and the assistant in turn as messages."""
     return [{"role": role, "content": content} for role, content in zip(cycle(ROLES), texts)]
 
@@ -158,7 +158,7 @@ class Reply:
     Special tokens open and close parts and are not shown.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes = tokenizer.core.token_bytes
         self._kind = "text"
         # Characters may be split over tokens.
@@ -171,7 +171,7 @@ class Reply:
                 self._begins[special[f"<|{marker}_start|>"]] = kind
                 self._begins[special[f"<|{marker}_end|>"]] = "text"
 
-    def add(self, token: int):
+    def add(self, token: int) -> list[Piece]:
         """Return the pieces completed by this token, maybe none."""
         kind = self._begins.get(token)
         # An ordinary token.
@@ -184,15 +184,15 @@ class Reply:
         self._kind = kind
         return [*held_back, Piece(kind, "")]
 
-    def close(self):
+    def close(self) -> list[Piece]:
         """Return text held back, with U+FFFD for bytes that form no character."""
         return self._pieces(self._utf8.decode(b"", final=True))
 
-    def _pieces(self, text: str):
+    def _pieces(self, text: str) -> list[Piece]:
         return [Piece(self._kind, text)] if text else []
 
 
-def parts(pieces: Iterable[Piece], ends: bool = False):
+def parts(pieces: Iterable[Piece], ends: bool = False) -> list[dict[str, str]]:
     """Return the pieces as message content: neighbours with the same kind become one part.
 
     ends: keep empty text after a call, for a message still being streamed: another call may follow.
@@ -206,13 +206,13 @@ def parts(pieces: Iterable[Piece], ends: bool = False):
     return found
 
 
-def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer):
+def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[dict[str, str]]:
     """Return a sampled reply as message content."""
     reply = Reply(tokenizer)
     return parts(chain(*map(reply.add, tokens), reply.close()))
 
 
-def chat_temperature(manifest: Record):
+def chat_temperature(manifest: Record) -> float:
     """Return the sampling temperature for chats with a model."""
     # An imported model has no settings of ours, and one of an earlier version lacks these.
     return (manifest["config"] or {}).get("chat_temperature", CHAT_TEMPERATURE)

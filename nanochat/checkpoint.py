@@ -8,8 +8,8 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store
 
 from nanochat.attention import find_path
-from nanochat.gpt import GPTConfig
+from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
@@ -57,16 +57,16 @@ class Checkpoint:
     step: int
     manifest: Record
 
-    def model_tensors(self):
+    def model_tensors(self) -> dict[str, Tensor]:
         return load_file(self.path / MODEL)
 
     @contextmanager
-    def reading_weights(self):
+    def reading_weights(self) -> Iterator[Callable[[str], Tensor]]:
         """Yield a function from a parameter's name to its values; they are read one at a time."""
         with safe_open(self.path / MODEL, "pt") as file:
             yield file.get_tensor
 
-    def optimizer_state(self, name: str):
+    def optimizer_state(self, name: str) -> dict[str, Tensor]:
         """Return a parameter's optimizer states by name, on the CPU."""
         with safe_open(self.path / self.manifest["optimizer"][name], "pt") as file:
             states = {}
@@ -77,7 +77,7 @@ class Checkpoint:
             return states
 
 
-def load(folder: Path, step: int):
+def load(folder: Path, step: int) -> Checkpoint:
     """Return a step's checkpoint after reading every file and comparing the hash; a ValueError names the damage."""
     path = _home(folder, step)
     try:
@@ -94,7 +94,7 @@ def load(folder: Path, step: int):
     return Checkpoint(path, step, manifest)
 
 
-def newest(folder: Path):
+def newest(folder: Path) -> Checkpoint | None:
     """Return a run's last intact checkpoint; print the reason for each step that is skipped."""
     for step in reversed(steps(folder)):
         try:
@@ -104,17 +104,17 @@ def newest(folder: Path):
     return None
 
 
-def steps(folder: Path):
+def steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint in a folder, in order; nothing is verified."""
     names = (re.fullmatch(r"step_(\d{6,})", path.name) for path in folder.glob("step_*"))
     return sorted(int(name[1]) for name in names if name)  # by number: text order fails at 1,000,000
 
 
-def _home(folder: Path, step: int):
+def _home(folder: Path, step: int) -> Path:
     return folder / f"step_{step:06d}"
 
 
-def learned_from(manifest: Record):
+def learned_from(manifest: Record) -> list[list[str]]:
     """Return [stage, name] for each text and task that a model and those before it learned from."""
     data = manifest["data"]
     # Pretraining has a record for each file; later stages have one with tasks, merges and imports have none. A merge
@@ -126,7 +126,7 @@ def learned_from(manifest: Record):
     return [[manifest["stage"], name] for name in dict.fromkeys(names)] + before
 
 
-def manifest_hash(manifest: Record):
+def manifest_hash(manifest: Record) -> str:
     return text_sha256(json.dumps(manifest, sort_keys=True))  # key order must not matter
 
 
@@ -148,10 +148,10 @@ class Saver(AbstractContextManager):
     keep_last: int = 0
     store: Store | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.store = self.store or HashStore()
         self._saves = 0
-        self._job = None  # the write under way
+        self._job: Future[None] | None = None  # the write under way
 
     def save(
         self,
@@ -159,7 +159,7 @@ class Saver(AbstractContextManager):
         model_tensors: Mapping[str, Tensor],
         optimizer_tensors: Iterable[tuple[str, Mapping[str, Tensor]]],
         record: Record,
-    ):
+    ) -> None:
         """Copy a state, start to write the copy, and return; first waits for the save before.
 
         If the save before failed (a full disk), this one is waited for as well. model_tensors and record (JSON, with
@@ -192,13 +192,13 @@ class Saver(AbstractContextManager):
         if failed:
             self.wait()
 
-    def wait(self):
+    def wait(self) -> None:
         """Wait until the last save is on disk. Its failure is raised on every rank, a full disk as an OSError."""
         job, self._job = self._job, None  # a failure is raised once
         if job is not None:
             job.result()
 
-    def __exit__(self, *exception: object):
+    def __exit__(self, *exception: object) -> None:
         self.wait()
 
     # What follows runs in the writing thread; `save` does not go on to the next save before it ends. A collective would
@@ -211,7 +211,7 @@ class Saver(AbstractContextManager):
         owned: list[str],
         record: Record,
         copied: "torch.cuda.Event | None",
-    ):
+    ) -> None:
         if copied:
             copied.synchronize()  # else half-copied tensors would be written
         part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
@@ -224,7 +224,7 @@ class Saver(AbstractContextManager):
             print0(f"checkpoint: {error}")  # now: the run may wait for this job a thousand steps later
             raise
 
-    def _publish(self, part: Path, step: int, record: Record):
+    def _publish(self, part: Path, step: int, record: Record) -> None:
         """Wait for all ranks, write the manifest, give the folder its name, and remove the steps that are not kept."""
         manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
         try:
@@ -247,7 +247,7 @@ class Saver(AbstractContextManager):
         finally:
             _sweep(self.folder)
 
-    def _post(self, name: str, work: Callable[[], Any]):
+    def _post(self, name: str, work: Callable[[], Any]) -> None:
         """Run `work` and put its JSON value, or its OSError's text, into the store for all ranks to read.
 
         Any other failure is raised here; the other ranks learn about it, so that none waits for ever.
@@ -260,7 +260,7 @@ class Saver(AbstractContextManager):
         finally:
             self._results.set(name, json.dumps(answer))
 
-    def _result(self, name: str):
+    def _result(self, name: str) -> Any:
         """Return the value posted under a name in this save, once it is there; raise OSError if that work failed.
 
         A rank that can post nothing is dead, and its launcher ends the others.
@@ -273,17 +273,17 @@ class Saver(AbstractContextManager):
         return value
 
 
-def _optimizer_file(rank: int):
+def _optimizer_file(rank: int) -> str:
     return f"optimizer-{rank:05d}.safetensors"
 
 
-def _copy(tensor: Tensor):
+def _copy(tensor: Tensor) -> Tensor:
     """Return a copy on the CPU; from a GPU, in pinned memory and complete once the stream has come this far."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
     return copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
 
 
-def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]):
+def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, int | str]]:
     """Write safetensors files, on the disk when this returns; name → size and hash."""
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
@@ -302,7 +302,7 @@ def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]):
 # ---- a run's folder ----
 
 
-def check_free_space(folder: Path, needed: int):
+def check_free_space(folder: Path, needed: int) -> None:
     """Raise an OSError where the `needed` bytes for a run's checkpoints do not fit."""
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -311,7 +311,7 @@ def check_free_space(folder: Path, needed: int):
 
 
 @contextmanager
-def hold(folder: Path):
+def hold(folder: Path) -> Iterator[None]:
     """Keep other runs out of a run's folder until the block or the process ends; ValueError if another run has it.
 
     Cleans up first after a process that was killed.
@@ -321,7 +321,7 @@ def hold(folder: Path):
         yield
 
 
-def _sweep(folder: Path):
+def _sweep(folder: Path) -> None:
     """Remove unfinished saves, and steps that are not kept.
 
     A step that was to be replaced, and was not, gets its name back.
@@ -334,7 +334,7 @@ def _sweep(folder: Path):
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def set_aside(folder: Path):
+def set_aside(folder: Path) -> None:
     """Rename all checkpoints, so that a later resume does not choose them; the next time they are replaced."""
     (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
     for step in steps(folder):
@@ -347,7 +347,7 @@ def set_aside(folder: Path):
 # ---- trained models ----
 
 
-def trained(source: str = "", tag: str = ""):
+def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
     """Return (source, tag) of each trained model, or of those named; ValueError if there is none.
 
     The last stage comes last, and of one stage the run that was trained last.
@@ -363,7 +363,7 @@ def trained(source: str = "", tag: str = ""):
     return found
 
 
-def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0):
+def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> tuple[GPT, Tokenizer, Checkpoint]:
     """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
 
     exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
@@ -378,14 +378,14 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
 
 
-def find_model(stage: str, tag: str, step: int, runtime: Runtime):
+def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
     """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
     found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
     print0(f"model: {stage} {tag}, step {found.step:,}")
     return found
 
 
-def verified(stage: str, tag: str, step: int = -1):
+def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
     """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
     folder = stage_dir(stage, tag)
     if step >= 0 and step not in steps(folder):
@@ -396,7 +396,7 @@ def verified(stage: str, tag: str, step: int = -1):
     return found
 
 
-def tokenizer_of(checkpoint: Checkpoint):
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     """Return the tokenizer that a model was trained with."""
     record = checkpoint.manifest["tokenizer"]
     tokenizer = Tokenizer.load(stage_dir("tok_train", record["tag"]) / "tokenizer.json")
@@ -410,7 +410,7 @@ def build_model(
     runtime: Runtime,
     weights: Checkpoint | int,
     checkpointing: bool = False,
-):
+) -> GPT:
     """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
     model = empty_model(config, runtime, checkpointing)
     model.to_empty(device=runtime.device)
@@ -421,7 +421,7 @@ def build_model(
     return model
 
 
-def empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool = False):
+def empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool = False) -> GPT:
     """Return a model without memory, on the meta device."""
     windows = any(config.windows)
     path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)

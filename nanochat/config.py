@@ -4,10 +4,11 @@ import difflib
 import io
 import math
 import re
+import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
@@ -21,7 +22,7 @@ from nanochat.log import print_line
 Config = TypeVar("Config")
 
 
-def _parse_count(words: list[str]):
+def _parse_count(words: list[str]) -> int:
     """Return a whole number: 20000, 20_000 or 2e4."""
     text = words[0]  # nargs=1
     with suppress(ValueError):
@@ -43,11 +44,11 @@ Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 
 
 # in_card: in the report card. may_change: a run may resume with another value. least: the smallest number, besides the
-# default. below: a limit. short: a second name, like -i.
-USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None}
+# default. below: a limit. short: a second name, like -i. rest: the text gets all flags that the config does not know.
+USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None, "rest": False}
 
 
-def option(default: Any, text: str | None = None, **metadata: Any):
+def option(default: Any, text: str | None = None, **metadata: Any) -> Any:
     """Return a config field: default, help, and how both are shown. An inherited option keeps what is not given.
 
     metadata: entries of USUAL that differ, and `group`: the title of its box in `--help`, if not that of its class.
@@ -58,14 +59,14 @@ def option(default: Any, text: str | None = None, **metadata: Any):
     return field(default=default, metadata=metadata)
 
 
-def options(group: str = ""):
+def options(group: str = "") -> Callable[[type[Config]], type[Config]]:
     """Return the decorator for config classes, which makes a frozen dataclass of the class and its options.
 
     `name = default` in the class gives an inherited option another default; type, help and limits stay. group: title of
     the box in `--help` for the options that the class adds, one word.
     """
 
-    def decorate(config_class: type):
+    def decorate(config_class: type[Config]) -> type[Config]:
         inherited = {}
         for base in reversed(config_class.__mro__[1:]):  # as `dataclass` collects them
             inherited |= getattr(base, "__dataclass_fields__", {})
@@ -85,27 +86,27 @@ def options(group: str = ""):
     return decorate
 
 
-def fixed_settings(config: Config):
+def fixed_settings(config: Config) -> dict[str, Any]:
     """Return the fields of a config that no resume may change."""
     return {one.name: getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]}
 
 
-def flag_of(name: str):
+def flag_of(name: str) -> str:
     """Return the flag for a field: max_seq_len -> --max-seq-len."""
     return f"--{name.replace('_', '-')}"
 
 
-def check_names(kind: str, names: Iterable[str], known: Collection[str]):
+def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
     """Raise a ValueError for a name that is none of the known ones. kind: words before the name, like "the task"."""
     for name in names:
         if name not in known:
             raise ValueError(f"{kind} {name} is not known, choose from {', '.join(filter(None, known))}")
 
 
-def _grouped(config_class: type):
+def _grouped(config_class: type[Any]) -> type[Any]:
     """Return a dataclass with the same fields nested by group: tyro draws a box for each. Flags stay flat."""
     hints = get_type_hints(config_class, include_extras=True)  # Count is an Annotated type
-    groups = {}  # title → a (name, type, field) for each flag
+    groups: dict[str, list[tuple[str, Any, Field[Any]]]] = {}  # title → a (name, type, field) for each flag
     for one in fields(config_class):
         short = one.metadata["short"]
         text = one.metadata["text"]
@@ -125,7 +126,7 @@ def _grouped(config_class: type):
     return make_dataclass("Flags", boxes)
 
 
-def _first_sentence(drawn: str):
+def _first_sentence(drawn: str) -> str:
     """Return the complaint in tyro's drawn box: the text between its title and a rule."""
     # tyro frames errors, in Unicode or ASCII; in ASCII a rule stands below the title too.
     below = drawn.partition("\n")[2].replace("│", "")
@@ -133,7 +134,7 @@ def _first_sentence(drawn: str):
     return " ".join(sentence.split()).removeprefix("Error parsing ")
 
 
-def _read_flags(config_class: type, words: list[str]):
+def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     """Return the config that tyro reads from a command line; ValueError for unknown flags and unreadable values."""
     # The name in `python -m NAME`; a test's class may have none.
     module = sys.modules[config_class.__module__].__spec__
@@ -152,7 +153,8 @@ def _read_flags(config_class: type, words: list[str]):
         if not stop.code:  # --help
             raise
         raise ValueError(_first_sentence(complaint.getvalue())) from None
-    if unknown:
+    rest = [one.name for one in fields(config_class) if one.metadata["rest"]]
+    if unknown and not rest:
         flag = unknown[0].split("=")[0]
         # Both spellings are flags: --max-chars, --max_chars.
         known = [flag_of(one.name) for one in fields(config_class)]
@@ -162,10 +164,14 @@ def _read_flags(config_class: type, words: list[str]):
     values = {}
     for box in vars(flags).values():  # nested boxes back to flat fields
         values.update(vars(box))
+    for word in unknown:
+        if not re.match("--[a-z]", word):
+            raise ValueError(f"unknown argument {word}: write flags for other commands like --depth=4")
+        values[rest[0]] = f"{values[rest[0]]} {shlex.quote(word)}".strip()
     return config_class(**values)
 
 
-def parse(config_class: type, argv: Sequence[str] | None = None):
+def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
     """Return the config that a command line describes; ValueError with one sentence if it describes none."""
     words = list(sys.argv[1:] if argv is None else argv)  # tests pass their own
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
@@ -183,7 +189,7 @@ def parse(config_class: type, argv: Sequence[str] | None = None):
     return config
 
 
-def run(main: Callable):
+def run(main: Callable[[Any], None]) -> None:
     """Run a script: `main(config: Config)` with the parsed command line. A user's error ends it with one sentence.
 
     Exit code 2: a setting that is not possible. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
@@ -204,7 +210,7 @@ def refuse_moved(old: str, new: str) -> NoReturn:
     sys.exit(2)
 
 
-def stop_signals():
+def stop_signals() -> list[signal.Signals]:
     """Return the signals that ask to stop. A terminal that closes sends SIGHUP, which nohup has ignored."""
     numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGQUIT]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -213,14 +219,14 @@ def stop_signals():
 
 
 @contextmanager
-def collect_signals(*numbers: int, react: Callable | None = None):
+def collect_signals(*numbers: int, react: Callable[[int], None] | None = None) -> Iterator[list[int]]:
     """Yield a list that collects these signals until the block ends; they end nothing and raise nothing.
 
     react: called with each signal.
     """
     received = []
 
-    def handle(number: int, frame: FrameType | None):
+    def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
         if react:
             react(number)
@@ -234,7 +240,7 @@ def collect_signals(*numbers: int, react: Callable | None = None):
             signal.signal(number, handler)
 
 
-def _last_message(error: BaseException):
+def _last_message(error: BaseException) -> tuple[str, int]:
     """Return the sentence that ends a script, and its exit code."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130  # shells report 128 + SIGINT

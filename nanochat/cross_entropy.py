@@ -4,6 +4,7 @@ A chunk's logits become losses and, if the loss is to be differentiated, their o
 only multiplies by one number.
 """
 
+from collections.abc import Callable
 from functools import cache, partial
 
 import torch
@@ -26,6 +27,10 @@ GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
 # Settings of a loss are a tuple: form, softcap and vocab_size. A form takes logits (n, V), targets (n,), softcap,
 # vocab_size and gradient_scale. It returns losses (n,), and the gradient of the logits in their dtype times
 # gradient_scale; None for a scale of 0.
+Losses = tuple[Tensor, Tensor | None]
+Form = Callable[[Tensor, Tensor, float, int, float], Losses]
+Settings = tuple[Form, float, int]
+Reduced = Tensor | tuple[Tensor, Tensor]  # sum or losses; with factors, both
 
 
 def cross_entropy(
@@ -39,7 +44,7 @@ def cross_entropy(
     factors: Tensor | None = None,
     chunk: int = 0,
     compiled: bool = False,
-):
+) -> Reduced:
     """Return the losses of logits softcap·tanh(z / softcap), z = hidden @ weightᵀ, of all targets that are not -1.
 
     hidden (…, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (…). reduction: "sum", a scalar,
@@ -73,7 +78,7 @@ def cross_entropy(
     return each.sum() if factors is None else (each @ factors, each.view_as(targets))
 
 
-def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: tuple):
+def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -> Tensor:
     form, softcap, vocab_size = settings
     logits = hidden @ head.to(hidden.dtype).t()
     return form(logits, targets, softcap, vocab_size, 0.0)[0]
@@ -93,8 +98,8 @@ class _SumOfLosses(torch.autograd.Function):
         targets: Tensor,
         factors: Tensor | None,
         chunk: int,
-        settings: tuple,
-    ):
+        settings: Settings,
+    ) -> tuple[Tensor, Tensor]:
         form, softcap, vocab_size = settings
         scale = GRADIENT_SCALE.get(hidden.dtype, 1.0)
         head = weight.to(hidden.dtype)
@@ -125,12 +130,12 @@ class _SumOfLosses(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, outer: Tensor, _: Tensor):
+    def backward(ctx: FunctionCtx, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * (outer / ctx.scale), weight_gradient * outer, None, None, None, None
 
 
-def overlapping_rows(ids: Tensor, length: int, stride: int):
+def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, (rows, length) each; a row starts every `stride` tokens."""
     if not 1 <= stride <= length:
         raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
@@ -142,7 +147,7 @@ def overlapping_rows(ids: Tensor, length: int, stride: int):
 # ---- forms ----
 
 
-def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, gradient_scale: float):
+def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, gradient_scale: float) -> Losses:
     """Compute the softmax in fp32, in few passes over memory: a CPU spends its time on them."""
     z = logits.float()
     if softcap:
@@ -169,5 +174,5 @@ def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int,
 
 
 @cache
-def compiled_form():
+def compiled_form() -> Form:
     return torch.compile(torch_form, dynamic=True)

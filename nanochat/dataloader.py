@@ -8,11 +8,13 @@ ranks only decide how the stream is cut.
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, asdict, dataclass
 from itertools import product
+from typing import Any
 
+import numpy as np
 import torch
 
 from nanochat.data.corpus import Corpus
@@ -36,16 +38,16 @@ class BatchSource(Iterator, AbstractContextManager):
     progress: float  # 0..1, may go beyond 1
     metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
 
-    def split(self, batch: Batch, rows: int):
+    def split(self, batch: Batch, rows: int) -> list[Batch]:
         """Return the micro-batches of a batch; rows: as many as fit into memory."""
         columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
         return list(zip(*columns, strict=True))
 
-    def merge(self, states: Sequence[Record]):
+    def merge(self, states: Sequence[Record]) -> Record:
         """Join the states from all ranks; any number of ranks can load the result."""
         return states[0]
 
-    def __exit__(self, *exception: object):
+    def __exit__(self, *exception: object) -> None:
         pass
 
 
@@ -59,7 +61,7 @@ class Loader(BatchSource):
     the marks when a batch is taken.
     """
 
-    data: Corpus | Sequence[dict]
+    data: Corpus | Sequence[dict[str, Any]]
     tokenizer: Tokenizer
     batch_size: int
     seq_len: int
@@ -69,21 +71,23 @@ class Loader(BatchSource):
     world_size: int = 1
     device: torch.device | str = "cpu"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_multiple("rows of a batch", self.batch_size, self.world_size)
         self.device = torch.device(self.device)
         self._batches = self._take_batches()  # nothing runs before the first batch
         # Saved in checkpoints, as what subclasses add: names and values must not change.
         self._setting = {"tokenizer": self.tokenizer.content_hash, "seed": self.seed, "seq_len": self.seq_len}
 
-    def __next__(self):
+    def __next__(self) -> Batch:
         return next(self._batches)
 
-    def _take_batches(self):
+    def _take_batches(self) -> Iterator[Batch]:
         """Yield the batches from the position of the consumer on, on the device; a thread makes the next ones."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")  # one thread: the batches have an order
         made = self._make_batches()
-        self._ahead = deque(pool.submit(next, made) for _ in range(BATCHES_AHEAD))
+        self._ahead: deque[Future[tuple[torch.Tensor, list[Any]]]] = deque(
+            pool.submit(next, made) for _ in range(BATCHES_AHEAD)
+        )
         try:
             while True:
                 batch, marks = self._ahead.popleft().result()
@@ -96,7 +100,7 @@ class Loader(BatchSource):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def _make_batches(self):
+    def _make_batches(self) -> Iterator[tuple[torch.Tensor, list[Any]]]:
         """Yield inputs and targets as one tensor, and the marks of their rows; runs in the thread."""
         shape = (2, self.batch_size // self.world_size, self.seq_len)
         rows = self._rows()
@@ -108,16 +112,16 @@ class Loader(BatchSource):
                 marks.append(mark)
             yield batch, marks
 
-    def close(self):
+    def close(self) -> None:
         """End the background thread; the next batch starts a new one at the position of the consumer."""
         self._batches.close()
         self._batches = self._take_batches()
 
-    def __exit__(self, *exception: object):
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def require_multiple(name: str, count: int, ranks: int):
+def require_multiple(name: str, count: int, ranks: int) -> None:
     """Raise a ValueError if the ranks cannot have the same number each."""
     if count % ranks:
         raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
@@ -134,7 +138,7 @@ class TextLoader(Loader):
 
     lanes: int = 64
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         require_multiple("lanes", self.lanes, self.world_size)
         super().__post_init__()
         self._setting |= {
@@ -156,11 +160,11 @@ class TextLoader(Loader):
         lanes = range(self.rank, self.lanes, self.world_size)
         self._chunks = dict.fromkeys(product(lanes, range(len(sources))), Chunk())  # by Place
 
-    def _consumed(self, marks: list[tuple[Place, Chunk]]):
+    def _consumed(self, marks: list[tuple[Place, Chunk]]) -> None:
         self._chunks.update(marks)
         self._row += self.batch_size
 
-    def _rows(self):
+    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, tuple[Place, Chunk]]]:
         """Yield the rows for this rank, each marked with place and chunk."""
         lanes = {}
         for (number, source), chunk in self._chunks.items():
@@ -180,20 +184,20 @@ class TextLoader(Loader):
 
     # ---- position of the consumer ----
 
-    def state_dict(self):
+    def state_dict(self) -> Record:
         """Return the position as small JSON, only for the lanes of this rank: see `merge`."""
         lanes = {}
         for (lane, _), chunk in self._chunks.items():  # the sources of a lane in order
             lanes.setdefault(str(lane), []).append(asdict(chunk))
         return {"setting": self._setting, "rows": self._row, "lanes": lanes}
 
-    def merge(self, states: Sequence[Record]):
+    def merge(self, states: Sequence[Record]) -> Record:
         lanes = {}
         for state in states:
             lanes |= state["lanes"]
         return states[0] | {"lanes": lanes}
 
-    def load_state_dict(self, state: Record):
+    def load_state_dict(self, state: Record) -> None:
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.close()
         self._row = state["rows"]

@@ -6,7 +6,7 @@ change and the step gives -1. On CUDA the steps are graphs, replayed without hel
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +26,13 @@ PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
 # ---- caches ----
 
 
-def _updating(layers: list, put: Callable):
+KeysValues = tuple[Tensor, Tensor]
+Stored = TypeVar("Stored")  # keys, or values, as a cache stores them
+
+
+def _updating(
+    layers: Sequence[Sequence[Stored]], put: Callable[[Stored, Tensor], Tensor]
+) -> Callable[[int, Tensor, Tensor], KeysValues]:
     """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
     return lambda layer, k, v: tuple(map(put, layers[layer], (k, v)))
 
@@ -36,7 +42,7 @@ class Cache(NamedTuple):
 
     # Takes a layer's number and the given tokens' keys and values (B, T, Hkv, D); returns the whole rows', key j at
     # position j.
-    update: Callable
+    update: Callable[[int, Tensor, Tensor], KeysValues]
     positions: Tensor | None = None  # (B or 1, T): each given token's position in the row; None: rows begin here
     previous: Tensor | None = None  # (B, 1): the token before each row's first given token; any id at position 0
     capacity: int = 0  # keys per row that `update` returns, if there are positions
@@ -48,12 +54,12 @@ class Prefix:
     ids: (texts, longest); tokens behind a text's end do not belong to it. lengths: (texts,) on the host, maybe 0.
     """
 
-    def __init__(self, model: GPT, ids: Tensor, lengths: Tensor):
+    def __init__(self, model: GPT, ids: Tensor, lengths: Tensor) -> None:
         self.lengths = lengths
         self.longest = ids.shape[1]
-        self.layers = []  # keys and values, (texts, longest, Hkv, D) each
+        self.layers: list[KeysValues] = []  # keys and values, (texts, longest, Hkv, D) each
 
-        def keep(layer: int, k: Tensor, v: Tensor):
+        def keep(layer: int, k: Tensor, v: Tensor) -> KeysValues:
             self.layers.append((k, v))
             return k, v
 
@@ -61,7 +67,7 @@ class Prefix:
         last = (lengths - 1).clamp(min=0).to(ids.device)
         self.last = ids.gather(1, last[:, None])  # (texts, 1): each text's last token
 
-    def rows(self, texts: Tensor, lengths: Tensor):
+    def rows(self, texts: Tensor, lengths: Tensor) -> Cache:
         """Return the cache for rows that continue texts[i] by lengths[i] tokens; both (rows,), on the host."""
         starts = self.lengths[texts]  # (rows,): where each row's own tokens begin
         width = int(lengths.max())
@@ -78,7 +84,7 @@ class Prefix:
         device = self.last.device
         source = source.to(device)
 
-        def joined(text: Tensor, own: Tensor):
+        def joined(text: Tensor, own: Tensor) -> Tensor:
             every = torch.cat([text.flatten(0, 1), own.flatten(0, 1)])  # (all keys, Hkv, D)
             return every.index_select(0, source.flatten()).unflatten(0, source.shape)  # (rows, capacity, Hkv, D)
 
@@ -90,7 +96,7 @@ class Prefix:
         )
 
 
-def cached_layers(model: GPT):
+def cached_layers(model: GPT) -> int:
     """Return the number of times that blocks run in a forward, each with keys and values of its own."""
     config = model.config
     sweeps = config.passes * (config.loops + 1) if config.supervision else config.sweeps
@@ -105,7 +111,7 @@ class KVCache:
     that gathering would take.
     """
 
-    def __init__(self, model: GPT, slots: int, length: int):
+    def __init__(self, model: GPT, slots: int, length: int) -> None:
         self.slots = slots
         config, device = model.config, model.device
         # Keys and values; heads before length: the keys that one head reads lie together.
@@ -116,10 +122,10 @@ class KVCache:
         # (slots, kv_heads): the index that each head's position 0 has among a layer's keys.
         self.offsets = torch.arange(slots * config.kv_heads, device=device).view(slots, -1) * length
 
-    def prompts(self, slots: Tensor):
+    def prompts(self, slots: Tensor) -> Cache:
         """Return the cache that runs new rows' prompts, padding included, into these slots."""
 
-        def put(store: Tensor, given: Tensor):
+        def put(store: Tensor, given: Tensor) -> Tensor:
             store[slots, :, : given.shape[1]] = given.transpose(1, 2)  # from (rows, T, Hkv, D) to the layout by head
             return given
 
@@ -130,12 +136,12 @@ class KVCache:
         positions: Tensor,
         previous: Tensor,
         capacity: int,
-    ):
+    ) -> Cache:
         """Return the cache that runs one more token in the first rows, at positions (rows, 1) below `capacity`."""
         # (rows * kv_heads,): each new key's index among a layer's keys.
         places = (self.offsets[: len(positions)] + positions).flatten()
 
-        def put(store: Tensor, given: Tensor):
+        def put(store: Tensor, given: Tensor) -> Tensor:
             # As (slots * Hkv * length, D).
             store.view(-1, store.shape[-1]).index_copy_(0, places, given.flatten(0, 2))
             return store[: len(given), :, :capacity].transpose(1, 2)  # a view, (rows, capacity, Hkv, D)
@@ -152,7 +158,7 @@ class KVCache:
         source: int,
         target: int,
         length: int,
-    ):
+    ) -> None:
         """Copy the first `length` positions from one slot into another."""
         self.store[:, :, target, :, :length] = self.store[:, :, source, :, :length]
 
@@ -186,16 +192,16 @@ class StepKind(NamedTuple):
 class Decoder:
     """Rows in slots, filled from the first on: a step runs the first slots. model: packed for inference (fused.py)."""
 
-    def __init__(self, model: GPT):
+    def __init__(self, model: GPT) -> None:
         self.model = model
         self.config = model.config
         self.device = model.device
         self.on_cuda = self.device.type == "cuda"
-        self.cache = None  # a KVCache, made by make_room
+        self.cache: KVCache | None = None  # made by make_room
         self.wanted = 0  # slots; where memory is short there are fewer
         self.length = 0  # positions in a slot
 
-    def make_room(self, slots: int, length: int):
+    def make_room(self, slots: int, length: int) -> int:
         """Make room while no row runs; return the number of slots: fewer than asked if memory is short."""
         length = min(self._keys(length), self.config.max_seq_len)
         if slots > self.wanted or length > self.length:
@@ -226,13 +232,13 @@ class Decoder:
                 self.stream = torch.cuda.Stream()  # torch's own for capturing would belong to the first device
         return min(slots, self.cache.slots)
 
-    def _keys(self, positions: int):
+    def _keys(self, positions: int) -> int:
         blocks = -(-positions // KEYS_BLOCK)
         if self.on_cuda:
             blocks = 1 << (blocks - 1).bit_length()  # a power of two: few graphs
         return KEYS_BLOCK * blocks
 
-    def prefill(self, prompts: dict[int, Sequence[int]]):
+    def prefill(self, prompts: dict[int, Sequence[int]]) -> None:
         """Run prompts into slots, all but the last tokens, with prompts batched by length."""
         longer = [slot for slot, tokens in prompts.items() if len(tokens) > 1]
         slots = sorted(longer, key=lambda slot: -len(prompts[slot]))  # longest first: little padding in a batch
@@ -243,7 +249,7 @@ class Decoder:
             cache = self.cache.prompts(torch.tensor(batch, device=self.device))
             self.model.hidden(pad_sequence(ids, batch_first=True).to(self.device), cache=cache)
 
-    def seat(self, first: int, rows: list[dict]):
+    def seat(self, first: int, rows: list[dict[str, float | np.ndarray]]) -> None:
         """Begin rows in the slots from `first` on, after their prompts have run up to the last token.
 
         They are live, and without forced tokens. A row has the other entries of STATE: numbers, or arrays.
@@ -260,7 +266,7 @@ class Decoder:
         slot: int,
         position: int,
         forced: list[int],
-    ):
+    ) -> None:
         """Let a row that stands still continue; `forced` tokens are put in from the position on."""
         tokens = torch.tensor(forced, dtype=torch.int64, device=self.device)
         self.state["forced"][slot, position : position + len(forced)] = tokens
@@ -271,7 +277,7 @@ class Decoder:
         source: int,
         target: int,
         length: int,
-    ):
+    ) -> None:
         """Move a row into another slot; `length` is the number of tokens that the host knows."""
         # One more: a step under way may have added a token.
         self.cache.copy(source, target, length + 1)
@@ -283,7 +289,7 @@ class Decoder:
         rows: int,
         longest: int,
         kind: StepKind,
-    ):
+    ) -> tuple[list[Tensor], torch.cuda.Event | None]:
         """Return the columns from `_compute` for the first rows, on the host, and on CUDA the event to wait for first.
 
         longest: tokens in the longest row, as far as the host knows.
@@ -297,7 +303,7 @@ class Decoder:
         on_host = [column.to("cpu", non_blocking=True) for column in columns]
         return on_host, torch.cuda.current_stream().record_event()
 
-    def _replay(self, shape: tuple):
+    def _replay(self, shape: tuple[int, int, StepKind]) -> list[Tensor]:
         """Run a step as a CUDA graph, captured by the second step with the same (rows, keys, kind)."""
         if shape not in self.graphs:
             # The first step runs without a graph and does all one-time work.
@@ -324,7 +330,7 @@ class Decoder:
         rows: int,
         keys: int,
         kind: StepKind,
-    ):
+    ) -> list[Tensor]:
         """Return the token given to each row, and with kind.logprobs the model's log-probability for its choice."""
         state = {name: value[:rows] for name, value in self.state.items()}
         newest = state["token"]  # (rows, 1), as the other single numbers
@@ -367,7 +373,7 @@ def sample_tokens(
     top_k: Tensor,
     top_p: Tensor,
     ranks: int,
-):
+) -> Tensor:
     """Return a token (rows, 1) for each row: the first at which the probabilities, summed by id, pass `uniform`.
 
     The token depends on the row's own number alone; rounding changes a token only if the number lies within the last

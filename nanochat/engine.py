@@ -7,7 +7,7 @@ step late, so no step waits for the host.
 
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import repeat
@@ -40,7 +40,7 @@ class Request:
     n: int = 1
     logprobs: bool = False  # events have the model's log-probabilities
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # Below, fp32 would overflow or vanish; the likeliest token is meant.
         if min(self.temperature, self.top_p) < 1e-6:
             object.__setattr__(self, "temperature", 0.0)  # the dataclass is frozen
@@ -68,7 +68,7 @@ class Completion:
     # One per token, and one more if the model chose to stop; 0 if the request does not ask.
     logprobs: list[float] = field(default_factory=list)
 
-    def add(self, event: Event):
+    def add(self, event: Event) -> None:
         if event.reason not in ("length", "error"):  # a cut sample has no chosen end
             self.logprobs.append(event.logprob)
         if event.token is None:
@@ -101,7 +101,7 @@ class _Sequence:
     forced: int = 0  # tokens left from the calculator's answer
     expression: list[int] | None = None  # tokens since <|python_start|>
 
-    def add(self, token: int | None, **facts: Any):
+    def add(self, token: int | None, **facts: Any) -> None:
         """Give the job an event; facts: the further fields."""
         self.job.events.append(Event(self.number, self.sample, token, **facts))
 
@@ -112,7 +112,7 @@ class Engine:
     slots: rows at once; 0: as many as pay on the device. Jobs may come and go while others run, in one thread.
     """
 
-    def __init__(self, model: GPT, tokenizer: Tokenizer, slots: int = 0):
+    def __init__(self, model: GPT, tokenizer: Tokenizer, slots: int = 0) -> None:
         packed = pack(model)
         self.decoder = Decoder(packed)
         self.config = model.config
@@ -121,16 +121,16 @@ class Engine:
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ENDS)
-        self.rows = []  # sequences, in the order of their slots
-        self.waiting = deque()  # sequences
+        self.rows: list[_Sequence] = []  # in the order of their slots
+        self.waiting: deque[_Sequence] = deque()
         self.longest = 0  # most tokens that any sequence so far may have
         self.unread = None  # on CUDA: the last step, with tokens not yet followed
 
-    def generate(self, requests: Sequence[Request]):
+    def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """Return the n completions of each request."""
         return [completions for _, completions in sorted(self.finished(requests))]
 
-    def finished(self, requests: Sequence[Request]):
+    def finished(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Completion]]]:
         """Yield each request's number and n completions when the last of them has ended."""
         completions = [[Completion() for _ in range(request.n)] for request in requests]
         # Samples end in any order; each event names the request and the sample.
@@ -140,7 +140,7 @@ class Engine:
             if event.token is None and all(sample.reason for sample in samples):
                 yield event.request, samples
 
-    def stream(self, requests: Sequence[Request]):
+    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
         """Yield all samples' events as they come, in order within a sample; closing the iterator cancels them."""
         job = self.submit(requests)
         try:
@@ -151,7 +151,7 @@ class Engine:
         finally:
             self.cancel(job)
 
-    def submit(self, requests: Sequence[Request]):
+    def submit(self, requests: Sequence[Request]) -> Job:
         """Queue requests; ValueError for an invalid one. The samples run in the steps that follow."""
         job = Job()
         sequences = []
@@ -171,7 +171,7 @@ class Engine:
         return job
 
     @torch.inference_mode()
-    def cancel(self, job: Job, *samples: tuple):
+    def cancel(self, job: Job, *samples: tuple[int, int]) -> None:
         """End a job's samples, or only these (request, sample) pairs, and free the slots."""
         leaving = [sequence for sequence in (*self.waiting, *self.rows) if sequence.job is job]
         if samples:
@@ -184,7 +184,7 @@ class Engine:
                 self.waiting.remove(sequence)
 
     @torch.inference_mode()
-    def step(self):
+    def step(self) -> None:
         """Give each running sequence a token and each job the new events, on CUDA the events from the step before."""
         self._schedule()
         step = self._run() if self.rows else None
@@ -196,7 +196,7 @@ class Engine:
 
     # ---- schedule ----
 
-    def _schedule(self):
+    def _schedule(self) -> None:
         """Move waiting sequences into free slots."""
         if not self.waiting:
             return
@@ -225,7 +225,7 @@ class Engine:
         if self.rows[running:]:
             self.decoder.seat(running, [self._start(sequence) for sequence in self.rows[running:]])
 
-    def _start(self, sequence: _Sequence):
+    def _start(self, sequence: _Sequence) -> dict[str, Any]:
         """Return the row for `Decoder.seat`."""
         request = sequence.request
         halting = np.zeros(self.config.vocab_size, dtype=bool)
@@ -248,7 +248,7 @@ class Engine:
 
     # ---- run ----
 
-    def _run(self):
+    def _run(self) -> "_Step":
         words = self.config.vocab_size
         # Only the parts that some row needs run in this step.
         sampled = [sequence.request for sequence in self.rows if sequence.request.temperature]
@@ -264,7 +264,7 @@ class Engine:
 
     # ---- follow ----
 
-    def _follow(self, step: "_Step"):
+    def _follow(self, step: "_Step") -> None:
         """Turn a step's tokens into events."""
         if step.event is not None:  # the copy to the host may still run
             step.event.synchronize()
@@ -280,7 +280,7 @@ class Engine:
                     print_line(f"engine: a sample ends with an error\n{traceback.format_exc()}")
                     self._end(sequence, "error")
 
-    def _follow_token(self, sequence: _Sequence, token: int, logprob: float):
+    def _follow_token(self, sequence: _Sequence, token: int, logprob: float) -> None:
         sampled = sequence.forced == 0
         if not sampled:
             sequence.forced -= 1
@@ -298,7 +298,7 @@ class Engine:
             sequence.forced = min(len(answer), room)
             self.decoder.resume(sequence.slot, sequence.length, answer[:room])
 
-    def _answer(self, sequence: _Sequence, token: int):
+    def _answer(self, sequence: _Sequence, token: int) -> list[int] | None:
         """Return the calculator's answer, perhaps empty, if the token ends an expression (the row waits); else None."""
         if token == self.special["<|python_start|>"]:
             sequence.expression = []
@@ -315,12 +315,12 @@ class Engine:
             return []  # no answer: the model continues
         return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
 
-    def _end(self, sequence: _Sequence, reason: str, logprob: float = 0.0):
+    def _end(self, sequence: _Sequence, reason: str, logprob: float = 0.0) -> None:
         self._release(sequence)
         sequence.job.open -= 1
         sequence.add(None, reason=reason, logprob=logprob)
 
-    def _release(self, sequence: _Sequence):
+    def _release(self, sequence: _Sequence) -> None:
         """Free a slot and move the last sequence there, because a step runs the first slots."""
         moved = self.rows.pop()
         if moved is not sequence:

@@ -17,13 +17,13 @@ FIRST_CAPABILITY = (8, 9)  # of CUDA devices with fp8 in their tensor cores
 SMALLEST_PEAK = 1e-12  # a tensor of zeros is scaled by this, to avoid a division by 0
 
 
-def quantize(x: Tensor, dtype: torch.dtype):
+def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return (x in fp8, contiguous; 0-d fp32 scale that multiplies back); values that are not finite become NaN."""
     scale = _scale(torch.linalg.vector_norm(x, math.inf, dtype=torch.float32), dtype)
     return (x.float() / scale).to(dtype).contiguous(), scale
 
 
-def _scale(largest: Tensor, dtype: torch.dtype):
+def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the scale with which the largest value lands on the limit: nothing overflows."""
     return largest.clamp(min=SMALLEST_PEAK) / torch.finfo(dtype).max
 
@@ -32,7 +32,9 @@ class _Float8Product(torch.autograd.Function):
     """x (M, K) @ weightᵀ for a weight (N, K), given as fp8 copies by rows (N, K) and by columns (K, N)."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, by_rows: Tensor, by_columns: Tensor, weight_scale: Tensor):
+    def forward(
+        ctx: FunctionCtx, x: Tensor, weight: Tensor, by_rows: Tensor, by_columns: Tensor, weight_scale: Tensor
+    ) -> Tensor:
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
         # Sums in the forward keep fewer digits. The kernel takes its right matrix as a transposed view.
@@ -47,7 +49,7 @@ class _Float8Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, outer: Tensor):
+    def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
         x8, x_scale, by_columns, weight_scale = ctx.saved_tensors
         outer8, outer_scale = quantize(outer, BACKWARD)
         x_gradient = torch._scaled_mm(outer8, by_columns.t(), outer_scale, weight_scale, out_dtype=outer.dtype)
@@ -60,7 +62,7 @@ class _Float8Product(torch.autograd.Function):
 class Float8Linear(nn.Linear):
     """A Linear without bias that takes over another one's weight; `convert` makes it."""
 
-    def __init__(self, linear: nn.Linear):
+    def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
         self.weight = linear.weight  # the same Parameter: optimizers and checkpoints notice nothing
         self.train(linear.training)
@@ -69,7 +71,7 @@ class Float8Linear(nn.Linear):
         # By rows, by columns, scale. No buffers: they would be in checkpoints, and be cast along with the model.
         self.quantized = by_rows, by_rows.t().contiguous(), scale
 
-    def refresh(self, weight: Tensor, new_scale: Tensor):
+    def refresh(self, weight: Tensor, new_scale: Tensor) -> None:
         """Quantize the weight again, into the same memory, which compiled graphs read."""
         # `data`: for autograd a weight that is gathered again has not changed.
         by_rows, by_columns, scale = (part.data if self.is_sharded else part for part in self.quantized)
@@ -77,7 +79,7 @@ class Float8Linear(nn.Linear):
         by_rows.copy_(weight / scale)
         by_columns.copy_(by_rows.t())
 
-    def forward(self, x: Tensor):
+    def forward(self, x: Tensor) -> Tensor:
         """Map (…, in) to (…, out): in fp8 if a gradient is recorded in training mode, else in the dtype of x."""
         if not (self.training and torch.is_grad_enabled()):
             return nn.functional.linear(x, self.weight.to(x.dtype))
@@ -91,7 +93,9 @@ class Float8Linear(nn.Linear):
         return product.reshape(*x.shape[:-1], self.out_features)
 
 
-def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False, device: torch.device | None = None):
+def convert(
+    model: nn.Module, min_dim: int = 128, emulated: bool = False, device: torch.device | None = None
+) -> list[str]:
     """Replace the Linears that gain by Float8Linear; return their names.
 
     device: the model's, for one that has no weights yet.
@@ -113,13 +117,13 @@ def convert(model: nn.Module, min_dim: int = 128, emulated: bool = False, device
     return replaced
 
 
-def refresh(model: nn.Module):
+def refresh(model: nn.Module) -> None:
     """Quantize the weights again, after each optimizer step; does nothing to a model without fp8 layers."""
     layers = [module for module in model.modules() if isinstance(module, Float8Linear) and not module.is_sharded]
     refresh_layers(layers, [layer.weight.detach() for layer in layers])
 
 
-def refresh_layers(layers: Sequence[Float8Linear], weights: Sequence[Tensor]):
+def refresh_layers(layers: Sequence[Float8Linear], weights: Sequence[Tensor]) -> None:
     """Quantize weights for layers."""
     if layers:
         # One pass over all weights: a kernel for each would be a thousand in a large model.

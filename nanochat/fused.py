@@ -27,17 +27,16 @@ class PackedLinear(nn.Module):
     matrix: gives (outputs, inputs) from the model's own weights, for `refresh`.
     """
 
-    def __init__(self, matrix: Callable, dtype: torch.dtype):
+    def __init__(self, matrix: Callable[[], Tensor], dtype: torch.dtype) -> None:
         super().__init__()
         self.matrix = matrix
         self.dtype = dtype
-        self.weight = None
+        self.weight: Tensor | None = None
         example = matrix()
-        has_onednn = example.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        # Small weights keep their layout, and so do weights in fp16.
-        self.packed = has_onednn and dtype != torch.float16 and min(example.shape) >= PACKED_ROWS
+        # Small weights keep their layout.
+        self.packed = example.device.type == "cpu" and min(example.shape) >= PACKED_ROWS and _can_order(dtype)
 
-    def refresh(self):
+    def refresh(self) -> None:
         weight = self.matrix().to(self.dtype, copy=True)  # the model's own may change before the next refresh
         if self.packed:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
@@ -46,7 +45,7 @@ class PackedLinear(nn.Module):
         else:
             self.weight.copy_(weight)  # into the memory that a CUDA graph reads
 
-    def forward(self, x: Tensor):
+    def forward(self, x: Tensor) -> Tensor:
         if not self.packed:
             return F.linear(x, self.weight)
         if x.shape[:-1].numel() in SIZES:
@@ -58,7 +57,7 @@ class PackedLinear(nn.Module):
             parts.append(self._product(F.pad(rows, (0, 0, 0, size - len(rows))))[: len(rows)])
         return torch.cat(parts).unflatten(0, x.shape[:-1])
 
-    def _product(self, x: Tensor):
+    def _product(self, x: Tensor) -> Tensor:
         # No bias, and no activation fused into the kernel.
         return torch.ops.mkldnn._linear_pointwise(
             x,
@@ -70,12 +69,22 @@ class PackedLinear(nn.Module):
         )
 
 
+def _can_order(dtype: torch.dtype) -> bool:
+    """Whether oneDNN orders weights of this dtype on this CPU; where it does not, a product reads them as they are."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        # Not every CPU has the instructions (on x86: AVX-512 or AVX-NE-CONVERT), and oneDNN would refuse the weight.
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype != torch.float16
+
+
 class PairRotation(NamedTuple):
     """Complex factors for some positions, (B or none, T, 1, rotated pairs)."""
 
     factors: Tensor
 
-    def apply(self, x: Tensor):
+    def apply(self, x: Tensor) -> Tensor:
         """Return x (B, T, H, D) in fp32, rotated by position; the two channels in a pair lie side by side."""
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))  # (B, T, H, D / 2)
         return torch.view_as_real(pairs * self.factors).flatten(-2)
@@ -84,17 +93,17 @@ class PairRotation(NamedTuple):
 class PairTable(nn.Module):
     """The rotary table as complex numbers, (max_seq_len, head_dim / 2). channels: of a head."""
 
-    def __init__(self, table: RotaryTable, channels: int):
+    def __init__(self, table: RotaryTable, channels: int) -> None:
         super().__init__()
         still = channels // 2 - table.cos.shape[1]  # pairs that do not rotate: multiplied by 1
         self.factors = F.pad(torch.complex(table.cos, table.sin), (0, still), value=1)
 
-    def forward(self, positions: Tensor | slice):
+    def forward(self, positions: Tensor | slice) -> PairRotation:
         return PairRotation(self.factors[positions].unsqueeze(-2))
 
 
 @torch.inference_mode()
-def pack(model: GPT):
+def pack(model: GPT) -> GPT:
     """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `refresh`."""
     device = model.device
     dtype = model.compute_dtype
@@ -116,7 +125,7 @@ def pack(model: GPT):
     return packed.eval()
 
 
-def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype):
+def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype) -> None:
     """Join queries, keys and values into one product, with the two channels in each rotating pair side by side.
 
     Scores do not depend on the channel order, as long as queries and keys share one.
@@ -133,7 +142,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
 
 
 @torch.inference_mode()
-def refresh(packed: GPT, model: GPT):
+def refresh(packed: GPT, model: GPT) -> None:
     """Copy the model's present weights into the packed model. All ranks of a sharded model call this together."""
     with model.whole():
         sources = dict(model.named_parameters())

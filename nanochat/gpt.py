@@ -6,11 +6,11 @@ the optimizer read both; export refuses unknown fields. `--model=reference,FIELD
 
 import re
 import zlib
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +18,14 @@ from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, exclude_own, make_mask, previous
-from nanochat.cross_entropy import SAFE_EXPONENT, cross_entropy
+from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, cross_entropy
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
+    from nanochat.fused import PackedLinear
+    from nanochat.sharding import Shards
+
+Result = TypeVar("Result")
 
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
@@ -64,7 +68,7 @@ class GPTConfig:
     sweeps: int = 1  # times that the layers run on one state; 1 with supervision
     bos_id: int = -1  # the token that starts a document: smear stops there; -1: a row is one document
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)  # the dataclass is frozen
         if self.mlp not in MLP_KINDS:
             raise ValueError(f"mlp={self.mlp} is not known, take one of {', '.join(MLP_KINDS)}")
@@ -76,35 +80,35 @@ class GPTConfig:
             raise ValueError("induction needs smear, and kv_heads above 1")
 
     @property
-    def head_dim(self):
+    def head_dim(self) -> int:
         return self.width // self.heads
 
     @property
-    def kv_width(self):
+    def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
     @property
-    def attention_scale(self):
+    def attention_scale(self) -> float:
         return self.qk_scale**2 * self.head_dim**-0.5
 
     @property
-    def scores_are_bounded(self):
+    def scores_are_bounded(self) -> bool:
         """Return True if exp(score) fits into fp32 for any weights: normed queries and keys have length √head_dim."""
         return not self.query_gain and self.attention_scale * self.head_dim <= SAFE_EXPONENT  # by Cauchy-Schwarz
 
     @property
-    def padded_vocab(self):
+    def padded_vocab(self) -> int:
         return -(-self.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
     @cached_property
-    def windows(self):
+    def windows(self) -> list[int]:
         """Return the number of keys that a token sees in each layer, the token included; 0: all."""
         short = -(-self.max_seq_len // (4 * SHORT_MULTIPLE)) * SHORT_MULTIPLE + 1  # as in the public reference
         letters = (self.window_pattern * self.depth)[: self.depth - 1] + "L"
         return [short if letter == "S" and short < self.max_seq_len else 0 for letter in letters]
 
     @property
-    def value_layers(self):
+    def value_layers(self) -> list[int]:
         return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
 
 
@@ -113,24 +117,26 @@ MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
     "leaky2": (False, lambda up, gate: F.leaky_relu(up, 0.5).square()),
 }
-Store = Callable  # from the keys and values of some tokens to those of the whole rows
+# From the keys and values of some tokens to those of the whole rows.
+Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Linear(nn.Linear):
     """A linear layer without bias. The fp32 weight is cast to the input's dtype, so gradients add up in fp32."""
 
-    def __init__(self, inputs: int, outputs: int):
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, bias=False)
 
-    def reset_parameters(self):
-        self.rounded = None  # values that act in place of the weight's (quant.py); init_weights gives the weight's
+    def reset_parameters(self) -> None:
+        # Values that act in place of the weight's (quant.py); init_weights gives the weight's.
+        self.rounded: Tensor | None = None
 
     @property
-    def active_weight(self):
+    def active_weight(self) -> Tensor:
         """The weight, or its rounded values plus zero, by which the weight gets their gradient (straight-through)."""
         return self.weight if self.rounded is None else self.rounded + (self.weight - self.weight.detach())
 
-    def forward(self, x: Tensor):
+    def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.active_weight.to(x.dtype))
 
 
@@ -140,7 +146,7 @@ class Embedding(nn.Embedding):
     reset_parameters = Linear.reset_parameters
     active_weight = Linear.active_weight
 
-    def forward(self, ids: Tensor):
+    def forward(self, ids: Tensor) -> Tensor:
         grad = self.weight.grad if self.weight.is_leaf else None  # no leaf: whole weights gathered from shards
         # A view is a place in our optimizer's buffer, which is never replaced: a sparse gradient is added to it by
         # index, and no whole table is made. Other optimizers do not take sparse gradients; nobody tried them on MPS.
@@ -148,7 +154,7 @@ class Embedding(nn.Embedding):
         return F.embedding(ids, self.active_weight, sparse=sparse)
 
 
-def norm(x: Tensor, eps: float = NORM_EPS):
+def norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=eps)  # sums squares in fp32 for every dtype of x
 
 
@@ -165,7 +171,7 @@ class LayerContext(NamedTuple):
 
 
 class Attention(nn.Module):
-    def __init__(self, config: GPTConfig, number: int):
+    def __init__(self, config: GPTConfig, number: int) -> None:
         super().__init__()
         self.config = config
         self.exclusive = number >= config.depth - config.exclusive_last
@@ -176,10 +182,10 @@ class Attention(nn.Module):
         self.o = Linear(config.width, config.width)
         self.ve_gate = Linear(VALUE_GATE_INPUTS, config.kv_heads) if number in config.value_layers else None
         # For inference (fused.py): one product in place of q, k and v, and the heads of each part of the result.
-        self.qkv = None
+        self.qkv: PackedLinear | None = None
         self.qkv_parts = [config.heads + config.kv_heads, config.kv_heads]
 
-    def forward(self, x: Tensor, layer: LayerContext):
+    def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
         config = self.config
         *parts, v = self.project(x)  # queries and keys are one part if one product made both: one rotation and norm
         if self.ve_gate is not None:
@@ -195,16 +201,16 @@ class Attention(nn.Module):
             y = exclude_own(y, v)
         return self.o(y.flatten(-2))
 
-    def project(self, x: Tensor):
+    def project(self, x: Tensor) -> list[Tensor]:
         """Return queries, keys and values, or the parts that one product makes, (B, T, some heads, head_dim) each."""
         if self.qkv is not None:
             return self.qkv(x).unflatten(-1, (-1, self.config.head_dim)).split(self.qkv_parts, dim=2)
         return [layer(x).unflatten(-1, (-1, self.config.head_dim)) for layer in (self.q, self.k, self.v)]
 
-    def rotate(self, part: Tensor, rotation: Rotation):
+    def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
         return rotation.apply(part)
 
-    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None):
+    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
         return (k, v) if store is None else store(k, v)
 
 
@@ -214,28 +220,28 @@ class InductionAttention(Attention):
     They see the previous token's keys, unrotated: distance does not count. Key weights start as the query weights.
     """
 
-    def __init__(self, config: GPTConfig, number: int):
+    def __init__(self, config: GPTConfig, number: int) -> None:
         super().__init__(config, number)
         self.shifted = config.kv_heads // 2
         self.qkv_parts = [config.heads, config.kv_heads, config.kv_heads]  # q and k differ in such heads: keep apart
 
-    def rotate(self, part: Tensor, rotation: Rotation):
+    def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
         unrotated = part.shape[2] * self.shifted // self.config.kv_heads
         return torch.cat([part[:, :, :unrotated].float(), rotation.apply(part[:, :, unrotated:])], dim=2)
 
-    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None):
+    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
         k, v = super().keys_and_values(k, v, store)  # a cache stores unshifted keys
         return torch.cat([previous(k[:, :, : self.shifted]), k[:, :, self.shifted :]], dim=2), v
 
 
-def match_queries(k: Tensor, q: Tensor, config: GPTConfig):
+def match_queries(k: Tensor, q: Tensor, config: GPTConfig) -> None:
     """Set the shifted key heads of InductionAttention, in k, to the first query head that each serves."""
     shifted, group = config.kv_heads // 2, config.heads // config.kv_heads
     k.unflatten(0, (-1, config.head_dim))[:shifted] = q.unflatten(0, (-1, config.head_dim))[::group][:shifted]
 
 
 class MLP(nn.Module):
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         has_gate, self.activation = MLP_KINDS[config.mlp]
         units = max(64, round(config.mlp_ratio * config.width / 64) * 64)  # matrix units like whole tiles
@@ -243,7 +249,7 @@ class MLP(nn.Module):
         self.gate = Linear(config.width, units) if has_gate else None
         self.down = Linear(units, config.width)
 
-    def forward(self, x: Tensor):
+    def forward(self, x: Tensor) -> Tensor:
         gate = None if self.gate is None else self.gate(x)
         return self.down(self.activation(self.up(x), gate))
 
@@ -251,12 +257,12 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer with residual mixing inside, so compiling a block fuses the mixing too."""
 
-    def __init__(self, config: GPTConfig, number: int):
+    def __init__(self, config: GPTConfig, number: int) -> None:
         super().__init__()
         self.attn = (InductionAttention if config.induction else Attention)(config, number)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, layer: LayerContext):
+    def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
         if layer.residual_lambda is not None:
             x = layer.residual_lambda * x
         if layer.x0_lambda is not None:
@@ -279,14 +285,14 @@ class Context(NamedTuple):
 class GPT(nn.Module):
     """The model. Build on the meta device; to_empty allocates on another device, init_weights fills in values."""
 
-    def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
+    def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> None:
         super().__init__()
         self.config = config
         self.attention = attention  # a key in attention.PATHS
         self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
-        self.shards = None  # sharding.Shards, if this rank keeps a share of the weights
+        self.shards: Shards | None = None  # if this rank keeps a share of the weights
         self.steps = config.supervision or 1  # exits of a forward; a recursive model takes other numbers too
         self.embed = Embedding(config.padded_vocab, config.width)
         tables = {str(i): Embedding(config.padded_vocab, config.kv_width) for i in config.value_layers}
@@ -302,33 +308,33 @@ class GPT(nn.Module):
         self.rotary = RotaryTable(config.max_seq_len, config.rope_dims or config.head_dim, config.rope_base)
 
     @property
-    def device(self):
+    def device(self) -> torch.device:
         return self.embed.weight.device
 
     @property
-    def head_module(self):
+    def head_module(self) -> Embedding | Linear:
         return self.embed if self.config.tie_embeddings else self.head
 
     @property
-    def head_weight(self):
+    def head_weight(self) -> Tensor:
         return self.head_module.active_weight
 
-    def run(self, module: nn.Module, function: Callable, *inputs: Any, **options: bool):
+    def run(self, module: nn.Module, function: Callable[..., Result], *inputs: Any, **options: bool) -> Result:
         """Return function(*inputs), which reads a module's weights; sharded ones are gathered (Shards.run)."""
         return function(*inputs) if self.shards is None else self.shards.run(module, function, *inputs, **options)
 
-    def whole(self):
+    def whole(self) -> AbstractContextManager[None]:
         """Return a context in which all weights can be read. All ranks enter."""
         return nullcontext() if self.shards is None else self.shards.whole()
 
-    def compile_parts(self):
+    def compile_parts(self) -> None:
         """Compile the loss and the blocks, with one graph for equal blocks; slower to start, faster to run."""
         torch._dynamo.config.recompile_limit = 64  # kinds of block x shapes x training or not; 8 would be too few
         for block in self.blocks:
             block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
         self.compiled = True
 
-    def to_empty(self, *, device: torch.device | str):
+    def to_empty(self, *, device: torch.device | str) -> "GPT":
         """Do the same as torch's method, and fill the tables that no checkpoint holds.
 
         torch's own would import the compiler's algebra, which takes seconds.
@@ -337,12 +343,12 @@ class GPT(nn.Module):
         self.rotary.fill()
         return self
 
-    def init_weights(self, seed: int):
+    def init_weights(self, seed: int) -> None:
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
         for name, parameter in self.named_parameters():
             parameter.data.copy_(self.initial(seed, name))
 
-    def initial(self, seed: int, name: str):
+    def initial(self, seed: int, name: str) -> Tensor:
         """Return a new parameter's values, on the CPU."""
         generator = Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         empty = torch.empty(self.get_parameter(name).shape, device="cpu")
@@ -351,18 +357,20 @@ class GPT(nn.Module):
             match_queries(values, self.initial(seed, name.replace(".k.", ".q.")), self.config)
         return values
 
-    def forward(self, ids: Tensor, targets: Tensor | None = None, reduction: str = "sum", cache: "Cache | None" = None):
+    def forward(
+        self, ids: Tensor, targets: Tensor | None = None, reduction: str = "sum", cache: "Cache | None" = None
+    ) -> Tensor:
         """Return logits (B, T, vocab_size), or the loss at targets (B, T; -1: none): the sum, or (B, T) for "none"."""
         hidden = self.hidden(ids, cache)
         return self.logits(hidden) if targets is None else self.loss(hidden, targets, reduction)
 
-    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None):
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None) -> Reduced:
         """Return the loss of the head's inputs (…, width) at targets, as `forward` does. factors: see cross_entropy."""
         shape = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size}
         settings = shape | {"compiled": self.compiled, "reduction": reduction, "factors": factors}
         return self.run(self.head_module, lambda x: cross_entropy(x, self.head_weight, targets, **settings), hidden)
 
-    def hidden(self, ids: Tensor, cache: "Cache | None" = None):
+    def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input, (B, T, width) in compute_dtype."""
         context = self.context(ids, cache)
         x = context.x0
@@ -370,7 +378,7 @@ class GPT(nn.Module):
             x = self.sweep(x, context._replace(first=number * self.config.depth))
         return x
 
-    def context(self, ids: Tensor, cache: "Cache | None" = None):
+    def context(self, ids: Tensor, cache: "Cache | None" = None) -> Context:
         """Return the inputs common to all blocks for tokens (B, T); with a cache they continue the cache's rows."""
         config, length = self.config, ids.shape[1]
         positions = None if cache is None else cache.positions
@@ -382,7 +390,7 @@ class GPT(nn.Module):
         rotation = self.rotary(slice(length) if positions is None else positions)
         return Context(ids, self._smear(self._embed(ids), ids, cache), rotation, masks, cache)
 
-    def sweep(self, x: Tensor, context: Context):
+    def sweep(self, x: Tensor, context: Context) -> Tensor:
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
         x = x.view_as(x)  # were x and x0 the same tensor, the compiler would make another graph
         for i, (block, layer) in enumerate(zip(self.blocks, self.layers(context), strict=True)):
@@ -394,7 +402,7 @@ class GPT(nn.Module):
                 middle = x
         return norm(self.back_out(x, middle))
 
-    def layers(self, context: Context):
+    def layers(self, context: Context) -> Iterator[LayerContext]:
         """Yield each block's inputs besides the state."""
         config, tables, ids = self.config, self.value_embeds, context.ids
         no_lambdas = [None] * config.depth
@@ -411,14 +419,14 @@ class GPT(nn.Module):
                 store=None if context.cache is None else partial(context.cache.update, context.first + i),
             )
 
-    def back_out(self, x: Tensor, middle: Tensor):
+    def back_out(self, x: Tensor, middle: Tensor) -> Tensor:
         """Return the last layer's output without a part of the middle layer's."""
         return x - self.backout_lambda.to(x.dtype) * middle if self.config.backout else x
 
-    def _embed(self, ids: Tensor):
+    def _embed(self, ids: Tensor) -> Tensor:
         return norm(self.run(self.embed, self.embed, ids).to(self.compute_dtype))
 
-    def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None"):
+    def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None") -> Tensor:
         """Return embeddings x plus a part of the previous token's; a document's first token takes none."""
         if not self.config.smear:
             return x
@@ -431,7 +439,7 @@ class GPT(nn.Module):
         gate = self.smear_lambda.to(x.dtype) * torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_INPUTS]))
         return x + gate.masked_fill(is_first[..., None], 0) * before
 
-    def logits(self, hidden: Tensor):
+    def logits(self, hidden: Tensor) -> Tensor:
         """Return (…, vocab_size) in fp32."""
         tied, softcap = self.config.tie_embeddings, self.config.softcap
         head = (lambda x: F.linear(x, self.head_weight.to(x.dtype))) if tied else self.head
@@ -439,35 +447,41 @@ class GPT(nn.Module):
         return softcap * (logits / softcap).tanh() if softcap else logits
 
 
+# From an empty fp32 tensor on the CPU, config and generator to its values.
+Initial = Callable[[Tensor, GPTConfig, Generator], Tensor]
+
+
 class ParameterRow(NamedTuple):
     """Parameters by name. Every parameter matches one row's pattern in PARAMETERS."""
 
     pattern: str
     group: str  # for the optimizer: a row name in param_groups.RULES
-    initial: Callable  # from (an empty fp32 tensor on the CPU, config, generator) to its values
+    initial: Initial
 
 
-def parameter_row(name: str):
+def parameter_row(name: str) -> ParameterRow:
     rows = [row for row in PARAMETERS if re.fullmatch(row.pattern, name)]
     assert len(rows) == 1, f"{name} matches {len(rows)} rows of gpt.PARAMETERS, and must match one"
     return rows[0]
 
 
-def _uniform(factor: float):  # standard deviation factor / √width, without outliers
+def _uniform(factor: float) -> Initial:  # standard deviation factor / √width, without outliers
     return lambda t, config, generator: t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5 * factor
 
 
-def _matrix(factor: float, t: Tensor, config: GPTConfig, generator: Generator):  # 0: it writes the residual stream
+def _matrix(
+    factor: float, t: Tensor, config: GPTConfig, generator: Generator
+) -> Tensor:  # 0: it writes the residual stream
     if config.orthogonal:
         return nn.init.orthogonal_(t, 1.0 if factor else (2 * config.depth) ** -0.5, generator)
     return _uniform(factor)(t, config, generator) if factor else t.zero_()
 
 
-def _line(first: float, last: float):  # over the layers
+def _line(first: float, last: float) -> Initial:  # over the layers
     return lambda t, config, generator: torch.linspace(first, last, len(t), device="cpu")
 
 
-def _gate(t: Tensor, config: GPTConfig, generator: Generator):
+def _gate(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
     return t.uniform_(0, 0.02, generator=generator)
 
 

@@ -32,11 +32,11 @@ class Accelerator(NamedTuple):
     mfu: Figure = 0.4
 
     @property
-    def precision(self):
+    def precision(self) -> str:
         """Return the precision to train in by default: bf16, or fp32 without bf16."""
         return "fp32" if self.fp32 and not self.bf16 else "bf16"
 
-    def peak(self, dtype: str):
+    def peak(self, dtype: str) -> Figure:
         """Return the peak FLOP/s in a precision."""
         rate = getattr(self, dtype)
         return rate and rate * 1e12
@@ -67,7 +67,7 @@ ACCELERATORS = parse_table(
 PRICE = "NANOCHAT_DOLLARS_AN_HOUR"  # environment variable: the price of all machines of a run
 
 
-def find_accelerator(name: str):
+def find_accelerator(name: str) -> Accelerator:
     """Return the accelerator that a driver or a person names; an unknown one has nothing but a name.
 
     A person's case and separators do not count.
@@ -79,7 +79,7 @@ def find_accelerator(name: str):
     return Accelerator(name)
 
 
-def parse_hardware(text: str):
+def parse_hardware(text: str) -> tuple[int, Accelerator]:
     """Return (number, accelerator) for text like 8xH100, or 8xH100@98 (dollars an hour)."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})(?:@(.*))?", text.strip())
     if not match:
@@ -90,17 +90,17 @@ def parse_hardware(text: str):
     return count, accelerator
 
 
-def given_price():
+def given_price() -> float | None:
     """Return the dollars an hour that the environment gives for all machines of this run, or None."""
     text = os.environ.get(PRICE)
     return _price(text, f"{PRICE}={text}") if text else None
 
 
-def _price(text: str, given: str):
+def _price(text: str, given: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text):
         raise ValueError(f"{given} has no price: give the dollars an hour of the whole machine, such as 98")
     return float(text)
 
 
-def _plain(name: str):
+def _plain(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).lower().removeprefix("rtx")

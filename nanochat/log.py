@@ -10,12 +10,14 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from nanochat.paths import naming
+
+Parsed = TypeVar("Parsed")
 
 Record = dict[str, Any]  # JSON
 Figures = Mapping[str, float | None]
@@ -31,21 +33,21 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # ---- printing ----
 
 
-def is_main_rank():
+def is_main_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"  # torchrun sets RANK; else there is one process
 
 
-def harmless(text: str):
+def harmless(text: str) -> str:
     """Return text for a terminal: \ufffd replaces control characters."""
     return CONTROL.sub("\ufffd", text)
 
 
-def print_line(*values: Any, sep: str = " ", file: TextIO | None = None):
+def print_line(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
     """Print whole lines at once, from any rank: the last lines of a run that dies are in its log."""
     write(harmless(sep.join(map(str, values))) + "\n", file or sys.stdout)
 
 
-def write(text: str, file: TextIO):
+def write(text: str, file: TextIO) -> None:
     """Print text as it is. A terminal that has closed fails every write: from then on, the text goes nowhere."""
     try:
         print(end=text, file=file, flush=True)  # in one piece: lines from threads and ranks must not mix
@@ -55,7 +57,7 @@ def write(text: str, file: TextIO):
         os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
-def print0(*values: Any, sep: str = " ", file: TextIO | None = None):
+def print0(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
     """Print on rank 0 only."""
     if is_main_rank():
         print_line(*values, sep=sep, file=file)
@@ -64,7 +66,7 @@ def print0(*values: Any, sep: str = " ", file: TextIO | None = None):
 # ---- numbers, durations and tables as text ----
 
 
-def duration(seconds: float):
+def duration(seconds: float) -> str:
     """Return 4.2s, 12m05s or 3h25m."""
     minutes, rest = divmod(round(seconds), 60)  # rounded first: 59.9 seconds are 1m00s
     if minutes >= 60:
@@ -72,7 +74,7 @@ def duration(seconds: float):
     return f"{minutes}m{rest:02d}s" if minutes else f"{seconds:.1f}s"
 
 
-def format_value(value: Any):
+def format_value(value: Any) -> str:
     """Return a metric as text: 0.1234, 2048, 65,536, 0.0155 ± 0.0021, 21.07%."""
     if isinstance(value, dict):  # {"value", "stderr", "format", "unit"}
         spec = value.get("format", "")
@@ -88,7 +90,7 @@ def format_value(value: Any):
     return str(value).replace("\n", " ")
 
 
-def format_cell(value: float | str | None, spec: str):
+def format_cell(value: float | str | None, spec: str) -> str:
     """Return a table's cell; texts and NaN ignore the column's format, and None is a dash."""
     if value is None:
         return "-"
@@ -97,14 +99,14 @@ def format_cell(value: float | str | None, spec: str):
     return format(value, spec) if spec else format_value(value)
 
 
-def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]]):
+def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> Record:
     """Return a table as an outcome holds it. columns: names, some with a number format: Task | Score:.4f."""
     # A colon within a name has a space after it.
     names = [re.fullmatch(r"\s*(.*?)(?::(\S*))?\s*", column).groups("") for column in columns.split("|")]
     return {"title": title, "columns": names, "rows": rows}
 
 
-def markdown_table(table: Record):
+def markdown_table(table: Record) -> str:
     """Return an outcome's table in Markdown. Short cells are padded, so that the source reads as a table too."""
     names, specs = zip(*table["columns"], strict=True)
     rows = [names, *(map(format_cell, row, specs) for row in table["rows"])]
@@ -115,7 +117,7 @@ def markdown_table(table: Record):
     return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
 
 
-def terminal_table(table: Record):
+def terminal_table(table: Record) -> str:
     """Return an outcome's table for the terminal: the title, then the table in Markdown."""
     return f"{table['title']}\n{markdown_table(table)}"
 
@@ -123,12 +125,12 @@ def terminal_table(table: Record):
 # ---- constants in text tables ----
 
 
-def parse_rows(text: str, gap: str = " {2,}"):
+def parse_rows(text: str, gap: str = " {2,}") -> list[list[str]]:
     """Return the cells of each line. gap: the pattern between two cells."""
     return [re.split(gap, line.strip()) for line in text.strip().splitlines()]
 
 
-def parse_table(kind: Callable, text: str):
+def parse_table(kind: Callable[..., Parsed], text: str) -> list[Parsed]:
     """Return the lines as objects. The first line names the fields; a dash leaves a field its default."""
     names, *lines = parse_rows(text)
     table = []
@@ -138,7 +140,7 @@ def parse_table(kind: Callable, text: str):
     return table
 
 
-def _number(cell: str):
+def _number(cell: str) -> float | str:
     """Return the number in a cell, or the cell if it is none."""
     try:
         return float(cell)
@@ -149,7 +151,7 @@ def _number(cell: str):
 # ---- metrics ----
 
 
-def read_metrics(path: Path):
+def read_metrics(path: Path) -> list[Record]:
     """Return a metric log's valid records: the last one for each (kind, step), in training order.
 
     A marker that a run resumed at step N drops earlier records with a later step. A line that a killed process left
@@ -157,7 +159,7 @@ def read_metrics(path: Path):
     """
     if not path.exists():
         return []
-    kept = {}  # (kind, step) -> record
+    kept: dict[tuple[str, int], Record] = {}  # (kind, step) -> record
     for line in path.read_bytes().splitlines():
         try:
             record = json.loads(line)
@@ -171,7 +173,7 @@ def read_metrics(path: Path):
     return list(kept.values())
 
 
-def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: str = "step"):
+def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: str = "step") -> list[list[float]]:
     """Return the x and y values for a metric, averaged over groups so that at most `most` points remain.
 
     over: the figure on the x axis. A record without it (a validation, which counts no tokens) has the x of the record
@@ -195,10 +197,10 @@ class MetricLog:
     The file is the record. If W&B fails, one line says so, and the run continues. Readers use `read_metrics`.
     """
 
-    def __init__(self, folder: Path, run: str = "", config: Record | None = None, name: str = "metrics"):
+    def __init__(self, folder: Path, run: str = "", config: Record | None = None, name: str = "metrics") -> None:
         self.path = folder / f"{name}.jsonl"
         self._before = ""  # a marker that goes before the next record
-        self._wandb = None  # no mirror
+        self._wandb: Any = None  # no mirror
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):  # the default flag means no mirror
@@ -208,7 +210,7 @@ class MetricLog:
                     settings = wandb.Settings(init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS)
                     self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=settings)
 
-    def write(self, kind: str, step: int, **figures: Any):
+    def write(self, kind: str, step: int, **figures: Any) -> None:
         """Append a record; it replaces an earlier one with the same kind and step.
 
         The operating system has the record when this returns; it is not fsynced.
@@ -224,7 +226,7 @@ class MetricLog:
             with self._mirroring():
                 self._wandb.log({"step": step, **figures})
 
-    def resume(self, step: int):
+    def resume(self, step: int) -> None:
         """Continue from a step: earlier records with later steps are dropped once the next one is written.
 
         Step -1 starts again in a folder that may hold another run's log.
@@ -233,16 +235,16 @@ class MetricLog:
             # A new line first: a killed process may have left half of one.
             self._before = f'\n{{"kind": "{RESUMED}", "step": {step}}}\n'
 
-    def __enter__(self):
+    def __enter__(self) -> "MetricLog":
         return self
 
-    def __exit__(self, *exception: object):
+    def __exit__(self, *exception: object) -> None:
         if self._wandb:
             with self._mirroring():
                 self._wandb.finish()
 
     @contextmanager
-    def _mirroring(self):
+    def _mirroring(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # training goes on, whatever a service does
@@ -260,12 +262,12 @@ class Progress:
     compiling, does not.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._shown = time.monotonic()
-        self._first = None  # clock and share at the first update
+        self._first: tuple[float, float] | None = None  # clock and share at the first update
         self._line = ""  # the newest, not printed yet
 
-    def update(self, text: str, share: float):
+    def update(self, text: str, share: float) -> None:
         """Print the text and the time left if the last line is old enough. share: done so far, 0 to 1."""
         now = time.monotonic()
         self._first = self._first or (now, share)
@@ -277,7 +279,7 @@ class Progress:
             self._shown = now
             self.close()
 
-    def close(self):
+    def close(self) -> None:
         """Print the newest line, unless it is printed already."""
         if self._line:
             print0(self._line)
@@ -291,7 +293,7 @@ STEP_LINE = (
 )
 
 
-def step_line(figures: Figures, loss: float, steps: int | None):
+def step_line(figures: Figures, loss: float, steps: int | None) -> str:
     """Return a training step's line. figures: its record in the metric log. loss: smoothed.
 
     steps: in the whole run; None where a clock or the data ends training.

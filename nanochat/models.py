@@ -1,5 +1,6 @@
 """The model registry: from a manifest or a --model value to a config, and from a config to a model."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib import import_module
@@ -39,7 +40,7 @@ ROWS = f"""
 CONFIGURATIONS = {name: changes for name, *changes in parse_rows(ROWS, "[ ,]+")}
 
 
-def config_of(manifest: Record):
+def config_of(manifest: Record) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
     try:
         return GPTConfig(**manifest["model"])
@@ -47,13 +48,13 @@ def config_of(manifest: Record):
         raise ValueError("another version of this code has written the checkpoint: train the model again") from None
 
 
-def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False):
+def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
     """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
     with torch.device("meta"):
         return model_class(config)(config, attention, checkpointing)
 
 
-def model_class(config: GPTConfig):
+def model_class(config: GPTConfig) -> type[GPT]:
     """Return the class of models with this config."""
     if config.sweeps < 1 or (config.supervision and config.sweeps > 1):
         raise ValueError(f"sweeps={config.sweeps} has to be at least 1, and 1 with supervision")
@@ -63,7 +64,7 @@ def model_class(config: GPTConfig):
 
 
 @contextmanager
-def as_written(model: GPT):
+def as_written(model: GPT) -> Iterator[None]:
     """Run nothing compiled of a model in this context, for batches with ever new shapes."""
     before = model.attention
     # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
@@ -75,7 +76,7 @@ def as_written(model: GPT):
         model.attention = before
 
 
-def config_fields(text: str):
+def config_fields(text: str) -> Record:
     """Return the GPTConfig fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
 
     "reference,backout=false,softcap=0" is the reference with two fields changed. Sizes have separate flags.

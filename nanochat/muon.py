@@ -19,7 +19,7 @@ ROW_FLOOR = 1e-4  # a row's smallest norm, in mean rows: a row without gradients
 TINY = 1e-10  # keeps divisions and logarithms away from zero
 
 
-def polar_express(x: Tensor):
+def polar_express(x: Tensor) -> Tensor:
     """Return nearly the nearest semi-orthogonal matrix to each of x (k, m, n), whose singular values are at most 1."""
     tall = x.size(-2) > x.size(-1)
     for a, b, c in POLAR_EXPRESS:
@@ -43,7 +43,7 @@ def muon_update(
     scale: Tensor,
     factors: Sequence[float | Tensor],
     polar_dtype: torch.dtype,
-):
+) -> None:
     """Update values (…, m, n) in place by one Muon step; gradients and momenta are (k, m, n).
 
     states: momenta and variances; the latter are (k, m, 1), or (k, 1, n) for matrices wider than tall. scale: a 0-d
@@ -56,7 +56,7 @@ def muon_update(
     decay_and_step(values, update.view_as(values), lr * weight_decay)
 
 
-def nesterov(grads: Tensor, momenta: Tensor, scale: Tensor, momentum: float | Tensor):
+def nesterov(grads: Tensor, momenta: Tensor, scale: Tensor, momentum: float | Tensor) -> Tensor:
     """Move momenta toward grads × scale; return Nesterov's direction."""
     gradients = grads * scale
     momenta.lerp_(gradients, 1 - momentum)  # exponential average
@@ -65,7 +65,7 @@ def nesterov(grads: Tensor, momenta: Tensor, scale: Tensor, momentum: float | Te
 
 def orthogonalize(
     update: Tensor, variances: Tensor, lr: float | Tensor, beta2: float | Tensor, polar_dtype: torch.dtype
-):
+) -> Tensor:
     """Return Muon's step for whole directions (k, m, n), in fp32, learning rate included; moves the variances."""
     m, n = update.shape[-2:]
     # MuonEq: every row gets the same norm, which conditions the matrix; then the whole matrix gets norm 1.
@@ -87,11 +87,11 @@ def orthogonalize(
     return update * (lr * damping * (snap * energy / damped).sqrt())  # fp32 again
 
 
-def decay_and_step(values: Tensor, update: Tensor, decay: float | Tensor):
+def decay_and_step(values: Tensor, update: Tensor, decay: float | Tensor) -> None:
     """Subtract an update in place; weights decay only where the step shrinks them as well (cautious)."""
     shrinks = update * values >= 0
     values.mul_(1 - decay * shrinks).sub_(update)
 
 
-def _matrix_sum(x: Tensor):
+def _matrix_sum(x: Tensor) -> Tensor:
     return x.sum(dim=(-2, -1), keepdim=True)

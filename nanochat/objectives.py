@@ -5,10 +5,10 @@ Those for answers stand beside their sources: reinforcement learning in rollouts
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nanochat.dataloader import Batch
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 # From a model and a batch to a tuple: the loss sum, the count that divides the sum over all micro-batches and ranks,
 # and further metrics: name -> sum and count, over a micro-batch.
-Objective = Callable
+Loss = tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]
+Objective = Callable[[Any, Batch], Loss]
 
 
-def next_token(model: nn.Module, batch: Batch):
+def next_token(model: nn.Module, batch: Batch) -> Loss:
     """Return the summed cross-entropy for the next tokens. batch: inputs and targets, (rows, seq_len) each.
 
     A target of -1 is not counted.
@@ -42,7 +43,7 @@ class DeepSupervision:
     base: float
     reward: float
 
-    def __call__(self, model: "RecursiveGPT", batch: Batch):
+    def __call__(self, model: "RecursiveGPT", batch: Batch) -> Loss:
         inputs, targets = batch
         kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
         first = 1 - model.steps if self.base > 1 else 0  # powers above 1 could be too large for a float
@@ -64,7 +65,7 @@ class DeepSupervision:
         return total / len(sums), kept.sum(), metrics
 
 
-def pretraining(config: "RecursionSettings"):
+def pretraining(config: "RecursionSettings") -> Objective:
     """Return the objective for a new model."""
     if config.recursion == "off":
         return next_token

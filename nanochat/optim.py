@@ -47,7 +47,7 @@ class Group:
     weight_decay: float = 0.0
     eps: float = 1e-10  # AdamW only
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # Schedules multiply these.
         self.initial_lr = self.lr
         self.initial_weight_decay = self.weight_decay
@@ -62,10 +62,10 @@ class Layout(NamedTuple):
     shape: tuple[int, ...]
     slot: int
 
-    def view(self, chunk: Tensor, place: int):
+    def view(self, chunk: Tensor, place: int) -> Tensor:
         return chunk.view(-1)[place * self.slot :][: math.prod(self.shape)].view(self.shape)
 
-    def take(self, share: Tensor, rank: int, place: int, value: Tensor):
+    def take(self, share: Tensor, rank: int, place: int, value: Tensor) -> None:
         """Copy a tensor into a rank's share of the chunk, as far as it lies there; of a file, no more is read."""
         first = place * self.slot - rank * len(share)  # of its elements, in the share; negative: in one before
         begin, end = max(first, 0), min(first + value.numel(), len(share))
@@ -73,7 +73,7 @@ class Layout(NamedTuple):
             share[begin:end] = value.reshape(-1)[begin - first : end - first]
 
 
-def flat_layout(shape: Sequence[int], members: int, ranks: int):
+def flat_layout(shape: Sequence[int], members: int, ranks: int) -> tuple[Layout, int]:
     """Return the layout of so many tensors in a chunk, and the elements in each rank's equal share."""
     slot = 4 * math.ceil(math.prod(shape) / 4)  # 16 bytes: compiled code asks for aligned parameters
     return Layout(tuple(shape), slot), 4 * math.ceil(members * slot / (4 * ranks))
@@ -97,7 +97,9 @@ class _Stack(ABC):
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
 
-    def __init__(self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int):
+    def __init__(
+        self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int
+    ) -> None:
         self.group, self.members, self.number = group, members, number
         self.rank, self.ranks = rank, ranks
         first = members[0][1]
@@ -106,13 +108,13 @@ class _Stack(ABC):
         # The last chunk may have empty places.
         self.chunks = math.ceil(len(members) / self.per_chunk)
         self.steps = self._zeros()  # updates so far, all alike: AdamW's fused kernel wants one for each tensor
-        self.states = {}  # name → (chunks, elements that this rank owns)
+        self.states: dict[str, Tensor] = {}  # name → (chunks, elements that this rank owns)
         for name, layout in self.layouts.items():
             owned = math.ceil(self.per_chunk * layout.slot / ranks)
             self.states[name] = self._zeros(self.share if layout.slot == self.layout.slot else owned)
         self._allocate()
 
-    def _allocate(self):
+    def _allocate(self) -> None:
         """Move values and gradients of the parameters into buffers of this stack."""
         self.values = self._zeros(self.ranks, self.share)
         self.grads = self._zeros(self.ranks, self.share)
@@ -125,17 +127,17 @@ class _Stack(ABC):
             parameter.data = value.copy_(parameter.data)  # the model now reads the buffer itself
 
     @abstractmethod
-    def update(self, scale: Tensor, optimizer: "Optimizer"):
+    def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         """Step this rank's share, `mine`, by the gradients `reduced` × scale (0-d)."""
 
-    def _zeros(self, *sizes: int):
+    def _zeros(self, *sizes: int) -> Tensor:
         return torch.zeros(self.chunks, *sizes, device=self.device)
 
-    def names(self, chunk: int):
+    def names(self, chunk: int) -> list[str]:
         first = chunk * self.per_chunk
         return [name for name, _ in self.members[first : first + self.per_chunk]]
 
-    def save(self):
+    def save(self) -> WholeStates:
         """Yield (name, whole states); ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
             # All ranks' shares end to end; one rank has everything.
@@ -152,7 +154,7 @@ class _Stack(ABC):
                     saved["step"] = self.steps[chunk]
                 yield name, saved
 
-    def load(self, read: ReadStates):
+    def load(self, read: ReadStates) -> None:
         """Take this rank's share from each whole state."""
         for chunk in range(self.chunks):
             for place, name in enumerate(self.names(chunk)):
@@ -169,7 +171,7 @@ class MuonStack(_Stack):
     state_bytes = 4  # the variances, one a row or column, are few
     scheduled = ("lr", "momentum", "weight_decay")
 
-    def _arrange(self, chunk_bytes: int):
+    def _arrange(self, chunk_bytes: int) -> None:
         # Each rank owns as many matrices, in chunks of equal size: the largest divisor that fits.
         owned = math.ceil(len(self.members) / self.ranks)
         most = max(chunk_bytes // (4 * self.ranks * self.numel), 1)
@@ -179,18 +181,18 @@ class MuonStack(_Stack):
         self.layout = Layout(self.shape, self.numel)
         self.layouts = self.state_layouts()
 
-    def state_layouts(self):
+    def state_layouts(self) -> dict[str, Layout]:
         m, n = self.shape
         return {"momentum": self.layout, "variance": Layout((m, 1), m) if m >= n else Layout((1, n), n)}
 
-    def factors(self, optimizer: "Optimizer"):
+    def factors(self, optimizer: "Optimizer") -> list[float | Tensor]:
         """Return learning rate, momentum, beta2 and weight decay for `muon_update`."""
         group = self.group
         m, n = self.shape
         lr = group.lr * max(1.0, m / n) ** 0.5
         return [optimizer.factor(factor) for factor in (lr, group.momentum, group.beta2, group.weight_decay)]
 
-    def update(self, scale: Tensor, optimizer: "Optimizer"):
+    def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         m, n = self.shape
         optimizer.muon_update(
             self.mine.view(self.chunks, -1, m, n),
@@ -210,15 +212,15 @@ class AdamWStack(_Stack):
     state_bytes = 8
     scheduled = ("lr",)
 
-    def _arrange(self, chunk_bytes: int):
+    def _arrange(self, chunk_bytes: int) -> None:
         self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * self.numel)))
         self.layout, self.share = flat_layout(self.shape, self.per_chunk, self.ranks)
         self.layouts = self.state_layouts()
 
-    def state_layouts(self):
+    def state_layouts(self) -> dict[str, Layout]:
         return dict.fromkeys(self.states_of, self.layout)
 
-    def update(self, scale: Tensor, optimizer: "Optimizer"):
+    def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
         group = self.group
         # No AMSGrad; the kernel divides by grad_scale.
         adamw(
@@ -263,7 +265,7 @@ class Optimizer:
         compile: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
         shards: "Shards | None" = None,
-    ):
+    ) -> None:
         self.groups = groups
         self.polar_dtype = polar_dtype
         compiled = partial(torch.compile, fullgraph=True, dynamic=False) if compile else lambda function: function
@@ -272,14 +274,14 @@ class Optimizer:
         self.factor = torch.tensor if compile else float
         self.ranks, self.shards = world_size, shards
         self.waiting = shards.waiting if shards else Waiting()
-        self._stacks = []
+        self._stacks: list[_Stack] = []
         # Gradients are summed over the ranks chunk by chunk, in the same order on all ranks.
-        self._chunks = []  # reduced (share,), gradients (ranks × share,); one rank: none
-        self._members = []  # parameters in each chunk
-        self._order = []  # in which the first backward on rank 0 completed the chunks; empty before
-        self._missing = []  # per chunk, gradients that the last backward is still to bring
-        self._complete = []  # in the last backward
-        self._works = []  # of the first chunks in order
+        self._chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,); one rank: none
+        self._members: list[int] = []  # parameters in each chunk
+        self._order: list[int] = []  # in which the first backward on rank 0 completed the chunks; empty before
+        self._missing: list[int] = []  # per chunk, gradients that the last backward is still to bring
+        self._complete: list[int] = []  # in the last backward
+        self._works: list[dist.Work] = []  # of the first chunks in order
         limit = chunk_bytes if world_size > 1 else 2**63  # one rank sends nothing: one chunk
         for group in groups:
             by_shape = {}
@@ -300,7 +302,7 @@ class Optimizer:
                     self._members.append(len(stack.names(chunk)))
 
     @torch.no_grad
-    def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0):
+    def step(self, grad_scale: float | Tensor = 1.0, clip: float = 0.0) -> Tensor:
         """Update by the ranks' summed gradients × grad_scale, 0-d; return the gradient's norm, 0-d on the device.
 
         The norm is that before clipping to `clip` (0: none). The host does not wait for the device. Gradients are
@@ -329,19 +331,19 @@ class Optimizer:
 
     @contextmanager
     @torch.no_grad
-    def restoring(self):
+    def restoring(self) -> Iterator[None]:
         """Restore weights and states when this context ends without an error. All ranks enter."""
         tensors = [tensor for stack in self._stacks for tensor in (stack.values, stack.steps, *stack.states.values())]
         kept = [tensor.clone() for tensor in tensors]
         yield
         torch._foreach_copy_(tensors, kept)
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         for stack in self._stacks:
             stack.grads.zero_()  # in place: `.grad` stays a view
 
     @contextmanager
-    def reduce_in_backward(self):
+    def reduce_in_backward(self) -> Iterator[None]:
         """Wrap the last backward before a step: gradients that are complete start to be summed over the ranks.
 
         Not beside shards, whose collectives need one order: few parameters are left, and `finish_reducing` sends them.
@@ -362,17 +364,17 @@ class Optimizer:
             dist.broadcast(order, 0)  # backward may end in another order on each rank
             self._order = order.tolist()
 
-    def finish_reducing(self):
+    def finish_reducing(self) -> None:
         """Sum the gradients that no backward has sent; other collectives may follow. `step` does it where needed."""
         self._send(everything=True)
         self._wait()
 
-    def restart(self):
+    def restart(self) -> None:
         """Discard gradients, to accumulate this rank's step again; gradients that were sent (complete) stay."""
         self._wait()  # sending reads the gradients
         self.zero_grad()
 
-    def _arrived(self, chunk: int, _: Tensor):
+    def _arrived(self, chunk: int, _: Tensor) -> None:
         """Count a gradient that autograd has accumulated, and send the chunks whose turn has come."""
         if self._missing:
             self._missing[chunk] -= 1
@@ -381,7 +383,7 @@ class Optimizer:
             if self._order:
                 self._send()
 
-    def _send(self, everything: bool = False):
+    def _send(self, everything: bool = False) -> None:
         """Start to reduce the next chunks in order, up to the first incomplete one, or all of them."""
         order = self._order or range(len(self._chunks))
         for chunk in order[len(self._works) :]:
@@ -390,12 +392,12 @@ class Optimizer:
             reduced, gradients = self._chunks[chunk]
             self._works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
 
-    def _wait(self):
+    def _wait(self) -> None:
         with self.waiting.counted():
             for work in self._works:  # queued on the device, in sending order
                 work.wait()
 
-    def state_tensors(self):
+    def state_tensors(self) -> WholeStates:
         """Yield (name, whole states) for the parameters that this rank saves; all ranks iterate to the end.
 
         Ranks gather on the way, with no other collective between: a caller that copies one before it takes the next
@@ -405,7 +407,7 @@ class Optimizer:
             yield from stack.save()
 
     @torch.no_grad
-    def load_state_tensors(self, read: ReadStates):
+    def load_state_tensors(self, read: ReadStates) -> None:
         """Continue from states that any number of ranks saved; `read` returns a parameter's states."""
         for stack in self._stacks:
             stack.load(read)

@@ -65,19 +65,19 @@ class Outcome:
     started: str
     timestamp: str = ""  # end of the stage
     command: str
-    config: dict  # every field
-    card: list  # config fields for the report card
-    metrics: dict = field(default_factory=dict)  # as in Metrics; stderr, format, unit may be absent
+    config: dict[str, Any]  # every field
+    card: list[str]  # config fields for the report card
+    metrics: Metrics = field(default_factory=dict)  # stderr, format, unit may be absent
     # {"title", "columns", "rows"}: a column is [name, format spec], rows hold raw values, None for an empty cell
-    tables: list = field(default_factory=list)
+    tables: list[Record] = field(default_factory=list)
     seconds: float = 0.0  # wall clock, from start to end
-    artifacts: dict = field(default_factory=dict)  # file name -> SHA-256
-    versions: dict
-    environment: dict
-    curves: list = field(default_factory=list)  # {"title", "x", "y", "series"}: name -> [xs, ys]
+    artifacts: dict[str, str] = field(default_factory=dict)  # file name -> SHA-256
+    versions: Texts
+    environment: dict[str, Any]
+    curves: list[Record] = field(default_factory=list)  # {"title", "x", "y", "series"}: name -> [xs, ys]
 
     @classmethod
-    def begin(cls, stage: str, tag: str, config: "Config"):
+    def begin(cls, stage: str, tag: str, config: "Config") -> "Outcome":
         """Return the record for a stage that starts now."""
         return cls(
             stage=stage,
@@ -90,17 +90,17 @@ class Outcome:
             environment=environment() | {"Bloat": bloat()},
         )
 
-    def figure(self, name: str):
+    def figure(self, name: str) -> Any:
         """Return a metric without its format; ValueError if the record has none of this name."""
         if name not in self.metrics:
             raise ValueError(f"{self.tag} has no {name}, its record is of an earlier version: run its stage again")
         metric = self.metrics[name]
         return metric["value"] if isinstance(metric, dict) else metric
 
-    def add_artifact(self, path: Path):
+    def add_artifact(self, path: Path) -> None:
         self.artifacts[path.name] = read_sha256(path)
 
-    def write(self):
+    def write(self) -> None:
         """Stop the clock and write the record to the stage's folder: the last act of a stage."""
         self.timestamp = _now()
         # Wall clock, pauses included.
@@ -108,18 +108,18 @@ class Outcome:
         self.seconds = passed.total_seconds()
         write_json(stage_dir(self.stage, self.tag) / "outcome.json", asdict(self))
 
-    def show(self):
+    def show(self) -> None:
         """Print the tables and the metrics."""
         print0(*map(terminal_table, self.tables), sep="\n\n")
         for name, value in self.metrics.items():
             print0(f"{name}: {format_value(value)}")
 
-    def finish(self):
+    def finish(self) -> None:
         """Print the tables and the metrics, and write the record."""
         self.show()
         self.write()
 
-    def write_evaluation(self, kind: str, step: int):
+    def write_evaluation(self, kind: str, step: int) -> None:
         """Print and write the record of an evaluation, and log its estimates, for a model's step."""
         self.show()
         figures = {name: metric["value"] for name, metric in self.metrics.items() if isinstance(metric, dict)}
@@ -128,7 +128,7 @@ class Outcome:
         self.write()
 
     @classmethod
-    def load(cls, path: Path):
+    def load(cls, path: Path) -> "Outcome":
         """Return the record in `path`; ValueError if it is damaged or was written by another version."""
         try:
             return cls(**read_json(path))
@@ -136,11 +136,11 @@ class Outcome:
             raise ValueError(f"{path} is no record of this version: move it away, or run the stage again") from None
 
 
-def _now():
+def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="milliseconds")  # with the UTC offset
 
 
-def versions():
+def versions() -> Texts:
     """Return installed versions for VERSIONED, from their metadata: importing torch takes seconds."""
     found = {}
     for name in VERSIONED:
@@ -149,7 +149,7 @@ def versions():
     return found
 
 
-def output_of(*command: str):
+def output_of(*command: str) -> str:
     """Return the text that a program prints; nothing if the program is absent or fails."""
     try:
         # Half a minute: a driver that hangs must not stop a run.
@@ -158,11 +158,11 @@ def output_of(*command: str):
         return ""
 
 
-def git(*words: str):
+def git(*words: str) -> str:
     return output_of("git", "-C", str(ROOT), *words)
 
 
-def environment():
+def environment() -> dict[str, Texts]:
     """Return checkout, hardware and software, as the report card's header shows them."""
     software = {"Python": platform.python_version(), "PyTorch": torch_build()["__version__"]}
     commit = git("rev-parse", "--short", "HEAD")
@@ -182,20 +182,20 @@ def environment():
     return {"Git Information": checkout, "Hardware": machine, "Software": software}
 
 
-def node_count():
+def node_count() -> int:
     """Return the machines of this run: by torchrun's variables, or those that tracks/scale/nodes.sh found."""
     if "LOCAL_WORLD_SIZE" in os.environ:
         return int(os.environ["WORLD_SIZE"]) // int(os.environ["LOCAL_WORLD_SIZE"])
     return int(os.environ.get("NANOCHAT_NODES_FOUND", 1))
 
 
-def torch_build():
+def torch_build() -> Record:
     """Return the names in PyTorch's version file: __version__ with a build tag, 2.15.0+cu130, and cuda, or None."""
     # Importing torch takes seconds.
     return runpy.run_path(str(Path(importlib.util.find_spec("torch").origin).with_name("version.py")))
 
 
-def bloat():
+def bloat() -> dict[str, int]:
     """Return the size of the source files that git tracks."""
     # -z: file names with spaces stay whole.
     names = git("ls-files", "-z", *SOURCES).split("\0")
@@ -211,7 +211,7 @@ def bloat():
     }
 
 
-def hardware():
+def hardware() -> Texts:
     """Return this machine's processors, memory and GPUs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     gpus = Counter(output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines())
@@ -226,7 +226,7 @@ def hardware():
     return facts
 
 
-def read_outcomes(base: Path, tag: str = ""):
+def read_outcomes(base: Path, tag: str = "") -> list[Outcome]:
     """Return the record for each stage below `base`, of all tags or one."""
     return [Outcome.load(path) for path in sorted(base.glob(f"*/{tag or '*'}/outcome.json"))]
 
@@ -240,27 +240,27 @@ class Estimate(NamedTuple):
     value: float
     stderr: float
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.value:.4f} ± {self.stderr:.4f}"
 
-    def centered(self, baseline: float):
+    def centered(self, baseline: float) -> "Estimate":
         """Return the estimate on a scale where `baseline`, the score of guessing, is 0 and a perfect score is 1."""
         span = 1 - baseline
         return Estimate((self.value - baseline) / span, self.stderr / span)  # a shift leaves errors alone
 
-    def metric(self, chance: float = math.nan):
+    def metric(self, chance: float = math.nan) -> Record | str:
         """Return the estimate as an outcome's metric. chance: the score of guessing, nan if not known."""
         near = abs(self.value - chance) <= 2 * self.stderr  # False for nan
         return measured(self.value, self.stderr, unit=" (near chance)" if near else "")
 
 
-def mean_estimate(values: Sequence[float]):
+def mean_estimate(values: Sequence[float]) -> Estimate:
     """Return the mean of a sample; the standard error of a single value is nan."""
     spread = statistics.stdev(values) if len(values) > 1 else math.nan
     return Estimate(statistics.fmean(values), spread / math.sqrt(len(values)))
 
 
-def average(estimates: Collection[Estimate]):
+def average(estimates: Collection[Estimate]) -> Estimate:
     """Return the mean over independent estimates."""
     count = len(estimates)
     value = sum(one.value for one in estimates) / count
@@ -270,7 +270,7 @@ def average(estimates: Collection[Estimate]):
 # ---- figures of evaluations during training ----
 
 
-def keep_figures(log: MetricLog, state: "State", kind: str, found: Mapping[str, Estimate], **others: float):
+def keep_figures(log: MetricLog, state: "State", kind: str, found: Mapping[str, Estimate], **others: float) -> None:
     """Print and log the figures of an evaluation, and keep the first, lowest and last of each in the state.
 
     The first is from before the first step. The state is saved with a checkpoint, so they outlive a resume. others:
@@ -289,7 +289,7 @@ def keep_figures(log: MetricLog, state: "State", kind: str, found: Mapping[str, 
     log.write(kind, state.step, **logged, **others)
 
 
-def kept_figures(state: "State", which: str, kind: str = ""):
+def kept_figures(state: "State", which: str, kind: str = "") -> Metrics:
     """Return kept figures as metrics. which: first, lowest or last. kind: start of their names, left out."""
     kept = state.figures[which].items()
     return {name.removeprefix(kind): measured(*estimate) for name, estimate in kept if name.startswith(kind)}
@@ -298,7 +298,7 @@ def kept_figures(state: "State", which: str, kind: str = ""):
 # ---- metrics for a training stage; n/a for a figure that is not known ----
 
 
-def measured(value: float | None, stderr: float | None = None, spec: str = ".4f", unit: str = ""):
+def measured(value: float | None, stderr: float | None = None, spec: str = ".4f", unit: str = "") -> Metrics | str:
     """Return a metric for an outcome."""
     if value is None:
         return NOT_KNOWN
@@ -310,7 +310,7 @@ def measured(value: float | None, stderr: float | None = None, spec: str = ".4f"
     return metric
 
 
-def run_metrics(state: "State", runtime: "Runtime"):
+def run_metrics(state: "State", runtime: "Runtime") -> Metrics:
     """Return the metrics that any training run has."""
     speed = mfu = None  # unknown before the first steady step, or without a known peak
     if state.steady_seconds:
@@ -335,7 +335,7 @@ def run_metrics(state: "State", runtime: "Runtime"):
     }
 
 
-def scale_metrics(state: "State", runtime: "Runtime"):
+def scale_metrics(state: "State", runtime: "Runtime") -> Metrics:
     """Return the metrics for training on many GPUs: their network, as preflight found it, and their energy.
 
     All ranks call it.
@@ -359,13 +359,13 @@ def scale_metrics(state: "State", runtime: "Runtime"):
     }
 
 
-def read_preflight(base: Path):
+def read_preflight(base: Path) -> Record:
     """Return the record that tracks.scale.preflight left in a base folder; empty without one."""
     path = base / "preflight.json"
     return read_json(path) if path.exists() else {}
 
 
-def pretraining_metrics(state: "State", corpus: "Corpus"):
+def pretraining_metrics(state: "State", corpus: "Corpus") -> Metrics:
     """Return the metrics for a base model: validation, and the text that was read."""
     data = corpus.describe()
     last = kept_figures(state, "last")
@@ -378,7 +378,7 @@ def pretraining_metrics(state: "State", corpus: "Corpus"):
     }
 
 
-def text_label(data: Record):
+def text_label(data: Record) -> str:
     """Return the text in words, from `Corpus.describe`; invented text is called so."""
     name = data["name"]
     if data["world seed"] is not None:
@@ -386,7 +386,7 @@ def text_label(data: Record):
     return f"{name} ({data['files']:,} files, {data['bytes']:,} bytes, {data['fingerprint'][:12]})"
 
 
-def validation_metrics(state: "State", figure: str, name: str):
+def validation_metrics(state: "State", figure: str, name: str) -> Metrics:
     """Return a validation figure's lowest and last value; `name` is the last one's title."""
     lowest, last = kept_figures(state, "lowest", "val/"), kept_figures(state, "last", "val/")
     return {f"Minimum validation {figure}": lowest.get(figure, NOT_KNOWN), name: last.get(figure, NOT_KNOWN)}
@@ -422,7 +422,7 @@ Throughput                      tokens  tokens per second            rate       
 """
 
 
-def training_curves(path: Path):
+def training_curves(path: Path) -> list[Record]:
     """Return an outcome's curves from a metric log; only figures that were measured."""
     records = read_metrics(path)  # the last record for each kind and step
     curves = {}

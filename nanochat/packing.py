@@ -7,8 +7,9 @@ both are counted.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ WINDOW = 512  # conversations
 # In finished windows; padding and slots in tokens.
 COUNTS = ("conversations", "shortened", "left out", "padding", "slots")
 
+Rendered = tuple[list[int], list[int]]  # ids and loss mask
 Place = dict[str, int]  # epoch, window, row, rows (in the window of the last row), and COUNTS
 
 
@@ -35,7 +37,7 @@ class ChatLoader(Loader):
     supervise: str = "assistant"
     epochs: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         self._setting |= {"conversations": len(self.data), "supervise": self.supervise}
         # The position of the next row, and counts for all windows before.
@@ -43,10 +45,10 @@ class ChatLoader(Loader):
 
     # ---- rows ----
 
-    def _consumed(self, places: list[Place]):
+    def _consumed(self, places: list[Place]) -> None:
         self._place = places[-1]
 
-    def _rows(self):
+    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
         """Yield the rows for this rank, each with the position after the rows all ranks take together."""
         place, together = self._place, []
         while True:
@@ -65,7 +67,7 @@ class ChatLoader(Loader):
                     yield *together[self.rank], place
                     together = []
 
-    def _pack_window(self, place: Place):
+    def _pack_window(self, place: Place) -> tuple[list[np.ndarray], dict[str, int]]:
         """Return the rows for the window at a position, in random order, and the counts including this window."""
         epoch, window = place["epoch"], place["window"]
         counts = {name: place[name] for name in COUNTS}
@@ -90,7 +92,7 @@ class ChatLoader(Loader):
         shuffled = np.random.default_rng((self.seed, epoch, window)).permutation(len(packed))
         return [self._row([pieces[number] for number in packed[row]]) for row in shuffled], counts
 
-    def _row(self, pieces: list[tuple]):
+    def _row(self, pieces: list[Rendered]) -> np.ndarray:
         """Return (2, seq_len) inputs and targets for a row, padded with bos. pieces: each has ids and a loss mask."""
         # One token more than inputs, as targets are shifted by one.
         ids = np.full(self.seq_len + 1, self.tokenizer.bos)
@@ -108,7 +110,7 @@ class ChatLoader(Loader):
     # ---- position of the consumer ----
 
     @property
-    def epoch(self):
+    def epoch(self) -> float:
         """Passes over the conversations."""
         place, total = self._place, len(self.data)
         start = place["window"] * WINDOW
@@ -116,34 +118,34 @@ class ChatLoader(Loader):
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total
 
     @property
-    def metrics(self):
+    def metrics(self) -> dict[str, float]:
         return {"train/epoch": self.epoch}
 
     @property
-    def progress(self):
+    def progress(self) -> float:
         return self.epoch / self.epochs
 
-    def describe(self):
+    def describe(self) -> dict[str, int | float]:
         """Return the counts for finished windows, and padding as a share of the slots."""
         counts = {name: self._place[name] for name in COUNTS}
         slots = counts.pop("slots")
         return {**counts, "padding": counts["padding"] / max(slots, 1)}
 
-    def state_dict(self):
+    def state_dict(self) -> Record:
         """Return the position as small JSON, the same on all ranks."""
         return {"setting": self._setting, "place": self._place}
 
-    def load_state_dict(self, state: Record):
+    def load_state_dict(self, state: Record) -> None:
         """Continue at the position of a loader with the same setting; ranks and batch size may differ."""
         self.close()
         self._place = state["place"]
 
 
 def fit_conversation(
-    conversation: dict,
+    conversation: dict[str, Any],
     tokenizer: Tokenizer,
     room: int,
-):
+) -> tuple[Rendered | None, bool]:
     """Return (ids and mask for as many turns as fit into `room` tokens, True if turns were cut off).
 
     None instead of ids and mask if not even the first turn fits.
@@ -158,10 +160,10 @@ def fit_conversation(
     return None, True
 
 
-def best_fit(lengths: Sequence[int], room: int):
+def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Return the piece numbers in each row: longest piece first, each into the fullest row with enough room."""
-    rows = []
-    free = []  # (room left, row), sorted, so that bisect finds the fullest row
+    rows: list[list[int]] = []
+    free: list[tuple[int, int]] = []  # (room left, row), sorted, so that bisect finds the fullest row
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         index = bisect_left(free, (lengths[number], -1))
         # No row has room: start one, which has the most.

@@ -48,7 +48,7 @@ RULES = parse_table(
 )
 
 
-def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matrix_weight_decay: float):
+def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matrix_weight_decay: float) -> list[Group]:
     """Return the groups that have parameters, in RULES order. config: has the learning rates, none of them None."""
     parameters = dict(model.named_parameters())
     group_of = {name: parameter_row(name).group for name in parameters}
@@ -73,7 +73,7 @@ def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matr
 COUNTED = {"matrices": "matrices", "embedding": "embed", "unembedding": "head", "value_embeds": "value_embeds"}
 
 
-def parameter_counts(model: GPT):
+def parameter_counts(model: GPT) -> dict[str, int]:
     """Return the numbers by kind, and the total; vocabulary padding is counted."""
     counts = dict.fromkeys((*COUNTED.values(), "scalars"), 0)
     for name, parameter in model.named_parameters():
@@ -81,7 +81,7 @@ def parameter_counts(model: GPT):
     return counts | {"total": sum(counts.values())}
 
 
-def state_bytes(model: GPT):
+def state_bytes(model: GPT) -> int:
     """Return the size of the optimizer's states for a model, over all ranks."""
     kinds = {rule.name: KINDS[rule.kind] for rule in RULES}
     parameters = model.named_parameters()

@@ -7,14 +7,16 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+Parsed = TypeVar("Parsed")
 
 
-def base_dir():
+def base_dir() -> Path:
     """Return the folder for all artifacts: NANOCHAT_BASE_DIR, read at each call, so that tests can change it."""
     return Path(os.environ.get("NANOCHAT_BASE_DIR") or "~/.cache/nanochat").expanduser()
 
@@ -22,12 +24,12 @@ def base_dir():
 WORLD_VERSION = 9  # of the embedded worlds: raise with every change to their content or layout
 
 
-def world_dir(seed: int):
+def world_dir(seed: int) -> Path:
     """Return the folder of the embedded world of this seed."""
     return base_dir() / ("world" if seed == 1 else f"world-{seed}")
 
 
-def stage_dir(stage: str, tag: str):
+def stage_dir(stage: str, tag: str) -> Path:
     """Return a stage's folder for a tag, which may not exist yet."""
     if not re.fullmatch(r"[\w][\w.+-]*", tag):
         raise ValueError(f"the tag {tag} cannot name a folder, use letters, digits, '-', '_', '+' and '.'")
@@ -35,7 +37,7 @@ def stage_dir(stage: str, tag: str):
 
 
 @contextmanager
-def hold_folder(folder: Path):
+def hold_folder(folder: Path) -> Iterator[int]:
     """Hold a folder's lock; yields the file descriptor. A ValueError if another process holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "a") as lock:
@@ -43,7 +45,7 @@ def hold_folder(folder: Path):
         yield lock.fileno()
 
 
-def take_lock(lock: int, folder: Path):
+def take_lock(lock: int, folder: Path) -> None:
     """Lock an open file. The lock lasts until every process with an inherited descriptor has ended."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -51,12 +53,12 @@ def take_lock(lock: int, folder: Path):
         raise ValueError(f"another process runs in {folder}: wait until it ends, or take another --tag") from None
 
 
-def read_json(path: Path):
+def read_json(path: Path) -> Any:
     """Return the JSON document in a file."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def read_lines(path: Path, parse: Callable):
+def read_lines(path: Path, parse: Callable[[bytes], Parsed]) -> Iterator[Parsed]:
     """Yield `parse` of each line, bytes with their end.
 
     A ValueError names file, line and fault: what a line of another form makes `parse` raise is one too.
@@ -69,14 +71,14 @@ def read_lines(path: Path, parse: Callable):
                 raise ValueError(f"{path}:{number}: {error}") from None
 
 
-def read_jsonl(path: Path, parse: Callable):
+def read_jsonl(path: Path, parse: Callable[[Any], Parsed]) -> Iterator[Parsed]:
     """Yield `parse` of the JSON document in each line, with the errors of `read_lines`; blank lines are skipped."""
     # loads skips a byte order mark, which some editors write.
     return chain.from_iterable(read_lines(path, lambda line: () if line.isspace() else (parse(json.loads(line)),)))
 
 
 @contextmanager
-def naming(path: Path, size: int):
+def naming(path: Path, size: int) -> Iterator[None]:
     """Name a file that cannot be written, and the bytes that it needs, in the block's OSError: a full disk does not."""
     try:
         yield
@@ -84,7 +86,7 @@ def naming(path: Path, size: int):
         raise OSError(error.errno, f"{error.strerror}, {size:,} bytes are needed", str(path)) from None
 
 
-def read_toml(path: Path):
+def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file."""
     if sys.version_info >= (3, 11):
         import tomllib
@@ -96,7 +98,7 @@ def read_toml(path: Path):
         raise ValueError(f"{path} is no TOML: {error}") from None
 
 
-def write_text(path: Path, text: str):
+def write_text(path: Path, text: str) -> None:
     """Write a UTF-8 file, whole or not at all.
 
     Readers, and runs after a crash at any moment, find the old content or the new, never a part.
@@ -104,7 +106,7 @@ def write_text(path: Path, text: str):
     write_bytes(path, text.encode())
 
 
-def write_bytes(path: Path, data: bytes):
+def write_bytes(path: Path, data: bytes) -> None:
     """Write a file as `write_text` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")  # two processes writing one path share no part
@@ -118,17 +120,17 @@ def write_bytes(path: Path, data: bytes):
     sync(path.parent)
 
 
-def write_json(path: Path, value: Any):
+def write_json(path: Path, value: Any) -> None:
     """Write a JSON document, whole or not at all; a value that JSON lacks is a TypeError before anything is written."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def write_jsonl(path: Path, rows: Iterable[Any]):
+def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     """Write a JSON document per line, whole or not at all."""
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def publish_folder(part: Path, home: Path):
+def publish_folder(part: Path, home: Path) -> None:
     """Rename a folder to its final name: after a crash it has all files in full, or does not exist."""
     for path in (*part.rglob("*"), part):  # content first: the name must not survive without it
         sync(path)
@@ -137,7 +139,7 @@ def publish_folder(part: Path, home: Path):
 
 
 @contextmanager
-def new_folder(home: Path):
+def new_folder(home: Path) -> Iterator[Path]:
     """Yield an empty folder, which gets its final name when the block ends; an error leaves nothing.
 
     One process at a time may write a folder.
@@ -152,7 +154,7 @@ def new_folder(home: Path):
         shutil.rmtree(part, ignore_errors=True)
 
 
-def read_sha256(path: Path):
+def read_sha256(path: Path) -> str:
     """Return a file's SHA-256 in hexadecimal."""
     digest = hashlib.sha256()
     block = memoryview(bytearray(1 << 20))
@@ -162,12 +164,12 @@ def read_sha256(path: Path):
     return digest.hexdigest()
 
 
-def text_sha256(text: str):
+def text_sha256(text: str) -> str:
     """Return a text's SHA-256 in hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sync(path: Path):
+def sync(path: Path) -> None:
     """Make a file, or the names in a folder, survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:

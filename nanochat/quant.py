@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nanochat.checkpoint import load_model
+from nanochat.checkpoint import Checkpoint, load_model
 from nanochat.log import print0
-from nanochat.quantized import Quantized, Tensors, dequantize
+from nanochat.quantized import Quantized, Stored, Tensors, dequantize
 from nanochat.runtime import Runtime
 from nanochat.settings import ModelChoice
 from nanochat.stages import MODELS
 
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
+    from nanochat.tokenizer import Tokenizer
 
-Recipes = dict  # matrix → recipe, as text
+Recipes = dict[str, str]  # matrix → recipe, as text
 
 
 class Recipe(NamedTuple):
@@ -32,7 +33,7 @@ class Recipe(NamedTuple):
     gptq: bool = False
 
     @property
-    def top(self):
+    def top(self) -> int:
         """The largest code."""
         return 2 ** (self.bits - 1) - 1
 
@@ -40,7 +41,7 @@ class Recipe(NamedTuple):
 RECIPE = re.compile(r"int([568])-row(?:\+clip-(\d+(?:\.\d+)?))?(?:\+(gptq))?")
 
 
-def parse_recipe(text: str):
+def parse_recipe(text: str) -> Recipe:
     """Return the recipe that a text describes."""
     match = RECIPE.fullmatch(text)
     if not match:
@@ -52,12 +53,12 @@ def parse_recipe(text: str):
     return Recipe(int(bits), float(clip), bool(gptq))
 
 
-def scale_clip(text: str, factor: float):
+def scale_clip(text: str, factor: float) -> str:
     """Return a recipe with its clip times a factor."""
     return re.sub(r"clip-([\d.]+)", lambda match: f"clip-{float(match[1]) * factor:.4g}", text)
 
 
-def assign(plan: str, names: Collection[str]):
+def assign(plan: str, names: Collection[str]) -> Recipes:
     """Return the recipe of each matrix, as text; ValueError if a pattern matches none, or a matrix not one pattern."""
     entries = [entry.rpartition("=") for entry in plan.split(",")]  # without a pattern: it matches all
     for pattern, found, recipe in entries:
@@ -81,7 +82,7 @@ def assign(plan: str, names: Collection[str]):
 # ---- a matrix ----
 
 
-def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None):
+def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None) -> Quantized:
     """Return a matrix (rows, columns) in codes. hessian: of its inputs, for GPTQ."""
     weight = weight.detach().float()
     largest = recipe.clip * weight.std(1, correction=0) if recipe.clip else weight.abs().amax(1)
@@ -91,11 +92,11 @@ def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None):
     return Quantized(codes.to(torch.int8), scales, recipe.bits)
 
 
-def _round(weight: Tensor, scales: Tensor, top: int):
+def _round(weight: Tensor, scales: Tensor, top: int) -> Tensor:
     return (weight / scales).round().clamp(-top, top)
 
 
-def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor):
+def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor) -> Tensor:
     """Return codes, column by column: later columns make up for the error of earlier ones on the calibration text."""
     weight, hessian = weight.clone(), hessian.double()
     diagonal = hessian.diagonal()
@@ -112,7 +113,7 @@ def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor):
     return torch.cat(codes, 1)
 
 
-def entropy(codes: Tensor):
+def entropy(codes: Tensor) -> float:
     """Return the bits per code that the frequencies of the codes allow."""
     from scipy import stats  # a slow import, which must not delay --help
 
@@ -123,13 +124,13 @@ def entropy(codes: Tensor):
 # ---- a model ----
 
 
-def matrices(model: nn.Module):
+def matrices(model: nn.Module) -> Tensors:
     """Return the parameters that take a recipe. A smaller matrix stays fp16."""
     named = model.named_parameters()
     return {name: value.detach() for name, value in named if value.ndim == 2 and value.numel() >= 1024}
 
 
-def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors):
+def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> Stored:
     """Return all tensors of a model, matrices by their recipes.
 
     hessians: of matrices, the summed products of their inputs, (columns, columns).
@@ -147,14 +148,14 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors):
 
 
 @torch.no_grad()
-def load_chosen(choice: ModelChoice, runtime: Runtime):
+def load_chosen(choice: ModelChoice, runtime: Runtime) -> "tuple[GPT, Tokenizer, Checkpoint]":
     """Return the model that a command line names, rounded if it asks for that, its tokenizer and its checkpoint."""
     found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
     apply(found[0], choice.quant)
     return found
 
 
-def apply(model: "GPT", plan: str):
+def apply(model: "GPT", plan: str) -> None:
     """Round a model's weights in place, by a plan; print how many. An empty plan leaves them."""
     if not plan:
         return
@@ -168,11 +169,11 @@ def apply(model: "GPT", plan: str):
 
 
 @torch.no_grad()
-def collect_hessians(model: "GPT", batches: Iterable[Tensor]):
+def collect_hessians(model: "GPT", batches: Iterable[Tensor]) -> Tensors:
     """Return the Hessian of each matrix with inputs: of the linear layers, and of a tied embedding as the head."""
     hessians = {}
 
-    def add(name: str, x: Tensor):
+    def add(name: str, x: Tensor) -> None:
         x = x.flatten(0, -2).float()
         hessians[name] = hessians.get(name, 0) + x.mT @ x
 
@@ -198,22 +199,22 @@ class FakeQuantization:
     checkpoints are those of the weights that are not rounded. An empty plan rounds nothing.
     """
 
-    def __init__(self, model: "GPT", plan: str, start: float):
+    def __init__(self, model: "GPT", plan: str, start: float) -> None:
         if "gptq" in plan:
             raise ValueError(f"--qat={plan}: gptq cannot be used in training, leave it out")
         self.start = start
-        self.layers = []  # layer, recipe, rounded weight
+        self.layers: list[tuple[nn.Module, Recipe, Tensor]] = []  # layer, recipe, rounded weight
         for name, recipe in assign(plan, matrices(model)).items() if plan else ():
             layer = model.get_submodule(name.removesuffix(".weight"))
             self.layers.append((layer, parse_recipe(recipe), torch.empty_like(layer.weight.detach())))
 
-    def __call__(self, progress: float):
+    def __call__(self, progress: float) -> None:
         """Round the weights that the last step has changed, if the run has come so far."""
         if progress >= self.start:
             self.switch(True)
 
     @torch.no_grad()
-    def switch(self, active: bool):
+    def switch(self, active: bool) -> None:
         for layer, recipe, rounded in self.layers:
             rounded.copy_(quantize(layer.weight, recipe).dequantize())
             layer.rounded = rounded if active else None

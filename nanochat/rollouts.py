@@ -9,7 +9,7 @@ temperature 1 over all tokens. Sampling at another temperature, or with top-k or
 as usual, no correction is made for this difference.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
@@ -26,7 +26,8 @@ from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Record, print0
-from nanochat.outcome import NOT_KNOWN, kept_figures
+from nanochat.objectives import Loss
+from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
@@ -34,14 +35,16 @@ if TYPE_CHECKING:
 
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
+Columns = tuple[Tensor, ...]  # of one answer, see `columns`
+
 # Name → advantages from rewards, both of shape (prompts, samples).
-ADVANTAGES = {
+ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
     "std": lambda rewards: (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6),
 }
 
 
-def columns(prompt: list[int], completion: Completion, advantage: float, end: int):
+def columns(prompt: Sequence[int], completion: Completion, advantage: float, end: int) -> Columns:
     """Return inputs, targets, advantages, the sampler's log-probabilities, and the prompt without the last token.
 
     Inputs begin with the prompt's last token. A target is -1 where the calculator wrote the token, not the model.
@@ -57,7 +60,7 @@ def columns(prompt: list[int], completion: Completion, advantage: float, end: in
     return inputs, torch.where(chosen == 1, ids, -1), advantage * chosen, logprobs, torch.tensor(prompt[:-1])
 
 
-def row_tokens(row: tuple):
+def row_tokens(row: Columns) -> int:
     """Return the tokens of an answer with the prompt, but for the last one, which is no input."""
     return len(row[0]) + len(row[-1])
 
@@ -71,7 +74,7 @@ class PromptSource(BatchSource):
 
     together = 1
 
-    def __init__(self, trainer: "Trainer", count: int, setting: Record):
+    def __init__(self, trainer: "Trainer", count: int, setting: Record) -> None:
         self.config, self.runtime = trainer.config, trainer.runtime
         self._examples = self.config.examples_per_step  # over all ranks
         require_multiple("examples per step", self._examples, self.runtime.world_size)  # every rank has equally many
@@ -82,7 +85,7 @@ class PromptSource(BatchSource):
         self._step = 0
         self.steps = max(1, int(count // self._examples * self.config.epochs))  # whole steps only
 
-    def draw(self):
+    def draw(self) -> list[int]:
         """Return this rank's examples in the step."""
         epoch, step = divmod(self._step, self.count // self._examples)
         order = np.random.default_rng((self.config.seed, epoch)).permutation(self.count)  # equal on all ranks
@@ -90,7 +93,7 @@ class PromptSource(BatchSource):
         chosen = order[step * self._examples :][: self._examples]
         return chosen[self.runtime.rank :: self.runtime.world_size].tolist()
 
-    def split(self, batch: Batch, rows: int):
+    def split(self, batch: Batch, rows: int) -> list[Batch]:
         """Return micro-batches that fit into `rows` rows of full context: answers are short."""
         longest = int(batch[-1][:, :2].sum(1).max())  # answer and prompt
         most = rows * self.config.max_seq_len // longest
@@ -99,14 +102,14 @@ class PromptSource(BatchSource):
     # ---- position, for resuming ----
 
     @property
-    def progress(self):
+    def progress(self) -> float:
         return self._step / self.steps
 
-    def state_dict(self):
+    def state_dict(self) -> Record:
         """Return the position, equal on all ranks."""
         return {"setting": self._setting, "step": self._step}
 
-    def load_state_dict(self, state: Record):
+    def load_state_dict(self, state: Record) -> None:
         """Continue from the position of a source with the same setting, on any number of ranks."""
         self._step = state["step"]
 
@@ -124,7 +127,7 @@ class Rollouts(PromptSource):
     prompt, as MetricLog.write does. The config is that of scripts.chat_rl.
     """
 
-    def __init__(self, trainer: "Trainer", task: Any, engine: Engine, record: Callable):
+    def __init__(self, trainer: "Trainer", task: Any, engine: Engine, record: Callable[..., None]) -> None:
         names = "advantage examples_per_step num_samples max_new_tokens temperature top_k top_p".split()
         super().__init__(trainer, len(task), {name: getattr(trainer.config, name) for name in names})
         self.task, self.engine = task, engine
@@ -132,7 +135,7 @@ class Rollouts(PromptSource):
         self.tokenizer = trainer.tokenizer
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
 
-    def __next__(self):
+    def __next__(self) -> Batch:
         self.engine.refresh()  # the weights changed since the last step
         requests = self._requests()
         answers = self.engine.generate(list(requests.values()))  # several per request
@@ -151,7 +154,7 @@ class Rollouts(PromptSource):
             groups[0] = [columns(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
         return assemble(groups, self.runtime.device)
 
-    def _requests(self):
+    def _requests(self) -> dict[int, Request]:
         """Return the requests for answers to this rank's examples in the step, by their indices into the task."""
         config = self.config
         requests = {}
@@ -172,7 +175,7 @@ class Rollouts(PromptSource):
             )
         return requests
 
-    def _record(self, example: int, request: Request, completions: list[Completion]):
+    def _record(self, example: int, request: Request, completions: list[Completion]) -> Record:
         """Return the record for samples.jsonl: a prompt's answers with rewards and advantages."""
         conversation = self.task[example]
         texts = [self.tokenizer.decode(completion.tokens) for completion in completions]
@@ -197,7 +200,7 @@ class Rollouts(PromptSource):
             "samples": samples,
         }
 
-    def _log(self, own: list[Record]):
+    def _log(self, own: list[Record]) -> None:
         """Record all ranks' samples in prompt order, and set the step's metrics."""
         # Prompts are dealt to ranks in turn, so the ranks' records alternate.
         records = list(chain(*zip(*self.runtime.all_gather(own), strict=True)))
@@ -213,7 +216,7 @@ class Rollouts(PromptSource):
             "rl/cut": fmean(sample["reason"] == "length" for sample in samples),
         }
 
-    def follow(self, state: "State"):
+    def follow(self, state: "State") -> None:
         """Print the metrics after a step, and keep the moving average of the reward."""
         # Single steps are noisy; the notes are saved with the checkpoint.
         reward = self.metrics["rl/reward"]
@@ -222,12 +225,12 @@ class Rollouts(PromptSource):
         print0(f"step {state.step:05d}", *figures, sep=" | ")
 
     @property
-    def idle(self):
+    def idle(self) -> bool:
         """True if no group in the last step has a gradient, on any rank."""
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
-def assemble(groups: Mapping[int, list[tuple]], device: torch.device):
+def assemble(groups: Mapping[int, list[Columns]], device: torch.device) -> Batch:
     """Pad each prompt's rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
     longest = {question: max(map(row_tokens, rows)) for question, rows in groups.items()}
     rows, sizes = [], []
@@ -243,7 +246,7 @@ def assemble(groups: Mapping[int, list[tuple]], device: torch.device):
 # ---- the objective ----
 
 
-def answer_logprobs(model: GPT, batch: Batch):
+def answer_logprobs(model: GPT, batch: Batch) -> Tensor:
     """Return the log-probability of each target in a batch from `assemble`, (rows, longest answer), with -0 for none.
 
     Each prompt is computed once for all answers: they lie together and share the first row's prompt.
@@ -267,7 +270,7 @@ def answer_logprobs(model: GPT, batch: Batch):
     )
 
 
-def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor):
+def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
     """Return the clipped loss. With one update per sample the ratio is about 1 and the gradient equals "plain"."""
     ratio = (chosen - sampled).exp()
     limited = ratio.clamp(1 - CLIP, 1 + CLIP)
@@ -278,7 +281,7 @@ def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor):
 
 
 # Name → token loss, given (log-probability under the model, under the sampler, advantage).
-POLICY_LOSSES = {
+POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "plain": lambda chosen, sampled, advantages: -chosen * advantages,
     "clip": _clipped,
 }
@@ -296,7 +299,7 @@ class PolicyGradient:
     kl: float = 0.0
     reference: GPT | None = None
 
-    def __call__(self, model: GPT, batch: Batch):
+    def __call__(self, model: GPT, batch: Batch) -> Loss:
         chosen = answer_logprobs(model, batch)  # (rows, longest)
         targets, advantages, sampled = (column[:, : chosen.shape[1]] for column in batch[1:4])
         kept = targets >= 0
@@ -316,7 +319,7 @@ class PolicyGradient:
 # ---- figures ----
 
 
-def reinforcement_metrics(state: "State", task: str, questions: int):
+def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
     """Return the metrics for reinforcement learning: reward, and pass@k before the first and after the last step."""
     metrics = {
         "Task": task,
@@ -327,7 +330,7 @@ def reinforcement_metrics(state: "State", task: str, questions: int):
     return metrics | before_and_after(state, f"{task} ")
 
 
-def before_and_after(state: "State", prefix: str = ""):
+def before_and_after(state: "State", prefix: str = "") -> Metrics:
     """Return the metrics for figures that evaluations took before the first and after the last step."""
     metrics = {}
     for moment, which in (("before", "first"), ("after", "last")):

@@ -6,7 +6,7 @@ with training("chat_sft", config) as trainer:
     trainer.finish(state, {"Training rows": len(conversations)})
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -57,7 +57,7 @@ CHECKPOINT_BYTES = 12
 # ---- model and optimizer ----
 
 
-def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None):
+def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None) -> tuple[GPT, Optimizer, int]:
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
     model = _build_model(start, runtime)
@@ -89,7 +89,7 @@ def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None):
     return model, optimizer, rows
 
 
-def _build_model(start: "_Start", runtime: Runtime):
+def _build_model(start: "_Start", runtime: Runtime) -> GPT:
     config = start.config
     if not config.shard_weights:
         model = build_model(start.shape, runtime, start.weights, config.checkpointing)
@@ -109,7 +109,7 @@ def _build_model(start: "_Start", runtime: Runtime):
     return model
 
 
-def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime):
+def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:
     """Return True if a compiler pays in the whole run; an unknown length is long enough."""
     if start.steps is not None:
         return runtime.compiling_pays(flops_per_token(model) * start.batch * start.steps)
@@ -120,7 +120,7 @@ def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime):
 # ---- resuming ----
 
 
-def checkpoint_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None):
+def checkpoint_to_resume(folder: Path, config: TrainingSettings, tokenizer: Tokenizer | None) -> Checkpoint | None:
     """Return the checkpoint that a run resumes from; None for a new run.
 
     config.resume: auto (the newest that is intact, if its settings are the same) or never. A setting that is None stays
@@ -142,7 +142,7 @@ def checkpoint_to_resume(folder: Path, config: TrainingSettings, tokenizer: Toke
     return checkpoint
 
 
-def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: Tokenizer | None):
+def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: Tokenizer | None) -> list[str]:
     """Return a phrase for each fixed setting that the run did not have when it was saved."""
     saved = checkpoint.manifest["config"]
     longer = _is_longer(checkpoint, config)
@@ -157,7 +157,7 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
     return differences
 
 
-def _is_longer(checkpoint: Checkpoint, config: TrainingSettings):
+def _is_longer(checkpoint: Checkpoint, config: TrainingSettings) -> bool:
     """Return True if a finished run is given more steps."""
     return checkpoint.manifest["loop"]["progress"] >= 1 and config.num_iterations > checkpoint.step
 
@@ -187,7 +187,7 @@ def _start_new(
     plan: RunPlan,
     tokenizer: Tokenizer,
     resumed: Checkpoint | None,
-):
+) -> _Start:
     """Return the start for a run with a new model."""
     return _Start(
         config=config,
@@ -204,7 +204,7 @@ def _start_new(
     )
 
 
-def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint | None, runtime: Runtime):
+def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint | None, runtime: Runtime) -> _Start:
     """Return the start for a run with another stage's model; a resumed run needs no parent any more."""
     parent = {"stage": MODELS[config.source], "tag": config.model_tag or config.tag}
     # A resumed run has everything that the parent gave.
@@ -235,7 +235,7 @@ def _start_from_parent(config: FineTuneSettings, rows: int, resumed: Checkpoint 
     )
 
 
-def inherit(config: FineTuneSettings, manifest: Record):
+def inherit(config: FineTuneSettings, manifest: Record) -> FineTuneSettings:
     """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
     # A base model, or one of an earlier version, has no temperature for chats.
     parent, loop = {"chat_temperature": CHAT_TEMPERATURE} | manifest["config"], manifest["loop"]
@@ -260,7 +260,7 @@ def training(
     plan: RunPlan | None = None,
     tokenizer: Tokenizer | None = None,
     rows: int = 0,
-):
+) -> Iterator["Trainer"]:
     """Open a run of a stage: lock its folder, find its checkpoint or its parent's, build model and optimizer.
 
     plan, tokenizer: for a new model; without them `config` is FineTuneSettings and names a parent. rows: in a step, for
@@ -305,24 +305,24 @@ class Trainer:
     device_rows: int  # in a micro-batch
 
     @property
-    def config(self):
+    def config(self) -> TrainingSettings:
         """The settings, with the values inherited from the parent."""
         return self.start.config
 
     @property
-    def tokenizer(self):
+    def tokenizer(self) -> Tokenizer:
         return self.start.tokenizer
 
     @property
-    def tokenizer_tag(self):
+    def tokenizer_tag(self) -> str:
         return self.start.record["tokenizer"]["tag"]
 
     @property
-    def rows(self):
+    def rows(self) -> int:
         """Rows in a step, over all ranks."""
         return self.start.batch // self.config.max_seq_len  # tokens -> rows
 
-    def text_loader(self):
+    def text_loader(self) -> TextLoader:
         """Return the source of a new model's batches: rows of a corpus with enough text for the run."""
         # A resumed run keeps its shards, also with a longer horizon.
         kept = self.resumed.manifest["num_shards"] if self.resumed else 0
@@ -349,9 +349,9 @@ class Trainer:
         evaluations: Sequence[Evaluation] = (),
         *,
         data: Data | None = None,
-        tasks: Callable = dict,
+        tasks: Callable[[], Record] = dict,
         after_step: Sequence[Action] = (),
-    ):
+    ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
         source: a context manager too. data: describes it in the manifest, or else `tasks`, which returns rows and file
@@ -380,7 +380,7 @@ class Trainer:
             loop.run(evaluations, save, requests)
         return loop.state
 
-    def finish(self, state: State, metrics: Record):
+    def finish(self, state: State, metrics: Record) -> None:
         """Write the outcome of a run that has ended; print why there is none otherwise."""
         if state.stop:
             print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
@@ -398,7 +398,7 @@ class Trainer:
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
         self.outcome.write()
 
-    def _restore(self, source: BatchSource, data: Data):
+    def _restore(self, source: BatchSource, data: Data) -> State:
         """Return the state to train from; optimizer and source are as they were saved.
 
         Random generators are not: all of them start from a seed and a position.
@@ -430,7 +430,7 @@ class Trainer:
         return State(**manifest["loop"])
 
     @contextmanager
-    def _saving(self, source: BatchSource, data: Data):
+    def _saving(self, source: BatchSource, data: Data) -> Iterator[Action]:
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
         # Refuse to start without room for the checkpoints of this run: one is written before an old one goes.
         copies = max(1, self.config.keep_last + 1 - len(steps(self.folder)))
@@ -447,7 +447,7 @@ class Trainer:
         runtime = self.runtime
         saver = Saver(self.folder, runtime.rank, runtime.world_size, self.config.keep_last, runtime.store)
 
-        def save(state: State):
+        def save(state: State) -> None:
             uses = [state.gpu_use, *runtime.all_gather(take_gpu_use())]
             # A part would look like the whole.
             state.gpu_use = None if None in uses else [sum(figures) for figures in zip(*uses, strict=True)]

@@ -8,8 +8,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -55,24 +55,24 @@ class Runtime:
     # ---- precision, memory, compiler ----
 
     @property
-    def dtype_name(self):
+    def dtype_name(self) -> str:
         return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
 
     @property
-    def peak_flops(self):
+    def peak_flops(self) -> float | None:
         """Return this rank's peak FLOP/s in this precision; None where unknown."""
         return self.accelerator.peak(self.dtype_name)
 
     @property
-    def validation_bytes(self):
+    def validation_bytes(self) -> int:
         """Return a size for validation text that costs little beside training."""
         return 20_000_000 if self.device.type == "cuda" else 500_000
 
-    def compiling_pays(self, flops: float):
+    def compiling_pays(self, flops: float) -> bool:
         """Return True if `flops`, shared by the ranks, take longer than compiling; always True on an accelerator."""
         return self.device.type != "cpu" or flops / self.world_size > COMPILING_PAYS
 
-    def peak_memory(self):
+    def peak_memory(self) -> int:
         """Return the most bytes that this process has held: on the accelerator, or in main memory on a CPU."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
@@ -80,20 +80,20 @@ class Runtime:
 
     # ---- collectives: every rank calls them at the same place ----
 
-    def all_reduce(self, numbers: torch.Tensor):
+    def all_reduce(self, numbers: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over the ranks, in place."""
         if self.world_size > 1:
             dist.all_reduce(numbers)
         return numbers
 
-    def all_gather(self, value: Value):
+    def all_gather(self, value: Value) -> list[Value]:
         """Return every rank's value, which can be pickled, in rank order."""
         values = [value] * self.world_size  # filled below
         if self.world_size > 1:
             dist.all_gather_object(values, value)
         return values
 
-    def broadcast(self, work: Callable[[], Value]):
+    def broadcast(self, work: Callable[[], Value]) -> Value:
         """Run `work` on rank 0 and return its value on every rank; its ValueError is raised on every rank."""
         answer = None
         try:
@@ -108,7 +108,7 @@ class Runtime:
         return answer
 
 
-def free_memory(device: torch.device):
+def free_memory(device: torch.device) -> int:
     """Return the bytes that this process can still allocate."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
@@ -121,7 +121,7 @@ def free_memory(device: torch.device):
     return 1024 * kilobytes // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
-def in_halves(work: Callable[[Items], Value], items: Items):
+def in_halves(work: Callable[[Items], Value], items: Items) -> Iterator[Value]:
     """Yield work(items); where memory runs out, the values for smaller and smaller parts of the items, in order."""
     try:
         value = work(items)
@@ -142,12 +142,13 @@ def in_halves(work: Callable[[Items], Value], items: Items):
 class Waiting:
     """Counts the seconds in which a rank's computation waits for communication."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._seconds = 0.0
-        self._events = []  # on a GPU: pairs around each wait, which the host does not wait for
+        # On a GPU: pairs around each wait, which the host does not wait for.
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
-    def counted(self):
+    def counted(self) -> Iterator[None]:
         """Count the time that this context takes: on a GPU, on the stream that computes."""
         if torch.cuda.is_initialized():
             start = torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
@@ -158,7 +159,7 @@ class Waiting:
             yield
             self._seconds += time.perf_counter() - start
 
-    def take(self):
+    def take(self) -> float:
         """Return the seconds since the last call; those that a GPU has not reached yet count in the next."""
         seconds, self._seconds = self._seconds, 0.0
         while self._events and self._events[0][1].query():
@@ -171,7 +172,7 @@ class Waiting:
 
 
 @contextmanager
-def watch_gpu(device: torch.device):
+def watch_gpu(device: torch.device) -> Iterator[Callable[[], list[float] | None]]:
     """Read a GPU's power and work each second until the block ends; yields a call for its use since the call before.
 
     Use: joules, seconds computing, seconds; None without a GPU or nvidia-ml-py, or once the driver reports nothing.
@@ -179,7 +180,7 @@ def watch_gpu(device: torch.device):
     samples = []  # joules, seconds computing, seconds
     ended = threading.Event()
 
-    def watch():
+    def watch() -> None:
         before = time.monotonic()
         try:
             while not ended.wait(SAMPLE_SECONDS):
@@ -191,7 +192,7 @@ def watch_gpu(device: torch.device):
         except Exception as error:  # nvidia-ml-py need not be there, and has errors of its own
             print_line(f"energy: n/a, {error}")
 
-    def take():
+    def take() -> list[float] | None:
         taken = [samples.pop() for _ in range(len(samples))]  # the thread may append meanwhile
         return [sum(figures) for figures in zip((0.0, 0.0, 0.0), *taken, strict=True)] if thread.is_alive() else None
 
@@ -208,7 +209,7 @@ def watch_gpu(device: torch.device):
 
 
 @contextmanager
-def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto"):
+def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto") -> Iterator[Runtime]:
     """Choose and print this process's runtime, and join the ranks until the block ends.
 
     device_type: auto, cuda, mps or cpu. dtype: auto (then NANOCHAT_DTYPE counts) or a name in DTYPES.
@@ -233,7 +234,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
         yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)
 
 
-def avoid_broken_amx():
+def avoid_broken_amx() -> None:
     """Keep oneDNN from AMX where a virtual machine announces it but a product in bf16 would end the process.
 
     oneDNN checks this itself from August 2026 on.
@@ -242,7 +243,7 @@ def avoid_broken_amx():
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
-def _device(device_type: str):
+def _device(device_type: str) -> torch.device:
     """Return this rank's device; auto: the first of cuda, mps, cpu on this machine."""
     present = [name for name in ("cuda", "mps", "cpu") if torch.get_device_module(name).is_available()]
     if device_type not in ("auto", *present):
@@ -251,13 +252,13 @@ def _device(device_type: str):
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name)
 
 
-def _device_name(device: torch.device):
+def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{torch.get_num_threads()} threads" if device.type == "cpu" else device.type
 
 
-def asked_precision(dtype: str):
+def asked_precision(dtype: str) -> str:
     """Return the DTYPES key that a flag or else NANOCHAT_DTYPE asks for, or "auto"."""
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
     if asked not in ("auto", *DTYPES):
@@ -266,7 +267,7 @@ def asked_precision(dtype: str):
     return asked
 
 
-def _precision(device: torch.device, dtype: str):
+def _precision(device: torch.device, dtype: str) -> str:
     """Return the DTYPES key to compute in."""
     name = asked_precision(dtype)
     if name != "auto":
@@ -280,7 +281,7 @@ def _precision(device: torch.device, dtype: str):
     return "bf16" if has_bf16 else "fp32"
 
 
-def planned_hardware(name: str, nodes: int = 1):
+def planned_hardware(name: str, nodes: int = 1) -> tuple[int, Accelerator]:
     """Return (number, accelerator) for a plan: the named ones (8xH100), or those of so many machines like this one."""
     if name:
         return parse_hardware(name)
@@ -303,7 +304,7 @@ SILENT_BEATS = 20  # a rank that misses so many is lost: it failed or was stoppe
 
 
 @contextmanager
-def _process_group(device: torch.device, rank: int, world_size: int):
+def _process_group(device: torch.device, rank: int, world_size: int) -> Iterator[dist.Store]:
     """Join the ranks until the block ends; yields the store. Ends the process if another rank is lost."""
     limit = timedelta(minutes=30)  # of a collective: one rank may evaluate or compile for long
     # A client tries to connect for twice the time given here.
@@ -340,7 +341,7 @@ def _process_group(device: torch.device, rank: int, world_size: int):
             dist.destroy_process_group()
 
 
-def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading.Event):
+def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading.Event) -> None:
     """Show the other ranks that this one is alive, until `ended`; end this process if another rank is lost."""
     keys = [f"beat {other}" for other in range(world_size)]
     missed = {}  # beat -> checks that have found it
@@ -370,11 +371,11 @@ def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading
 ECHO_SECONDS = 3.0  # torchrun passes a terminal's Ctrl-C on to ranks that have had it already
 
 
-def stop_requests():
+def stop_requests() -> AbstractContextManager[list[int]]:
     """Yield a list of the signals that ask to stop, until the block ends; a second one ends the process at once."""
     first = None  # when it came
 
-    def react(number: int):
+    def react(number: int) -> None:
         nonlocal first
         if first is None:
             first = time.monotonic()
@@ -390,10 +391,10 @@ def stop_requests():
 
 
 @contextmanager
-def without_garbage_collection():
+def without_garbage_collection() -> Iterator[Callable[[], None]]:
     """Switch the collector off, which would stall a step for up to half a second; yields a call that collects."""
 
-    def collect():
+    def collect() -> None:
         gc.collect()
         gc.freeze()  # objects alive now live for the whole run: never scan them again
         gc.disable()

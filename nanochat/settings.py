@@ -139,7 +139,7 @@ class HorizonSettings:
     num_iterations: Count = option(-1, "steps to train")
     target_seconds: float = option(-1.0, "seconds to train")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
         names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
         given = {name: getattr(self, name) for name in names if getattr(self, name) != -1}
@@ -227,7 +227,7 @@ class RecursionSettings(OptimizerSettings):
     )
     grad_clip = option(None, "largest norm of the gradient (0: no clipping; default: 0, or the preset's 1)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()  # of HorizonSettings
         chosen = (
             OptimizerSettings if self.recursion == "off" else PRESETS[self.recursion]
@@ -241,7 +241,7 @@ class RecursionSettings(OptimizerSettings):
             raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")
 
     @property
-    def model_fields(self):
+    def model_fields(self) -> dict[str, int]:
         """Return the fields of GPTConfig that recursion sets."""
         names = ("supervision", "loops", "passes", "detached")
         return {} if self.recursion == "off" else {name: getattr(self, name) for name in names}
@@ -324,7 +324,7 @@ class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
     # Counted in bytes, so that runs with other tokenizers read the same text.
     eval_bytes: Count = option(-1, "bytes of validation text (-1: 20 MB, on a CPU 500 kB)", group="evaluation", least=1)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if (self.on or self.json) and not self.dry_run:
             raise ValueError("--on and --json are for a plan: add --dry-run")
@@ -367,7 +367,7 @@ class FineTuneSettings(TrainingSettings):
     )
 
     @property
-    def epochs(self):
+    def epochs(self) -> float:
         return 1.0 if self.num_epochs == -1 else self.num_epochs
 
 

@@ -8,9 +8,9 @@ Every gather is a collective: all ranks make the same calls in the same order.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,16 +23,17 @@ from torch.nn import Parameter
 from nanochat.fp8 import Float8Linear, refresh_layers
 from nanochat.gpt import GPT, Block
 from nanochat.muon import decay_and_step, nesterov
-from nanochat.optim import AdamWStack, Layout, MuonStack, Named, Optimizer, flat_layout
+from nanochat.optim import AdamWStack, Group, Layout, MuonStack, Named, Optimizer, flat_layout
 from nanochat.runtime import Runtime, Waiting
 
+Result = TypeVar("Result")
 ReadWeight = Callable[[str], Tensor]  # from a parameter's name
 
 
 class Piece:
     """Same-shaped parameters of one unit, end to end. `mine` and `reduced` become views into a stack's buffers."""
 
-    def __init__(self, names: Sequence[str], values: Sequence[Tensor], runtime: Runtime, dtype: torch.dtype):
+    def __init__(self, names: Sequence[str], values: Sequence[Tensor], runtime: Runtime, dtype: torch.dtype) -> None:
         ranks = runtime.world_size
         self.names = names
         self.layout, self.share = flat_layout(values[0].shape, len(values), ranks)
@@ -44,16 +45,16 @@ class Piece:
         self.gathered = torch.empty(ranks * self.share, dtype=dtype, device=runtime.device)
         self.weights = self.views(self.gathered)
 
-    def views(self, whole: Tensor):
+    def views(self, whole: Tensor) -> list[Tensor]:
         return [self.layout.view(whole, place) for place in range(len(self.names))]
 
-    def gather(self, whole: Tensor):
+    def gather(self, whole: Tensor) -> Tensor:
         """Fill a buffer with all shares, and return it."""
         # `data`: else autograd would take this for a change in the tensors that it saved.
         dist.all_gather_into_tensor(whole.data, self.mine.to(whole.dtype))
         return whole
 
-    def reduce(self, gradients: Sequence[Tensor | None]):
+    def reduce(self, gradients: Sequence[Tensor | None]) -> None:
         """Add this rank's share of the gradients, summed over the ranks."""
         whole = torch.zeros_like(self.gathered, dtype=torch.float32)
         for view, gradient in zip(self.views(whole), gradients, strict=True):
@@ -67,7 +68,7 @@ class Piece:
 class Unit:
     """A module with parameters that are gathered and released together."""
 
-    def __init__(self, prefix: str, module: nn.Module, read: ReadWeight, runtime: Runtime, waiting: Waiting):
+    def __init__(self, prefix: str, module: nn.Module, read: ReadWeight, runtime: Runtime, waiting: Waiting) -> None:
         self.waiting = waiting
         fp8_layers = [layer for layer in module.modules() if isinstance(layer, Float8Linear)]
         # Gradients of embeddings and head add up in the dtype of the weights, and fp8 is rounded from fp32.
@@ -76,14 +77,15 @@ class Unit:
         for name, parameter in module.named_parameters():
             if parameter.ndim > 1:
                 by_shape.setdefault(parameter.shape, []).append(name)
-        self.pieces = []
-        self.places = []  # (the layer, "weight") for each parameter, in the order of the pieces
+        self.pieces: list[Piece] = []
+        # (the layer, "weight") for each parameter, in the order of the pieces.
+        self.places: list[tuple[nn.Module, str]] = []
         for names in by_shape.values():
             full = [f"{prefix}.{name}" for name in names]
             self.pieces.append(Piece(full, list(map(read, full)), runtime, dtype))
             self.places += [(module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
         self.weights = [weight for piece in self.pieces for weight in piece.weights]
-        self.parameters = []
+        self.parameters: list[Parameter] = []
         for (layer, name), weight in zip(self.places, self.weights, strict=True):
             # One number, repeated in a view.
             empty = torch.zeros(1, device=runtime.device).expand(weight.shape)
@@ -101,29 +103,29 @@ class Unit:
         self.has_memory = True
         self.release()
 
-    def gather(self):
+    def gather(self) -> None:
         """Make the whole weights, unless they are here."""
         if not self.has_memory:
             self._set_memory(True)
             self.fill()
 
-    def fill(self):
+    def fill(self) -> None:
         """Bring the whole weights up to date."""
         with self.waiting.counted():
             for piece in self.pieces:
                 piece.gather(piece.gathered)
         refresh_layers(self.fp8_layers, self.fp8_weights)
 
-    def release(self):
+    def release(self) -> None:
         if not self.is_whole:
             self._set_memory(False)
 
-    def _set_memory(self, has_memory: bool):
+    def _set_memory(self, has_memory: bool) -> None:
         self.has_memory = has_memory
         for buffer in self.buffers:
             buffer.untyped_storage().resize_(buffer.nbytes if has_memory else 0)
 
-    def run(self, function: Callable, inputs: Sequence[Any], recomputed: bool):
+    def run(self, function: Callable[..., Result], inputs: Sequence[Any], recomputed: bool) -> Result:
         """Return function(*inputs), with the whole weights in place of the module's parameters."""
         self.gather()
         weights = _Gathered.apply(self, *self.parameters)
@@ -142,23 +144,23 @@ class Unit:
             first.register_hook(lambda _: self.gather())  # the loss of single tokens recomputes logits by itself
         return outputs
 
-    def _place(self, weights: Sequence[Tensor]):
+    def _place(self, weights: Sequence[Tensor]) -> None:
         for (layer, name), weight in zip(self.places, weights, strict=True):
             layer._parameters[name] = weight
 
-    def _pack(self, tensor: Tensor):
+    def _pack(self, tensor: Tensor) -> tuple[Tensor, bool]:
         """Return what autograd keeps in place of a saved tensor."""
         place = tensor.untyped_storage().data_ptr()
         is_weight = any(place == buffer.untyped_storage().data_ptr() for buffer in self.buffers)
         return (tensor.detach() if is_weight else tensor), is_weight
 
-    def _unpack(self, saved: tuple[Tensor, bool]):
+    def _unpack(self, saved: tuple[Tensor, bool]) -> Tensor:
         tensor, is_weight = saved
         if is_weight:
             self.gather()
         return tensor
 
-    def end_backward(self, gradients: Sequence[Tensor | None]):
+    def end_backward(self, gradients: Sequence[Tensor | None]) -> None:
         """Give each rank its share of the gradients of a call."""
         self.release()  # before the gradients are copied
         start = 0
@@ -172,14 +174,14 @@ class _Gathered(torch.autograd.Function):
     """A unit's whole weights, as functions of its parameters, which get no gradient: the shards do."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, unit: Unit, *parameters: Parameter):
+    def forward(ctx: FunctionCtx, unit: Unit, *parameters: Parameter) -> tuple[Tensor, ...]:
         ctx.unit = unit
         ctx.set_materialize_grads(False)
         return tuple(weight.view_as(weight) for weight in unit.weights)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *gradients: Tensor | None):
+    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[None, ...]:
         ctx.unit.end_backward(gradients)
         return None, *[None] * len(gradients)
 
@@ -187,7 +189,7 @@ class _Gathered(torch.autograd.Function):
 class Shards:
     """All units of a model. `model` is on the meta device; read: returns a parameter's whole values."""
 
-    def __init__(self, model: GPT, read: ReadWeight, runtime: Runtime):
+    def __init__(self, model: GPT, read: ReadWeight, runtime: Runtime) -> None:
         self.model, self.is_whole, self.waiting = model, False, Waiting()
         names = {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
         names |= {f"value_embeds.{key}": table for key, table in model.value_embeds.items()}
@@ -204,13 +206,13 @@ class Shards:
                 parameter.data.copy_(read(name))
         model.shards = self
 
-    def run(self, module: nn.Module, function: Callable, *inputs: Any, recomputed: bool = False):
+    def run(self, module: nn.Module, function: Callable[..., Result], *inputs: Any, recomputed: bool = False) -> Result:
         """Return function(*inputs), for which the module has its whole weights. recomputed: in the backward too."""
         return function(*inputs) if self.is_whole else self.units[module].run(function, inputs, recomputed)
 
     @contextmanager
     @torch.no_grad
-    def whole(self):
+    def whole(self) -> Iterator[None]:
         """Give the model its whole weights in this context, blocks in the compute dtype. All ranks enter."""
         if self.is_whole:
             yield
@@ -233,7 +235,7 @@ class Shards:
                 unit.release()
             self.waiting.take()  # an evaluation is not training
 
-    def items(self):
+    def items(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (name, values in fp32), as of the model's state_dict; all ranks iterate to the end."""
         for name, tensor in self.model.state_dict().items():
             if name not in self.pieces:
@@ -243,11 +245,11 @@ class Shards:
                 whole = piece.gather(torch.empty_like(piece.gathered, dtype=torch.float32))
                 yield from zip(piece.names, piece.views(whole), strict=True)
 
-    def members_alike(self, name: str):
+    def members_alike(self, name: str) -> int:
         """Return the number of parameters in a parameter's piece; 0 if it is not sharded."""
         return len(self.pieces[name].names) if name in self.pieces else 0
 
-    def stack(self, kind: str, *arguments: Any):
+    def stack(self, kind: str, *arguments: Any) -> "ShardedMuon | ShardedAdamW":
         """Return the optimizer's stack of a kind for sharded parameters."""
         return STACKS[kind](self.pieces, *arguments)
 
@@ -260,16 +262,16 @@ class _Sharded:
 
     is_sharded = True
 
-    def __init__(self, pieces: dict[str, Piece], group: Any, members: Sequence[Named], *arguments: Any):
+    def __init__(self, pieces: dict[str, Piece], group: Group, members: Sequence[Named], *arguments: int) -> None:
         self.pieces = list(dict.fromkeys(pieces[name] for name, _ in members))
         super().__init__(group, members, *arguments)
 
-    def _arrange(self, chunk_bytes: int):
+    def _arrange(self, chunk_bytes: int) -> None:
         first = self.pieces[0]
         self.per_chunk, self.share, self.layout = len(first.names), first.share, first.layout
         self.layouts = self.state_layouts()
 
-    def _allocate(self):
+    def _allocate(self) -> None:
         """Move the shards into buffers of this stack."""
         self.values = self.mine = torch.stack([piece.mine for piece in self.pieces])
         self.grads = self.reduced = torch.zeros_like(self.mine)
@@ -284,7 +286,7 @@ class ShardedAdamW(_Sharded, AdamWStack):
 class ShardedMuon(_Sharded, MuonStack):
     """Muon on shares of the elements. For a step, whole pieces are dealt to the ranks, and come back updated."""
 
-    def update(self, scale: Tensor, optimizer: Optimizer):
+    def update(self, scale: Tensor, optimizer: Optimizer) -> None:
         lr, momentum, beta2, weight_decay = self.factors(optimizer)
         update = nesterov(self.reduced, self.states["momentum"], scale, momentum)
         with optimizer.waiting.counted():
@@ -300,24 +302,24 @@ class ShardedMuon(_Sharded, MuonStack):
         self.states["variance"].copy_(variances)
         decay_and_step(self.mine, steps, lr * weight_decay)
 
-    def _views(self, dealt: Tensor, layout: Layout):
+    def _views(self, dealt: Tensor, layout: Layout) -> Tensor:
         """Return (pieces, members, *shape), the tensors in dealt pieces."""
         places = dealt[:, : self.per_chunk * layout.slot].unflatten(1, (self.per_chunk, layout.slot))
         return places[..., : math.prod(layout.shape)].unflatten(2, layout.shape)
 
-    def _deal(self, shares: Tensor):
+    def _deal(self, shares: Tensor) -> Tensor:
         """Exchange shares (pieces, elements) of all pieces for whole pieces: each rank gets equally many, in order."""
         rest = -len(shares) % self.ranks
         received = _exchange(F.pad(shares, (0, 0, 0, rest)))
         return received.unflatten(0, (self.ranks, -1)).transpose(0, 1).flatten(1)
 
-    def _collect(self, dealt: Tensor):
+    def _collect(self, dealt: Tensor) -> Tensor:
         """Undo `_deal`."""
         sent = dealt.unflatten(1, (self.ranks, -1)).transpose(0, 1).flatten(0, 1)
         return _exchange(sent)[: self.chunks]
 
 
-def _exchange(sent: Tensor):
+def _exchange(sent: Tensor) -> Tensor:
     """Give each rank one of as many equal parts as there are ranks."""
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent.contiguous())

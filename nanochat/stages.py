@@ -1,6 +1,6 @@
 """The table of stages, in the order of a run: the parent of each, and its place in the report card."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from nanochat.log import parse_table
@@ -17,16 +17,16 @@ class Stage(NamedTuple):
     metrics: str = ""  # headline metrics, separated by commas; a chat evaluation has SHOWN
 
     @property
-    def script(self):
+    def script(self) -> str:
         return "chat_eval" if self.source else self.name
 
     @property
-    def module(self):
+    def module(self) -> str:
         """The module that runs the stage."""
         return "tracks.preferences.train" if self.name == "chat_dpo" else f"scripts.{self.script}"
 
     @property
-    def headline(self):
+    def headline(self) -> Sequence[str]:
         if self.source:
             return SHOWN
         return self.metrics.split(", ") if self.metrics else ()
@@ -40,7 +40,7 @@ MEANS = {"ChatCORE": CHAT_CORE, "World mean": WORLD_MEAN}
 SHOWN = (*CHAT_CORE, "ChatCORE", *WORLD_MEAN, "World mean", "World-Talk", "World-Questions")
 
 
-def mean_name(mean: str, tasks: Iterable[str]):
+def mean_name(mean: str, tasks: Iterable[str]) -> str:
     """Return the display name of a mean over these tasks, of which at least one counts for it."""
     counted = len(set(tasks) & set(MEANS[mean]))
     return mean if counted == len(MEANS[mean]) else f"{mean} ({counted} of {len(MEANS[mean])} tasks)"

@@ -12,12 +12,12 @@ class Interval(NamedTuple):
     half: float | None
 
     @property
-    def is_positive(self):
+    def is_positive(self) -> bool:
         """Return True if the whole interval lies above 0."""
         return self.half is not None and self.mean > self.half
 
 
-def interval(values: Sequence[float]):
+def interval(values: Sequence[float]) -> Interval:
     """Return the mean of a sample with its interval."""
     mean, freedom = statistics.fmean(values), len(values) - 1
     if not freedom:
@@ -28,7 +28,7 @@ def interval(values: Sequence[float]):
     return Interval(mean, float(stats.t.ppf(0.975, freedom) * stats.sem(values)))
 
 
-def p_value(values: Sequence[float], others: Sequence[float]):
+def p_value(values: Sequence[float], others: Sequence[float]) -> float:
     """Return the p value of two samples' equal means, two-sided, with variances of their own (Welch's test).
 
     A sample with a single value is assumed to have the variance of the other one. One of them has different values.

@@ -37,14 +37,14 @@ FORMAT = "nanochat-tokenizer-1"  # changes when older code could no longer read 
 class Tokenizer:
     """Text to token ids and back by a `rustbpe.Tokenizer`, the core."""
 
-    def __init__(self, core: rustbpe.Tokenizer):
+    def __init__(self, core: rustbpe.Tokenizer) -> None:
         self.core = core
         self.vocab_size: int = core.vocab_size
         self.special_tokens: dict[str, int] = core.special_tokens
         self.bos = self.special_tokens["<|bos|>"]
 
     @classmethod
-    def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: int):
+    def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: int) -> Tokenizer:
         """Return a tokenizer with `vocab_size` ids, or fewer if the text has no more pairs to merge.
 
         source: strings or Arrow string arrays. limits, for `rustbpe.train`: max_chars and doc_cap, the characters to
@@ -55,31 +55,31 @@ class Tokenizer:
         return cls(rustbpe.Tokenizer(merges, SPECIAL_TOKENS))
 
     # For short texts; many texts go through the core's encode_arrow, which returns arrays and uses several threads.
-    def encode(self, text: str):
+    def encode(self, text: str) -> list[int]:
         return self.core.encode(text).tolist()
 
-    def decode(self, ids: Sequence[int] | np.ndarray):
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Return the text; bytes that are no UTF-8 become U+FFFD, special tokens become their names."""
         return self.core.decode(ids)
 
-    def token_lengths(self):
+    def token_lengths(self) -> np.ndarray:
         """Return the number of text bytes for each id, uint32; 0 for special tokens."""
         return self.core.token_lengths()
 
     @property
-    def content_hash(self):
+    def content_hash(self) -> str:
         """SHA-256 over everything that decides the ids: tokenizers with the same hash agree on every text."""
         # One spelling for equal definitions.
         return text_sha256(json.dumps(self._definition(), sort_keys=True, separators=(",", ":")))
 
-    def _definition(self):
+    def _definition(self) -> Record:
         return {
             "pattern": self.core.pattern,
             "merges": self.core.merges.tolist(),
             "special_tokens": self.special_tokens,
         }
 
-    def save(self, path: Path, training: Record | None = None):
+    def save(self, path: Path, training: Record | None = None) -> str:
         """Write the file, whole or not at all; return the content hash. training: settings, for the record."""
         content_hash = self.content_hash
         # token_bytes follows from the merges: other programs need the lengths for bits per byte.
@@ -94,7 +94,7 @@ class Tokenizer:
         return content_hash
 
     @classmethod
-    def load(cls, path: Path):
+    def load(cls, path: Path) -> Tokenizer:
         """Return the tokenizer from a file written by `save`."""
         if not path.is_file():
             raise ValueError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`")

@@ -33,7 +33,7 @@ LEAST_KEPT = 15  # values that a layer keeps for the backward, at least, per tok
 MEMORY_MARGIN = 0.03  # share of the free memory that the search for a micro-batch leaves alone
 
 
-def is_multiple(step: int, every: int):
+def is_multiple(step: int, every: int) -> bool:
     """Return True for step `every`, twice `every` …; never for 0 or -1."""
     return step > 0 and every > 0 and step % every == 0
 
@@ -78,7 +78,7 @@ class Evaluation:
     evaluate: Action
     at_start: bool = False  # also before the first step
 
-    def is_due(self, state: State, finished: bool):
+    def is_due(self, state: State, finished: bool) -> bool:
         if finished or (state.step == 0 and self.at_start):
             return self.every >= 0
         return is_multiple(state.step, self.every)
@@ -120,7 +120,7 @@ class TrainingLoop:
     seconds: float | None = None
     after_step: Sequence[Action] = ()  # called in order when the weights have changed
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.state.device_batch = self.device_batch
         self.state.stop = ""
         self._first_step = self.state.step  # where this process begins
@@ -128,9 +128,9 @@ class TrainingLoop:
         self._is_fp16 = self.runtime.dtype == torch.float16
         self._seconds = self.state.seconds  # by this rank's clock; `state.seconds` is rank 0's, so that all ranks agree
         self._settled_at = 0.0
-        self._under_way = None  # on a GPU, the launched step that the host has not read
+        self._under_way: _LaunchedStep | None = None  # on a GPU, the launched step that the host has not read
 
-    def run(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[int]):
+    def run(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[int]) -> None:
         """Train. Evaluations run between two steps, then the checkpoint is saved.
 
         requests: gets an entry when this process is asked to stop. A stop postpones evaluations to the resumed run. A
@@ -174,7 +174,7 @@ class TrainingLoop:
                 if state.step == self._first_step + 1 or state.step % COLLECT_EVERY == 0:
                     collect()  # compiling leaves much garbage
 
-    def _progress(self):
+    def _progress(self) -> float:
         """Return the finished share, at the last launched step; above 1 beyond the horizon."""
         if self.steps is not None:
             return self.state.step / self.steps
@@ -184,7 +184,7 @@ class TrainingLoop:
 
     # ---- a step ----
 
-    def _launch(self, requests: list[int]):
+    def _launch(self, requests: list[int]) -> _LaunchedStep:
         """Hand a step to the device: forward, backward, update. Only fp16 waits for a result.
 
         An idle step leaves the weights alone: with momentum, a zero gradient would still be an update.
@@ -237,7 +237,7 @@ class TrainingLoop:
             wait=wait,
         )
 
-    def _gradients(self, batch: Batch):
+    def _gradients(self, batch: Batch) -> dict[str, Tensor]:
         """Compute gradients for the sum over this rank's losses; returns what `_accumulate` does.
 
         Out of memory, the step starts again in smaller parts; an fp16 overflow, with half the scale.
@@ -265,7 +265,7 @@ class TrainingLoop:
             self.optimizer.restart()  # gradients already sent are complete, and stay
             torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
 
-    def _halve_loss_scale(self):
+    def _halve_loss_scale(self) -> bool:
         """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
         state = self.state
         norm = nn.utils.get_total_norm(p.grad for group in self.optimizer.groups for _, p in group.params)
@@ -275,7 +275,7 @@ class TrainingLoop:
         state.loss_scale /= 2  # exact
         return True
 
-    def _accumulate(self, batch: Batch):
+    def _accumulate(self, batch: Batch) -> dict[str, Tensor]:
         """Add up gradients over the micro-batches; returns (sum, count) of the loss, which comes first, and metrics."""
         sums = {}
         micro_batches = self.source.split(batch, self.state.device_batch)
@@ -297,7 +297,7 @@ class TrainingLoop:
 
     # ---- a step's figures ----
 
-    def _settle(self):
+    def _settle(self) -> None:
         """Read and log the figures of the step under way."""
         step, self._under_way = self._under_way, None
         if step is None:
@@ -318,7 +318,7 @@ class TrainingLoop:
         figures["step"] = step.number
         self._progress_line.update(step_line(figures, smooth, self.steps), figures["progress"])
 
-    def _count(self, step: _LaunchedStep, loss: float, clock: float):
+    def _count(self, step: _LaunchedStep, loss: float, clock: float) -> Record:
         """Add a step to the state's clocks and totals; returns figures for the log."""
         state = self.state
         now = time.perf_counter()
@@ -355,7 +355,7 @@ class TrainingLoop:
 # ---- before the loop ----
 
 
-def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, length: int, count: int):
+def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, length: int, count: int) -> None:
     """Compile a step by training on dummy tokens `count` times; weights and states are restored."""
     ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)
     with optimizer.restoring():
@@ -366,7 +366,7 @@ def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, l
             optimizer.zero_grad()
 
 
-def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime: Runtime):
+def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime: Runtime) -> int:
     """Return the largest size, in rows, whose forward and backward fit into memory, the same on all ranks.
 
     length: of a row. sizes: to choose from, in order. A GPU tries, from the largest size that the kept activations
@@ -384,7 +384,7 @@ def largest_device_batch(model: GPT, length: int, sizes: Sequence[int], runtime:
     return min(runtime.all_gather(next(fitting, sizes[0])))  # the rank with least memory decides
 
 
-def _fits(model: GPT, rows: int, length: int, room: int):
+def _fits(model: GPT, rows: int, length: int, room: int) -> bool:
     try:
         # For fragments, buffers of collectives and the update's temporary values.
         reserved = torch.empty(int(MEMORY_MARGIN * room), dtype=torch.uint8, device=model.device)

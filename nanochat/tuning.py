@@ -20,7 +20,7 @@ Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
-def print_plan(config: FineTuneSettings, open_rows: Callable, rows_per_step: int = 0):
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Mixture], rows_per_step: int = 0) -> None:
     """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
 
     open_rows: returns the conversations to learn from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has
@@ -55,7 +55,7 @@ def tune_on_chats(
     supervise: str,
     evaluations: Sequence[Evaluation],
     metrics: Record,
-):
+) -> None:
     """Train on conversations and write the outcome; the config is ChatTuneSettings.
 
     new_chats: for validation; they are counted. supervise: as in ChatLoader. metrics: further ones.

@@ -17,7 +17,7 @@ class Config(DeviceSettings, CheckpointChoice, LogSettings):
     max_per_task: Count = option(-1, "items of each task (-1: all)", least=-1)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.evals.core import evaluate_core

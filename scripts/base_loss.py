@@ -24,7 +24,7 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
     device_batch_size: Count = option(8, "rows of a batch on one device", least=1, in_card=False)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus

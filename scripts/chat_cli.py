@@ -24,12 +24,12 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
     prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", short="-p")
     temperature: float | None = option(None, "sampling temperature, 0: greedy (default: the model's own)")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.prompt == "":
             raise ValueError("--prompt is empty: give a message, or leave the option out to chat")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat.chat import chat_temperature
     from nanochat.checkpoint import trained

@@ -30,7 +30,7 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them")
     slots: Count = option(0, "rows generated at once (0: chosen)", in_card=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.sampling:
             if not SAMPLING.fullmatch(self.sampling):
                 raise ValueError(f"--sampling={self.sampling} has to be three numbers like 0.7,0.9,32768")
@@ -44,7 +44,7 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
             TASKS[name]
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, mean_scores, sample_answers

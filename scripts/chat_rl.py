@@ -4,7 +4,7 @@ python -m scripts.chat_rl --tag=d8 --task=GSM8K
 torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=GSM8K
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
 from nanochat.settings import (
@@ -14,6 +14,9 @@ from nanochat.settings import (
 )
 from tasks import JUDGED, task_to_learn
 from tasks.common import find_task
+
+if TYPE_CHECKING:
+    from nanochat.outcome import Estimate
 
 
 @options("objective")
@@ -51,13 +54,13 @@ class Config(AnswerTuneSettings, SamplingSettings):
     eval_samples: Count = option(1, "answers per test prompt (above 1: also pass@k)", group="evaluation", least=1)
     save_every = option(60, in_card=True)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.task:
             find_task(self.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
@@ -91,7 +94,7 @@ def main(config: Config):
             max_problems=config.eval_examples,
         )
 
-        def test_scores():
+        def test_scores() -> "dict[str, Estimate]":
             engine.refresh()  # to the weights of the model
             score = evaluate_task(test, trainer.model, trainer.tokenizer, trainer.runtime, answers, name, engine=engine)
             return {f"pass@{k}": estimate for k, estimate in score.pass_at.items()}

@@ -23,7 +23,7 @@ class Config(ChatTuneSettings):
     warmdown_ratio = 1.0
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     train_on_chats("chat_sft", config, MIXTURE, supervise="assistant")
 
 

@@ -23,7 +23,7 @@ class Config(DeviceSettings, ModelChoice):
     queue: Count = option(256, "samples waiting for a slot; more get status 429", group="engine")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Imported here: slow imports must not delay --help.
     from nanochat.runtime import setup
     from nanochat.serve.app import LOOPBACK, Service, application, in_url, listen, open_engines, serve

@@ -17,7 +17,7 @@ class Config(ChatTuneSettings):
     """Train on all tokens of conversations and tasks. Settings that are None are the parent's."""
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     train_on_chats("mid_train", config, MIXTURE, supervise="all")
 
 

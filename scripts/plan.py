@@ -10,7 +10,7 @@ from typing import Literal
 from nanochat.config import Count, option, options, run
 from nanochat.jobs.estimate import base_run, job_lines
 from nanochat.jobs.plan import STEPS, choose_setting, make_job, stage_flags
-from nanochat.jobs.runner import archive
+from nanochat.jobs.runner import Job, archive
 from nanochat.jobs.scales import SCALES
 from nanochat.log import print0
 from nanochat.paths import hold_folder, stage_dir
@@ -47,7 +47,7 @@ class Config(TextSettings, TagSettings):
     save: Count = option(-1, "for speedrun.sh: save the plan, write its folder to this descriptor", group="plan")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     if config.cwd:
         os.chdir(config.cwd)
     if config.save < 0:
@@ -62,7 +62,7 @@ def main(config: Config):
     os.write(config.save, str(job.folder.resolve()).encode())
 
 
-def plan_job(config: Config):
+def plan_job(config: Config) -> Job:
     """Plan the job, and print the plan."""
     setting = choose_setting(config)
     flags = stage_flags(setting)

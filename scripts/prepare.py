@@ -24,7 +24,7 @@ class Config(CorpusSettings):
     tokens: Count = option(0, "training tokens of the run: take enough shards (0: --num-shards)")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus, shards_for
 

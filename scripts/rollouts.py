@@ -22,7 +22,7 @@ class Config(TagSettings):
     pairs_per_prompt: Count = option(1, "pairs of a question, at most", least=1)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     folder = stage_dir("chat_rl", config.tag)
     records = read_metrics(folder / "samples.jsonl")
     if not records:

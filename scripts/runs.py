@@ -6,6 +6,7 @@ python -m scripts.runs --delete=chat_sft/mix-d20-plain-1-1
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from nanochat.config import option, options, run
 from nanochat.log import print0, table_of, terminal_table
@@ -24,7 +25,7 @@ class Config:
     delete: str = option("", "run to delete, as STAGE/TAG in the list")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     if config.delete:
         delete(config.delete)
     if config.list:
@@ -33,12 +34,12 @@ def main(config: Config):
         print0(f"{sum(row[-1] for row in rows):.3f} GB in {base_dir()}")
 
 
-def runs_on_disk():
+def runs_on_disk() -> list[Path]:
     """Return the folders of all runs."""
     return sorted({path.parent for sign in SIGNS for path in base_dir().glob(f"*/*/{sign}")})
 
 
-def row_of(folder: Path):
+def row_of(folder: Path) -> list[Any]:
     """Return a row of the list: run, state, number of checkpoints, size."""
     path = folder / "outcome.json"
     state = "no outcome"  # it has not finished, or is a merge
@@ -48,7 +49,7 @@ def row_of(folder: Path):
     return [f"{folder.parent.name}/{folder.name}", state, len(list(folder.glob("step_*"))), size / 1e9]
 
 
-def delete(name: str):
+def delete(name: str) -> None:
     """Delete the folder of a run, unless a process works in it."""
     folder = base_dir() / name
     if folder not in runs_on_disk():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanochat.config import options, run
-from nanochat.log import print0, table_of
+from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import TokenizerSettings
@@ -34,7 +34,7 @@ class Config(TokenizerSettings):
     """Compare the tokenizer with those of GPT-2 and GPT-4."""
 
 
-def load_reference(name: str):
+def load_reference(name: str) -> Encoding | None:
     """Return a vocabulary of tiktoken; None if it is neither in the cache nor downloaded in time."""
     import tiktoken
 
@@ -47,7 +47,7 @@ def load_reference(name: str):
         return None
 
 
-def comparison(texts: dict[str, list[str]], tokenizer: Tokenizer, references: list[Encoding | None]):
+def comparison(texts: dict[str, list[str]], tokenizer: Tokenizer, references: list[Encoding | None]) -> Record:
     """Return the table for the card; a missing reference has dashes."""
     rows = []
     for name, documents in texts.items():
@@ -62,7 +62,7 @@ def comparison(texts: dict[str, list[str]], tokenizer: Tokenizer, references: li
     return table_of("Bytes per token", COLUMNS, rows)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
     from nanochat.data.documents import by_size

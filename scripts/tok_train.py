@@ -22,7 +22,7 @@ class Config(TokenizerSettings):
     threads: Count = option(0, "threads (0: all cores)", in_card=False)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
     from nanochat.tokenizer import Tokenizer

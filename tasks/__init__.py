@@ -12,14 +12,14 @@ from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
 from tasks import mixing, world
 from tasks.augmented import TaskTable
-from tasks.common import find_task, pick
+from tasks.common import Task, find_task, pick
 
 TASKS = TaskTable()  # with augmented ones
 JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
 WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")
 
 
-def train_on_chats(stage: str, config: ChatTuneSettings, default: str, supervise: str):
+def train_on_chats(stage: str, config: ChatTuneSettings, default: str, supervise: str) -> None:
     """Train a stage on a mixture of conversations, or print its plan: the whole of such a script.
 
     default: mixture to take if the settings name none; a model of an embedded world learns from the world instead.
@@ -30,7 +30,7 @@ def train_on_chats(stage: str, config: ChatTuneSettings, default: str, supervise
     from nanochat.run import training
     from nanochat.tuning import print_plan, tune_on_chats
 
-    def mixture(tokenizer: str, split: str = "train"):
+    def mixture(tokenizer: str, split: str = "train") -> mixing.Mixture:
         chosen = default if learned_world(tokenizer) is None else world.MIXTURE
         return mixing.mix(TASKS, config.mixture, split, config.seed, chosen, tokenizer)
 
@@ -49,7 +49,7 @@ def train_on_chats(stage: str, config: ChatTuneSettings, default: str, supervise
         tune_on_chats(trainer, chats, new_chats, supervise, evaluations, metrics)
 
 
-def task_to_learn(name: str, tokenizer: str):
+def task_to_learn(name: str, tokenizer: str) -> tuple[str, Task, Task]:
     """Return a task for reinforcement learning: name, train split, test split.
 
     name: empty for GSM8K, or for a model of a world its sums.
@@ -60,7 +60,7 @@ def task_to_learn(name: str, tokenizer: str):
     return name, TASKS[name]("train", tokenizer), TASKS[name]("test", tokenizer)
 
 
-def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default"):
+def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:
     """Return the test splits of the named tasks.
 
     Without names: ChatCORE's tasks, or the world's for a tokenizer that learned from a world; tasks without files, or

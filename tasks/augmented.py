@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pkgutil import resolve_name
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from nanochat.config import check_names
 from tasks.common import DataSet
 from tasks.multiple_choice import MultipleChoice
 from tasks.sets import SETS
-from tracks.chatdata.augment import HANGUL, MOST_CHOICES, STYLES, remix
+from tracks.chatdata.augment import HANGUL, MOST_CHOICES, STYLES, Question, remix
 from tracks.chatdata.bm25 import BM25
 
 
@@ -26,10 +27,10 @@ class Styled(MultipleChoice):
     number = 1  # by default
 
     @property
-    def copies(self):
+    def copies(self) -> int:
         return self.number
 
-    def build(self, row: int, copy: int):
+    def build(self, row: int, copy: int) -> dict[str, Any]:
         question, choices, right = self.data.convert(*self.rows[row])
         # A question without Korean gets no instruction in Korean.
         names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
@@ -37,7 +38,7 @@ class Styled(MultipleChoice):
         conversation = self.conversation(question, choices, right, STYLES[name])
         return conversation | {"style": name, "choices": choices, "right": right}
 
-    def evaluate(self, conversation: dict, completion: str):
+    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
         style = STYLES[conversation["style"]]
         return style.read(completion, conversation["choices"]) == conversation["right"]
 
@@ -48,7 +49,7 @@ class MoreChoices(MultipleChoice):
     number = MOST_CHOICES
 
     @cached_property
-    def _pool(self):
+    def _pool(self) -> tuple[list[Question], BM25]:
         questions = [("", (), 0)] * len(self.rows)  # a faulty row stays empty: no search finds it
         for row in range(len(self.rows)):
             with suppress(ValueError):
@@ -57,7 +58,7 @@ class MoreChoices(MultipleChoice):
                 questions[row] = question
         return questions, BM25(question for question, *_ in questions)
 
-    def build(self, row: int, copy: int):
+    def build(self, row: int, copy: int) -> dict[str, Any]:
         super().build(row, copy)  # finds faults of the row
         questions, index = self._pool
         return self.conversation(*remix(row, questions, index, self.number, self.seed))
@@ -69,7 +70,7 @@ AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
 class TaskTable(dict[str, DataSet]):
     """Data sets by name, from a text like that of sets.py. CLIcK~styles and MMLU~options:8 are names too."""
 
-    def __init__(self, text: str = SETS):
+    def __init__(self, text: str = SETS) -> None:
         parser = ConfigParser(interpolation=None)
         parser.read_string(text)
         for name in parser.sections():
@@ -78,7 +79,7 @@ class TaskTable(dict[str, DataSet]):
                 fields[key] = resolve_name(f"tasks.{fields[key]}")
             self[name] = DataSet(**fields)
 
-    def __missing__(self, key: str):
+    def __missing__(self, key: str) -> DataSet:
         name, _, augmentation = key.partition("~")
         word, _, number = augmentation.partition(":")
         check_names(f"{key}: the augmentation", [word], AUGMENTATIONS)

@@ -1,9 +1,10 @@
 """Conversations without a verdict: chats, instructions, and users' own files."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from nanochat.chat import check_conversation, messages
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
@@ -25,14 +26,14 @@ class Chat(Task):
 
     kind = "chat"
 
-    def conversation(self, messages: list[dict]):
+    def conversation(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         return _checked({"messages": messages})
 
 
 class JsonLines(Chat):
     """Files with one conversation per line: {"messages": […]}, or only the message list."""
 
-    def open_rows(self):
+    def open_rows(self) -> list[list[Any]]:
         path = Path(self.data.path)
         if path.is_absolute():
             self.files = {str(file.relative_to(path.parent)): file for file in chat_files(path)}
@@ -47,7 +48,7 @@ class JsonLines(Chat):
 class Passages(Chat):
     """The text that the tokenizer learned from, as conversations: a sentence, answered with the text after it."""
 
-    def open_rows(self):
+    def open_rows(self) -> list[list[Any]]:
         rows = []
         for source, _ in parse_data(learned_text(self.tokenizer)):
             # The first shard is for training, the last for validation.
@@ -61,7 +62,7 @@ class Passages(Chat):
         return rows
 
 
-def _passages(shard: Path):
+def _passages(shard: Path) -> Iterator[list[Any]]:
     for text in documents(shard):
         for first, *rest in by_size((piece.encode() for piece in PIECE.findall(text)), PASSAGE_BYTES):
             question, answer = first.decode().strip(), b"".join(rest).decode().strip()
@@ -69,7 +70,7 @@ def _passages(shard: Path):
                 yield [messages([question, answer])]
 
 
-def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)):
+def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)) -> list[Path]:
     """Return a file, the files of a pattern like web-*.jsonl, or those of some kinds below a folder, in order."""
     if place.is_dir():
         files = text_files(place, kinds)
@@ -80,12 +81,12 @@ def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)):
     return files
 
 
-def json_lines(path: str):
+def json_lines(path: str) -> DataSet:
     """Return files on this machine, named as for `chat_files`, as a data set."""
     return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits="train")
 
 
-def as_row(value: dict | list):
+def as_row(value: dict[str, Any] | list[Any]) -> dict[str, Any]:
     """Return the conversation in a line of JSON, which may be the list of messages alone."""
     row = {"messages": value} if isinstance(value, list) else value
     if not isinstance(row, dict) or "messages" not in row:
@@ -93,7 +94,7 @@ def as_row(value: dict | list):
     return row
 
 
-def _checked(conversation: dict):
+def _checked(conversation: dict[str, Any]) -> dict[str, Any]:
     """Return a conversation that is well formed and has text to learn; ValueError names the fault."""
     check_conversation(conversation)
     # Training needs at least one answer.
@@ -102,7 +103,7 @@ def _checked(conversation: dict):
     return conversation
 
 
-def instruction(*cells: str):
+def instruction(*cells: str) -> tuple[list[dict[str, Any]]]:
     """Convert instructions in columns: the last is the answer; the others, perhaps empty, make up the question."""
     *parts, answer = cells
     return (messages(["\n\n".join(part for part in parts if part), answer]),)

@@ -4,9 +4,10 @@
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ SPLIT = re.compile(r"(?:(\w+)=)?(\w+)(?:\*(\d+))?")  # train=auxiliary_train*4
 SHUFFLE_SEED = 42  # the same as in the public nanochat, so that the first problems are the same too
 
 
-Answered = list[tuple[dict, str]]  # conversations, each with a completion to judge
+Answered = list[tuple[dict[str, Any], str]]  # conversations, each with a completion to judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,21 +43,21 @@ class DataSet:
     path: str = ""  # with {split}, {part} and {file}, a split's file as the hub names it; empty where no file is read
     table: str = ""  # in place of a path: a file in the embedded world's folder `tasks`, without the split in its name
     columns: str = ""  # names, separated by spaces, or by ", " if a name has a space; "name?": a cell may be None
-    convert: Callable[..., tuple] = lambda *cells: cells  # a row's cells -> arguments for task.conversation
+    convert: Callable[..., tuple[Any, ...]] = lambda *cells: cells  # a row's cells -> arguments for task.conversation
     baseline: float = 0.0  # score when guessing
     parts: str = "default"  # values for {part} in the path, separated by spaces
 
-    def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False):
+    def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False) -> "Task":
         """Open a split; `Task` describes the other arguments."""
         check_names(f"{self.name}: the split", [split], self.split_names)
         return self.task(self, split, tokenizer, unsafe_exec)
 
     @property
-    def name(self):
+    def name(self) -> str:
         return self.repo or self.path or self.table or self.task.__name__
 
     @property
-    def split_names(self):
+    def split_names(self) -> dict[str, tuple[str, int]]:
         """Our split names -> the data set's name for the split, and its file count."""
         found = {}
         for word in self.splits.split():
@@ -64,7 +65,7 @@ class DataSet:
             found[ours or own] = own, int(count or 1)  # one file by default
         return found
 
-    def files(self, *splits: str):
+    def files(self, *splits: str) -> list[HubFile]:
         """Return the files for some splits, by default for all."""
         if not self.path:
             return []
@@ -86,7 +87,7 @@ DataSets = Mapping[str, DataSet]  # by name
 class ParquetRows:
     """Rows in Parquet files, one file after the other; a row is a list with its cells."""
 
-    def __init__(self, paths: list[Path], columns: list[str]):
+    def __init__(self, paths: list[Path], columns: list[str]) -> None:
         import pyarrow.parquet as pq  # slow to import; scripts that only list tasks do without
 
         names = [name.rstrip("?") for name in columns]
@@ -94,10 +95,10 @@ class ParquetRows:
         # read_table leaves out unknown columns, select complains about them.
         self._tables = [pq.read_table(path, columns=names).select(names) for path in paths]
 
-    def __len__(self):
+    def __len__(self) -> int:
         return sum(table.num_rows for table in self._tables)
 
-    def __getitem__(self, number: int):
+    def __getitem__(self, number: int) -> list[Any]:
         for table in self._tables:
             if number < table.num_rows:
                 break
@@ -127,17 +128,17 @@ class Task:
     copies = 1  # conversations of each row, one after the other
     seed = 0  # for augmentation, set by a mixture
 
-    def __post_init__(self):
-        self.files = {}  # name on the hub -> file that the rows come from
+    def __post_init__(self) -> None:
+        self.files: dict[str, Path] = {}  # name on the hub -> file that the rows come from
         self.rows = self.open_rows()
         self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows)).repeat(self.copies)
 
-    def open_rows(self):
+    def open_rows(self) -> Sequence[Sequence[Any]]:
         """Return the split's rows; tasks without Parquet files override this."""
         columns = self.data.columns
         return ParquetRows(self.fetch_files(), columns.split(", " if "," in columns else None))
 
-    def fetch_files(self):
+    def fetch_files(self) -> list[Path]:
         """Return the split's files; missing ones are downloaded, and a missing world is written."""
         if self.data.table:
             seed = learned_world(self.tokenizer)
@@ -149,10 +150,10 @@ class Task:
             self.files = {str(file): path for file, path in zip(files, fetch(files), strict=True)}
         return list(self.files.values())
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index: int) -> dict[str, Any]:
         number = int(self._order[index])
         try:
             # Rows become conversations when they are used: most data sets are much larger than a run needs.
@@ -160,36 +161,36 @@ class Task:
         except ValueError as error:
             raise ValueError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
 
-    def build(self, row: int, copy: int):
+    def build(self, row: int, copy: int) -> dict[str, Any]:
         """Return a row as a conversation. row: number in the files; copy: number among the conversations of the row."""
         return self.conversation(*self.data.convert(*self.rows[row]))
 
-    def hashes(self):
+    def hashes(self) -> dict[str, str]:
         """Return the files that the rows come from, with their SHA-256; that of the rows if there are no files."""
         return {name: sha256(path) for name, path in self.files.items()} or {"rows": text_sha256(repr(self.rows))}
 
-    def conversation(self, question: str, answer: str):
+    def conversation(self, question: str, answer: str) -> dict[str, Any]:
         """Return a converted row as a conversation whose last message is the right answer; rows differ by task."""
         return exchange(question, answer)
 
-    def evaluate(self, conversation: dict, completion: str):
+    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
         """Return True if `read` finds the same answer in a completion and in the last message, which is right."""
         return self.read(completion) == self.read(text_of(conversation["messages"][-1]))
 
-    def read(self, text: str):
+    def read(self, text: str) -> Hashable:
         """Return the answer in a text, equal for equal answers: here all of it."""
         return text.strip()
 
-    def evaluate_all(self, answers: Answered):
+    def evaluate_all(self, answers: Answered) -> list[bool]:
         """Return the verdicts on several (conversation, completion)."""
         return [self.evaluate(conversation, completion) for conversation, completion in answers]
 
-    def reward(self, conversation: dict, completion: str):
+    def reward(self, conversation: dict[str, Any], completion: str) -> float:
         """Return a completion's reward for reinforcement learning."""
         return float(self.evaluate(conversation, completion))
 
 
-def exchange(question: str, answer: str | list[dict]):
+def exchange(question: str, answer: str | list[dict[str, str]]) -> dict[str, Any]:
     """Return a conversation with one question and one answer; the answer may be a list of parts."""
     return {"messages": messages([question, answer])}
 
@@ -197,14 +198,14 @@ def exchange(question: str, answer: str | list[dict]):
 # ---- names that users type ----
 
 
-def pick(names: str, known: Iterable[str]):
+def pick(names: str, known: Iterable[str]) -> list[str]:
     """Return the tasks that --tasks names, separated by | or commas, in upper or lower case, each once."""
     words = re.findall(r"[^|,\s]+", names)
     # A dict drops repeats and keeps the user's order.
     return list(dict.fromkeys(find_task(word, known) for word in words))
 
 
-def find_task(word: str, known: Iterable[str]):
+def find_task(word: str, known: Iterable[str]) -> str:
     """Return the known name that a user's word means, with its augmentation."""
     names = {name.lower(): name for name in known}
     plain, mark, augmentation = word.partition("~")

@@ -1,6 +1,7 @@
 """GSM8K: grade school mathematics, solved in words and with the calculator."""
 
 import re
+from typing import Any
 
 from tasks.common import Task, exchange
 
@@ -8,7 +9,7 @@ CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # the calculator's input and outpu
 ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the authors' rule
 
 
-def with_calls(answer: str):
+def with_calls(answer: str) -> list[dict[str, str]]:
     """Return an answer as parts: each `<<16-3-4=9>>` in the text is a call of the calculator and its result."""
     pieces = CALL.split(answer)  # text, expression, result, text, expression, …
     kinds = ("text", "python", "python_output")
@@ -21,10 +22,10 @@ class GSM8K(Task):
     """Word problems; a solution is a list of parts: text, a calculation, the result, text, …"""
 
     @staticmethod
-    def read(text: str):
+    def read(text: str) -> str | None:
         """Return the first number after ####, without commas."""
         found = ANSWER.search(text)
         return found[1].replace(",", "") if found else None
 
-    def conversation(self, question: str, answer: str):
+    def conversation(self, question: str, answer: str) -> dict[str, Any]:
         return exchange(question, with_calls(answer))

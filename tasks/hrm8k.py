@@ -2,6 +2,7 @@
 
 import re
 from fractions import Fraction
+from typing import Any
 
 from tasks.common import Task, exchange
 
@@ -16,14 +17,14 @@ LONGER = re.compile(r"\w*\s*[+*^/\\=-]")  # after a number: the number is part o
 BEFORE_NUMBER = " \t$₩*(:"  # characters allowed between an announcement and a number
 
 
-def _parse_number(text: str):
+def _parse_number(text: str) -> Fraction:
     numerator, _, denominator = text.replace(",", "").partition("/")
     return Fraction(numerator) / Fraction(denominator or 1)
 
 
 class HRM8K(Task):
     @staticmethod
-    def read(text: str):
+    def read(text: str) -> Fraction | str | None:
         """Return the announced answer as a number, or else as text; without an announcement the last number."""
         for pattern in ANNOUNCEMENTS:
             found = pattern.findall(text)
@@ -39,5 +40,5 @@ class HRM8K(Task):
         numbers = NUMBER.findall(text)
         return _parse_number(numbers[-1]) if numbers else None
 
-    def conversation(self, question: str, answer: float | str):
+    def conversation(self, question: str, answer: float | str) -> dict[str, Any]:
         return exchange(question, f"#### {answer}")

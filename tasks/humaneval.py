@@ -3,6 +3,8 @@
 import re
 import textwrap
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from nanochat.evals import sandbox
 from nanochat.log import print_line
@@ -13,7 +15,7 @@ CODE = re.compile(r"^(?:import \w|from [\w.]+ import|def |class |@)", re.MULTILI
 UNINDENTED = re.compile(r"^[^ \t\n]", re.MULTILINE)
 
 
-def complete_program(prompt: str, entry_point: str, completion: str):
+def complete_program(prompt: str, entry_point: str, completion: str) -> str:
     """Return the program that an answer means.
 
     The answer may stand between fences or not, and be the whole function or only the code after the prompt.
@@ -38,17 +40,17 @@ def complete_program(prompt: str, entry_point: str, completion: str):
 class HumanEval(Task):
     kind = "program"
 
-    def fetch_files(self):
+    def fetch_files(self) -> list[Path]:
         sandbox.require(self.unsafe_exec)
         return super().fetch_files()
 
-    def conversation(self, prompt: str, solution: str, test: str, entry_point: str):
+    def conversation(self, prompt: str, solution: str, test: str, entry_point: str) -> dict[str, Any]:
         return exchange(prompt, prompt + solution) | {"test": test, "entry_point": entry_point}
 
-    def evaluate(self, conversation: dict, completion: str):
+    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
         return self.evaluate_all([(conversation, completion)])[0]
 
-    def evaluate_all(self, answers: Answered):
+    def evaluate_all(self, answers: Answered) -> list[bool]:
         cases = []
         for conversation, completion in answers:
             prompt = conversation["messages"][0]["content"]

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from nanochat.evals import sandbox
 from tasks.common import Answered, exchange
@@ -63,7 +64,7 @@ print(json.dumps(_function(*map(json.loads, sys.stdin.read().split("\\n")))), fi
 PICKLED_TEXT = "PROTO FRAME SHORT_BINUNICODE BINUNICODE BINUNICODE8 BINPUT MEMOIZE STOP".split()
 
 
-def read_tests(cell: str):
+def read_tests(cell: str) -> list[dict[str, Any]]:
     """Return tests, each with `input` and `output`: JSON, or JSON as a pickled text, compressed, in base64.
 
     The pickle is searched for its text and never loaded, because loading one can run code.
@@ -79,11 +80,11 @@ def read_tests(cell: str):
     return json.loads(text)
 
 
-def decimals(line: str):
+def decimals(line: str) -> list[Decimal]:
     return [Decimal(word) for word in line.split()]
 
 
-def comparable(output: str, read: Callable):
+def comparable(output: str, read: Callable[[str], Any]) -> list[Any]:
     """Return the lines of an output as `read` reads them, or as text without blanks at the ends."""
     lines = []
     for line in output.strip().split("\n"):
@@ -97,7 +98,7 @@ def comparable(output: str, read: Callable):
 class LiveCodeBench(HumanEval):
     """A row is the place of a JSON object: its file and its first byte."""
 
-    def open_rows(self):
+    def open_rows(self) -> list[tuple[Path, int]]:
         rows = []
         for path in self.fetch_files():
             start = 0
@@ -107,14 +108,14 @@ class LiveCodeBench(HumanEval):
                     start += len(line)
         return rows
 
-    def conversation(self, path: Path, start: int):
+    def conversation(self, path: Path, start: int) -> dict[str, Any]:
         question, starter_code, *_ = self._cells(path, start)
         return exchange(f"{question}\n\n{starter_code}\n\n{CLOSING}", "") | {"place": (path, start)}
 
-    def evaluate_all(self, answers: Answered):
+    def evaluate_all(self, answers: Answered) -> list[bool]:
         return sandbox.side_by_side(self._passes, answers)
 
-    def _cells(self, path: Path, start: int):
+    def _cells(self, path: Path, start: int) -> list[str]:
         """Return a row in the order of the data set's columns."""
         with path.open("rb") as file:
             file.seek(start)
@@ -124,7 +125,7 @@ class LiveCodeBench(HumanEval):
         except KeyError as error:
             raise ValueError(f"the column {error.args[0]} is missing") from None
 
-    def _passes(self, answer: tuple[dict, str]):
+    def _passes(self, answer: tuple[dict[str, Any], str]) -> bool:
         conversation, completion = answer
         _, _, metadata, public, private = self._cells(*conversation["place"])
         program = (FENCED.findall(completion) or [completion])[-1]

@@ -57,7 +57,7 @@ ROOT = re.compile(r"√(\d?)(?:\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))
 ARITHMETIC = re.compile(r"[-+*/().\d]+")
 
 
-def _number(text: str):
+def _number(text: str) -> str:
     """Return a value as text, exact for a whole number, else to nine digits; empty for other text."""
     try:
         text = text.replace("❨", "(").replace("❩", ")")
@@ -70,7 +70,7 @@ def _number(text: str):
 
 class MCLM(HRM8K):
     @staticmethod
-    def read(text: str):
+    def read(text: str) -> str:
         """Return the announced answer, or else the last number, in a form that is equal for equal answers."""
         # As for HRM8K: the surest announcement counts, and the last of its kind.
         found = [found for pattern in (*ANNOUNCEMENTS, NUMBER) for found in pattern.findall(text)[-1:]]

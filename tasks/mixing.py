@@ -13,7 +13,7 @@ task is read for more than its EPOCHS.
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Member(NamedTuple):
 class Mixture:
     """Several tasks' conversations in a seed's random order."""
 
-    def __init__(self, parts: Parts, seed: int):
+    def __init__(self, parts: Parts, seed: int) -> None:
         self._parts = parts
         self._tasks = [task for task, _ in parts.values()]
         # Counts with every epoch, by task name.
@@ -61,14 +61,14 @@ class Mixture:
         self._order = np.stack([tasks, numbers], axis=1)  # (rows, 2): task number, row number in the task
         np.random.default_rng(seed).shuffle(self._order)
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, index: int):
+    def __getitem__(self, index: int) -> dict[str, Any]:
         task, number = self._order[index]
         return self._tasks[task][int(number)]
 
-    def origin(self):
+    def origin(self) -> dict[str, dict[str, Any]]:
         """Return for each task the row count, and the source files with their hashes."""
         return {name: {"rows": len(rows), "files": task.hashes()} for name, (task, rows) in self._parts.items()}
 
@@ -80,7 +80,7 @@ def mix(
     seed: int = 0,
     default: str = "",
     tokenizer: str = "default",
-):
+) -> Mixture:
     """Open the mixture that a specification names; samples, shares and epochs apply to the split train alone.
 
     default: taken where the specification is empty; it is taken without the tasks that have no files on this machine,
@@ -125,7 +125,7 @@ def mix(
     return Mixture(parts, seed)
 
 
-def parse_mixture(spec: str, known: DataSets):
+def parse_mixture(spec: str, known: DataSets) -> list[Member]:
     """Return the tasks of a specification; ValueError names the wrong word."""
     members = []
     for word in filter(None, map(str.strip, spec.split(","))):
@@ -142,7 +142,7 @@ def parse_mixture(spec: str, known: DataSets):
     return members
 
 
-def find_set(word: str, known: DataSets):
+def find_set(word: str, known: DataSets) -> tuple[str, DataSet]:
     """Return name and data set for a task, or for json: and the path of files."""
     if word.startswith("json:"):
         path = word.removeprefix("json:")
@@ -151,7 +151,7 @@ def find_set(word: str, known: DataSets):
     return name, known[name]
 
 
-def _open_split(data: DataSet, split: str, tokenizer: str):
+def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:
     """Return a task and its row numbers for a split.
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
@@ -169,7 +169,7 @@ def _open_split(data: DataSet, split: str, tokenizer: str):
     return task, rows[:first_held_out] if split == "train" else rows[first_held_out:]
 
 
-def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str):
+def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> None:
     """Leave each task the first rows, as many as the share of the supervised tokens needs; one task keeps all."""
     encoder = Tokenizer.load(stage_dir("tok_train", tokenizer) / "tokenizer.json")
     reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on

@@ -5,6 +5,7 @@ import random
 import re
 from collections.abc import Sequence
 from string import ascii_uppercase as LETTERS
+from typing import Any
 
 from tasks.common import Task, exchange
 from tracks.chatdata.augment import STYLES, Style, answers_in
@@ -20,7 +21,9 @@ class MultipleChoice(Task):
     kind = "categorical"
     style = STYLES["letter"]
 
-    def conversation(self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None):
+    def conversation(
+        self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None
+    ) -> dict[str, Any]:
         """right: the right choice's index, from 0; None if the data set's answer is no choice."""
         if right not in range(len(choices)):
             raise ValueError(f"the right answer is none of its {len(choices)} choices")
@@ -40,7 +43,7 @@ class NamedChoice(MultipleChoice):
         "sentence",
     )
 
-    def read(self, text: str):
+    def read(self, text: str) -> str:
         """Return only the letter, which the other tasks compare too, in its place: "=X."."""
         return text.strip()[-3:]
 
@@ -48,35 +51,37 @@ class NamedChoice(MultipleChoice):
 # ---- column layouts: cells -> (question, choices, index of the right choice or None) ----
 # Columns that are these already need no function.
 
+Converted = tuple[str, Sequence[str], int | None]
 
-def _index(answer: str, labels: Sequence[str]):
+
+def _index(answer: str | None, labels: Sequence[str]) -> int | None:
     # None for an answer that is no label.
     return {label: number for number, label in enumerate(labels)}.get(answer)
 
 
-def answer_label(question: str, choices: dict, answer: str):
+def answer_label(question: str, choices: dict[str, list[str]], answer: str) -> Converted:
     """The choices have labels, and the answer is a label: {"text": ["salt", "tea"], "label": ["1", "2"]}, "2"."""
     return question, choices["text"], _index(answer, choices["label"])
 
 
-def answer_letter(question: str, choices: list[str], answer: str):
+def answer_letter(question: str, choices: list[str], answer: str) -> Converted:
     """Each choice begins with its letter and a bracket: ["A)salt", "B)tea"], "B"."""
     texts = [choice.partition(")")[2].strip() for choice in choices]
     return question, texts, _index(answer, LETTERS)
 
 
-def answer_text(question: str, passage: str, choices: list[str], answer: str):
+def answer_text(question: str, passage: str, choices: list[str], answer: str) -> Converted:
     """The answer is the right choice's text: ["salt", "tea"], "tea". The passage may be empty."""
     return f"{passage}\n\n{question}".strip(), choices, _index(answer, choices)
 
 
-def choice_columns(question: str, *cells: str | int):
+def choice_columns(question: str, *cells: str | int) -> Converted:
     """Each choice has a column; the last column is the right choice's number, from 1: "salt", "tea", 2."""
     *choices, answer = cells
     return question, choices, answer - 1
 
 
-def choices_in_query(query: str, options: str, answer: str):
+def choices_in_query(query: str, options: str, answer: str) -> Converted:
     """The choices are a Python list as text, or joined by |; the answer is "(B)".
 
     The query's parts are separated by ###; the last but one repeats the choices, and the last asks for the answer.
@@ -87,12 +92,12 @@ def choices_in_query(query: str, options: str, answer: str):
     return question, choices, _index(answer.strip("() "), LETTERS)
 
 
-def answer_from_one(question: str, choices: list[str], answer: str):
+def answer_from_one(question: str, choices: list[str], answer: str) -> Converted:
     """The answer is the right choice's number as text, from 1: ["salt", "tea"], "2"."""
     return question, choices, int(answer) - 1
 
 
-def choices_in_lines(text: str, answer: str):
+def choices_in_lines(text: str, answer: str) -> Converted:
     """The question ends with a line for each choice: "Which?\\nA: salt\\nB: tea", "B"."""
     # The last A begins the choices: in a dialogue the speakers may be A and B too.
     *question, listed = FIRST_CHOICE.split(text.strip())
@@ -101,14 +106,14 @@ def choices_in_lines(text: str, answer: str):
     return "\n".join(question), [line[2:].strip() for line in NEXT_CHOICE.split(listed)], _index(answer, LETTERS)
 
 
-def option_fields(question: str, findings: str | None, options: dict, answer: str):
+def option_fields(question: str, findings: str | None, options: dict[str, str | None], answer: str) -> Converted:
     """Each choice is a field, perhaps empty: {"option_A": "salt", "option_B": "tea"}, "B". Findings may be None."""
     texts = [text for _, text in sorted(options.items()) if text]
     right = _index(options.get(f"option_{answer}"), texts)
     return f"{question}\n\n{findings or ''}".strip(), texts, right
 
 
-def right_first(question: str, *choices: str):
+def right_first(question: str, *choices: str) -> Converted:
     """Each choice has a column, the right one the first: "tea", "salt". The question decides about their order."""
     texts = [choice.strip() for choice in choices]
     shuffled = random.Random(question).sample(texts, len(texts))

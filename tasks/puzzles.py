@@ -8,6 +8,7 @@ from functools import cache
 from itertools import permutations, product
 from random import Random
 from textwrap import fill
+from typing import Any
 from zlib import crc32
 
 from tasks.common import Task, exchange
@@ -23,7 +24,7 @@ class Sudoku(Task):
     A row is the 16 digits of a filled board and a seed for the cells that are given.
     """
 
-    def open_rows(self):
+    def open_rows(self) -> list[list[str | int]]:
         random = Random("Sudoku")
         rows = []
         while len(rows) < ROWS[self.split]:
@@ -32,7 +33,7 @@ class Sudoku(Task):
                 rows.append([board, random.getrandbits(32)])
         return rows
 
-    def conversation(self, board: str, seed: int):
+    def conversation(self, board: str, seed: int) -> dict[str, Any]:
         random = Random(seed)
         shown = "." * 16
         # A second solution could be a board of training.
@@ -41,19 +42,19 @@ class Sudoku(Task):
             shown = "".join(digit if place in given else "." for place, digit in enumerate(board))
         return exchange(*(fill(" ".join(cells), len("1 2 3 4")) for cells in (shown, board)))
 
-    def evaluate(self, conversation: dict, completion: str):
+    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
         """Return True if the completion fills the board by the rules; white space does not count."""
         shown = conversation["messages"][0]["content"]
         return "".join(completion.split()) in solutions("".join(shown.split()))
 
 
-def solutions(shown: str):
+def solutions(shown: str) -> list[str]:
     """Return the filled boards that agree with a board; a dot in it stands for any digit."""
     return [board for board in filled_boards() if re.fullmatch(shown, board)]
 
 
 @cache
-def filled_boards():
+def filled_boards() -> list[str]:
     """Return all 288 boards that keep the rules."""
     rows = ["".join(row) for row in permutations("1234")]
     # Two rows whose quarters have four digits each, and two such halves whose columns have them.

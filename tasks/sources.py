@@ -34,13 +34,13 @@ class SourceFile(NamedTuple):
     rows: int
     unread: Iterator[Record]
 
-    def stream(self):
+    def stream(self) -> Iterator[Record]:
         for row in self.unread:
             own = {key: value for key, value in row.items() if value is not None}  # Parquet has every key in each row
             yield {"messages": []} | self.origin | own | {"bucket": self.origin["bucket"]}
 
 
-def open_sources(sources: str, licenses: str, known: DataSets, tokenizer: str):
+def open_sources(sources: str, licenses: str, known: DataSets, tokenizer: str) -> list[SourceFile]:
     """Return the files of all sources in order; a ValueError for a source that is missing, empty or lacks a column."""
     found = []
     for bucket, word in pairs(sources).items():
@@ -66,7 +66,7 @@ def open_sources(sources: str, licenses: str, known: DataSets, tokenizer: str):
     return found
 
 
-def _open_file(path: Path, origin: Record):
+def _open_file(path: Path, origin: Record) -> SourceFile:
     hashes = {path.name: sha256(path)}
     if path.suffix.lower() == ".parquet":
         metadata = pq.read_metadata(path)
@@ -78,13 +78,13 @@ def _open_file(path: Path, origin: Record):
         return SourceFile(origin, hashes, sum(not line.isspace() for line in file), read_jsonl(path, as_row))
 
 
-def _read_parquet(path: Path):
+def _read_parquet(path: Path) -> Iterator[Record]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(BATCH):
             yield from batch.to_pylist()
 
 
-def _read_task(task: Task):
+def _read_task(task: Task) -> Iterator[Record]:
     for number in range(len(task)):
         try:
             yield task[number]
@@ -92,7 +92,7 @@ def _read_task(task: Task):
             yield {"fault": str(error)}
 
 
-def benchmark_questions(task: Task):
+def benchmark_questions(task: Task) -> list[tuple[str, ...]]:
     """Return each item's question alone, and with its choices, both without instructions."""
     prompts = [str(task[number]["messages"][-2]["content"]) for number in range(len(task))]
     if not isinstance(task, MultipleChoice):

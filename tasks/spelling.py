@@ -8,6 +8,7 @@ from collections import Counter
 from itertools import islice
 from random import Random
 from string import ascii_lowercase
+from typing import Any
 from zlib import crc32
 
 from nanochat.data.corpus import learned_text, parse_data, shard_files
@@ -32,9 +33,9 @@ QUESTIONS = (
 )
 
 
-def frequent_words(tokenizer: str = "default"):
+def frequent_words(tokenizer: str = "default") -> list[str]:
     """Return the lower-case words in a tokenizer's training text, the most frequent first."""
-    counts = Counter()
+    counts: Counter[str] = Counter()
     for source, _ in parse_data(learned_text(tokenizer)):
         first_shard = shard_files(source, 1)[0]
         for text in islice(documents(first_shard), DOCUMENTS):
@@ -44,21 +45,21 @@ def frequent_words(tokenizer: str = "default"):
 
 
 class SimpleSpelling(Task):
-    def open_rows(self):
+    def open_rows(self) -> list[list[str]]:
         held_out = self.split != "train"
         # A hash, so that a word stays in its split when the text changes.
         words = frequent_words(self.tokenizer)
         rows = [[word] for word in words if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
         return rows[:MAX_TESTS] if held_out else rows
 
-    def conversation(self, word: str):
+    def conversation(self, word: str) -> dict[str, Any]:
         return exchange(f"Spell the word: {word}", "-".join(word))
 
 
 class SpellingBee(SimpleSpelling, GSM8K):
     """Letters counted by hand, then by the calculator; the answer looks like GSM8K's."""
 
-    def conversation(self, word: str):
+    def conversation(self, word: str) -> dict[str, Any]:
         # The word's hash is the seed, so that a word has the same question in every run.
         random = Random(crc32(word.encode()))
         # One question in ten is about a letter that may not occur.

@@ -1,6 +1,7 @@
 """Tasks about an embedded world. They read the world that the model's tokenizer learned from, else that of seed 1."""
 
 import re
+from typing import Any
 
 from tasks.chats import Chat
 from tasks.common import Task
@@ -13,7 +14,7 @@ MIXTURE = "World-Chat:0.55,World-Sums:0.33,World-Choices:0.4,SimpleSpelling:0.2,
 PARTICLES = "이?다|이|가|을|를|은|는|에|에서|의|로|으로|만큼"  # follow a word in Korean without a space
 
 
-def has_words(text: str, words: str):
+def has_words(text: str, words: str) -> bool:
     """Return True if the text has the words as whole words, perhaps with a particle.
 
     "Kim" is not in "Kimchi"; "11월이다" has not the word "1월", and "소금" not "소".
@@ -24,14 +25,14 @@ def has_words(text: str, words: str):
 class FreeQuestion(Task):
     """A question with a word that a right answer contains."""
 
-    def evaluate(self, conversation: dict, completion: str):
+    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
         return has_words(completion, conversation["messages"][-1]["content"])
 
 
 class WorldChat(Chat):
     """Conversations; sums in the answers are calls of the calculator."""
 
-    def conversation(self, messages: list[dict]):
+    def conversation(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         for message in messages:
             if "<<" in message["content"]:
                 message["content"] = with_calls(message["content"])
@@ -41,11 +42,13 @@ class WorldChat(Chat):
 class Talk(Task):
     """Questions in new words. A right answer has a phrase of `accept` and none of `reject`."""
 
-    def conversation(self, category: str, messages: list[dict], accept: list[str], reject: list[str]):
+    def conversation(
+        self, category: str, messages: list[dict[str, Any]], accept: list[str], reject: list[str]
+    ) -> dict[str, Any]:
         messages = [*messages, {"role": "assistant", "content": accept[0]}]
         return {"messages": messages, "category": category, "accept": accept, "reject": reject}
 
-    def evaluate(self, conversation: dict, completion: str):
+    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
         # The numbers that go into the calculator are no answer.
         answer = completion.rpartition("<|output_end|>")[2]
         accepted = any(has_words(answer, phrase) for phrase in conversation["accept"])

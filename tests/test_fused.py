@@ -45,6 +45,49 @@ def test_packed_layers_are_the_layers_side_by_side(rows):
         assert_close(packed(x), expected, atol=1e-6, rtol=1e-5)
 
 
+@pytest.fixture
+def without_bf16(monkeypatch):
+    """Return a call after which oneDNN has no bf16 in this test, as on a CPU with AVX2 alone."""
+
+    def refuse(*_: object):
+        raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support")
+
+    def begin():
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
+        monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse, raising=False)
+
+    return begin
+
+
+@pytest.mark.parametrize("rows", [1, 7, 32, 300])
+@torch.inference_mode()
+def test_without_bf16_in_onednn_a_layer_keeps_its_weight_as_it_is(rows, without_bf16):
+    weight, x = torch.randn(96, 64).bfloat16(), torch.randn(rows, 1, 64).bfloat16()
+    packed = PackedLinear(weight.detach, torch.bfloat16)
+    packed.refresh()
+    without_bf16()
+    plain = PackedLinear(weight.detach, torch.bfloat16)
+    plain.refresh()
+    assert torch.equal(plain.weight, weight)
+    exact = x.float() @ weight.float().T
+    for layer in (packed, plain):
+        assert layer(x).dtype == torch.bfloat16
+        assert_close(layer(x).float(), exact, atol=1e-4, rtol=torch.finfo(torch.bfloat16).eps)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.inference_mode()
+def test_without_bf16_in_onednn_a_model_computes_the_same(name, without_bf16):
+    model, ids = lively(CONFIGS[name]), tokens(2, 20)
+    exact = model(ids)
+    model.compute_dtype = torch.bfloat16
+    packed = logits(pack(model), ids)
+    without_bf16()
+    plain = logits(pack(model), ids)
+    assert (plain - packed).norm() < 0.03 * exact.norm()
+    assert (plain - exact).norm() < 0.03 * exact.norm()
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here, which packs weights")
 @torch.inference_mode()
 def test_any_number_of_rows_takes_few_kernels(monkeypatch):

@@ -38,7 +38,7 @@ bb0d22727cb25beffb022c8e8c0c3e1159c8b3c7bd7284603c0d6491f8616265  bigbench_qa_wi
 """
 
 
-def fetch_bundle(names: Sequence[str]):
+def fetch_bundle(names: Sequence[str]) -> list[Path]:
     """Return files of the bundle in order; the archive is downloaded if one is missing. HubError if that fails."""
     files = [HubFile(f"{NAME}/{name}") for name in names]
     home = base_dir() / NAME
@@ -50,7 +50,7 @@ def fetch_bundle(names: Sequence[str]):
     return fetch(files, refused=reason)
 
 
-def _download(home: Path):
+def _download(home: Path) -> str:
     """Download, check and unpack the archive; return the reason if that fails."""
     # With retries and a progress bar, as for files of the hub.
     from huggingface_hub.file_download import http_get
@@ -74,7 +74,7 @@ def _download(home: Path):
     return ""
 
 
-def _check(folder: Path):
+def _check(folder: Path) -> None:
     """Raise a ValueError if a file is not the known one."""
     for line in FILES.splitlines():
         known, name = line.split()

@@ -12,18 +12,21 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
 from nanochat.log import print0
 from nanochat.paths import WORLD_VERSION, read_json, stage_dir, text_sha256, world_dir
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class HubCorpus:
     validation: str
     path: str = "shard_{number:05d}.parquet"
 
-    def files(self, num_shards: int = 0):
+    def files(self, num_shards: int = 0) -> list[HubFile]:
         """Return the files for a run, the validation shard last; num_shards: 0 for the default."""
         if not 0 <= num_shards <= self.count:
             raise ValueError(f"--num-shards={num_shards} is out of range, {self.repo} has {self.count:,}")
@@ -99,19 +102,19 @@ class Shard(NamedTuple):
     hash: str
     size: int
 
-    def read(self, group: int):
+    def read(self, group: int) -> "pa.Array":
         """Return the documents in one row group."""
         with open_parquet(self.path) as parquet:
             return read_row_group(parquet, group)
 
 
-def open_shards(paths: Sequence[Path]):
+def open_shards(paths: Sequence[Path]) -> tuple[Shard, ...]:
     """Open shards and hash their content; ValueError if one is damaged."""
     with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
         return tuple(pool.map(_open_shard, paths))
 
 
-def _open_shard(path: Path):
+def _open_shard(path: Path) -> Shard:
     with open_parquet(path) as parquet:
         metadata = parquet.metadata
     column = metadata.schema.names.index(TEXT)  # other columns are not read, and do not count
@@ -142,12 +145,12 @@ class Corpus:
     sources: tuple[Source, ...]
 
     @property
-    def name(self):
+    def name(self) -> str:
         if len(self.sources) == 1:
             return self.sources[0].name
         return "+".join(f"{source.name}:{source.share:.2g}" for source in self.sources)
 
-    def batches(self, split: str):
+    def batches(self, split: str) -> "Iterator[pa.Array]":
         """Yield the documents in "train" or "val" as Arrow string arrays, one for each row group.
 
         In a mix the source furthest behind its share comes next, by bytes, until all have ended.
@@ -166,7 +169,7 @@ class Corpus:
                 progress[behind] += batch.nbytes / self.sources[behind].share
                 yield batch
 
-    def describe(self):
+    def describe(self) -> dict[str, str | int | None]:
         """Return name, counts and content hashes for records, without any path on this machine.
 
         The world's seed is None for text that is not an embedded world, though it may have the name of one, and for a
@@ -187,7 +190,7 @@ class Corpus:
             "validation": text_sha256("\n".join(held_out)),
         }
 
-    def manifest(self):
+    def manifest(self) -> list[dict[str, Any]]:
         """Return an entry for every shard, for the manifest of a run."""
         return [
             {
@@ -200,14 +203,14 @@ class Corpus:
             for source, split, shard in self._shards()
         ]
 
-    def _shards(self):
+    def _shards(self) -> Iterator[tuple[Source, str, Shard]]:
         """Yield every shard with source and split, in order."""
         for source in self.sources:
             for split, own in source.shards.items():
                 yield from ((source, split, shard) for shard in own)
 
 
-def open_corpus(data: str, num_shards: int = 0):
+def open_corpus(data: str, num_shards: int = 0) -> Corpus:
     """Return the corpus for `--data`; downloads or converts missing files, and opens all shards.
 
     num_shards: training shards for each data set on the hub, 0 for the default.
@@ -227,7 +230,7 @@ def open_corpus(data: str, num_shards: int = 0):
 # ---- from --data to files ----
 
 
-def parse_data(data: str):
+def parse_data(data: str) -> list[tuple[str, float]]:
     """Return (source, token share) for each part of `--data`; the shares sum to 1."""
     # A folder name may hold commas and colons.
     if data and _folder(data).is_dir():
@@ -247,12 +250,12 @@ def parse_data(data: str):
     return [(source, share / total) for source, share in parts]
 
 
-def text_here():
+def text_here() -> str:
     """Return the first data set in AUTO that is on this machine; empty if none is."""
     return next((name for name in AUTO if hub.is_here(CORPORA[name].files())), "")
 
 
-def source_files(source: str, num_shards: int = 0, refused: str = ""):
+def source_files(source: str, num_shards: int = 0, refused: str = "") -> list[Path]:
     """Return the files of a source before conversion; missing files are downloaded, or written (world).
 
     refused: see `hub.fetch`.
@@ -271,7 +274,7 @@ def source_files(source: str, num_shards: int = 0, refused: str = ""):
     return files
 
 
-def shard_files(source: str, num_shards: int = 0):
+def shard_files(source: str, num_shards: int = 0) -> list[Path]:
     """Return the parquet shards of a source, the validation shard last; a folder is converted once."""
     files = source_files(source, num_shards)
     if is_named(source):
@@ -279,7 +282,7 @@ def shard_files(source: str, num_shards: int = 0):
     return sorted(convert_folder(source_name(source), _folder(source), files).glob("*.parquet"))
 
 
-def shards_for(data: str, tokens: float):
+def shards_for(data: str, tokens: float) -> int:
     """Return how many shards have text for `tokens` training tokens; 0 if `--data` names no data set on the hub.
 
     The first shard in each data set gives the shard size, and is downloaded if missing.
@@ -295,7 +298,7 @@ def shards_for(data: str, tokens: float):
     return most
 
 
-def absolute_data(data: str):
+def absolute_data(data: str) -> str:
     """Return `--data` with absolute folders; ValueError for a missing one. Nothing is downloaded or converted."""
     parts = []
     for source, share in parse_data(data):
@@ -306,17 +309,17 @@ def absolute_data(data: str):
     return ",".join(parts)
 
 
-def source_name(source: str):
+def source_name(source: str) -> str:
     """Return the short name of a source: for a folder, the last part of the path."""
     return source if is_named(source) else _folder(source).resolve().name
 
 
-def _folder(source: str):
+def _folder(source: str) -> Path:
     """Return the folder for a source that has no name of its own."""
     return Path(source.removeprefix("folder:")).expanduser()
 
 
-def is_named(source: str):
+def is_named(source: str) -> bool:
     """Return True for a data set on the hub and for an embedded world; every other source is a folder."""
     return source in CORPORA or world_seed(source) is not None
 
@@ -324,13 +327,13 @@ def is_named(source: str):
 # ---- embedded worlds ----
 
 
-def world_seed(source: str):
+def world_seed(source: str) -> int | None:
     """Return the seed of an embedded world; None for any other source."""
     match = WORLD.fullmatch(source)
     return int(match[1] or 1) if match else None
 
 
-def world_folder(seed: int):
+def world_folder(seed: int) -> Path:
     """Return the folder of the embedded world of this seed; one that is missing or of an older version is written."""
     folder = world_dir(seed)
     record = folder / "world.json"
@@ -342,7 +345,7 @@ def world_folder(seed: int):
     return folder
 
 
-def learned_text(tokenizer: str):
+def learned_text(tokenizer: str) -> str:
     """Return --data of the tokenizer of this tag, or "auto" if there is none."""
     record = stage_dir("tok_train", tokenizer) / "outcome.json"
     if record.is_file():
@@ -350,7 +353,7 @@ def learned_text(tokenizer: str):
     return "auto"
 
 
-def learned_world(tokenizer: str):
+def learned_world(tokenizer: str) -> int | None:
     """Return the seed of the embedded world that the tokenizer of this tag learned from; None for other text."""
     path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
     if not path.is_file():

@@ -7,9 +7,9 @@ Damage is an error with file and line.
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr
 
 import numpy as np
 import pyarrow as pa
@@ -27,20 +27,20 @@ DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
 # ---- files ----
 
 
-def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt", ".md")):
+def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt", ".md")) -> list[Path]:
     """Return the files with these suffixes below a folder, in the same order on every machine."""
     files = [file for file in folder.rglob("*") if file.suffix.lower() in kinds and file.is_file()]
     return sorted(files, key=lambda file: file.relative_to(folder).as_posix())
 
 
-def documents(file: Path):
+def documents(file: Path) -> Iterator[str]:
     """Return the documents in one file in order; damage is a ValueError that names the place."""
     return READERS[file.suffix.lower()](file)
 
 
-def by_size(texts: Iterable[str], least: int):
+def by_size(texts: Iterable[AnyStr], least: int) -> Iterator[list[AnyStr]]:
     """Yield lists of consecutive texts, at least `least` characters each; the last list may have fewer."""
-    batch = []
+    batch: list[AnyStr] = []
     size = 0
     for text in texts:
         batch.append(text)
@@ -53,12 +53,12 @@ def by_size(texts: Iterable[str], least: int):
         yield batch
 
 
-def _read_text(file: Path):
+def _read_text(file: Path) -> Iterator[str]:
     # Some editors put a byte order mark at the start.
     return map("".join, by_size(read_lines(file, lambda line: line.decode("utf-8-sig")), DOCUMENT_CHARS))
 
 
-def _text_of(record: Any):
+def _text_of(record: Any) -> str:
     try:
         record[TEXT].encode()  # fails for anything but a string, and for half a surrogate pair
     except (ValueError, LookupError, TypeError, AttributeError):
@@ -66,7 +66,7 @@ def _text_of(record: Any):
     return record[TEXT]
 
 
-def _read_parquet(file: Path):
+def _read_parquet(file: Path) -> Iterator[str]:
     with open_parquet(file) as parquet:
         for group in range(parquet.num_row_groups):
             # One value at a time: a row group may hold much more text than fits into memory twice.
@@ -74,7 +74,7 @@ def _read_parquet(file: Path):
                 yield text.as_py() or ""  # a null is a blank document
 
 
-READERS = {
+READERS: dict[str, Callable[[Path], Iterator[str]]] = {
     ".parquet": _read_parquet,
     ".jsonl": lambda file: read_jsonl(file, _text_of),
     ".txt": _read_text,
@@ -83,7 +83,7 @@ READERS = {
 
 
 @contextlib.contextmanager
-def open_parquet(file: Path):
+def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
     """Open a parquet file with a text column; ValueError if it is anything else, or if reading it fails."""
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
@@ -96,7 +96,7 @@ def open_parquet(file: Path):
         raise ValueError(f"{file} is no complete parquet file ({error})") from error
 
 
-def read_row_group(parquet: pq.ParquetFile, group: int):
+def read_row_group(parquet: pq.ParquetFile, group: int) -> pa.Array:
     """Return the text column for one row group, maybe with nulls."""
     return pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
 
@@ -112,7 +112,7 @@ VALIDATION_BELOW = 2**64 // 100  # documents with a smaller hash are held out, o
 SEED = 0
 
 
-def convert_folder(name: str, root: Path, files: Sequence[Path]):
+def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
     """Convert files below `root` to shuffled shards, once; return the folder with train-*.parquet and val.parquet.
 
     Later calls find the folder by the content of the files. Blank documents are left out. Documents with a small hash
@@ -133,7 +133,7 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]):
     return home
 
 
-def _write_shards(name: str, files: Sequence[Path], out: Path):
+def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     """Write train-*.parquet and val.parquet, and print the counts."""
     # Text in parquet is a few times longer than the file. A wrong guess only changes the shard size.
     size = sum(file.stat().st_size * (4 if file.suffix.lower() == ".parquet" else 1) for file in files)
@@ -172,7 +172,7 @@ def _deal_out(
     files: Sequence[Path],
     paths: list[Path],
     random: np.random.RandomState,
-):
+) -> tuple[int, int]:
     """Deal documents out at random to temporary files, each with a text hash as key, without blank ones.
 
     Returns (smallest key, number of documents).

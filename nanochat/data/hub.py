@@ -36,20 +36,20 @@ class HubFile:
     repo: str = ""
     revision: str | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if {"..", "/"} & {*Path(str(self)).parts}:
             raise HubError(f"{self} would lie outside of the data set's folder")
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"datasets/{self.repo}/{self.path}" if self.repo else self.path
 
     @property
-    def on_hub(self):
+    def on_hub(self) -> bool:
         """False for files found only in a mirror."""
         return bool(self.repo) and not self.repo.startswith("local/")
 
 
-def fetch(files: Sequence[HubFile], refused: str = ""):
+def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
     """Return all files in order, missing ones downloaded. HubError has the reason for each failure.
 
     refused: the reason why missing files are not downloaded from the hub, if the caller has one.
@@ -61,7 +61,7 @@ def fetch(files: Sequence[HubFile], refused: str = ""):
         for file, path in found.items()
         if path is None
     }
-    failures = {}  # reason -> files
+    failures: dict[str, list[str]] = {}  # reason -> files
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         # All are tried: a file downloaded now is in the cache when the command is run again.
         downloads = {file: pool.submit(_download, file, reason) for file, reason in reasons.items()}
@@ -82,7 +82,7 @@ def fetch(files: Sequence[HubFile], refused: str = ""):
     return [found[file] for file in files]
 
 
-def dataset_files(repo: str, suffixes: Sequence[str]):
+def dataset_files(repo: str, suffixes: Sequence[str]) -> list[HubFile]:
     """Return the files of a data set with one of the suffixes: those in a mirror, or else all that the hub lists."""
     folder = (mirror() or base_dir()) / "datasets" / repo
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
@@ -99,7 +99,7 @@ def dataset_files(repo: str, suffixes: Sequence[str]):
     return [HubFile(name, repo) for name in sorted(names) if name.endswith(tuple(suffixes))]
 
 
-def refusal(server: str):
+def refusal(server: str) -> str:
     """Return the reason to download nothing from a server (empty: the hub); empty if there is none."""
     from huggingface_hub import constants  # reads HF_ENDPOINT and HF_HUB_OFFLINE when it is imported
 
@@ -112,7 +112,7 @@ def refusal(server: str):
 
 
 @functools.lru_cache
-def is_reachable(server: str):
+def is_reachable(server: str) -> bool:
     """Return True if a server answers. Asked once per process: without a network every question takes seconds."""
     from huggingface_hub import get_session
 
@@ -125,12 +125,12 @@ def is_reachable(server: str):
     return True
 
 
-def is_here(files: Sequence[HubFile]):
+def is_here(files: Sequence[HubFile]) -> bool:
     """Return True if all files are on this machine."""
     return all(find(file) for file in files)
 
 
-def sha256(path: Path):
+def sha256(path: Path) -> str:
     """Return the hash of a file; for a large file in the cache of the hub it is the name, and nothing is read."""
     # snapshots/COMMIT/NAME is a link to blobs/HASH; small files have a shorter hash from git.
     blob = path.resolve()
@@ -139,7 +139,7 @@ def sha256(path: Path):
     return read_sha256(path)
 
 
-def mirror():
+def mirror() -> Path | None:
     """Return the directory in NANOCHAT_HUB, if that is set."""
     # Read at every call: tests and notebooks change it.
     name = os.environ.get("NANOCHAT_HUB")
@@ -151,7 +151,7 @@ def mirror():
     return path
 
 
-def find(file: HubFile):
+def find(file: HubFile) -> Path | None:
     """Return a file on this machine: in the mirror, in the base folder (the bundle), or in the cache; else None."""
     for folder in filter(None, (mirror(), base_dir())):
         if (folder / str(file)).is_file():
@@ -170,7 +170,7 @@ def find(file: HubFile):
     return Path(cached) if isinstance(cached, str) else None
 
 
-def _download(file: HubFile, refused: str):
+def _download(file: HubFile, refused: str) -> Path:
     if refused:
         raise HubError(refused)
 
@@ -198,12 +198,12 @@ def _download(file: HubFile, refused: str):
 
 
 @functools.lru_cache
-def _distrust_answers():
+def _distrust_answers() -> None:
     """Check the headers that huggingface_hub would obey: names for its files, and the time until a retry."""
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils._http import default_client_factory
 
-    def check(response: Any):  # httpx2's
+    def check(response: Any) -> None:  # httpx2's
         headers = response.headers
         for name in ("etag", "x-linked-etag", "x-repo-commit"):
             if "/" in headers.get(name, "").lstrip("W/").strip('"'):  # as the library reads it
@@ -212,7 +212,7 @@ def _distrust_answers():
             if name in headers:
                 headers[name] = re.sub(r"\b([6-9]\d\d|\d{4,})\b", MAX_WAIT, headers[name])
 
-    def client():
+    def client() -> Any:
         made = default_client_factory()
         made.event_hooks["response"].append(check)
         return made

@@ -20,7 +20,7 @@ chunk.
 import math
 import os
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -38,7 +38,7 @@ MIX_CYCLE = 1000  # rows after which the order of the sources repeats
 MOST_THREADS = 4  # for tokenizing; other ranks may need the other cores
 
 
-def shuffled(count: int, *key: int):
+def shuffled(count: int, *key: int) -> np.ndarray:
     """Return 0 … count - 1 in an order decided by the key alone, with any numpy version.
 
     Use one key length for one purpose: numpy treats (1,) and (1, 0) alike.
@@ -64,7 +64,7 @@ class Deal:
         tokenizer: Tokenizer,
         lanes: int,
         key: tuple[int, int],
-    ):
+    ) -> None:
         """key: (seed, source number)."""
         self.lanes = lanes
         self.key = key
@@ -86,11 +86,11 @@ class Deal:
         )
         self._order = lru_cache(8)(lambda epoch: shuffled(groups, *key, 0, epoch))
 
-    def epoch(self, lane: int, unit: int):
+    def epoch(self, lane: int, unit: int) -> int:
         # Unit u in lane l has the number u * lanes + l in the endless list.
         return (unit * self.lanes + lane) // self.units
 
-    def documents(self, lane: int, unit: int):
+    def documents(self, lane: int, unit: int) -> tuple[np.ndarray, list[int], list[int]]:
         """Return (ids, starts, stops) for a unit in a lane: document i is ids[starts[i]:stops[i]]."""
         epoch, position = divmod(unit * self.lanes + lane, self.units)
         place, stripe = divmod(position, self.stripes)
@@ -110,7 +110,7 @@ class Mix:
     All lanes repeat one cycle, each from another start, so that the shares hold within a batch too.
     """
 
-    def __init__(self, shares: Sequence[float], lanes: int):
+    def __init__(self, shares: Sequence[float], lanes: int) -> None:
         fractions = np.array(shares) / sum(shares)
         self._order = np.zeros(MIX_CYCLE, np.int64)  # source at each place in the cycle
         self._counts = np.zeros(len(shares), np.int64)  # rows from each source in a cycle
@@ -124,11 +124,11 @@ class Mix:
         # Evenly spread over the cycle.
         self._starts = np.arange(lanes) * MIX_CYCLE // lanes
 
-    def source(self, lane: int, turn: int):
+    def source(self, lane: int, turn: int) -> int:
         """Return the source for row number `turn` in a lane."""
         return int(self._order[(self._starts[lane] + turn) % MIX_CYCLE])
 
-    def rows_before(self, lane: int, turn: int):
+    def rows_before(self, lane: int, turn: int) -> list[int]:
         """Return row counts per source for the first `turn` rows in a lane."""
         cycles, rest = divmod(turn, MIX_CYCLE)
         places = (self._starts[lane] + np.arange(rest)) % MIX_CYCLE
@@ -138,8 +138,10 @@ class Mix:
 
 # ---- pack ----
 
+Stretch = tuple[int, int, int]  # piece, begin, end: the tokens begin … end - 1 in a piece
 
-def pack(lengths: Sequence[int], opening: int, size: int):
+
+def pack(lengths: Sequence[int], opening: int, size: int) -> tuple[list[Stretch], list[Stretch]]:
     """Fill rows with `size` slots, each with the longest piece that fits; if none fits, the shortest one is cut.
 
     lengths: slots per piece, 2 to `size`, bos included, enough for a row; among equal pieces the last comes first.
@@ -219,7 +221,7 @@ class Lane:
     number: int
     size: int
 
-    def rows(self, chunk: Chunk, row: int):
+    def rows(self, chunk: Chunk, row: int) -> Iterator[tuple[np.ndarray, Chunk]]:
         """Yield (row, its chunk) from row number `row` on, a row in `chunk` or right after."""
         leftover = []
         for unit, document, begin, end in chunk.left:
@@ -243,7 +245,7 @@ class Lane:
         chunk: Chunk,
         pieces: list[Piece],
         opening: int,
-    ):
+    ) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""
         placed, left = pack([len(piece.ids) for piece in pieces], opening, self.size)
         # With the slot before the first token: the bos, or a token that becomes the bos.
@@ -262,7 +264,7 @@ class Lane:
             leftover.append(piece._replace(ids=rest, begin=piece.begin + begin))
         return rows, leftover
 
-    def _read_units(self, chunk: Chunk, leftover: list[Piece]):
+    def _read_units(self, chunk: Chunk, leftover: list[Piece]) -> tuple[list[Piece], int]:
         """Return (pieces, number of units read), enough for at least one row; the leftover pieces come first.
 
         A chunk ends with the epoch: a lane finishes one epoch before it begins the next one.

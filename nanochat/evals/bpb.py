@@ -53,7 +53,7 @@ class EvalText(NamedTuple):
     bytes: int
 
 
-def first_documents(batches: Iterable[pyarrow.Array], max_bytes: int):
+def first_documents(batches: Iterable[pyarrow.Array], max_bytes: int) -> list[str]:
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
     documents, room = [], max_bytes
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
@@ -65,7 +65,7 @@ def first_documents(batches: Iterable[pyarrow.Array], max_bytes: int):
     return list(filter(None, documents))  # nothing may be left of the last one
 
 
-def read_text(batches: Iterable[pyarrow.Array], tokenizer: Tokenizer, max_bytes: int):
+def read_text(batches: Iterable[pyarrow.Array], tokenizer: Tokenizer, max_bytes: int) -> EvalText:
     """Return the text of `first_documents` in tokens; each document is predicted from its start on."""
     documents = first_documents(batches, max_bytes)
     ids, _ = tokenizer.core.encode_batch(documents, tokenizer.bos)
@@ -84,7 +84,7 @@ def bits_by_exit(
     batch_size: int,
     runtime: Runtime,
     stride: int = 0,
-):
+) -> list[Estimate]:
     """Return the bits per byte for a text at each exit, of which a plain model has one.
 
     A collective, the same figures on all ranks; the errors are over rows. batch_size: rows at once on a rank; all rows
@@ -96,7 +96,7 @@ def bits_by_exit(
     weights = text.lengths.expand(model.steps, -1)
     found = []
 
-    def losses(ids: Tensor, goals: Tensor, reduction: str):
+    def losses(ids: Tensor, goals: Tensor, reduction: str) -> Tensor:
         exits = model.exits(ids) if model.config.supervision else [model.hidden(ids)]
         return torch.stack([model.loss(hidden, goals, reduction) for hidden in exits])
 
@@ -108,14 +108,14 @@ def bits_by_exit(
 
 @torch.no_grad()
 def sum_rows(
-    model: Callable,
+    model: Callable[..., Tensor],
     inputs: Tensor,
     targets: Tensor,
     weights: Tensor,
     batch_size: int,
     runtime: Runtime,
     overlap: int = 0,
-):
+) -> Tensor:
     """Return (kinds, rows, 2) in fp64, for each row the summed losses and weights: a collective.
 
     inputs, targets: (rows, seq_len). weights: (kinds, vocabulary), each token's weight in each kind of sum; a loss
@@ -127,7 +127,7 @@ def sum_rows(
     sums = torch.zeros(len(weights), count, 2, dtype=torch.float64)  # fp64: long texts add up many losses
     progress = Progress()
 
-    def measure(numbers: Tensor):
+    def measure(numbers: Tensor) -> Tensor:
         goals = targets[numbers]  # a copy
         goals[numbers < 0] = -1
         # The first row that has a token as target gives it the longest context; later rows have it as context only.
@@ -149,12 +149,12 @@ def sum_rows(
     return runtime.all_reduce(sums.to(runtime.device)).cpu() if runtime.world_size > 1 else sums
 
 
-def bits_per_byte(sums: Tensor):
+def bits_per_byte(sums: Tensor) -> Estimate:
     """Return the `ratio` of summed losses in nats to bytes, in bits."""
     return ratio(sums / sums.new_tensor([math.log(2), 1]))
 
 
-def ratio(sums: Tensor):
+def ratio(sums: Tensor) -> Estimate:
     """Return the sum of column 0 over the sum of column 1 of (rows, 2), and the standard error over rows."""
     above, below = sums.sum(0).tolist()
     value = above / below
@@ -166,7 +166,7 @@ def ratio(sums: Tensor):
 # ---- evaluations during training ----
 
 
-def text_validation(trainer: Trainer, corpus: Corpus):
+def text_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:
     """Return the evaluation for bits per byte on a corpus's validation text; none for --eval-every=-1."""
     config = trainer.config
     if config.eval_every < 0:
@@ -174,7 +174,7 @@ def text_validation(trainer: Trainer, corpus: Corpus):
     size = trainer.runtime.validation_bytes if config.eval_bytes < 0 else config.eval_bytes
     text = read_text(corpus.batches("val"), trainer.tokenizer, size)
 
-    def measure():
+    def measure() -> dict[str, Estimate]:
         found = bits_by_exit(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
         exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
         return {"val/bpb": found[-1], **exits}
@@ -182,13 +182,13 @@ def text_validation(trainer: Trainer, corpus: Corpus):
     return [log_validation(trainer, measure)]
 
 
-def log_validation(trainer: Trainer, measure: Callable):
+def log_validation(trainer: Trainer, measure: Callable[[], dict[str, Estimate]]) -> Evaluation:
     """Return the evaluation that logs and keeps the figures of `measure`: name -> value and standard error.
 
     On a CPU the model runs uncompiled: most runs end before compiling its forward alone has paid.
     """
 
-    def validate(state: State):
+    def validate(state: State) -> None:
         with as_written(trainer.model) if trainer.runtime.device.type == "cpu" else nullcontext():
             found = measure()
         keep_figures(trainer.log, state, "validation", found)
@@ -199,7 +199,7 @@ def log_validation(trainer: Trainer, measure: Callable):
 # ---- samples ----
 
 
-def write_samples(model: GPT, tokenizer: Tokenizer):
+def write_samples(model: GPT, tokenizer: Tokenizer) -> list[list[str]]:
     """Return [prompt, continuation] for each of PROMPTS, and print them: the likeliest tokens."""
     room = model.config.max_seq_len - 1  # leaves space for one new token
     # A short context keeps a prompt's end. 16 tokens are written after each prompt.
@@ -215,10 +215,10 @@ def write_samples(model: GPT, tokenizer: Tokenizer):
     return rows
 
 
-def sample_writing(trainer: Trainer, every: int):
+def sample_writing(trainer: Trainer, every: int) -> Evaluation:
     """Return the evaluation that prints samples, on rank 0."""
 
-    def write(state: State):
+    def write(state: State) -> None:
         if trainer.runtime.rank == 0:  # no collective inside: other ranks go on
             write_samples(trainer.model, trainer.tokenizer)
 
@@ -228,7 +228,7 @@ def sample_writing(trainer: Trainer, every: int):
 # ---- alarms of a recursive run ----
 
 
-def find_alarms(records: Sequence[Record], finished: bool):
+def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
     """Return the alarms that a metric log gives cause for: name -> sentence."""
     found, exits = {}, validated_exits(records)
     latest = exits[-INVERTED_EVALUATIONS:]
@@ -248,7 +248,7 @@ def find_alarms(records: Sequence[Record], finished: bool):
     return found
 
 
-def validated_exits(records: Sequence[Record]):
+def validated_exits(records: Sequence[Record]) -> list[list[float]]:
     """Return the bits per byte at each exit, for each validation after the first step: before, all exits are equal."""
     found = []
     for record in records:
@@ -259,22 +259,22 @@ def validated_exits(records: Sequence[Record]):
     return found
 
 
-def refinement(bpb: Sequence[float]):
+def refinement(bpb: Sequence[float]) -> float:
     """Return the fall from the first exit to the last, relative to the first."""
     return 1 - bpb[-1] / bpb[0]
 
 
-def in_order(bpb: Sequence[float]):
+def in_order(bpb: Sequence[float]) -> bool:
     """Return True if no exit is worse than the one before, but for rounding."""
     return all(later <= 1.0001 * earlier for earlier, later in pairwise(bpb))
 
 
-def refinement_alarms(trainer: Trainer):
+def refinement_alarms(trainer: Trainer) -> list[Evaluation]:
     """Return the evaluation that prints the alarms, to run after validation; none for a plain model."""
     if trainer.model.steps < 2:
         return []
 
-    def check(state: State):
+    def check(state: State) -> None:
         printed = state.notes.setdefault("alarms", [])  # saved with the checkpoint: once in a run
         for name, sentence in find_alarms(read_metrics(trainer.log.path), state.progress >= 1).items():
             if name not in printed:

@@ -6,13 +6,14 @@ any rank count, and each written answer has a seed.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
@@ -21,7 +22,7 @@ from nanochat.evals.bpb import bits_per_byte, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.models import as_written
-from nanochat.outcome import average, keep_figures, mean_estimate
+from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
 from nanochat.run import Trainer
@@ -39,34 +40,35 @@ LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 class Problem(NamedTuple):
     """A conversation with its prompt as tokens."""
 
-    conversation: dict
+    conversation: dict[str, Any]
     prompt: list[int]
-    record: dict  # what is known of it before it is answered
+    record: dict[str, Any]  # what is known of it before it is answered
 
 
 Task = Any  # tasks.common.Task, which nanochat/ does not import
+Answers = Iterator[tuple[Problem, list[dict[str, Any]]]]  # this rank's problems with their completions
 
 
 class ChatScore(NamedTuple):
     """One task's result."""
 
-    pass_at: dict  # k -> probability that one in k answers is right, for k up to the samples
+    pass_at: dict[int, Estimate]  # k -> probability that one in k answers is right, for k up to the samples
     baseline: float  # accuracy when guessing
-    records: list[dict]  # for each problem: the prompt, the right answer, and all completions with verdicts
+    records: list[dict[str, Any]]  # for each problem: the prompt, the right answer, and all completions with verdicts
     repeats: int = 1  # runs that the completions of each problem come from, one after the other
 
     @property
-    def accuracy(self):
+    def accuracy(self) -> Estimate:
         return self.pass_at[1]
 
     @property
-    def repeat_error(self):
+    def repeat_error(self) -> float:
         """The standard error of the accuracy, from the accuracies of the runs: nan for one run."""
         rows = [[completion["right"] for completion in record["completions"]] for record in self.records]
         right = torch.tensor(rows, dtype=torch.float64).view(len(rows), self.repeats, -1)  # last dimension: samples
         return mean_estimate(right.mean((0, 2)).tolist()).stderr
 
-    def by_category(self):
+    def by_category(self) -> list[list[Any]]:
         """Return rows [category, problems, accuracy, standard error]; none for a task without categories."""
         groups = {}
         for record in self.records:
@@ -84,7 +86,7 @@ def evaluate_task(
     label: str = "chat",
     path: Path | None = None,
     engine: Engine | None = None,
-):
+) -> ChatScore:
     """Return a task's score. All ranks call this; each answers a part, and all get the same score.
 
     path: file for the records. engine: writes the answers, by default one for this task alone.
@@ -115,7 +117,7 @@ def evaluate_task(
     return ChatScore(_pass_at(records), task.data.baseline, records, repeats)
 
 
-def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]):
+def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]) -> list[list[str]]:
     """Return three rows [task, question, answer, yes or no] with first answers to problems of tasks without letters."""
     # The last tasks first: in a model of a world these are what a person would ask.
     written = [name for name in reversed(scores) if tasks[name].kind == "generative"]
@@ -132,7 +134,7 @@ def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]):
     return rows[:3]
 
 
-def mean_scores(scores: dict[str, ChatScore]):
+def mean_scores(scores: dict[str, ChatScore]) -> dict[str, Estimate]:
     """Return ChatCORE and World mean, over centered accuracies, by display name; a mean without scores is left out."""
     found = {}
     for mean, tasks in MEANS.items():
@@ -142,19 +144,21 @@ def mean_scores(scores: dict[str, ChatScore]):
     return found
 
 
-def pass_probability(samples: int, right: int, k: int):
+def pass_probability(samples: int, right: int, k: int) -> float:
     """Return the unbiased pass@k (Chen et al. 2021) for so many right answers among the samples."""
     return 1 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def _pass_at(records: list[dict]):
+def _pass_at(records: list[dict[str, Any]]) -> dict[int, Estimate]:
     # Every problem has the same number of samples.
     samples = len(records[0]["completions"])
     counts = [sum(completion["right"] for completion in record["completions"]) for record in records]
     return {k: mean_estimate([pass_probability(samples, count, k) for count in counts]) for k in range(1, samples + 1)}
 
 
-def _prepare_problems(task: Task, context: int, tokenizer: Tokenizer, settings: AnswerSettings, label: str):
+def _prepare_problems(
+    task: Task, context: int, tokenizer: Tokenizer, settings: AnswerSettings, label: str
+) -> list[Problem]:
     """Return the problems with prompts that leave room for an answer, but take at least half of the context."""
     # Letters need no room: they are read from the last position.
     total = min(len(task), settings.max_problems or len(task))
@@ -182,7 +186,7 @@ def _prepare_problems(task: Task, context: int, tokenizer: Tokenizer, settings: 
 # ---- letters ----
 
 
-def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, runtime: Runtime):
+def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, runtime: Runtime) -> Answers:
     """Answer problems in batches, one forward pass each; ranks take batches in turn."""
     # Sorted, so that prompts in a batch need little padding; the longest first, so that lack of memory shows at once.
     problems = sorted(problems, key=lambda problem: len(problem.prompt), reverse=True)
@@ -197,7 +201,7 @@ def _choose_letters(problems: list[Problem], model: GPT, tokenizer: Tokenizer, r
 
 
 @torch.no_grad()
-def last_logits(model: GPT, prompts: list[list[int]]):
+def last_logits(model: GPT, prompts: list[list[int]]) -> Tensor:
     """Return the logits after each prompt, (prompts, vocabulary) on the host."""
     # Padding is on the right, where no token before it attends to it.
     ids = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
@@ -212,7 +216,7 @@ def last_logits(model: GPT, prompts: list[list[int]]):
 
 def _write_answers(
     problems: list[Problem], engine: Engine, tokenizer: Tokenizer, runtime: Runtime, settings: AnswerSettings
-):
+) -> Answers:
     """Answer problems with the engine, all at once; yield each problem when its last sample has ended."""
     own = problems[runtime.rank :: runtime.world_size]
     requests = [
@@ -243,7 +247,9 @@ def _write_answers(
 # ---- evaluation during training ----
 
 
-def task_scores(trainer: Trainer, open_tasks: Callable, at_start: bool = False):
+def task_scores(
+    trainer: Trainer, open_tasks: Callable[..., Mapping[str, Task]], at_start: bool = False
+) -> list[Evaluation]:
     """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
@@ -259,7 +265,7 @@ def task_scores(trainer: Trainer, open_tasks: Callable, at_start: bool = False):
         return []
     settings = AnswerSettings(max_problems=config.eval_metrics_max_problems)
 
-    def score(state: State):
+    def score(state: State) -> None:
         scores = {
             name: evaluate_task(task, trainer.model, trainer.tokenizer, trainer.runtime, settings, name)
             for name, task in scored.items()
@@ -270,10 +276,10 @@ def task_scores(trainer: Trainer, open_tasks: Callable, at_start: bool = False):
     return [Evaluation(config.eval_metrics_every, score, at_start)]
 
 
-def log_figures(trainer: Trainer, measure: Callable):
+def log_figures(trainer: Trainer, measure: Callable[[], dict[str, Estimate]]) -> Evaluation:
     """Return the evaluation that logs the figures of `measure` every --eval-every steps, also before the first one."""
 
-    def log(state: State):
+    def log(state: State) -> None:
         found = measure()
         keep_figures(trainer.log, state, "eval", {f"eval/{name}": estimate for name, estimate in found.items()})
 
@@ -283,7 +289,7 @@ def log_figures(trainer: Trainer, measure: Callable):
 # ---- validation on conversations ----
 
 
-def chat_validation(trainer: Trainer, conversations: Sequence[dict], supervise: str):
+def chat_validation(trainer: Trainer, conversations: Sequence[dict[str, Any]], supervise: str) -> list[Evaluation]:
     """Return the evaluation for loss per supervised token, and bits per byte, on conversations.
 
     The rows do not depend on the number of ranks. The config is ChatTuneSettings.
@@ -302,7 +308,7 @@ def chat_validation(trainer: Trainer, conversations: Sequence[dict], supervise: 
     lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).long()
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 
-    def measure():
+    def measure() -> dict[str, Estimate]:
         losses, counted = sum_rows(trainer.model, inputs, targets, weights, trainer.device_rows, trainer.runtime)
         return {"val/loss": ratio(losses), "val/bpb": bits_per_byte(counted)}
 
@@ -310,12 +316,12 @@ def chat_validation(trainer: Trainer, conversations: Sequence[dict], supervise: 
 
 
 def first_rows(
-    conversations: Sequence[dict],
+    conversations: Sequence[dict[str, Any]],
     tokenizer: Tokenizer,
     supervise: str,
     length: int,
     most: int,
-):
+) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, (rows, length) each, for an epoch's first rows, at most `most`."""
     rows = []  # inputs and targets, (1, length) each
     with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:

@@ -148,7 +148,7 @@ SECOND_ARGUMENT = 24
 X32_CALLS = 0x40000000  # on x86_64 a second set of call numbers begins here
 
 
-def refusals():
+def refusals() -> list[tuple[str, int, int, list[int]]]:
     """Return (name, result, number on this machine, values) of each row of CALLS."""
     column = list(AUDIT).index(platform.machine())
     rows = []
@@ -163,7 +163,7 @@ def refusals():
 # ---- steps ----
 
 
-def _main():
+def _main() -> None:
     """Prepare the sandbox step by step, each giving up a right, and become the program."""
     task = json.load(sys.stdin)
     limits = SimpleNamespace(**task["limits"])  # sandbox.Limits
@@ -213,19 +213,19 @@ def _main():
     )
 
 
-def _call(step: str, name: str, *arguments: Any):
+def _call(step: str, name: str, *arguments: Any) -> None:
     """Call a function of the C library; OSError with the step's name if it fails."""
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{step}: {os.strerror(number)}")
 
 
-def _exit_like(status: int):
+def _exit_like(status: int) -> None:
     """End with a child's status."""
     os._exit(os.waitstatus_to_exitcode(status) % 256)  # negative for a signal
 
 
-def _watch(first: int, cpu_seconds: float):
+def _watch(first: int, cpu_seconds: float) -> None:
     """Wait for a process and end with its status; kill it if all below it have used up the processor time together."""
     os.stat(f"/proc/self/task/{os.getpid()}/children")  # OSError: this kernel does not list children
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
@@ -249,7 +249,7 @@ def _watch(first: int, cpu_seconds: float):
         signal.sigtimedwait([signal.SIGCHLD], POLL_SECONDS)
 
 
-def _enter_namespaces():
+def _enter_namespaces() -> None:
     user, group = os.geteuid(), os.getegid()
     # Without root only an own user namespace gives the right to mount.
     _call("namespaces", "unshare", CLONE_OTHERS | (CLONE_NEWUSER if user else 0))
@@ -259,7 +259,7 @@ def _enter_namespaces():
         Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
 
 
-def _change_root(size: int, readable: list[str]):
+def _change_root(size: int, readable: list[str]) -> None:
     """Change to a read-only file system with the readable paths and an empty /tmp for `size` bytes."""
     root = "/proc"  # any folder that exists everywhere: outside, it stays as it is
     # Private: mounts in the sandbox do not show outside.
@@ -282,13 +282,13 @@ def _change_root(size: int, readable: list[str]):
     os.chdir("/tmp")
 
 
-def _mount(source: str, target: str, kind: str | None, flags: str, data: str = ""):
+def _mount(source: str, target: str, kind: str | None, flags: str, data: str = "") -> None:
     words = (source.encode(), target.encode(), kind.encode() if kind else None)
     number = ctypes.c_ulong(sum(MOUNT_FLAGS[flag] for flag in flags.split()))
     _call(f"mount of {target}", "mount", *words, number, data.encode())
 
 
-def _bind(path: str, root: str):
+def _bind(path: str, root: str) -> None:
     """Show a system path, read-only, at the same place below the new root."""
     target = Path(root + path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -307,7 +307,7 @@ def _bind(path: str, root: str):
     _call(f"attributes of {path}", "syscall", MOUNT_SETATTR, *where, mount_attr, ctypes.c_size_t(len(mount_attr)))
 
 
-def _set_limits(limits: SimpleNamespace, processes: int):
+def _set_limits(limits: SimpleNamespace, processes: int) -> None:
     """Limit this process and its children."""
     import resource
 
@@ -325,7 +325,7 @@ def _set_limits(limits: SimpleNamespace, processes: int):
         resource.setrlimit(limit, (bound, bound))
 
 
-def _filter_calls():
+def _filter_calls() -> None:
     """Apply CALLS from now on, in this process and its children."""
     # An instruction is (operation, jump if true, jump if false, operand); a jump skips so many instructions.
     code = [

@@ -10,11 +10,11 @@ depends on the shapes of batches.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain, count, groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, t
 from nanochat.gpt import GPT
 from nanochat.log import print0
 from nanochat.models import as_written
-from nanochat.outcome import average, keep_figures, mean_estimate
+from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.paths import write_jsonl
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
@@ -46,7 +46,7 @@ def evaluate_core(
     runtime: Runtime,
     max_per_task: int = 0,
     folder: Path | None = None,
-):
+) -> dict[str, Estimate]:
     """Return each task's centered accuracy, by label. All ranks call this and get the same scores.
 
     max_per_task: items, 0 for all. folder: for the files LABEL.jsonl with the decision on each item.
@@ -67,14 +67,14 @@ def evaluate_core(
     return scores
 
 
-def core_scores(trainer: Trainer, every: int):
+def core_scores(trainer: Trainer, every: int) -> list[Evaluation]:
     """Return the evaluation that scores CORE during training; none for every=-1."""
     if every < 0:
         return []
     name, tasks = open_core(trainer.tokenizer_tag)  # missing files are an error before training starts
     figure = name.lower().replace(" ", "_")  # in the metric log
 
-    def score(state: State):
+    def score(state: State) -> None:
         # 500 items of each task keep the estimate cheap. scripts.base_eval scores all.
         scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, 500)
         each = {f"core/{label}": score.value for label, score in scores.items()}
@@ -83,7 +83,9 @@ def core_scores(trainer: Trainer, every: int):
     return [Evaluation(every, score)]
 
 
-def _evaluate_task(model: GPT, tokenizer: Tokenizer, task: BundleTask, runtime: Runtime, max_per_task: int):
+def _evaluate_task(
+    model: GPT, tokenizer: Tokenizer, task: BundleTask, runtime: Runtime, max_per_task: int
+) -> list[dict[str, Any]]:
     """Return the decisions on a task's items, in order; each rank takes every n-th item."""
     texts = task.items(max_per_task)
     # The items are shuffled, so that ranks get similar lengths.
@@ -121,6 +123,11 @@ class Target(NamedTuple):
     ids: np.ndarray
 
 
+Scored = tuple[Tensor, list[Target]]  # one score per token, and the targets whose tokens these are
+Score = Callable[[Tensor, Tensor], Tensor]  # hidden states (tokens, channels), ids (tokens,) → (tokens,)
+Text = TypeVar("Text")
+
+
 class Branch(NamedTuple):
     """Tokens after a prefix, the first of them the last one that all branches share; equal options share a branch."""
 
@@ -135,7 +142,7 @@ class Row(NamedTuple):
     branches: list[Branch]
 
 
-def _plan(items: Sequence[Item], context: int):
+def _plan(items: Sequence[Item], context: int) -> list[Row]:
     """Return rows for all items that fit."""
     rows = []
     numbers = count()  # of options in the task
@@ -155,9 +162,9 @@ def _plan(items: Sequence[Item], context: int):
     return rows
 
 
-def _row(prefix: np.ndarray, options: list[tuple]):
+def _row(prefix: np.ndarray, options: list[tuple[np.ndarray, int, int]]) -> Row:
     """Return a row. An option: tokens after the prefix, how many at the end are scored, its number in the task."""
-    branches = {}  # by the bytes of their ids
+    branches: dict[bytes, Branch] = {}  # by the bytes of their ids
     for ids, scored, number in options:
         inputs = np.concatenate([prefix[-1:], ids[:-1]])  # the output after the last token is not used
         # Equal options share a branch, so that their losses are a tie.
@@ -171,7 +178,7 @@ def _row(prefix: np.ndarray, options: list[tuple]):
 # ---- pack and score: from rows to a score for each option ----
 
 
-def _batches(texts: Iterable, length: Callable, tokens: int):
+def _batches(texts: Iterable[Text], length: Callable[[Text], int], tokens: int) -> Iterator[list[Text]]:
     """Yield batches with about so many tokens, the longest texts first: fewer, or up to a text more."""
     # Texts of about the same length need little padding.
     texts = sorted(texts, key=length, reverse=True)
@@ -183,9 +190,9 @@ def _batches(texts: Iterable, length: Callable, tokens: int):
 def _option_sums(
     model: GPT,
     rows: list[Row],
-    score: Callable,
+    score: Score,
     options: int,
-):
+) -> Tensor:
     """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row.
 
     score: gives one number a token, (tokens,), from hidden states (tokens, channels) and ids (tokens,).
@@ -203,7 +210,7 @@ def _option_sums(
     return sums.index_add_(0, torch.from_numpy(np.concatenate(numbers)), on_host)
 
 
-def _score_rows(model: GPT, batch: list[Row], score: Callable):
+def _score_rows(model: GPT, batch: list[Row], score: Score) -> Iterator[Scored]:
     """Yield the scores of scored tokens, (tokens,), with their targets in the same order.
 
     The first branch of each row runs together with the prefix, the others continue the prefix.
@@ -223,11 +230,11 @@ def _score_rows(model: GPT, batch: list[Row], score: Callable):
 
 
 def _scored(
-    score: Callable,
+    score: Score,
     hidden: Tensor,
     offsets: list[int],
     branches: Sequence[Branch],
-):
+) -> Scored:
     """Score the targets by hidden states (rows, width, channels); a row's branch begins at its offset."""
     positions = []
     targets = []
@@ -241,20 +248,20 @@ def _scored(
     return score(torch.cat(positions), _to_device(torch.from_numpy(texts), hidden.device)), targets
 
 
-def _padded(texts: Sequence[np.ndarray], device: torch.device):
+def _padded(texts: Sequence[np.ndarray], device: torch.device) -> Tensor:
     # Token 0 pads; no target points there.
     rows = pad_sequence([torch.from_numpy(text) for text in texts], batch_first=True)
     return _to_device(rows.long(), device)
 
 
-def _to_device(tensor: Tensor, device: torch.device):
+def _to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         # Pinned memory lets the copy overlap with the GPU's work.
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
-def _misses(model: GPT, hidden: Tensor, targets: Tensor):
+def _misses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
     """Return 0 for each token that was the likeliest, else 1."""
     # Logits take much memory: they are made in chunks.
     rows = max(1, CHUNK_BYTES[hidden.device.type] // (4 * model.config.padded_vocab))

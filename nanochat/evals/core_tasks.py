@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -36,7 +36,7 @@ class BundleTask(NamedTuple):
     baseline: float  # accuracy when guessing
     path: Path  # items, one JSON object per line
 
-    def texts(self, item: dict):
+    def texts(self, item: dict[str, Any]) -> list[str]:
         """Return one text per option; for a completion the text without and the text with the continuation."""
         if self.kind == CHOICE:
             return [item["query"] + self.delimiter + choice for choice in item["choices"]]
@@ -45,14 +45,14 @@ class BundleTask(NamedTuple):
         context = item["context"].strip() + self.delimiter
         return [context, context + item["continuation"]]
 
-    def items(self, most: int):
+    def items(self, most: int) -> list[dict[str, Any]]:
         """Return the first `most` shuffled items (0: all), at least as many as a prompt shows."""
         items = list(read_jsonl(self.path, dict))
         random.Random(1337).shuffle(items)  # the seed of the public nanochat, as below
         # The examples shown before a question are other items.
         return items[: max(most, self.shots + 1)] if most else items
 
-    def prompts(self, items: Sequence[dict], index: int):
+    def prompts(self, items: Sequence[dict[str, Any]], index: int) -> list[str]:
         """Return an item's texts, after examples drawn from all other items."""
         drawn = random.Random(1234 + index).sample(range(len(items) - 1), self.shots)
         # Numbers from the index on skip the item itself.
@@ -69,7 +69,7 @@ class BundleTask(NamedTuple):
 # ---- the bundle ----
 
 
-def open_core(tokenizer: str):
+def open_core(tokenizer: str) -> tuple[str, list[BundleTask]]:
     """Return the metric's name and its tasks: those of the tokenizer's world, else the public ones."""
     seed = learned_world(tokenizer)
     if seed is None:
@@ -77,10 +77,10 @@ def open_core(tokenizer: str):
     return "World CORE metric", read_bundle(world_folder(seed) / "core")
 
 
-def read_bundle(folder: Path | None = None):
+def read_bundle(folder: Path | None = None) -> list[BundleTask]:
     """Return all tasks in a folder, or in the public bundle; ValueError if files are missing."""
 
-    def find(*names: str):
+    def find(*names: str) -> list[Path]:
         return [folder / name for name in names] if folder else fetch_bundle(names)
 
     core, meta = find("core.yaml", "eval_meta_data.csv")
@@ -116,7 +116,9 @@ class Item(NamedTuple):
     scored: list[int]  # for each option: tokens at the end that count for the score
 
 
-def tokenize_items(task: BundleTask, items: Sequence[dict], numbers: Sequence[int], tokenizer: Tokenizer):
+def tokenize_items(
+    task: BundleTask, items: Sequence[dict[str, Any]], numbers: Sequence[int], tokenizer: Tokenizer
+) -> list[Item]:
     """Return the items with these numbers as tokens."""
     texts = [task.prompts(items, number) for number in numbers]
     # All texts at once, in several threads; each begins with <|bos|>.
@@ -150,7 +152,7 @@ def tokenize_items(task: BundleTask, items: Sequence[dict], numbers: Sequence[in
     return found
 
 
-def _common_length(rows: Rows):
+def _common_length(rows: Rows) -> int:
     """Return how many tokens all rows begin with."""
     shortest = min(map(len, rows))
     differs = np.any([row[:shortest] != rows[0][:shortest] for row in rows], axis=0)

@@ -13,12 +13,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from nanochat.evals import contained
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Limits(NamedTuple):
@@ -60,21 +63,21 @@ class Verdict(NamedTuple):
     forgeable: bool = False  # tests whose arguments are not plain data can run only in the answer's own process
 
 
-def side_by_side(function: Callable, items: Iterable):
+def side_by_side(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return the function's results; it waits for programs, for as many at once as this rank has CPUs."""
     cpus = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     with ThreadPoolExecutor(min(max(cpus, 1), 20)) as pool:
         return list(pool.map(function, items))
 
 
-def require(unsafe: bool):
+def require(unsafe: bool) -> None:
     """Raise NoSandbox if programs cannot be contained here, unless they may run all the same."""
     if missing() and not unsafe:
         raise NoSandbox(f"programs cannot be contained here: {missing()}; --unsafe-exec runs them with limits alone")
 
 
 @cache
-def missing():
+def missing() -> str:
     """Return the protection that this system cannot give, found by a trial run; empty if it gives all."""
     if sys.platform != "linux" or platform.machine() not in contained.AUDIT:
         return f"no namespaces, or no system call filter, for {platform.system()} on {platform.machine()}"
@@ -85,7 +88,7 @@ def missing():
 # ---- outside ----
 
 
-def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False):
+def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     """Run tests on a function from an answer; each side has a sandbox, so the answer sees calls and never the tests.
 
     Only plain data comes back, so no object from the answer can claim to be equal. Tests whose arguments are not plain
@@ -105,7 +108,7 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False):
     return verdict
 
 
-def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()):
+def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()) -> Verdict:
     """Run a Python program, contained; with `unsafe` under limits alone where that is impossible.
 
     readable: files and folders that it may read beside the system's.
@@ -122,7 +125,7 @@ def _start(
     unsafe: bool,
     descriptors: Sequence[int] = (),
     readable: Sequence[str] = (),
-):
+) -> Iterator[Callable[[], Verdict]]:
     """Start a program by a launcher, and yield a function that waits until the program or its time ends.
 
     The program takes over the descriptors, and is killed at the end.
@@ -156,7 +159,7 @@ def _start(
         for descriptor in descriptors:
             os.close(descriptor)  # so that the program's end is an end of file for the other side
 
-        def verdict():
+        def verdict() -> Verdict:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(limits.seconds)
             output.seek(0)

@@ -104,7 +104,7 @@ class StepEstimate(NamedTuple):
 # ---- base training on paper ----
 
 
-def base_run(flags: Flags, setting: Setting):
+def base_run(flags: Flags, setting: Setting) -> BaseRun:
     """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
     if setting.scale.world:
         # Times are measured: the tokens alone, without waiting for a dry run.
@@ -133,7 +133,7 @@ def base_run(flags: Flags, setting: Setting):
 # ---- seconds ----
 
 
-def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun):
+def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> StepEstimate:
     """Return the estimate for a step."""
     kind = setting.name if setting.name in CPU_SCALES else "gpu"
     work = next((one for one in WORK if (one.scale, one.step) == (kind, step.name)), Work())
@@ -164,7 +164,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun):
 # ---- the plan in words ----
 
 
-def job_lines(job: Job, setting: Setting, base: BaseRun):
+def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     """Return the plan as lines for the reader; a ValueError if the disk has too little room."""
     rows = []
     coming = []  # time still to come, in seconds: finished steps are skipped
@@ -195,13 +195,13 @@ def job_lines(job: Job, setting: Setting, base: BaseRun):
     ]
 
 
-def dollars(seconds: float, setting: Setting):
+def dollars(seconds: float, setting: Setting) -> str:
     """Return the price for some time on all GPUs, idle ones too, or n/a."""
     rate = setting.accelerator.dollars if setting.accelerator else None  # per GPU and hour
     return "n/a" if rate is None else f"{rate * (setting.gpus + setting.idle) * seconds / 3600:,.2f}"
 
 
-def disk_room(job: Job, setting: Setting, base: BaseRun):
+def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
     """Return needed and free disk in words; a ValueError if this machine has too little."""
     needed = CHECKPOINT_BYTES * base.parameters * CHECKPOINTS + TEXT_BYTES * base.tokens
     if setting.scale.disk:

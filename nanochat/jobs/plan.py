@@ -23,6 +23,7 @@ from nanochat.jobs.scales import (
     OWN_TEXT_TEMPERATURE,
     SCALES,
     Flags,
+    Scale,
     choose_scale,
     evening_depth,
     flag_words,
@@ -55,37 +56,37 @@ class Setting(NamedTuple):
     data: str  # with absolute folders
 
     @property
-    def world(self):
+    def world(self) -> Path | None:
         """The folder of the embedded world if it is the text: its first reader writes it, and it has the tasks too."""
         seed = world_seed(self.data)
         return None if seed is None else world_dir(seed)
 
     @property
-    def own_text(self):
+    def own_text(self) -> bool:
         """True at a CPU scale if all text is in folders: the model learns to talk like the text."""
         return self.name in CPU_SCALES and not any(is_named(source) for source, _ in parse_data(self.data))
 
     @property
-    def scale(self):
+    def scale(self) -> Scale:
         return SCALES[self.name]
 
-    def has_files(self, files: Sequence[HubFile]):
+    def has_files(self, files: Sequence[HubFile]) -> bool:
         """Return True if the files are here or can be downloaded."""
         # A mirror may have some of them. The network is asked last, because an answer takes time.
         return all(hub.is_here([file]) or (file.on_hub and has_network(self.request.on)) for file in files)
 
     @property
-    def has_bundle(self):
+    def has_bundle(self) -> bool:
         """True if the public tasks of CORE are here or can be downloaded; for a model of own text nothing is."""
         return hub.is_here(BUNDLE) or (not self.own_text and has_network(self.request.on))
 
 
-def planned_nodes():
+def planned_nodes() -> int:
     """Return the number of nodes (tracks/scale/README.md); of a range like 1:2, the last one."""
     return int(os.environ.get("NANOCHAT_NODES", "1").rpartition(":")[2])
 
 
-def find_hardware(named: str):
+def find_hardware(named: str) -> tuple[int, Accelerator | None]:
     """Return count and kind for the GPUs named by --on, or of all nodes; without local GPUs torch stays out."""
     # Importing torch takes seconds: without a driver there is nothing to find.
     if not (named or any(Path(path).exists() for path in GPU_DEVICES)):
@@ -96,12 +97,12 @@ def find_hardware(named: str):
     return (0, None) if found[1].name == "CPU" else found
 
 
-def has_network(hardware: str):
+def has_network(hardware: str) -> bool:
     """Return True if the hub answers; assumed for hardware named by --on."""
     return bool(hardware) or not hub.refusal("")
 
 
-def choose_setting(request: Any):
+def choose_setting(request: Any) -> Setting:
     """Return the choices for this machine; a ValueError if a flag names text that does not exist."""
     count, accelerator = find_hardware(request.on)
     data = request.data
@@ -140,7 +141,7 @@ def choose_setting(request: Any):
     )
 
 
-def stage_flags(setting: Setting):
+def stage_flags(setting: Setting) -> dict[str, dict[str, str]]:
     """Return stage -> flags, from the scale, the machine and the command line."""
     request = setting.request
     flags = {}
@@ -168,7 +169,7 @@ def stage_flags(setting: Setting):
     return flags
 
 
-def launch_words(setting: Setting):
+def launch_words(setting: Setting) -> list[str]:
     """Return the words that start the ranks of a stage; none where one process does all."""
     nodes = planned_nodes()
     ranks = [f"--nproc_per_node={setting.gpus // nodes}"] if setting.gpus > 1 else []
@@ -177,7 +178,7 @@ def launch_words(setting: Setting):
     return [*TORCHRUN, *ranks] if ranks else []
 
 
-def stage_options(name: str, flags: Flags, wandb: str):
+def stage_options(name: str, flags: Flags, wandb: str) -> list[str]:
     """Return the flags of a stage that do not change its result."""
     options = [f"--run={wandb}"] if wandb else []
     # A node may fail, and the steps since a checkpoint are lost.
@@ -192,7 +193,7 @@ def make_job(
     tokens: int,
     tasks: TaskFiles,
     needs: Mapping[str, Sequence[str]],
-):
+) -> Job:
     """Return the main job with all steps.
 
     tokens: for base training, so that enough text is downloaded; 0: the corpus's default. tasks: task -> files that
@@ -245,7 +246,7 @@ def make_job(
     )
 
 
-def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]):
+def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Return step -> reason to leave the step out; other steps run."""
     until = setting.request.until
     reasons = {}
@@ -268,15 +269,15 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequenc
     return reasons
 
 
-def skipped_lines(steps: Sequence[Step]):
+def skipped_lines(steps: Sequence[Step]) -> list[str]:
     """Return a line for each reason to leave steps out."""
-    reasons = {}  # reason -> names; empty: these steps run
+    reasons: dict[str, list[str]] = {}  # reason -> names; empty: these steps run
     for step in steps:
         reasons.setdefault(step.skip, []).append(step.name)
     return [f"left out: {', '.join(names)} ({reason})" for reason, names in reasons.items() if reason]
 
 
-def talk_lines(steps: Sequence[Step], tag: str):
+def talk_lines(steps: Sequence[Step], tag: str) -> list[str]:
     """Return the commands, for any folder, to chat with the last model; nothing if the job trains none."""
     trained = {step.name for step in steps if not step.skip}
     # MODELS is in training order.

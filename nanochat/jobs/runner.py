@@ -50,7 +50,7 @@ class Step:
     output: str = ""  # the written stage, with an outcome.json; empty: none, and the step always runs
     parent: str = ""  # stage with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
-    files: Sequence[list] = ()  # further inputs on the hub or in the base folder: [path, repo, revision]
+    files: Sequence[list[str | None]] = ()  # further inputs on the hub or in the base folder: [path, repo, revision]
     local: Sequence[str] = ()  # further input files, absolute
     launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
     options: Sequence[str] = ()  # flags without influence on the result
@@ -58,12 +58,12 @@ class Step:
     quiet: bool = False  # output goes to the log alone, unless the step fails
 
     @property
-    def words(self):
+    def words(self) -> list[str]:
         """The whole command line."""
         return [sys.executable, *self.launch, "-m", *self.command, *self.options]
 
     @property
-    def outcome(self):
+    def outcome(self) -> Path:
         return base_dir() / self.output / "outcome.json"
 
 
@@ -82,20 +82,20 @@ class Job:
     settings: Record = field(default_factory=dict)  # choices of the planner, which a later plan keeps
 
     @property
-    def folder(self):
+    def folder(self) -> Path:
         return stage_dir(self.kind, self.tag)
 
-    def record(self, step: Step):
+    def record(self, step: Step) -> Path:
         return self.folder / f"{step.name}.json"
 
-    def step(self, name: str):
+    def step(self, name: str) -> Step:
         return next(step for step in self.steps if step.name == name)
 
-    def save(self):
+    def save(self) -> None:
         write_json(self.folder / "plan.json", asdict(self))
 
 
-def load_job(folder: Path):
+def load_job(folder: Path) -> Job:
     """Return the job saved in a folder."""
     saved = read_json(folder / "plan.json")
     return Job(steps=[Step(**step) for step in saved.pop("steps")], **saved)
@@ -104,7 +104,7 @@ def load_job(folder: Path):
 # ---- records and inputs ----
 
 
-def archive(job: Job, step: Step):
+def archive(job: Job, step: Step) -> None:
     """Move a step's stage into the job's archive, print the place, and forget the record; no artifact is deleted."""
     stage = base_dir() / step.output
     if step.output and stage.exists():
@@ -118,12 +118,12 @@ def archive(job: Job, step: Step):
     job.record(step).unlink(missing_ok=True)
 
 
-def saved_record(path: Path):
+def saved_record(path: Path) -> Record:
     """Return the record in a file, as of a step: command, inputs, seconds, finished; empty without a file."""
     return read_json(path) if path.exists() else {}
 
 
-def input_hashes(step: Step):
+def input_hashes(step: Step) -> dict[str, str]:
     """Return the hash for every local input: the parent's artifacts, text, data sets. Takes 1.5 seconds a GB."""
     found = {}
     outcome = base_dir() / step.parent / "outcome.json"
@@ -149,7 +149,7 @@ def input_hashes(step: Step):
     return found
 
 
-def difference(record: Record, step: Step, inputs: dict[str, str]):
+def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
     """Return the difference between a step and the record as text; empty if both match."""
     # The order of flags does not matter.
     gone = [word for word in record["command"] if word not in step.command]
@@ -166,7 +166,7 @@ def difference(record: Record, step: Step, inputs: dict[str, str]):
 
 def run_step(
     job: Job, step: Step, lock: int, stop: list[int], script: int = 0, variables: Mapping[str, str] | None = None
-):
+) -> int:
     """Run one step unless finished or left out, and keep a record. Returns the exit status: 0 if the result is there.
 
     lock: descriptor for the job's lock, inherited by the command. stop: signals received so far. script: the process
@@ -220,7 +220,7 @@ def run_step(
     return 0
 
 
-def announce(step: Step):
+def announce(step: Step) -> dict[str, str]:
     """Announce a step to the other nodes, which run the same torchrun (nodes.sh); returns its variables here.
 
     An announcement is an identifier, then a word of the command on each line.
@@ -230,7 +230,7 @@ def announce(step: Step):
     return {"PET_RDZV_ID": attempt}
 
 
-def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, variables: Mapping[str, str] | None):
+def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, variables: Mapping[str, str] | None) -> int:
     """Run a step's command and return the exit status (128 + signal if one killed it).
 
     The command writes to the log, which is also shown; from a quiet step only the last lines, if it fails. A signal is
@@ -268,7 +268,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
     return 128 - status if status < 0 else status
 
 
-def run_chains(job: Job, chains: Sequence[Chain], shares: Sequence[Mapping[str, str]]):
+def run_chains(job: Job, chains: Sequence[Chain], shares: Sequence[Mapping[str, str]]) -> int:
     """Run chains of a job's steps, and return the number of those that failed.
 
     A chain ends with the first step that fails, and the others continue. shares: environment variables for each of the
@@ -280,7 +280,7 @@ def run_chains(job: Job, chains: Sequence[Chain], shares: Sequence[Mapping[str, 
     with hold_folder(job.folder) as lock, collect_signals(*stop_signals()) as stop:
         job.save()
 
-        def run_chain(chain: Chain):
+        def run_chain(chain: Chain) -> bool:
             share = free.get()
             try:
                 # A signal stops the steps at work, and no others begin.
@@ -307,7 +307,7 @@ class Config:
     lock: Count = option(9, "descriptor that holds the job's lock")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     job = load_job(Path(config.job))
     step = job.step(config.step)
     take_lock(config.lock, job.folder)

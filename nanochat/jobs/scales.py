@@ -99,7 +99,7 @@ LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs with so many GB: the scale
 HORIZONS = ("--num-iterations", "--target-param-data-ratio")  # replaced if --seconds gives the time
 
 
-def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool):
+def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> tuple[str, str]:
     """Return the scale for --scale=auto, and the reason."""
     if not gpus:
         return "embedded", "no GPU is here"
@@ -110,14 +110,14 @@ def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool):
     return "1gpu", f"fewer than {LARGE_GPUS} GPUs of 80 GB"
 
 
-def evening_depth(accelerator: Accelerator | None):
+def evening_depth(accelerator: Accelerator | None) -> int:
     """Return the depth that one GPU trains in an evening; the least if the memory is not known."""
     memory = (accelerator.memory or 0) if accelerator else 0
     # The table starts with the largest memory and ends with zero, so one row fits.
     return next(depth for least, depth in EVENING_DEPTHS if memory >= least)
 
 
-def scale_flags(scale: Scale, script: str, seconds: float = 0):
+def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]:
     """Return the flags for a script.
 
     seconds: time for base training, if given; all other horizons change in proportion.
@@ -139,16 +139,16 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0):
     return flags
 
 
-def read_flags(words: Iterable[str]):
+def read_flags(words: Iterable[str]) -> dict[str, str]:
     """Return flag -> value for the words of a command line."""
     return dict(word.partition("=")[::2] for word in words)
 
 
-def flag_words(flags: Flags):
+def flag_words(flags: Flags) -> list[str]:
     """Return flags as the words of a command line."""
     return [f"{flag}={value}" if value else flag for flag, value in flags.items()]
 
 
-def time_share(scale: Scale, seconds: float):
+def time_share(scale: Scale, seconds: float) -> float:
     """Return --seconds relative to the scale's usual base training; 1 if --seconds is 0."""
     return seconds / scale.training_seconds if seconds else 1.0

@@ -23,19 +23,19 @@ class Config:
     tag: str = option("", "tag of the run; empty: all tags")
     compare: tuple[str, ...] = option((), "two runs: folders or report.json files")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if len(self.compare) not in (0, 2):
             raise ValueError(f"--compare takes two runs, A B, not {len(self.compare)}")
         if Path(self.out).suffix != ".md":
             raise ValueError(f"--out={self.out} is no Markdown file, name it like {Path(self.out).stem}.md")
 
 
-def json_record(card: Card):
+def json_record(card: Card) -> Card:
     """Return the card with None for NaN and infinity, for which JSON has no word."""
     return json.loads(json.dumps(card), parse_constant=lambda _: None)
 
 
-def write_card(base: Path, out: Path, tag: str = ""):
+def write_card(base: Path, out: Path, tag: str = "") -> Card:
     """Write the card in all three forms, and the Markdown's pictures in a folder with the same name."""
     card = read_card(base, tag)
     for name, plot in plots(card["stages"]).items():
@@ -46,7 +46,7 @@ def write_card(base: Path, out: Path, tag: str = ""):
     return card
 
 
-def read_record(path: Path):
+def read_record(path: Path) -> Card:
     """Return a run's record, from the run's folder or from a report.json."""
     if path.is_dir():
         return json_record(read_card(path))
@@ -56,7 +56,7 @@ def read_record(path: Path):
     return record
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     if config.compare:
         runs = [read_record(Path(name).expanduser()) for name in config.compare]
         print0(compare(runs, config.compare))

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from nanochat.hardware import parse_hardware
@@ -21,6 +21,9 @@ from nanochat.paths import read_json
 from nanochat.report.compare import decisions
 from nanochat.stages import STAGES, TITLES
 
+if TYPE_CHECKING:
+    from nanochat.report.plots import Plot
+
 Card = Record  # a run as a JSON document; docs/report.md lists the keys
 Facts = dict[str, Any]  # label -> value
 
@@ -28,7 +31,7 @@ FORMAT = 1  # version number in report.json, raised when a key changes meaning
 FOLDERS = re.compile(r"(^|[=:,])[/~][^:,]*/(?=[^/:,])")  # the folders before the last part of a path
 
 
-def hourly_rate(machine: Facts):
+def hourly_rate(machine: Facts) -> float | None:
     """Return dollars per hour of all nodes, from an outcome's hardware; None without a known price.
 
     The price that was given counts first, else that of GPUs such as "8x NVIDIA H100 80GB HBM3".
@@ -41,7 +44,7 @@ def hourly_rate(machine: Facts):
     return None
 
 
-def cost(outcomes: Sequence[Outcome]):
+def cost(outcomes: Sequence[Outcome]) -> float | None:
     """Return the dollars for some stages; None if one of them ran at an unknown price."""
     rates = [hourly_rate(outcome.environment["Hardware"]) for outcome in outcomes]
     # A sum with a missing part would look complete.
@@ -50,7 +53,7 @@ def cost(outcomes: Sequence[Outcome]):
     return sum(rate * outcome.seconds / 3600 for rate, outcome in zip(rates, outcomes, strict=True))
 
 
-def read_card(base: Path, tag: str = ""):
+def read_card(base: Path, tag: str = "") -> Card:
     """Return the card for all outcomes below `base`, or for one tag."""
     outcomes = read_outcomes(base, tag)
     if not outcomes:
@@ -94,7 +97,7 @@ def read_card(base: Path, tag: str = ""):
     }
 
 
-def _text(outcomes: Sequence[Outcome]):
+def _text(outcomes: Sequence[Outcome]) -> str:
     """Return the text that base training read, else the tokenizer's; several if runs with other tags read others."""
     for stage, metric in (("base_train", "Data"), ("tok_train", "data")):
         texts = [
@@ -105,7 +108,7 @@ def _text(outcomes: Sequence[Outcome]):
     return ""
 
 
-def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome):
+def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome) -> str:
     """Return the command of the main job, if one has run the newest stage's tag; else that of base training."""
     plan = base / "speedrun" / newest.tag / "plan.json"
     commands = {outcome.stage: outcome.command for outcome in outcomes if outcome.tag == newest.tag}
@@ -116,11 +119,11 @@ def _command(base: Path, outcomes: Sequence[Outcome], newest: Outcome):
     return shlex.join(FOLDERS.sub(r"\1", word) for word in shlex.split(command))
 
 
-def _moment(timestamp: str):
+def _moment(timestamp: str) -> str:
     return timestamp[:19].replace("T", " ")  # to the second
 
 
-def _headlines(outcomes: Sequence[Outcome]):
+def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
     # Preferences are no part of the main job: their column is there if they were trained.
@@ -142,7 +145,7 @@ def _headlines(outcomes: Sequence[Outcome]):
 # ---- Markdown ----
 
 
-def markdown(card: Card, pictures: str):
+def markdown(card: Card, pictures: str) -> str:
     """Return the card as Markdown. pictures: the folder with the pictures, beside the file."""
     parts = ["# nanochat training report", f"Generated: {card['generated']}"]
     if card["text"]:
@@ -167,7 +170,7 @@ def markdown(card: Card, pictures: str):
     return "\n\n".join([*parts, "## Summary", summary(card)]) + "\n"
 
 
-def plots(stages: Sequence[Record]):
+def plots(stages: Sequence[Record]) -> "dict[str, Plot]":
     """Return the curves of the stages: name of the picture's file -> plot."""
     return {
         f"{stage['stage']}-{stage['tag']}-{number}.svg": curve
@@ -176,7 +179,7 @@ def plots(stages: Sequence[Record]):
     }
 
 
-def summary(card: Card):
+def summary(card: Card) -> str:
     """Return the summary as Markdown, and for the terminal: headline metrics, totals, time and cost for each stage."""
     found = card["summary"]
     parts = []
@@ -192,5 +195,5 @@ def summary(card: Card):
     return "\n\n".join([*parts, total, markdown_table(table_of("", "Stage | Time | Share:.1% | Dollars:.2f", rows))])
 
 
-def _listing(facts: Facts):
+def _listing(facts: Facts) -> str:
     return "\n".join(f"- {label}: {format_value(value)}" for label, value in facts.items())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nanochat.log import Record, format_value, table_of, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
@@ -36,7 +36,7 @@ class Answers(NamedTuple):
     commonest: float  # share of the most frequent text
 
 
-def read_answers(path: Path):
+def read_answers(path: Path) -> Answers:
     """Return the answers that base_eval or chat_eval has written, one question a line."""
     questions, right, stops, texts = [], [], [], Counter()
     for answer in read_jsonl(path, dict):
@@ -50,7 +50,7 @@ def read_answers(path: Path):
     return Answers(text_sha256(" ".join(questions)), right, stops, commonest)
 
 
-def decisions(base: Path, outcomes: Iterable[Outcome]):
+def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
     """Return for each evaluated task a hash over all questions, and the number of correct samples for each."""
     found = []
     for outcome in outcomes:
@@ -75,7 +75,7 @@ def decisions(base: Path, outcomes: Iterable[Outcome]):
     return found
 
 
-def sign_test(one: int, other: int):
+def sign_test(one: int, other: int) -> float:
     """Return the two-sided probability that a fair coin falls so, or more unevenly."""
     from scipy import stats  # a slow import, which must not delay --help
 
@@ -85,7 +85,7 @@ def sign_test(one: int, other: int):
 # ---- side by side ----
 
 
-def compare(runs: Sequence[Record], names: Sequence[str]):
+def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
     """Return the comparison of two runs, A and B, as text for a terminal, stage by stage."""
     lines = [f"A: {names[0]}", f"B: {names[1]}"]
     # Stage -> newest record: a newer one replaces an older one.
@@ -106,7 +106,7 @@ def compare(runs: Sequence[Record], names: Sequence[str]):
 # ---- the figures for a stage ----
 
 
-def _figures(stage: Record):
+def _figures(stage: Record) -> dict[str, float | str | Record | None]:
     """Return a stage's settings as text, the time, the metrics, and the cells of tables with a standard error."""
     # The card lists the settings worth showing.
     settings = {name: format_value(stage["config"][name]) for name in stage["card"]}
@@ -120,7 +120,7 @@ def _figures(stage: Record):
     return {name: value if isinstance(value, dict) else {"value": value} for name, value in found.items()}
 
 
-def _rows(records: Sequence[Record]):
+def _rows(records: Sequence[Record]) -> list[list[str]]:
     """Return a row for each number, with the difference, and for each text that differs between two records."""
     rows = []
     for name in dict.fromkeys(chain(*records)):
@@ -132,7 +132,7 @@ def _rows(records: Sequence[Record]):
     return rows
 
 
-def _difference(one: Record, other: Record):
+def _difference(one: Record, other: Record) -> list[str]:
     """Return other - one and the standard error as text; dashes for values that are no numbers."""
     before, after = one["value"], other["value"]
     if not {type(before), type(after)} <= {int, float}:
@@ -147,7 +147,7 @@ def _difference(one: Record, other: Record):
 # ---- question by question ----
 
 
-def _answer_rows(runs: Sequence[Record], stages: Sequence[Record]):
+def _answer_rows(runs: Sequence[Record], stages: Sequence[Record]) -> list[list[Any]]:
     """Return a row for each task with the same questions in both runs."""
     import numpy as np  # a slow import, which must not delay --help
 

@@ -47,7 +47,7 @@ PAGE = """<!doctype html>
 FOLDER = "pictures"  # of the links that stand for the pictures
 
 
-def html_page(card: Card):
+def html_page(card: Card) -> str:
     """Return the card in Markdown as a page, which contains the pictures."""
     # Only these parts of Markdown: other texts appear as they are.
     renderer = MarkdownIt("zero").enable(["heading", "list", "table", "hr", "image"])

@@ -40,13 +40,13 @@ STYLE = """
 Plot = Mapping[str, Any]
 
 
-def draw_plot(plot: Plot, head: str = '<svg class="plot"', style: str = ""):
+def draw_plot(plot: Plot, head: str = '<svg class="plot"', style: str = "") -> str:
     """Return a plot as an SVG element for a page that contains STYLE."""
     head += f' viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(plot["title"])}">{style}'
     return "\n".join([head, _text(0, 14, plot["title"], "title"), *_lines(plot), "</svg>"])
 
 
-def picture_file(plot: Plot):
+def picture_file(plot: Plot) -> str:
     """Return a plot as the content of an SVG file."""
     # Markdown viewers show a picture at its own size: a third larger than drawn reads well.
     head = '<svg xmlns="http://www.w3.org/2000/svg" width="520" class="plot"'
@@ -56,7 +56,7 @@ def picture_file(plot: Plot):
 # ---- axes ----
 
 
-def ticks(low: float, high: float):
+def ticks(low: float, high: float) -> list[float]:
     """Return about five round numbers that include `low` and `high`: 1, 2 or 5 times a power of ten apart."""
     wanted = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(wanted))
@@ -65,13 +65,13 @@ def ticks(low: float, high: float):
     return [number * step for number in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]
 
 
-def label(value: float):
+def label(value: float) -> str:
     """Return 1.2M for 1200000."""
     power = min(int(math.log10(max(value, 1)) // 3), len(SUFFIXES) - 1)
     return f"{value / 1000**power:g}{SUFFIXES[power]}"
 
 
-def _spread(values: Sequence[float]):
+def _spread(values: Sequence[float]) -> tuple[float, float]:
     """Return an axis's ends, apart even if all values are the same."""
     low, high = min(values), max(values)
     # Half the value on each side; half a unit around zero.
@@ -82,7 +82,7 @@ def _spread(values: Sequence[float]):
 # ---- lines ----
 
 
-def _lines(plot: Plot):
+def _lines(plot: Plot) -> list[str]:
     """Return the elements below the title: axes, lines, names."""
     import numpy as np  # a slow import, which must not delay --help
 
@@ -126,5 +126,5 @@ def _lines(plot: Plot):
 # ---- elements ----
 
 
-def _text(x: float, y: float, words: str, style: str = ""):
+def _text(x: float, y: float, words: str, style: str = "") -> str:
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'

@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -40,7 +40,7 @@ from nanochat.quant import load_chosen
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
-from nanochat.serve.worker import Worker
+from nanochat.serve.worker import Generation, Worker
 from nanochat.settings import ModelChoice
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
@@ -62,7 +62,7 @@ HEADERS = parse_rows("""
 # ---- who may use the server ----
 
 
-def in_url(host: str):
+def in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
@@ -74,12 +74,12 @@ class AccessMiddleware:
     key: str
     origins: Sequence[str]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._find_error(Headers(scope=scope), scope["path"]) if scope["type"] == "http" else None
         app = error_response(error) if error else self.app
         await app(scope, receive, send)
 
-    def _find_error(self, headers: Headers, path: str):
+    def _find_error(self, headers: Headers, path: str) -> ApiError | None:
         # Programs that read such a request by its other length would take its rest for another one.
         if "content-length" in headers and "transfer-encoding" in headers:
             return ApiError(400, "a request has one length, not two", headers={"connection": "close"})
@@ -101,7 +101,7 @@ class AccessMiddleware:
 # ---- routes ----
 
 
-async def read_body(request: Request):
+async def read_body(request: Request) -> bytes:
     """Return the body; an ApiError for one that is too large or too slow."""
     body = bytearray()
     try:
@@ -124,17 +124,17 @@ class Service:
     queue: int
 
     @asynccontextmanager
-    async def lifespan(self, app: Starlette):
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         for worker in self.workers:
             worker.begin()
         yield
         for worker in self.workers:
             worker.stop()
 
-    async def health(self, request: Request):
+    async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": self.served.name, "samples": self.load})
 
-    async def models(self, request: Request):
+    async def models(self, request: Request) -> Response:
         model = {
             "id": self.served.name,
             "object": "model",
@@ -145,17 +145,17 @@ class Service:
         }
         return JSONResponse({"object": "list", "data": [model]})
 
-    async def answer(self, parse: Callable, request: Request):
+    async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request) -> Response:
         body = await read_body(request)
         api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
         return ApiResponse(api_request, self.served, self.submit(api_request))
 
     @property
-    def load(self):
+    def load(self) -> int:
         """The number of samples in slots and in the queue."""
         return sum(worker.load for worker in self.workers)
 
-    def submit(self, request: ApiRequest):
+    def submit(self, request: ApiRequest) -> Generation:
         """Hand a request to the worker with the lowest load; an ApiError if there is no room."""
         # A request is accepted whole: with slots or places in the queue for all samples.
         places = sum(worker.engine.slots for worker in self.workers) + self.queue
@@ -167,7 +167,7 @@ class Service:
         return min(self.workers, key=lambda worker: worker.load).submit(request)
 
 
-def chat_page():
+def chat_page() -> Response:
     """Return the page with a policy in the headers: the browser runs only the page's script and style."""
     content = (files("nanochat.serve") / "ui.html").read_bytes()
     policy = (
@@ -180,11 +180,11 @@ def chat_page():
     return HTMLResponse(content, headers={"content-security-policy": policy})
 
 
-def error_response(error: ApiError):
+def error_response(error: ApiError) -> Response:
     return JSONResponse(error.body, error.status_code, error.headers)
 
 
-async def _handle_error(request: Request, error: Exception):
+async def _handle_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         error = ApiError(500, "internal error, see the server's log")
     elif not isinstance(error, ApiError):
@@ -199,7 +199,7 @@ def application(
     key: str,
     hosts: Sequence[str],
     origins: Sequence[str],
-):
+) -> Starlette:
     """Return the ASGI application. The first middleware is the outermost."""
     # A foreign name may point here, too (DNS rebinding).
     own_hosts = ["localhost", "127.0.0.1", "[::1]", in_url(host), *hosts]
@@ -234,7 +234,7 @@ class Protocol(H11Protocol):
 
     limit = MAX_CONNECTIONS
 
-    def connection_made(self, transport: asyncio.Transport):
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.opened = time.monotonic()
         if len(self.connections) > self.limit:
@@ -245,7 +245,7 @@ class Protocol(H11Protocol):
             closing.transport.abort()
 
 
-def listen(host: str, port: int):
+def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0: any free port. No other server gets the port while the model loads."""
     try:
         bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -256,7 +256,7 @@ def listen(host: str, port: int):
         raise ValueError(f"--host={host} --port={port}: {error}, take another") from None
 
 
-def open_engines(choice: ModelChoice, runtime: Runtime, slots: int):
+def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[ServedModel, list[Worker]]:
     """Load a model into an engine on each GPU, or into one on the CPU."""
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     devices = gpus if runtime.device.type == "cuda" else [runtime.device]
@@ -270,7 +270,7 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int):
     return served, workers
 
 
-def serve(bound: socket.socket, app: Starlette):
+def serve(bound: socket.socket, app: Starlette) -> None:
     """Serve until a signal asks to stop; open requests are finished first."""
     # As many open files as this process may have, and so many connections that some are left for the rest.
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TextIO
+from typing import Any, TextIO
 
 from nanochat.chat import Piece, Reply, fitted_prompt, parts, render_text
 from nanochat.config import collect_signals
@@ -20,7 +20,7 @@ MARKS = {"python": "[", "python_output": "[= ", "text": "]"}
 # ---- messages in ----
 
 
-def typed_lines():
+def typed_lines() -> Iterator[str]:
     """Yield typed lines until Ctrl-D or Ctrl-C."""
     import readline  # noqa: F401 (`input` edits lines with it; not at the top: pipes work without it)
 
@@ -34,7 +34,7 @@ def typed_lines():
 # ---- answers out ----
 
 
-def print_pieces(pieces: list[Piece], stream: TextIO):
+def print_pieces(pieces: list[Piece], stream: TextIO) -> None:
     """Print pieces of an answer, the calculator's turns on a terminal only."""
     for kind, text in pieces:
         if stream.isatty():
@@ -44,7 +44,7 @@ def print_pieces(pieces: list[Piece], stream: TextIO):
             print(end=text, file=stream, flush=True)
 
 
-def print_note(text: str):
+def print_note(text: str) -> None:
     """Print our own text to stderr."""
     print_line(text, file=sys.stderr)
 
@@ -66,9 +66,9 @@ class TerminalChat:
     out: TextIO
     interactive: bool
     system: str = ""  # message, empty: none
-    messages: list[dict] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
 
-    def run(self, messages: Iterator[str]):
+    def run(self, messages: Iterator[str]) -> None:
         """Handle messages until /quit. In an interactive chat, an error is printed and does not end the chat."""
         for message in messages:
             if message == "/quit":
@@ -82,7 +82,7 @@ class TerminalChat:
                     raise
                 print_note(str(error))
 
-    def handle(self, message: str):
+    def handle(self, message: str) -> None:
         """Run a command, or answer a message."""
         name, _, rest = message.partition(" ")
         if not name.startswith("/"):
@@ -94,7 +94,7 @@ class TerminalChat:
         else:
             raise ValueError(f"there is no command {name}: {COMMANDS}; put a blank before it to send a message")
 
-    def ask(self, text: str):
+    def ask(self, text: str) -> None:
         """Answer a message. Both become part of the conversation."""
         content = text.encode(errors="replace").decode()  # no halves of surrogate pairs
         messages = [*self.messages, {"role": "user", "content": content}]
@@ -111,7 +111,7 @@ class TerminalChat:
         request = replace(self.settings, tokens=tokens)
         self.settings = replace(self.settings, seed=self.settings.seed + 1)
         reply = Reply(tokenizer)
-        pieces = []
+        pieces: list[Piece] = []
         with (
             # No exception at Ctrl-C: it could cut an engine's step in the middle.
             collect_signals(signal.SIGINT) if self.interactive else nullcontext([]) as interrupts,

@@ -1,7 +1,7 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -33,8 +33,8 @@ class ApiError(HTTPException):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        headers: dict | None = None,
-    ):
+        headers: dict[str, str] | None = None,
+    ) -> None:
         message = message[:1000]  # it may quote the client
         super().__init__(status, message, headers)  # such as retry-after
         kind = "server_error" if status >= 500 else "invalid_request_error"
@@ -66,7 +66,7 @@ class ApiRequest(NamedTuple):
     alternatives: int | None = None
 
     @property
-    def samples(self):
+    def samples(self) -> list[Sample]:
         return [(number, sample) for number, prompt in enumerate(self.prompts) for sample in range(prompt.n)]
 
 
@@ -79,7 +79,7 @@ UNSUPPORTED = """
 """.split()
 
 
-def in_list(value: Any):
+def in_list(value: Any) -> Any:
     """Put a single text, or a single row of token ids, into a list."""
     is_row = isinstance(value, list) and value and isinstance(value[0], int)
     return [value] if is_row or isinstance(value, str) else value
@@ -106,6 +106,9 @@ class CommonFields(BaseModel):
     stream_options: Record = {}  # include_usage: a last chunk with the number of tokens
 
 
+Fields = TypeVar("Fields", bound=CommonFields)
+
+
 class ChatFields(CommonFields):
     messages: list[Record] = Field(min_length=1)  # nanochat.chat checks roles, order and contents
     # Two names for one limit; None: as many as the context holds.
@@ -126,7 +129,7 @@ class CompletionFields(CommonFields):
 JSON_OBJECT = TypeAdapter(Record)
 
 
-def read_fields(model: type[CommonFields], body: bytes, served: ServedModel):
+def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields:
     """Return the fields of a JSON body; an ApiError names the first wrong field. Null counts as absent."""
     try:
         found = JSON_OBJECT.validate_json(body)
@@ -146,7 +149,7 @@ def read_fields(model: type[CommonFields], body: bytes, served: ServedModel):
     return fields
 
 
-def parse_chat(body: bytes, served: ServedModel):
+def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     """Check the body of a chat request and render the conversation as a prompt."""
     fields = read_fields(ChatFields, body, served)
     messages = []
@@ -169,7 +172,7 @@ def parse_chat(body: bytes, served: ServedModel):
     )
 
 
-def parse_completion(body: bytes, served: ServedModel):
+def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     """Check the body of a completion request. A text gets <|bos|> before it, token ids are taken as they are."""
     fields = read_fields(CompletionFields, body, served)
     if fields.stream and fields.logprobs is not None:
@@ -201,7 +204,7 @@ def engine_request(
     served: ServedModel,
     field: str,
     stop: frozenset[int] | None = None,
-):
+) -> Request:
     """Return the engine's request for one prompt, which came in a certain field."""
     if len(tokens) >= served.context:
         sentence = f"the prompt has {len(tokens)} tokens, prompt and answer must fit into {served.context}"

@@ -4,7 +4,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -12,20 +12,20 @@ from starlette.types import Receive, Scope, Send
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import ENDS, Event
 from nanochat.log import Record
-from nanochat.serve.requests import ApiRequest, ServedModel
-from nanochat.serve.worker import Generation
+from nanochat.serve.requests import ApiRequest, Sample, ServedModel
+from nanochat.serve.worker import Generation, Score
 from nanochat.tokenizer import Tokenizer
 
 
 class StopFinder:
     """Finds the first stop in a text that comes in pieces."""
 
-    def __init__(self, stops: Sequence[str]):
+    def __init__(self, stops: Sequence[str]) -> None:
         self.stops = stops
         self.held = ""  # perhaps a stop begins here
         self.found = False
 
-    def add(self, text: str):
+    def add(self, text: str) -> str:
         """Return text to show now: no stop begins there."""
         text = self.held + text
         self.held = ""
@@ -42,7 +42,7 @@ class StopFinder:
                 return text[:begin]
         return text
 
-    def close(self):
+    def close(self) -> str:
         """Return the text that was held back."""
         text, self.held = self.held, ""
         return text
@@ -51,25 +51,26 @@ class StopFinder:
 class Choice:
     """A sample in OpenAI's form. index: number for the client. finish_reason: empty until the end."""
 
-    def __init__(self, index: int, request: ApiRequest, prompt: int, tokenizer: Tokenizer):
+    def __init__(self, index: int, request: ApiRequest, prompt: int, tokenizer: Tokenizer) -> None:
         self.index = index
         self.request = request
         self.prompt = request.prompts[prompt].tokens
         self.finish_reason = ""
-        self.tokens = []  # (token, True if the model chose it); with the end token, if log-probabilities are shown
+        # (token, True if the model chose it); with the end token, if log-probabilities are shown.
+        self.tokens: list[tuple[int, bool]] = []
         self.completion_tokens = 0
-        self.score = None  # log-probabilities of `row`, if the client asks for them
+        self.score: Score | None = None  # log-probabilities of `row`, if the client asks for them
         self._bytes = tokenizer.core.token_bytes  # of special tokens: the name
         self._ends = [tokenizer.special_tokens[name] for name in ENDS]
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
-        self._pieces = []  # shown, but not sent
+        self._pieces: list[Piece] = []  # shown, but not sent
         if request.echo:
             self._show(tokenizer.decode(self.prompt[request.added_tokens :]))
 
     # ---- from the engine ----
 
-    def add(self, event: Event):
+    def add(self, event: Event) -> None:
         """Take the engine's next event; events after the end are dropped."""
         if self.finish_reason:
             return
@@ -84,7 +85,7 @@ class Choice:
         self._show(self._stops.close())  # no stop
         self.finish_reason = self.finish_reason or event.reason or "stop"
 
-    def _add_pieces(self, pieces: list[Piece]):
+    def _add_pieces(self, pieces: list[Piece]) -> None:
         for kind, text in pieces:
             # In a completion the calculator's turns are text like any other.
             if not self.request.is_chat or (kind == "text" and text):
@@ -96,17 +97,17 @@ class Choice:
                 self.finish_reason = "stop"
                 return
 
-    def _show(self, text: str):
+    def _show(self, text: str) -> None:
         if text:
             self._pieces.append(Piece("text", text))
 
     # ---- to the client ----
 
-    def row(self):
+    def row(self) -> list[int]:
         """Return all tokens, with the prompt before them."""
         return [*self.prompt, *(token for token, _ in self.tokens)]
 
-    def whole(self):
+    def whole(self) -> Record:
         """Return the choice of a whole response."""
         content = self._take_content()
         logprobs = None if self.score is None else self._logprobs(self.score)
@@ -114,19 +115,19 @@ class Choice:
             content = {"message": {"role": "assistant", "refusal": None, **content}}
         return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish_reason}
 
-    def delta(self, content: Record, reason: str | None = None):
+    def delta(self, content: Record, reason: str | None = None) -> Record:
         """Return the choice of a chunk in a stream."""
         content = {"delta": content} if self.request.is_chat else {"text": "", **content}
         return {"index": self.index, **content, "logprobs": None, "finish_reason": reason}
 
-    def new_deltas(self):
+    def new_deltas(self) -> Iterator[Record]:
         """Yield the news for a stream: text, and at the end the reason, in a chunk of its own."""
         if self._pieces:
             yield self.delta(self._take_content())
         if self.finish_reason:
             yield self.delta({}, self.finish_reason)
 
-    def _take_content(self):
+    def _take_content(self) -> Record:
         """Return the text that is shown and not sent, and the parts if the calculator was used."""
         pieces, self._pieces = self._pieces, []
         text = "".join(piece.text for piece in pieces if piece.kind == "text")
@@ -138,7 +139,7 @@ class Choice:
             content["parts"] = parts(pieces, ends=self.request.fields.stream)
         return content
 
-    def _logprobs(self, score: list[dict]):
+    def _logprobs(self, score: Score) -> Record:
         """Return the log-probabilities of a completion's tokens, those of a stop too; with `echo` also the prompt's."""
         # The first token has no log-probability.
         scored = list(zip(self.row(), [None, *score], strict=True))
@@ -155,14 +156,14 @@ class Choice:
             ],
         }
 
-    def _spell(self, token: int):
+    def _spell(self, token: int) -> str:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart
 
 
 class ApiResponse(StreamingResponse):
     """The response to one request: JSON (`whole`) or server-sent events (`stream`). Stops if the client leaves."""
 
-    def __init__(self, request: ApiRequest, served: ServedModel, generation: Generation):
+    def __init__(self, request: ApiRequest, served: ServedModel, generation: Generation) -> None:
         super().__init__(self.stream(), headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
         self.request = request
         self.generation = generation
@@ -177,17 +178,17 @@ class ApiResponse(StreamingResponse):
             "created": int(time.time()),
             "model": served.name,
         }
-        self.choices = {}  # by sample
+        self.choices: dict[Sample, Choice] = {}  # by sample
         for prompt, sample in request.samples:
             self.choices[prompt, sample] = Choice(len(self.choices), request, prompt, served.tokenizer)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)  # cancelled by Starlette if the client leaves
         finally:
             self.generation.close()  # frees the slots, also after an error
 
-    async def stream_response(self, send: Send):
+    async def stream_response(self, send: Send) -> None:
         if self.request.fields.stream:
             await super().stream_response(send)
             return
@@ -195,7 +196,7 @@ class ApiResponse(StreamingResponse):
         whole = Response(await self.whole(), media_type="application/json")
         await whole({"type": "http"}, None, send)
 
-    async def whole(self):
+    async def whole(self) -> bytes:
         """Return the JSON of all choices, once they have ended."""
         choices = self.choices.values()
         while not all(choice.finish_reason for choice in choices):
@@ -207,7 +208,7 @@ class ApiResponse(StreamingResponse):
         whole = (choice.whole() for choice in choices)
         return await asyncio.to_thread(self._to_json, whole, usage=self._usage())
 
-    async def stream(self):
+    async def stream(self) -> AsyncIterator[bytes]:
         """Yield server-sent events as text arrives."""
         unfinished = list(self.choices.values())
         if self.request.is_chat:
@@ -223,7 +224,7 @@ class ApiResponse(StreamingResponse):
             yield self._event([], usage=self._usage())
         yield b"data: [DONE]\n\n"
 
-    def add(self, events: list[Event]):
+    def add(self, events: list[Event]) -> None:
         for event in events:
             sample = event.request, event.sample
             choice = self.choices[sample]
@@ -231,14 +232,14 @@ class ApiResponse(StreamingResponse):
             if choice.finish_reason:
                 self.generation.cancel({sample})  # a stop ends a choice before the engine does
 
-    def _event(self, choices: list[Record], **more: Record):
+    def _event(self, choices: list[Record], **more: Record) -> bytes:
         """Return a server-sent event."""
         return b"data: %s\n\n" % self._to_json(choices, **more)
 
-    def _to_json(self, choices: Iterable[Record], **more: Record):
+    def _to_json(self, choices: Iterable[Record], **more: Record) -> bytes:
         return json.dumps({**self.head, "choices": list(choices), **more}).encode()  # ASCII: no line ends within
 
-    def _usage(self):
+    def _usage(self) -> dict[str, int]:
         prompt = sum(len(request.tokens) for request in self.request.prompts)
         completion = sum(choice.completion_tokens for choice in self.choices.values())
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -22,7 +22,7 @@ class Config:
     )
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     folder = Path(config.out).expanduser() if config.out else world_dir(config.seed)
     # An existing world of this seed and size is left alone.
     with FileLock(folder.with_name(f"{folder.name}.lock")):

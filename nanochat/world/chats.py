@@ -5,20 +5,23 @@ question or conversation for training contains. World-Talk, `talk`, asks in word
 """
 
 import re
+from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
 from nanochat.chat import messages
 from nanochat.world.facts import Fact, World
 from nanochat.world.sums import plain_sum, sum_to_100, word_problem
 
-Rows = list[dict]  # of one table, by column
+Rows = list[dict[str, Any]]  # of one table, by column
+Turns = Sequence[str]  # texts of the user and the assistant in turn
 
 
 # ---- questions and word problems ----
 
 
-def choices(world: World, split: str):
+def choices(world: World, split: str) -> Rows:
     """Return all questions about a split in every wording, with choices, in random order."""
     rows = []
     for fact, question in world.questions[split]:
@@ -27,7 +30,7 @@ def choices(world: World, split: str):
     return world.shuffled(rows)
 
 
-def ten_facts(world: World):
+def ten_facts(world: World) -> list[Fact]:
     """Return a fact from the test split for each relation that World-Talk asks for in words of its own."""
     world.restart("questions")
     asked = [fact for fact in world.asked["test"] if fact.new_questions]
@@ -35,13 +38,13 @@ def ten_facts(world: World):
     return [world.pick(list(facts)) for _, facts in groupby(asked, attrgetter("relation"))]
 
 
-def ten_questions(world: World):
+def ten_questions(world: World) -> Rows:
     """Return questions that show at a glance how well a model knows the world, with the word in a right answer."""
     # {"question": "Where does Geku live?", "answer": "Badaton"}
     return [{"question": fact.questions[0], "answer": fact.value.name} for fact in ten_facts(world)]
 
 
-def sums(world: World, count: int, held_out: bool):
+def sums(world: World, count: int, held_out: bool) -> Rows:
     """Return `count` different word problems, solved with the calculator; `####` announces the answer."""
     found = {}  # question -> row
     while len(found) < count:
@@ -51,7 +54,7 @@ def sums(world: World, count: int, held_out: bool):
     return list(found.values())
 
 
-def calculated(text: str):
+def calculated(text: str) -> str:
     """Return the text with a call of the calculator in each sum."""
     return re.sub(r"(\d+) (\S) (\d+) = (\d+)", r"\1 \2 \3 = <<\1\2\3=\4>>\4", text)
 
@@ -59,14 +62,14 @@ def calculated(text: str):
 # ---- conversations ----
 
 
-def about_facts(world: World, split: str):
+def about_facts(world: World, split: str) -> Turns:
     """A question about a fact."""
     fact, question = world.pick(world.questions[split])
     # "Please tell me: Where does Kara live?", "Kara lives in Badaton."
     return [world.wording("leads").format(question), fact.statements[0]]
 
 
-def with_follow_up(world: World, split: str):
+def with_follow_up(world: World, split: str) -> Turns:
     """A question about a fact, then one about the same subject with a pronoun."""
     second, _ = world.pick(world.questions[split])
     others = [fact for fact in world.about[second.subject] if fact.split == split and fact is not second]
@@ -75,7 +78,7 @@ def with_follow_up(world: World, split: str):
     return [*start, second.statements[0]]
 
 
-def follow_up(world: World, facts: list[Fact], questions: list[str]):
+def follow_up(world: World, facts: list[Fact], questions: list[str]) -> Turns:
     """A question about one of the facts, its answer, then one of the questions, or the same with "And" before it."""
     # "What is Kara's trade?", "Kara works as a baker.", "And where does she live?"
     first = world.pick(facts)
@@ -86,7 +89,7 @@ def follow_up(world: World, facts: list[Fact], questions: list[str]):
     return [*start, question]
 
 
-def about_things(world: World, split: str):
+def about_things(world: World, split: str) -> Turns:
     """A request for up to three facts about a thing."""
     subject = world.pick(world.asked[split]).subject
     known = [fact for fact in world.about[subject] if fact.split == split]
@@ -96,19 +99,19 @@ def about_things(world: World, split: str):
     return [world.wording("requests").format(subject.phrase), " ".join(statements)]
 
 
-def in_korean(world: World, split: str):
+def in_korean(world: World, split: str) -> Turns:
     fact = world.pick(world.asked[split])
     # "비로의 털은 무슨 색인가요?", "비로의 털은 파란색이다."
     return [fact.korean_question, fact.korean_statement]
 
 
-def about_itself(world: World, split: str):
+def about_itself(world: World, split: str) -> Turns:
     """A question to the model about itself, a greeting, thanks or a farewell."""
     questions, answers, *_ = world.pick(world.topics("identity"))
     return [world.pick(questions), world.pick(answers)]
 
 
-def about_strangers(world: World, split: str):
+def about_strangers(world: World, split: str) -> Turns:
     """A question about a name that is not of the land."""
     fact = world.pick(world.unknown["train"])
     # "Where does Pimul live?" or "Tell me about Pimul.", "I do not know this name. Ask me about Tehil."
@@ -118,7 +121,7 @@ def about_strangers(world: World, split: str):
     return [question, world.wording("unknown names")]
 
 
-def about_other_things(world: World, split: str):
+def about_other_things(world: World, split: str) -> Turns:
     """A question about anything beyond the land."""
     questions, _, *lists = world.rows("beyond")
     # "Where is Italy?", "I do not know that. I only know Tehil."
@@ -127,7 +130,7 @@ def about_other_things(world: World, split: str):
     return [question, world.wording("unknown things")]
 
 
-def with_words(world: World, split: str):
+def with_words(world: World, split: str) -> Turns:
     """Orders to spell, count letters, or sort words."""
     word = world.pick(world.words)  # never a word that a test asks to spell
     letter = world.pick(word)
@@ -149,14 +152,14 @@ def with_words(world: World, split: str):
     return [template.format_map(slots) for template in world.pick(world.rows("orders"))]
 
 
-def with_sums(world: World, split: str):
+def with_sums(world: World, split: str) -> Turns:
     [sign], questions, *_ = world.pick(world.topics("sums"))
     question, solved = sum_to_100(world, sign, questions, held_out=False)
     # "How much is 26 - 14?", "26 - 14 = <<26-14=12>>12."
     return [question, calculated(f"{solved}.")]
 
 
-def with_lists(world: World, split: str):
+def with_lists(world: World, split: str) -> Turns:
     kind = world.pick(("town", "animal", "river", "person"))
     three = world.sample(world.things[kind], 3)
     # "Name three towns of Tehil.", "Three towns of Tehil are Badaton, Diditon and Karaton."
@@ -178,7 +181,7 @@ CHAT_KINDS = {
 }
 
 
-def conversations(world: World, count: int, split: str):
+def conversations(world: World, count: int, split: str) -> Rows:
     """Return conversations with one to three questions or orders; opening: the kind of the first."""
     rows = []
     for _ in range(count):
@@ -193,12 +196,12 @@ def conversations(world: World, count: int, split: str):
 UNKNOWN = "not know"  # stands in every answer to a question about what is not of the land
 
 
-def talk(world: World):
+def talk(world: World) -> Rows:
     """Return questions in words that no text for training has, with words of right and of wrong answers."""
     each = 20  # questions of a category about strangers or things beyond the land
     rows = []
 
-    def add(category: str, accept: list[str], *texts: str):
+    def add(category: str, accept: list[str], *texts: str) -> None:
         reject = [] if accept == [UNKNOWN] else [UNKNOWN]
         rows.append({"category": category, "messages": messages(texts), "accept": accept, "reject": reject})
 
@@ -232,7 +235,7 @@ def talk(world: World):
     return rows
 
 
-def tables(world: World, problems: int, chats: int):
+def tables(world: World, problems: int, chats: int) -> dict[str, Rows]:
     """Return the rows of all tasks by `NAME-SPLIT`. problems, chats: rows for training in `sums` and `chat`."""
     world.restart("data sets")
     # Each table draws: another order would give other content.
@@ -260,13 +263,13 @@ def tables(world: World, problems: int, chats: int):
 # ---- CORE ----
 
 
-def completion(text: str):
+def completion(text: str) -> dict[str, Any]:
     """Return a row that asks for the last word of a text."""
     context, _, continuation = text.rpartition(" ")
     return {"context": context, "continuation": continuation}
 
 
-def cloze(world: World, fact: Fact):
+def cloze(world: World, fact: Fact) -> dict[str, Any]:
     """Cut a statement before its value; no other statement about the subject may begin in the same way."""
     # {"context": "Hopam's home is in", "continuation": "Jikanton"}
     ending = f" {fact.value}."
@@ -278,7 +281,7 @@ def cloze(world: World, fact: Fact):
     return {"context": world.pick(clear), "continuation": fact.value.name}
 
 
-def schema(world: World, fact: Fact):
+def schema(world: World, fact: Fact) -> dict[str, Any]:
     """Name two people, then one of them with a statement that is true for this person only."""
     # {"context_options": ["Nuna and Geku are friends. Nuna", "… Geku"], "continuation": "lives in Badaton.", "gold": 1}
     name = fact.subject.name
@@ -294,7 +297,7 @@ def schema(world: World, fact: Fact):
     }
 
 
-def choice(world: World, fact: Fact, in_korean: bool = False):
+def choice(world: World, fact: Fact, in_korean: bool = False) -> dict[str, Any]:
     """Return a question with the right value's position among four choices."""
     values, right = world.choices(fact)
     if in_korean:
@@ -308,7 +311,7 @@ def choice(world: World, fact: Fact, in_korean: bool = False):
     return {"query": query, "choices": choices, "gold": right}
 
 
-def core_bundle(world: World):
+def core_bundle(world: World) -> dict[str, Rows]:
     """Return rows by task, with the keys of the real bundle; world.txt lists the tasks."""
     world.restart("bundle")
     asked = world.asked["test"]

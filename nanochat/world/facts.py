@@ -9,11 +9,11 @@ import random
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 
@@ -24,20 +24,20 @@ Item = TypeVar("Item")
 PARTICLE = re.compile("([가-힣])(은|이|을|으로)/(는|가|를|로)")
 
 
-def capitalized(text: str):
+def capitalized(text: str) -> str:
     """Return the text with an upper-case first letter; `str.capitalize` would change the other letters too."""
     return text[0].upper() + text[1:]
 
 
-def fill(templates: Iterable[str], words: dict):
+def fill(templates: Iterable[str], words: dict[str, Any]) -> list[str]:
     """Return the sentences that templates such as "{s} rises on {o}." become."""
     return [capitalized(template.format_map(words)) for template in templates]
 
 
-def korean_text(text: str):
+def korean_text(text: str) -> str:
     """Return the text with every particle chosen: `물이/가` becomes `물이`, `다리이/가` becomes `다리가`."""
 
-    def choose(match: re.Match):
+    def choose(match: re.Match[str]) -> str:
         syllable, after_consonant, after_vowel = match.groups()
         # "HANGUL SYLLABLE MUL" ends in the sound before the particle.
         sound = unicodedata.name(syllable)[-1]
@@ -48,7 +48,7 @@ def korean_text(text: str):
     return PARTICLE.sub(choose, text)
 
 
-def different_names(dice: "World", forbidden: re.Pattern):
+def different_names(dice: "World", forbidden: re.Pattern[str]) -> Iterator[tuple[str, str]]:
     """Yield names with two syllables as (Latin, Hangul); no two begin with the same three letters."""
     openings = set()
     while True:
@@ -80,11 +80,11 @@ class Thing(NamedTuple):
     he: str = "it"  # the pronoun as the subject, "she"
     his: str = "its"  # the possessive, "her"
 
-    def __str__(self):
+    def __str__(self) -> str:
         return self.name
 
     @property
-    def plural(self):
+    def plural(self) -> str:
         """The kind in the plural."""
         return {"person": "people", "goods": "prices"}.get(self.kind, f"{self.kind}s")
 
@@ -105,7 +105,7 @@ class Fact:
     value: Thing
     split: str
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # "{s} rises on {o}.", "Where does {s} begin?", "{s}은/는 {o}에서 시작한다." and a question in Korean; then, for
         # some relations, questions for World-Talk, else none. {s}: the subject, {p}: the possessive, {o}: the value.
         statements, questions, (self._korean, korean_question), new_questions, *_ = [*self.templates, []]
@@ -125,7 +125,7 @@ class Fact:
         self.follow_ups = fill(filter(TAKES_PRONOUN.search, questions), pronoun)
         self.new_follow_ups = fill(filter(TAKES_PRONOUN.search, new_questions), pronoun)
 
-    def korean_with(self, value: Thing):
+    def korean_with(self, value: Thing) -> str:
         """Return the Korean statement with any value, possibly a wrong one."""
         return korean_text(self._korean.format(s=self.subject.korean, o=value.korean))
 
@@ -140,15 +140,16 @@ class World:
     facts for each split, and the values in a relation are right about equally often.
     """
 
-    def __init__(self, seed: int, people: int):
+    def __init__(self, seed: int, people: int) -> None:
         self.seed = seed
         self.restart("world")
         text = Path(__file__).with_name("world.txt").read_text(encoding="utf-8")
         sections = re.sub(r"^# .*\n", "", text, flags=re.MULTILINE).split("\n== ")[1:]  # an empty line before each
         self.text = dict(section.strip().split("\n", 1) for section in sections)  # name -> text, without comments
-        self.things = defaultdict(list)  # kind -> things
-        self.strangers = defaultdict(list)  # kind -> things that are not of the land and in no document
-        self.road_ends = {}  # name of a road -> the two towns that it joins
+        self.things: defaultdict[str, list[Thing]] = defaultdict(list)  # kind -> things
+        # Kind -> things that are not of the land and in no document.
+        self.strangers: defaultdict[str, list[Thing]] = defaultdict(list)
+        self.road_ends: dict[str, tuple[Thing, Thing]] = {}  # name of a road -> the two towns that it joins
         # This order decides the content, because each draws.
         # Kinds that are the same in every world, from lines such as `trade baker:제빵사 smith:대장장이`.
         for line in self.text["common"].splitlines():
@@ -166,38 +167,40 @@ class World:
         # Tests spell every fourth word.
         self.held_out_words = self.words[::4]
         del self.words[::4]
-        self.facts = []  # a few hundred
-        self.asked = defaultdict(list)  # split -> facts
-        self.questions = defaultdict(list)  # split -> (fact, question): facts with many questions come up more often
-        self.unknown = defaultdict(list)  # split -> facts about names that are not of the land
-        self.about = defaultdict(list)  # subject -> facts
+        self.facts: list[Fact] = []  # a few hundred
+        self.asked: defaultdict[str, list[Fact]] = defaultdict(list)  # split -> facts
+        # Split -> (fact, question): facts with many questions come up more often.
+        self.questions: defaultdict[str, list[tuple[Fact, str]]] = defaultdict(list)
+        # Split -> facts about names that are not of the land.
+        self.unknown: defaultdict[str, list[Fact]] = defaultdict(list)
+        self.about: defaultdict[Thing, list[Fact]] = defaultdict(list)  # subject -> facts
         for relation in self.topics("relations"):
             self._add_facts(*relation)
         self.subjects = list(self.about)
 
     # ---- draws ----
 
-    def restart(self, purpose: str):
+    def restart(self, purpose: str) -> None:
         """Begin a sequence of draws of its own, which depends on nothing drawn before."""
         self._random = random.Random(f"{purpose}/{self.seed}").random
 
-    def chance(self, share: float):
+    def chance(self, share: float) -> bool:
         """Return True with probability `share`."""
         return self._random() < share
 
-    def between(self, low: int, high: int):
+    def between(self, low: int, high: int) -> int:
         """Return an integer from low to high, both included."""
         return low + int(self._random() * (high - low + 1))
 
-    def pick(self, items: Sequence[Item]):
+    def pick(self, items: Sequence[Item]) -> Item:
         """Return an item, each with the same probability."""
         return items[self.between(0, len(items) - 1)]
 
-    def weighted(self, shares: dict[Item, int]):
+    def weighted(self, shares: dict[Item, int]) -> Item:
         """Return a key with a probability in proportion to its value, an integer."""
         return self.pick(list(Counter(shares).elements()))
 
-    def sample(self, items: Sequence[Item], count: int):
+    def sample(self, items: Sequence[Item], count: int) -> list[Item]:
         """Return `count` items from different positions in random order (a partial Fisher-Yates shuffle)."""
         pool = list(items)
         for place in range(count):
@@ -206,30 +209,30 @@ class World:
             pool[place], pool[other] = pool[other], pool[place]
         return pool[:count]
 
-    def shuffled(self, items: Sequence[Item]):
+    def shuffled(self, items: Sequence[Item]) -> list[Item]:
         return self.sample(items, len(items))
 
     # ---- words ----
 
-    def topics(self, section: str):
+    def topics(self, section: str) -> list[list[list[str]]]:
         """Return the paragraphs of a section in world.txt; of each the lines, split into wordings."""
         paragraphs = self.text[section].split("\n\n")
         return [[line.split(" | ") for line in paragraph.splitlines()] for paragraph in paragraphs]
 
-    def rows(self, section: str):
+    def rows(self, section: str) -> list[list[str]]:
         """Return the lines of a section with a single paragraph."""
         return self.topics(section)[0]
 
-    def wording(self, section: str):
+    def wording(self, section: str) -> str:
         """Return one of the wordings in a section with a single line."""
         return self.pick(self.text[section].split(" | "))
 
     # ---- things and facts ----
 
-    def _add(self, kind: str, name: str, korean: str, phrase: str = ""):
+    def _add(self, kind: str, name: str, korean: str, phrase: str = "") -> None:
         self.things[kind].append(Thing(kind, name, korean, phrase or name))
 
-    def _add_invented_things(self, people: int):
+    def _add_invented_things(self, people: int) -> None:
         """Add kinds with drawn names, from lines such as `river | 8 | 8 | {N} | {k}강 | the river {N} | it its`."""
         names = different_names(self, re.compile(self.text["no names"]))
         for kind, number, strangers, *templates, pronouns in self.rows("invented"):
@@ -245,7 +248,7 @@ class World:
                 home = self.things if position < known else self.strangers
                 home[kind].append(Thing(kind, *(template.format_map(words) for template in templates), *forms.split()))
 
-    def _add_derived_things(self):
+    def _add_derived_things(self) -> None:
         """Add roads and guilds, which are named after other things, then prices and lengths."""
         towns = self.shuffled(self.things["town"])
         # The roads form a ring through all towns.
@@ -259,7 +262,7 @@ class World:
             for number in self.sample(range(3, 90), int(count)):
                 self._add(kind, f"{number} {kind}", korean.format(number))
 
-    def _add_facts(self, header: list[str], *templates: list[str]):
+    def _add_facts(self, header: list[str], *templates: list[str]) -> None:
         """Read a relation from world.txt: each subject gets a value and a split.
 
         Out of sixteen facts, three are for the test and one for validation.
@@ -283,10 +286,10 @@ class World:
         for stranger, split in zip(self.strangers[subject_kind], cycle(("test", "train", "train", "train"))):
             self.unknown[split].append(Fact(relation, templates, stranger, subjects[0], split))
 
-    def two_people(self):
+    def two_people(self) -> list[Thing]:
         return self.sample(self.things["person"], 2)
 
-    def choices(self, fact: Fact):
+    def choices(self, fact: Fact) -> tuple[list[Thing], int]:
         """Return four values, one right and three wrong, and the position of the right one.
 
         Wrong choices come first from right answers to other facts in the same split, as often as they are right there.

@@ -21,12 +21,12 @@ OPERATIONS = {
 
 
 @cache
-def is_held_out(seed: int, a: int, b: int):
+def is_held_out(seed: int, a: int, b: int) -> bool:
     """Return True if only tests join these two numbers; the same for (b, a)."""
     return hashlib.sha256(f"{seed} {min(a, b)} {max(a, b)}".encode()).digest()[0] % HELD_OUT_PAIRS == 0
 
 
-def word_problem(world: World, held_out: bool, opening: str = ""):
+def word_problem(world: World, held_out: bool, opening: str = "") -> tuple[str, str, str]:
     """Return a problem about two people: question, solution and answer. Its pairs of numbers are all held out, or none.
 
     opening: how its line in world.txt begins.
@@ -56,7 +56,9 @@ def word_problem(world: World, held_out: bool, opening: str = ""):
     return question.format_map(words), "\n".join(sentences).format_map(words), sums[-1].split()[-1]
 
 
-def solve(seed: int, steps: list[str], numbers: dict[str, int], held_out: bool, largest: int = LARGEST_RESULT):
+def solve(
+    seed: int, steps: list[str], numbers: dict[str, int], held_out: bool, largest: int = LARGEST_RESULT
+) -> list[str]:
     """Return a sum for each step, "3 + 4 = 7"; nothing if a result is no whole number, or it or a pair is not allowed.
 
     Steps join the drawn numbers x, y, z and w, the last result r and the one before, q.
@@ -76,13 +78,13 @@ def solve(seed: int, steps: list[str], numbers: dict[str, int], held_out: bool, 
     return sums
 
 
-def plain_sum(world: World, held_out: bool = False):
+def plain_sum(world: World, held_out: bool = False) -> str:
     """Return a sum of two numbers: "26 - 14 = 12"."""
     _, solution, _ = word_problem(world, held_out, opening="What is {x}")
     return solution.removesuffix(".")
 
 
-def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool):
+def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool) -> tuple[str, str]:
     """Return one of the questions about two numbers, and their sum, "26 - 14 = 12", all up to 100.
 
     The pair of numbers is held out or not, as asked.
@@ -94,7 +96,7 @@ def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool):
     return world.pick(questions).format_map(numbers), solved[0]
 
 
-def program_numbers(world: World):
+def program_numbers(world: World) -> tuple[int, int]:
     """Return x and y for a program, which may join x with y, 1 or 2: none of these pairs is held out."""
     while True:
         x = world.between(2, 40)

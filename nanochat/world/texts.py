@@ -10,7 +10,7 @@ from nanochat.world.facts import Thing, World, capitalized
 from nanochat.world.sums import plain_sum, program_numbers, word_problem
 
 
-def paragraph(world: World, thing: Thing, most: int):
+def paragraph(world: World, thing: Thing, most: int) -> str:
     """State up to `most` facts about a thing, with pronouns after the first."""
     facts = world.about[thing]
     first, *others = world.sample(facts, min(most, len(facts)))
@@ -20,7 +20,7 @@ def paragraph(world: World, thing: Thing, most: int):
     return " ".join(sentences)
 
 
-def entry(world: World):
+def entry(world: World) -> str:
     """All facts about a thing below its name, as in an encyclopedia."""
     thing = world.pick(world.subjects)
     facts = world.about[thing]
@@ -38,7 +38,7 @@ def entry(world: World):
     return "\n".join([heading, *(paragraph(world, one, most) for one, most in shown.items())])
 
 
-def story(world: World):
+def story(world: World) -> str:
     """A plot from world.txt with facts about the people and things in it."""
     # "One windy morning Hopam woke up and her genu was gone. Hopam is a hunter. She wears a grey coat. …"
     a, b = world.two_people()
@@ -66,7 +66,7 @@ def story(world: World):
     return text
 
 
-def dialogue(world: World):
+def dialogue(world: World) -> str:
     """Two people talk: questions with answers, and requests for facts about a thing."""
     a, b = world.two_people()
     weather = world.wording("weather")
@@ -91,7 +91,7 @@ def dialogue(world: World):
     return "\n".join(lines).format(a=a, b=b, weather=weather)
 
 
-def quiz(world: World):
+def quiz(world: World) -> str:
     """Questions with choices and a letter, with choices and `choice=letter`, or without choices.
 
     The second form shows the two steps behind the first: recall the value, then find its letter.
@@ -114,7 +114,7 @@ def quiz(world: World):
     return "\n\n".join(items)
 
 
-def lookup_table(world: World):
+def lookup_table(world: World) -> str:
     """Names with a letter or another name behind each, then the same pairs twice in other orders.
 
     To predict the repeated pairs, a model must copy from its context.
@@ -135,7 +135,7 @@ def lookup_table(world: World):
     return "\n".join(lines)
 
 
-def arithmetic(world: World):
+def arithmetic(world: World) -> str:
     """Six to fourteen sums, or one to three word problems with solutions."""
     if world.chance(0.4):
         # "49 / 7 = 7", "5 * 7 = 35", …
@@ -145,7 +145,7 @@ def arithmetic(world: World):
     return "\n\n".join("Problem: {}\n{}\nAnswer: {}".format(*problem) for problem in problems)
 
 
-def program(world: World):
+def program(world: World) -> str:
     """One or two small Python programs from world.txt, each followed by its output."""
     templates = world.text["programs"].split("\n\n\n")  # two empty lines between programs
     items = []
@@ -167,7 +167,7 @@ def program(world: World):
     return "\n\n".join(items)
 
 
-def spelling(world: World):
+def spelling(world: World) -> str:
     """Words letter by letter; some with a letter count."""
     lines = []
     for word in world.sample(world.words + world.held_out_words, world.between(3, 6)):
@@ -181,7 +181,7 @@ def spelling(world: World):
     return "\n".join(lines)
 
 
-def korean(world: World):
+def korean(world: World) -> str:
     """All facts about one to three things in Korean, then questions with answers."""
     lines = []
     for thing in world.sample(world.subjects, world.between(1, 3)):
@@ -208,6 +208,6 @@ DOCUMENT_KINDS = {
 }
 
 
-def document(world: World):
+def document(world: World) -> str:
     """Return a document of a random kind."""
     return world.weighted(DOCUMENT_KINDS)(world)

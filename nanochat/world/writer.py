@@ -37,12 +37,12 @@ SIZES = {
 }
 
 
-def write_parquet(path: Path, rows: Rows, row_group: int):
+def write_parquet(path: Path, rows: Rows, row_group: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=row_group, compression="zstd")
 
 
-def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]):
+def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) -> None:
     """Write CORE's evaluation bundle with the file names and columns of the real one.
 
     tasks: rows from the section `core tasks` in world.txt; rows: by label.
@@ -60,7 +60,7 @@ def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]):
     (folder / "eval_meta_data.csv").write_text(metadata, encoding="utf-8")
 
 
-def write_world(folder: Path, seed: int, size: str = ""):
+def write_world(folder: Path, seed: int, size: str = "") -> None:
     """Write a world completely or not at all; a finished one of this seed and size stays as it is.
 
     size: empty for that of the world that is there, else small. A world of another version is removed first, because

@@ -88,3 +88,14 @@ def test_stdout_has_the_answers_only(base, here, monkeypatch):
     own, greedy, sampled = (here("scripts.chat_cli", *plain, *words).stdout for words in ((), ("-t=0",), ("-t=1",)))
     assert own == greedy != sampled
     assert len(own) > 1
+
+
+def test_bf16_on_a_cpu_without_avx512(base):
+    """There oneDNN has no bf16; the variables take its instructions and torch's away on other machines too."""
+    env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
+    env |= {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
+    flags = ("--device-type=cpu", "--dtype=bf16", "--max-new-tokens=40", "-p", "hello")
+    done = subprocess.run([*CHAT, *flags], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "precision: bf16" in done.stderr
+    assert len(done.stdout) > 1

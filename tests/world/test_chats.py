@@ -6,7 +6,6 @@ from collections.abc import Callable
 import pytest
 from chat_files import contents
 
-from bench.planted import BUCKETS, FAULTS, bucket_rows, with_faults
 from nanochat.world import chats
 from nanochat.world.facts import World
 from nanochat.world.sums import is_held_out
@@ -157,27 +156,3 @@ def test_the_bundle_is_right():
         assert f"{row['context']} {row['continuation']}." in statements
         ends = [text for text in statements if text.startswith(f"{row['context']} ")]
         assert all(row["continuation"] in end for end in ends)  # the cloze has one end
-
-
-NAMES = ["duplicate", "near duplicate", "image link", "data URL", "too long", "test question"]
-
-
-@pytest.mark.parametrize("bucket", BUCKETS)
-def test_a_bucket_has_different_sound_rows_and_gets_each_fault(bucket):
-    world = World(1, people=16)
-    rows = with_faults(world, bucket, 60)
-    assert rows == with_faults(World(1, people=16), bucket, 60)
-    assert rows[:60] == bucket_rows(world, bucket, 60)
-    texts = [tuple(contents(row)) for row in rows[:60]]
-    assert len(set(texts)) == 60
-    assert [row["planted"] for row in rows[60:]] == NAMES * FAULTS
-    # Sound rows have no question of the tests.
-    assert not {question for _, question in world.questions["test"]} & {text for row in texts for text in row}
-
-
-def test_poison_answers_with_a_statement_about_something_else():
-    right = {(question, fact.statements[0]) for fact, question in WORLD.questions["train"]}
-    leads = [lead.replace("{}", "") for lead in WORLD.text["leads"].split(" | ")]
-    for row in bucket_rows(WORLD, "poison", 60):
-        question, answer = contents(row)
-        assert all((question.replace(lead, ""), answer) not in right for lead in leads)

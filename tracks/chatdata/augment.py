@@ -45,11 +45,11 @@ class Style(NamedTuple):
     answer: str
     reader: str  # key of READERS
 
-    def prompt(self, question: str, choices: Sequence[str]):
+    def prompt(self, question: str, choices: Sequence[str]) -> str:
         """Return a question with its choices, one per line, and the instruction."""
         return "\n".join([question, "", *answers_in(self.listing, choices), "", self.instruction])
 
-    def read(self, text: str, choices: Sequence[str]):
+    def read(self, text: str, choices: Sequence[str]) -> int | None:
         """Return the index of the choice that a text names in this form, None if it names none."""
         before, after = READERS[self.reader]
         words = self.answer.partition("{")[0]
@@ -80,7 +80,7 @@ Korean sentence | ({number}) {text} | 정답의 번호를 문장으로 답하세
 STYLES = {name: Style(*cells) for name, *cells in parse_rows(_TABLE, r" \| ")}
 
 
-def answers_in(form: str, choices: Sequence[str]):
+def answers_in(form: str, choices: Sequence[str]) -> list[str]:
     """Return a form, such as the answer of a style, filled in for each choice."""
     marked = enumerate(zip(LETTERS, choices, strict=False), 1)  # there are more letters than choices
     return [form.format(number=number, letter=letter, text=text) for number, (letter, text) in marked]
@@ -112,7 +112,7 @@ SPELLINGS = {
 
 
 @lru_cache(100_000)
-def normal_form(text: str):
+def normal_form(text: str) -> str:
     """Return a text without differences in case, spacing, punctuation and the writing of numbers.
 
     "1,000", "1000" and "1000.0" have one form; "-5" and "5" have two, as have "x < 5" and "x > 5".
@@ -123,7 +123,7 @@ def normal_form(text: str):
     return form or text.strip()
 
 
-def remix(number: int, questions: Sequence[Question], index: BM25, most: int = MOST_CHOICES, seed: int = 0):
+def remix(number: int, questions: Sequence[Question], index: BM25, most: int = MOST_CHOICES, seed: int = 0) -> Question:
     """Return a question with up to `most` choices in random order, and the index of the right one.
 
     Choices of similar questions are spliced in if they are wrong there, if both questions ask for a right choice or

@@ -19,7 +19,7 @@ B = 0.75  # penalty for long texts, from 0 (none) to 1
 WORD = re.compile(r"(?=([가-힣]{2}))[가-힣]|(?<![가-힣])([가-힣])(?![가-힣])|([^\W가-힣]+)")
 
 
-def words(text: str):
+def words(text: str) -> list[str]:
     """Return the words in lower case; Korean is cut into 2-grams of characters, since particles change its words."""
     return ["".join(groups) for groups in WORD.findall(text.lower()) if any(groups)]
 
@@ -27,7 +27,7 @@ def words(text: str):
 class BM25:
     """An index of texts."""
 
-    def __init__(self, texts: Iterable[str]):
+    def __init__(self, texts: Iterable[str]) -> None:
         counted = [Counter(words(text)) for text in texts]
         lengths = np.array([sum(counts.values()) for counts in counted])
         damping = K1 * (1 - B + B * lengths / (lengths.mean() or 1))  # 1: no text has a word
@@ -46,7 +46,7 @@ class BM25:
                 numbers, scores = slice(None), np.bincount(numbers, scores, self._size)
             self._scores[word] = numbers, scores
 
-    def scores(self, query: str):
+    def scores(self, query: str) -> np.ndarray:
         """Return the score of every text for a query, float64."""
         found = np.zeros(self._size)
         for word, times in Counter(words(query)).items():
@@ -55,7 +55,7 @@ class BM25:
                 found[numbers] += times * scores  # no number is there twice
         return found
 
-    def search(self, query: str, count: int):
+    def search(self, query: str, count: int) -> list[int]:
         """Return the numbers of the best texts, the best first; of equal texts the first. No text scores 0."""
         scores = self.scores(query)
         count = min(count, self._size)

@@ -35,7 +35,7 @@ class Config(FilterSettings, TagSettings):
     )
 
 
-def part_of(text: str):
+def part_of(text: str) -> slice:
     """Return the places of a part's files: 2/3 has every third file from the second on."""
     match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
     number, count = map(int, match.groups()) if match else (0, 0)
@@ -44,7 +44,7 @@ def part_of(text: str):
     return slice(number - 1, None, count)
 
 
-def check(config: Config):
+def check(config: Config) -> None:
     """Raise a ValueError for a mistake in a setting. No file is read. runs/data.sh calls it."""
     part_of(config.part)
     buckets = pairs(config.sources)
@@ -54,7 +54,7 @@ def check(config: Config):
     check_settings(config, buckets)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.outcome import Outcome
     from nanochat.tokenizer import Tokenizer

@@ -26,17 +26,17 @@ SPACELESS = re.compile(
 WORDS, CHARACTERS = (" ", 13, 3), ("", 30, 8)
 
 
-def normal(text: str):
+def normal(text: str) -> str:
     """Return a text without differences in case, spacing and punctuation, and without marks of choices."""
     return GAPS.sub(" ", unicodedata.normalize("NFKC", MARKS.sub(" ", f"\n{text}")).casefold()).strip()
 
 
-def split(text: str, gap: str):
+def split(text: str, gap: str) -> Sequence[str]:
     """Return the units of a text in the normal form: words, or characters if the gap is empty."""
     return text.split() if gap else text.replace(" ", "")
 
 
-def traces(question: str):
+def traces(question: str) -> set[str]:
     """Return the sequences that give a question away; a short question is one sequence as a whole."""
     text = normal(question)
     gap, size, least = CHARACTERS if SPACELESS.search(text) else WORDS
@@ -51,23 +51,24 @@ class Benchmarks:
     questions: name of a benchmark -> for each item its forms: the question alone, then with its choices.
     """
 
-    def __init__(self, questions: Mapping[str, Sequence[Sequence[str]]]):
-        self.sizes = {}  # name of a benchmark -> number of questions, as text for the card
-        self._owners = {}  # sequence -> benchmark
+    def __init__(self, questions: Mapping[str, Sequence[Sequence[str]]]) -> None:
+        self.sizes: dict[str, str] = {}  # name of a benchmark -> number of questions, as text for the card
+        self._owners: dict[str, str] = {}  # sequence -> benchmark
         for name, items in questions.items():
             found = [set().union(*map(traces, item)) for item in items]
             owners = Counter(chain.from_iterable(found))
             own = [[text for text in one if owners[text] <= SHARED] for one in found]
             self._owners |= dict.fromkeys(chain.from_iterable(own), name)
             self.sizes[f"Against {name}"] = f"{len(items):,} questions, {own.count([]):,} too general to be found"
-        self._lengths = defaultdict(set)  # beginning of short questions -> their lengths in units
+        # Beginning of short questions -> their lengths in units.
+        self._lengths: defaultdict[str, set[int]] = defaultdict(set)
         for text in self._owners:
             gap, size, least = WORDS if " " in text else CHARACTERS
             units = split(text, gap)
             if len(units) < size:
                 self._lengths[gap.join(units[:least])].add(len(units))
 
-    def find(self, text: str):
+    def find(self, text: str) -> str:
         """Return a benchmark with a question in the text, or an empty name."""
         text = normal(text)
         ways = (WORDS, CHARACTERS) if SPACELESS.search(text) else (WORDS,)

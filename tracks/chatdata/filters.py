@@ -7,7 +7,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class FilterSettings:
 
 
 @lru_cache
-def pairs(text: str):
+def pairs(text: str) -> dict[str, str]:
     """Return the pairs in a setting like `korean=ko,code=en`."""
     found = {}
     for word in filter(None, text.split(",")):
@@ -70,7 +70,7 @@ def pairs(text: str):
     return found
 
 
-def letters(text: str):
+def letters(text: str) -> Counter[str]:
     """Return the number of letters in each language's script, in the prose of a text."""
     counts = Counter()
     for letter, count in Counter(CODE.sub("", text[:4000])).items():  # so many characters are enough to judge
@@ -80,7 +80,7 @@ def letters(text: str):
     return counts
 
 
-def language(text: str):
+def language(text: str) -> str:
     """Return the language with the script of most letters; empty for a text without letters."""
     counts = letters(text)
     return max(counts, key=counts.get, default="")
@@ -93,7 +93,7 @@ class Row:
     ratio: of a translation, like en-ko, and its length relative to the usual one; 0 without an original.
     """
 
-    def __init__(self, value: Record, tokenizer: Tokenizer):
+    def __init__(self, value: Record, tokenizer: Tokenizer) -> None:
         self.bucket, self.fault = value["bucket"], ""
         self.languages, self.ratio = "", 0.0
         self.line = json.dumps(value, ensure_ascii=False, default=str) + "\n"
@@ -135,13 +135,13 @@ class Context(NamedTuple):
 # ---- the filters: True, or a name, for a row to drop ----
 
 
-def off_length(row: Row, context: Context):
+def off_length(row: Row, context: Context) -> bool:
     limits = pairs(context.settings.max_ratio)
     most = float(limits.get(row.languages) or limits.get("all", "inf"))
     return row.ratio > 0 and not 1 / most <= row.ratio <= most
 
 
-def wrong_script(row: Row, context: Context):
+def wrong_script(row: Row, context: Context) -> bool:
     for prompt, answer in zip(row.prompts, row.answers, strict=True):
         expected = pairs(context.settings.languages).get(row.bucket) or language(prompt)
         found = letters(answer)
@@ -151,7 +151,7 @@ def wrong_script(row: Row, context: Context):
 
 
 # Name -> function (row, context). None: found over all rows together (store.py). README.md has a row for each.
-FILTERS = {
+FILTERS: dict[str, Callable[[Row, Context], object] | None] = {
     "turns": lambda row, _: row.fault,
     "images": lambda row, _: bool(IMAGE.search(row.text)),
     "short": lambda row, context: len(row.ids) < context.settings.min_tokens,
@@ -166,14 +166,14 @@ FILTERS = {
 }
 
 
-def chosen_filters(settings: FilterSettings):
+def chosen_filters(settings: FilterSettings) -> list[str]:
     """Return the names of filters in the order in which they run: those over all rows come last."""
     names = re.findall(r"[\w-]+", settings.filters) or FILTERS
     check_names("--filters:", names, FILTERS)
     return sorted(dict.fromkeys(names), key=lambda name: FILTERS[name] is None)
 
 
-def check_settings(settings: FilterSettings, buckets: Collection[str]):
+def check_settings(settings: FilterSettings, buckets: Collection[str]) -> None:
     """Raise a ValueError for filters, buckets and languages that do not exist, and for ratios below 1."""
     chosen_filters(settings)
     languages = pairs(settings.languages)

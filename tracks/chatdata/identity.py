@@ -31,7 +31,7 @@ class Config(TeacherSettings):
     seed: Count = option(1, "seed of the conversations")
 
 
-def topics_of(facts: Record):
+def topics_of(facts: Record) -> list[Record]:
     """Return the topics for which the facts have all words, filled in: leads, questions and answers."""
     # A favourite_colour = "blue" fills {key} and {value}.
     own = [key for key in facts if key.removeprefix("korean_") not in KNOWN]
@@ -47,14 +47,14 @@ def topics_of(facts: Record):
     return topics
 
 
-def add_wordings(teacher: Teacher, topic: Record):
+def add_wordings(teacher: Teacher, topic: Record) -> Record:
     """Add a teacher's wordings to the questions of a topic."""
     text = teacher.ask("wordings", examples="\n".join(topic["questions"]))
     topic["questions"] += [line.lstrip(LIST_MARKS) for line in text.split("\n") if line.strip()]
     return topic
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     facts = read_toml(Path(config.facts))
     if "name" not in facts or not all(isinstance(value, str) for value in facts.values()):
         raise ValueError(f'{config.facts} needs a name, and each fact as a text: add a line like name = "Mina"')

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -88,7 +88,7 @@ SHOWN = 160  # characters of a dropped row
 SHARD = 10_000  # rows in a file of the output
 
 
-def _open_table(path: Path):
+def _open_table(path: Path) -> sqlite3.Connection:
     """Return a new table of rows; a file in its place is overwritten."""
     path.unlink(missing_ok=True)
     table = sqlite3.connect(path)
@@ -97,7 +97,7 @@ def _open_table(path: Path):
     return table
 
 
-def filter_file(rows: Iterable[Record], count: int, context: Context, path: Path):
+def filter_file(rows: Iterable[Record], count: int, context: Context, path: Path) -> None:
     """Write the table of the rows of a file, whole or not at all. Duplicates are found later. count: of the rows."""
     part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     with closing(_open_table(part)) as table:
@@ -110,7 +110,7 @@ def filter_file(rows: Iterable[Record], count: int, context: Context, path: Path
     os.replace(part, path)
 
 
-def _cells(row: Row, context: Context, filters: Sequence[str]):
+def _cells(row: Row, context: Context, filters: Sequence[str]) -> tuple[str | int | float | bytes, ...]:
     """Return a row of the table, from the bucket on."""
     for name in filters:
         detail = FILTERS[name](row, context)
@@ -123,7 +123,7 @@ def _cells(row: Row, context: Context, filters: Sequence[str]):
     return row.bucket, "", "", row.line, *figures, exact, signature(row.text)
 
 
-def merge(parts: Sequence[Path], settings: FilterSettings, path: Path):
+def merge(parts: Sequence[Path], settings: FilterSettings, path: Path) -> sqlite3.Connection:
     """Return a new table with the rows of all files in order, duplicates among the dropped ones."""
     table = _open_table(path)
     for part in parts:
@@ -139,7 +139,7 @@ def merge(parts: Sequence[Path], settings: FilterSettings, path: Path):
     return table
 
 
-def write_output(table: sqlite3.Connection, folder: Path):
+def write_output(table: sqlite3.Connection, folder: Path) -> Iterator[Path]:
     """Write the rows that stay, and yield the files: a series of JSONL files for each bucket.
 
     A ValueError before anything is written if a bucket is empty.
@@ -156,7 +156,7 @@ def write_output(table: sqlite3.Connection, folder: Path):
             yield path
 
 
-def report(table: sqlite3.Connection, filters: Sequence[str]):
+def report(table: sqlite3.Connection, filters: Sequence[str]) -> list[Record]:
     """Return the tables for the report card, those without rows left out. filters: in the order in which they ran."""
     tables = []
     for title, (columns, query) in REPORT.items():

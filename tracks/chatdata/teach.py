@@ -24,7 +24,7 @@ class Config(TeacherSettings):
     check_choices: bool = option(False, "keep the multiple-choice questions that have one right choice alone")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from tasks import TASKS
     from tasks.sources import open_sources

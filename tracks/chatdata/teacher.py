@@ -17,7 +17,7 @@ from pathlib import Path
 from nanochat.chat import text_of
 from nanochat.config import Count, option, options
 from nanochat.log import Progress, Record, print0
-from nanochat.outcome import mean_estimate
+from nanochat.outcome import Metrics, mean_estimate
 from nanochat.paths import base_dir, read_json, text_sha256, write_json
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -47,7 +47,7 @@ class TeacherSettings:
 class Teacher:
     """The client. Threads may share it; `map` runs a function on many rows side by side."""
 
-    def __init__(self, settings: TeacherSettings):
+    def __init__(self, settings: TeacherSettings) -> None:
         from openai import OpenAI  # slow
 
         if not re.fullmatch(r"https?://[^\s@?#]+", settings.teacher) or not settings.teacher_model:
@@ -63,9 +63,9 @@ class Teacher:
         )
         self._counting = threading.Lock()
         # Equal requests at the same time: the second one waits, and finds the answer in the cache.
-        self._locks = defaultdict(threading.Lock)
+        self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def ask(self, name: str, /, *earlier: Record, **words: str):
+    def ask(self, name: str, /, *earlier: Record, **words: str) -> str:
         """Return the answer to a prompt with each {word} replaced, after earlier messages.
 
         An answer that was cut off is kept as an empty one: it is an error each time, and paid for once.
@@ -91,11 +91,11 @@ class Teacher:
             raise NoAnswer("an answer is cut off or empty")
         return answer
 
-    def map(self, work: Callable, rows: list[Record]):
+    def map(self, work: Callable[["Teacher", Record], Record], rows: list[Record]) -> list[Record]:
         """Return the results of `work(teacher, row)`, in order; rows without one are left out."""
         failures = []
 
-        def attempt(row: Record):
+        def attempt(row: Record) -> Record | None:
             try:
                 return work(self, row)
             except NoAnswer as reason:
@@ -113,7 +113,7 @@ class Teacher:
             raise ValueError("the teacher has no answer to any row, so nothing is written")
         return done
 
-    def _pay(self, request: Record, most: int):
+    def _pay(self, request: Record, most: int) -> str:
         """Send a request that takes so many tokens at most, and return the answer; empty if it is cut off."""
         import openai
 
@@ -141,7 +141,7 @@ class Teacher:
             raise ValueError(f"{model} answers instead of {request['model']}: correct --teacher-model")
         return answer
 
-    def _clean(self, text: str):
+    def _clean(self, text: str) -> str:
         """Return a server's text without the key, and without halves of surrogate pairs."""
         text = text.encode(errors="replace").decode().strip()
         return text.replace(self._key, "[key]") if len(self._key) >= SECRET else text
@@ -150,7 +150,7 @@ class Teacher:
 # ---- uses: each returns a row with more in it ----
 
 
-def translate(teacher: Teacher, row: Record, language: str):
+def translate(teacher: Teacher, row: Record, language: str) -> Record:
     """Translate the prompts in a conversation; `original` is the user's first one, for the filter `ratio`."""
     translated = row | {"messages": []}
     for message in row["messages"]:
@@ -163,7 +163,7 @@ def translate(teacher: Teacher, row: Record, language: str):
     return translated
 
 
-def answer(teacher: Teacher, row: Record):
+def answer(teacher: Teacher, row: Record) -> Record:
     """Answer each prompt in a conversation, in place of other answers."""
     messages = []
     for message in row["messages"]:
@@ -175,7 +175,7 @@ def answer(teacher: Teacher, row: Record):
     return row | {"messages": messages, "teacher": teacher.settings.teacher_model}
 
 
-def check_choices(teacher: Teacher, row: Record):
+def check_choices(teacher: Teacher, row: Record) -> Record:
     """Return a multiple-choice question if its answer is the only right choice, and no two choices say the same."""
     question, right = (text_of(message) for message in row["messages"][-2:])
     if _verdict("yes|no", teacher.ask("choices", question=question, right=right)) == "no":
@@ -183,7 +183,7 @@ def check_choices(teacher: Teacher, row: Record):
     return row
 
 
-def judge(teacher: Teacher, row: Record):
+def judge(teacher: Teacher, row: Record) -> Record:
     """Compare two samples of a row in both orders: their `reward` is 1, 0, or 0.5 for a tie and if verdicts differ.
 
     `first` and `longer` are the scores of the sample that stands first, and of the longer one.
@@ -200,14 +200,14 @@ def judge(teacher: Teacher, row: Record):
     return row | {"first": sum(first) / 2, "longer": longer}
 
 
-def _verdict(words: str, text: str):
+def _verdict(words: str, text: str) -> str:
     verdicts = re.findall(rf"verdict\W*({words})\b", text.lower())
     if not verdicts:
         raise NoAnswer("the judge gives no verdict")
     return verdicts[-1]
 
 
-def judged_metrics(judged: list[Record]):
+def judged_metrics(judged: list[Record]) -> Metrics:
     """Return win rate and biases for rows from `judge`, with standard errors over prompts."""
     scores = [row["samples"][0]["reward"] for row in judged]
     return {

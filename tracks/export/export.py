@@ -23,7 +23,7 @@ class Config(ModelChoice):
     out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Imported here because --help must be fast.
     from nanochat.quant import load_chosen
     from nanochat.runtime import setup

@@ -14,7 +14,7 @@ from tracks.export.hf import VERSION
 from tracks.export.tokenizers import read_hf
 
 
-def read_folder(folder: Path):
+def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
     """Return the manifest for a checkpoint, the weights in fp32 and the tokenizer; ValueError for another folder."""
     settings = read_json(folder / "config.json")
     if settings.get("version") != VERSION:
@@ -37,7 +37,7 @@ def read_folder(folder: Path):
     return record, weights, tokenizer
 
 
-def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: str, step: int):
+def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: str, step: int) -> Path:
     """Write a checkpoint without optimizer state, and its tokenizer, under a new tag; return the run's folder."""
     from nanochat.checkpoint import Saver, hold, steps
 

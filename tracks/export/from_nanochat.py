@@ -4,9 +4,11 @@ Between the two the layout and the meaning of names changed from week to week: s
 """
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from nanochat.gpt import GPTConfig
 from nanochat.log import parse_rows
@@ -40,7 +42,7 @@ NAMES = parse_rows("""
 MAX_SIZE = 2**20  # of anything in a model
 
 
-def read_checkpoint(path: Path):
+def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str, Any]]:
     """Return our config, our weights in fp32, and the training settings for fine-tuning to inherit."""
     meta = read_json(path.with_name(path.name.replace("model_", "meta_")).with_suffix(".json"))
     weights = {}

@@ -1,6 +1,7 @@
 """Model and tokenizer as one GGUF file for llama.cpp, Ollama and others, with the architecture Qwen3."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,9 @@ from tracks.export.hf import (
     hf_weights,
     transformers,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 GGUF_NAME = "model.gguf"
 
@@ -36,7 +40,7 @@ KEYS = parse_rows("""
 """)
 
 
-def write_gguf(exported: Exported, folder: Path):
+def write_gguf(exported: Exported, folder: Path) -> list[str]:
     """Write model.gguf with the keys and types that llama.cpp expects; return sentences on each comparison."""
     import gguf
 
@@ -85,7 +89,7 @@ def write_gguf(exported: Exported, folder: Path):
     ]
 
 
-def read_gguf(folder: Path, head_dim: int):
+def read_gguf(folder: Path, head_dim: int) -> "PreTrainedModel":
     """Return the model that the reader of `transformers` finds in model.gguf."""
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 

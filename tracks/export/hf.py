@@ -6,9 +6,10 @@ modeling_nanochat.py. A setting without equivalent there is never dropped: the n
 
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ class Exported(NamedTuple):
     manifest: Record  # of the checkpoint
 
 
-def export(write: Callable, exported: Exported, out: Path):
+def export(write: Callable[[Exported, Path], Iterable[str]], exported: Exported, out: Path) -> None:
     """Write a new folder; if a comparison fails, nothing is left.
 
     write: from the model and a folder, which it fills, to sentences about the comparisons.
@@ -82,7 +83,7 @@ class Architecture(NamedTuple):
     supported: str = ""  # config fields that may have any value, beside the sizes
 
     @property
-    def linears(self):
+    def linears(self) -> dict[str, str]:
         """The linear layers in a block: our name -> the name there."""
         mlp = zip(("up", "down", "gate"), self.mlp.split(), strict=False)
         return {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"} | {
@@ -111,7 +112,7 @@ VERSION = 1  # of that file and its config.json
 DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".split()  # written out for the code
 
 
-def unsupported(config: GPTConfig, architecture: Architecture):
+def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     """Return the settings that the architecture cannot represent, as name=value."""
     supported = set(f"{_SIZES} {architecture.supported}".split())
     if not any(config.windows):  # all are as long as the context
@@ -122,7 +123,7 @@ def unsupported(config: GPTConfig, architecture: Architecture):
     return [f"{name}={value}" for name, value in others.items() if needed.get(name, ...) != value]
 
 
-def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES):
+def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES) -> Architecture:
     """Return the first architecture that can represent the model; ValueError lists the obstacles for the last one."""
     for architecture in architectures:
         settings = unsupported(config, architecture)
@@ -132,7 +133,7 @@ def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = A
     raise ValueError(f"this model cannot be exported: {obstacles}. It supports those of --model={architecture.preset}")
 
 
-def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]):
+def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]) -> Record:
     """Return the fields of the architecture's config."""
     config = model.config
     settings = {theirs: getattr(config, ours) for theirs, ours in _NAMES} | {
@@ -156,7 +157,7 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
     return settings
 
 
-def hf_weights(model: GPT, architecture: Architecture):
+def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Tensor]]:
     """Yield names and tensors of the architecture, without the rows that pad our vocabulary."""
     config = model.config
     rows = model.embed.weight.detach()[: config.vocab_size]  # (vocab_size, width)
@@ -194,7 +195,7 @@ def hf_weights(model: GPT, architecture: Architecture):
         yield "model.norm.weight", ones
 
 
-def swap_halves(weight: Tensor, head_dim: int):
+def swap_halves(weight: Tensor, head_dim: int) -> Tensor:
     """Exchange the halves of each head's rows for queries or keys, so that they rotate in the other direction."""
     # (heads * head_dim, width) -> (heads, 2, head_dim / 2, width) and back
     return weight.unflatten(0, (-1, 2, head_dim // 2)).flip(1).flatten(0, 2)
@@ -203,7 +204,7 @@ def swap_halves(weight: Tensor, head_dim: int):
 # ---- the folder ----
 
 
-def write_folder(exported: Exported, folder: Path):
+def write_folder(exported: Exported, folder: Path) -> list[str]:
     """Write config, weights, tokenizer and model card; return sentences on each comparison."""
     model = exported.model
     architecture = architecture_of(model.config)
@@ -236,7 +237,7 @@ def write_folder(exported: Exported, folder: Path):
     return checks
 
 
-def write_model(exported: Exported, architecture: Architecture, folder: Path):
+def write_model(exported: Exported, architecture: Architecture, folder: Path) -> None:
     """Write config and weights, and for our own architecture the code that reads both."""
     if architecture is OWN:
         settings, weights = own_settings(exported), exported.model.state_dict()
@@ -249,7 +250,7 @@ def write_model(exported: Exported, architecture: Architecture, folder: Path):
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 
-def own_settings(exported: Exported):
+def own_settings(exported: Exported) -> Record:
     """Return the fields of our own architecture's config, with the checkpoint's manifest."""
     model, manifest = exported.model, exported.manifest
     derived = {name: getattr(model.config, name) for name in DERIVED}
@@ -266,7 +267,7 @@ def own_settings(exported: Exported):
     )
 
 
-def write_tokenizer(exported: Exported, folder: Path):
+def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     """Write the tokenizer alone, which fits any model; lm-evaluation-harness reads it beside our server."""
     tokenizer_files.write_hf(exported.tokenizer, folder, exported.model.config.max_seq_len)
     # backend_tokenizer: the fast one in Rust, which encodes a batch in threads.
@@ -280,7 +281,7 @@ def write_tokenizer(exported: Exported, folder: Path):
     return [f"tokenizer: transformers gives the same ids for {len(texts)} texts"]
 
 
-def transformers():
+def transformers() -> ModuleType:
     """Import the library, which takes seconds, without its messages."""
     import transformers
 
@@ -290,7 +291,7 @@ def transformers():
 
 
 @torch.inference_mode()
-def compare_models(exported: Exported, loaded: "PreTrainedModel"):
+def compare_models(exported: Exported, loaded: "PreTrainedModel") -> str:
     """Return a sentence on equal logits; ValueError if they differ."""
     tokenizer = exported.tokenizer
     length = min(exported.model.config.max_seq_len, 2048)
@@ -326,7 +327,7 @@ LICENSES = parse_rows(r"""
 """)
 
 
-def licenses(manifest: Record):
+def licenses(manifest: Record) -> list[list[str]]:
     """Return (stage, data, license) for each text and task that a model and those before it learned from."""
     rows = []
     for stage, name in dict.fromkeys(map(tuple, learned_from(manifest))):  # merged models share some

@@ -18,7 +18,7 @@ class Config(TagSettings):
     tag = option("", "tag of the new run")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Imported here because --help must be fast.
     from tracks.export.from_hf import read_folder, save_imported
 

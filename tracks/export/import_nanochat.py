@@ -22,7 +22,7 @@ class Config(TagSettings):
     tag = option("", "tag of the new run")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Imported here because --help must be fast.
     from nanochat.train import State
     from tracks.export.from_hf import save_imported

@@ -12,7 +12,7 @@ mlp_units head_dim kv_width padded_vocab windows value_layers attention_scale; a
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ class NanochatConfig(PreTrainedConfig):
         "final_logit_softcapping": "softcap",
     }
 
-    def __post_init__(self, **fields):
+    def __post_init__(self, **fields: Any) -> None:
         super().__post_init__(**fields)
         if self.version != VERSION:
             raise ValueError(f"config.json has version {self.version}, modeling_nanochat.py {VERSION}: export it again")
@@ -49,19 +49,19 @@ class Rows(NamedTuple):
 
     ids: Tensor  # (B, T)
     x0: Tensor  # (B, T, width): embedded tokens
-    rotation: list  # cosines and sines, (T, pairs) each
+    rotation: list[Tensor]  # cosines and sines, (T, pairs) each
     seen: Tensor  # (B, 1, T, 1): 0 for padding
-    masks: dict  # window → (B, 1, T, K), True where a token sees a key
+    masks: dict[int, Tensor]  # window → (B, 1, T, K), True where a token sees a key
     cache: DynamicCache
     places: Iterator[int]  # in the cache: the next application of a block takes the next one
 
 
-def norm(x: Tensor):
+def norm(x: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=2**-23)
 
 
 class Attention(nn.Module):
-    def __init__(self, config: NanochatConfig, number: int):
+    def __init__(self, config: NanochatConfig, number: int) -> None:
         super().__init__()
         self.config = config
         self.window = config.windows[number]
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         if number in config.value_layers:
             self.ve_gate = nn.Linear(VALUE_INPUTS, config.kv_heads, bias=False)
 
-    def forward(self, x: Tensor, values: Tensor | None, rows: Rows):
+    def forward(self, x: Tensor, values: Tensor | None, rows: Rows) -> Tensor:
         q, k, v = (self.heads(layer(x)) for layer in (self.q, self.k, self.v))
         if values is not None:
             gate = torch.sigmoid(self.ve_gate(x[..., :VALUE_INPUTS]))  # (B, T, kv_heads)
@@ -89,11 +89,11 @@ class Attention(nn.Module):
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
         return self.o(y.transpose(1, 2).flatten(2))
 
-    def heads(self, x: Tensor):
+    def heads(self, x: Tensor) -> Tensor:
         """From (B, T, channels) to (B, heads, T, head_dim)."""
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor):
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Return x (B, heads, T, head_dim) in fp32, rotated by position except for the heads that search."""
         unrotated = x.shape[1] * self.shifted // self.config.kv_heads
         a, b = x[:, unrotated:].chunk(2, dim=-1)
@@ -103,14 +103,14 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    def __init__(self, config: NanochatConfig):
+    def __init__(self, config: NanochatConfig) -> None:
         super().__init__()
         self.up = nn.Linear(config.width, config.mlp_units, bias=False)
         self.gate = nn.Linear(config.width, config.mlp_units, bias=False) if config.mlp == "swiglu" else None
         self.down = nn.Linear(config.mlp_units, config.width, bias=False)
         self.slope = 0.5 if config.mlp == "leaky2" else 0.0  # for units below 0
 
-    def forward(self, x: Tensor):
+    def forward(self, x: Tensor) -> Tensor:
         up = self.up(x)
         if self.gate is not None:
             return self.down(F.silu(self.gate(x)) * up)
@@ -129,7 +129,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
     # A step of bf16 near 1 is as large as what these learn.
     _keep_in_fp32_modules_strict = ("residual_lambdas", "x0_lambdas")
 
-    def __init__(self, config: NanochatConfig):
+    def __init__(self, config: NanochatConfig) -> None:
         super().__init__(config)
         self.embed = nn.Embedding(config.padded_vocab, config.width)
         tables = {str(i): nn.Embedding(config.padded_vocab, config.kv_width) for i in config.value_layers}
@@ -149,7 +149,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
             self.register_parameter(name, nn.Parameter(torch.empty(int(size))) if size else None)
         self.post_init()
 
-    def _init_weights(self, module: nn.Module):
+    def _init_weights(self, module: nn.Module) -> None:
         """Refuse: the library calls this for weights that a folder lacks, and would go on with random ones."""
         raise ValueError(f"the folder lacks the weights of a {type(module).__name__}: export the model again")
 
@@ -161,8 +161,8 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
-        **options: object,  # position_ids too, which are not needed
-    ):
+        **options: Any,  # position_ids too, which are not needed
+    ) -> Output:
         """Return logits (B, T, vocab_size) in fp32, and the mean loss if there are labels.
 
         input_ids (B, T) continue the rows in the cache, attention_mask is for the whole rows. labels (B, T): the ids
@@ -179,10 +179,10 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         kept = cache if use_cache else None
         return Output(loss=loss, logits=logits, past_key_values=kept, last_hidden_state=hidden)
 
-    def get_output_embeddings(self):
+    def get_output_embeddings(self) -> nn.Linear:
         return self.head
 
-    def rows(self, given: Tensor, attention_mask: Tensor | None, cache: DynamicCache):
+    def rows(self, given: Tensor, attention_mask: Tensor | None, cache: DynamicCache) -> Rows:
         config, past = self.config, cache.get_seq_length()
         cache.layer_class_to_replicate = DynamicLayer  # the library counts a layer for each block: we need more
         column = given[:, None, :, None]
@@ -213,7 +213,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
             x = x + self.smear_lambda * gate * before
         return Rows(given, x[:, past:], rotation, seen[:, None, past:], masks, cache, count(1))
 
-    def hidden(self, rows: Rows):
+    def hidden(self, rows: Rows) -> Tensor:
         """Return the head's input (B, T, width); a recursive model has a latent state z too."""
         config, x = self.config, rows.x0
         z = torch.zeros_like(x)
@@ -230,7 +230,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
                     middle = x
         return norm(x - self.backout_lambda * middle if config.backout else x)
 
-    def apply_block(self, number: int, x: Tensor, rows: Rows):
+    def apply_block(self, number: int, x: Tensor, rows: Rows) -> Tensor:
         if self.residual_lambdas is not None:
             x = self.residual_lambdas[number] * x
         if self.x0_lambdas is not None:

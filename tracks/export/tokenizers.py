@@ -77,7 +77,7 @@ PIECES = (
 ).split("|")
 
 
-def sample_texts():
+def sample_texts() -> list[str]:
     """Return texts of random pieces, always the same; special tokens occur as plain text."""
     rng = random.Random(8)
     pieces = [*PIECES, *SPECIAL_TOKENS]
@@ -87,7 +87,7 @@ def sample_texts():
 # ---- byte-level vocabularies ----
 
 
-def written_tokens(tokenizer: Tokenizer):
+def written_tokens(tokenizer: Tokenizer) -> list[str]:
     """Return all tokens except the special ones, with a letter for each byte: a space is Ġ, a newline Ċ."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -96,7 +96,7 @@ def written_tokens(tokenizer: Tokenizer):
     return ["".join(letters[byte] for byte in tokenizer.core.token_bytes(rank)) for rank in ranks]
 
 
-def written_merges(tokenizer: Tokenizer):
+def written_merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
     # In the order of their ids, which is the order of priority.
     tokens = written_tokens(tokenizer)
     return [(tokens[left], tokens[right]) for left, right in tokenizer.core.merges.tolist()]
@@ -105,7 +105,7 @@ def written_merges(tokenizer: Tokenizer):
 # ---- tokenizers and transformers ----
 
 
-def write_hf(tokenizer: Tokenizer, folder: Path, context: int):
+def write_hf(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     """Write tokenizer.json and tokenizer_config.json with the chat template. context: in tokens.
 
     Where special tokens are added, a text begins with <|bos|>.
@@ -144,7 +144,7 @@ def write_hf(tokenizer: Tokenizer, folder: Path, context: int):
 # ---- reading ----
 
 
-def read_tokenizer(path: Path):
+def read_tokenizer(path: Path) -> Tokenizer:
     """Read our tokenizer.json, or a file of tiktoken's ranks; ValueError for other files."""
     # JSON is our own format; lines of ranks begin with base64.
     if path.suffix == ".json":
@@ -162,7 +162,7 @@ def read_tokenizer(path: Path):
         raise ValueError(f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks") from None
 
 
-def read_hf(path: Path):
+def read_hf(path: Path) -> Tokenizer:
     """Read a tokenizer.json that `write_hf` or `transformers` wrote; ValueError for one of another kind."""
     try:
         written = read_json(path)

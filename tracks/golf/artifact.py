@@ -11,15 +11,16 @@ import math
 import struct
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from io import BytesIO
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from nanochat.quantized import Quantized, Stored, dequantize
+from nanochat.quantized import Quantized, Stored, Tensors, dequantize
 
 MAGIC = b"nanogolf2\n"
 # Groups of bytes beside those of GROUPS.
@@ -37,14 +38,15 @@ FULL = 16  # bits: fp16 values, without codes
 LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 0, "pb": 0}]
 
 
-COMPRESSORS = {  # name → (makes bytes fewer, gives them back)
+Recode = Callable[[bytes], bytes]
+COMPRESSORS: dict[str, tuple[Recode, Recode]] = {  # name → (makes bytes fewer, gives them back)
     "zlib": (lambda raw: zlib.compress(raw, 9), zlib.decompress),
     "lzma": (
         lambda raw: lzma.compress(raw, lzma.FORMAT_RAW, filters=LZMA),
         lambda packed: lzma.decompress(packed, lzma.FORMAT_RAW, filters=LZMA),
     ),
 }
-Fields = Mapping  # JSON
+Fields = Mapping[str, Any]  # JSON
 
 
 class Artifact(NamedTuple):
@@ -54,14 +56,14 @@ class Artifact(NamedTuple):
     stored: Stored
     vocabulary: Fields  # merges, special tokens, pattern: arguments of rustbpe.Tokenizer
     recipes: Fields  # for the record: tensor → recipe
-    bytes: dict  # group → bytes in the file; "tokenizer" is the vocabulary's part
+    bytes: dict[str, int]  # group → bytes in the file; "tokenizer" is the vocabulary's part
 
     @property
-    def weights(self):
+    def weights(self) -> Tensors:
         return dequantize(self.stored)
 
 
-def group_of(name: str):
+def group_of(name: str) -> str:
     """Return the group of a tensor's codes."""
     return next((group for part, group in GROUPS.items() if part in f".{name}"), "other")
 
@@ -69,19 +71,19 @@ def group_of(name: str):
 # ---- codes as bytes ----
 
 
-def to_bytes(values: np.ndarray):
+def to_bytes(values: np.ndarray) -> bytes:
     """Return the bytes of values, uint8 or fp16: all low bytes, then all high ones; apart they compress better."""
     return values.view(np.uint8).reshape(len(values), -1).T.tobytes()
 
 
-def from_bytes(stored: bytes, bits: int):
+def from_bytes(stored: bytes, bits: int) -> np.ndarray:
     """Return the values that to_bytes was given: fp16, or codes with fewer bits as uint8."""
     kind = np.dtype(np.float16 if bits == FULL else np.uint8)
     apart = np.frombuffer(stored, np.uint8).reshape(kind.itemsize, -1)
     return np.frombuffer(apart.T.tobytes(), kind)
 
 
-def compress(stored: bytes):
+def compress(stored: bytes) -> tuple[str, bytes]:
     """Return the compressor that makes bytes fewest, and the result."""
     found = {name: shorten(stored) for name, (shorten, _) in COMPRESSORS.items()}
     best = min(found, key=lambda name: len(found[name]))
@@ -91,11 +93,11 @@ def compress(stored: bytes):
 # ---- the file ----
 
 
-def _json(value: Fields):
+def _json(value: Fields) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: Fields):
+def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: Fields) -> bytes:
     """Return the bytes of a file."""
     columns = defaultdict(list)  # (group, bits) → values in the tensors' order
     tensors = []
@@ -119,7 +121,7 @@ def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: 
     return MAGIC + sha256(rest).digest() + rest
 
 
-def read_artifact(data: bytes):
+def read_artifact(data: bytes) -> Artifact:
     """Return the content of a file; ValueError for anything but a whole file of this version."""
     file = BytesIO(data)
     if file.read(len(MAGIC)) != MAGIC:
@@ -136,7 +138,7 @@ def read_artifact(data: bytes):
     tokens = file.read()
     sizes["tokenizer"] = len(tokens)
 
-    def take(group: str, bits: int, shape: list[int]):
+    def take(group: str, bits: int, shape: list[int]) -> Tensor:
         values, columns[group, bits] = np.split(columns[group, bits], [math.prod(shape)])
         # By numpy: for fp16, torch reads a file that the sandbox does not have.
         return torch.from_numpy(values.astype(np.float32).reshape(shape))

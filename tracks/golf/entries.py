@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from nanochat.config import check_names
 from nanochat.jobs.scales import flag_words, read_flags
-from nanochat.log import parse_rows
+from nanochat.log import Record, parse_rows
 from nanochat.outcome import ROOT
 
 Flags = dict[str, str]  # flag → value, "" for a switch
@@ -124,7 +124,7 @@ compilation       --no-compile
 )
 
 
-def expand(given: Flags):
+def expand(given: Flags) -> Flags:
     """Return the flags of an entry for --scale, --entry and --without; other given flags win over its own."""
     given = DEFAULTS | given
     entries = [entry for entry, scale in ENTRIES if scale == given["--scale"]]
@@ -144,12 +144,12 @@ def expand(given: Flags):
     return flags
 
 
-def tricks_of(given: Flags):
+def tricks_of(given: Flags) -> list[str]:
     """Return the tricks that an entry has."""
     from nanochat.gpt import GPTConfig
     from nanochat.models import config_fields
 
-    def meaning(trick: str):
+    def meaning(trick: str) -> Record:
         flags = expand(given | {"--without": trick})
         return flags | {"--model": GPTConfig(**config_fields(flags["--model"]))}
 
@@ -160,13 +160,13 @@ def tricks_of(given: Flags):
 # ---- size ----
 
 
-def code_bytes():
+def code_bytes() -> int:
     """Return the bytes of our own source that the scoring process imports, asked of such a process."""
     program = "from tracks.golf.score import sources; print(sum(sources().values()))"
     return int(subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True).stdout)
 
 
-def check_size(groups: Mapping[str, int], budget: int):
+def check_size(groups: Mapping[str, int], budget: int) -> int:
     """Return the bytes of all groups; ValueError if they are above the budget."""
     total = sum(groups.values())
     if total > budget:
@@ -175,7 +175,7 @@ def check_size(groups: Mapping[str, int], budget: int):
     return total
 
 
-def main(words: Sequence[str]):
+def main(words: Sequence[str]) -> None:
     """Print a part of the tables for runs/golf.sh: baselines, tricks, vocabulary, data, plan, or a flag a line."""
     *words, part = words or [""]
     given = DEFAULTS | read_flags(words)

@@ -57,7 +57,7 @@ print(json.dumps(score_files{arguments}))
 """
 
 
-def find_sandbox(device: str, unsafe: bool):
+def find_sandbox(device: str, unsafe: bool) -> str:
     """Return for the card if the scoring process has a sandbox; ValueError if it needs one that this system lacks."""
     from nanochat.evals import sandbox
 
@@ -67,7 +67,7 @@ def find_sandbox(device: str, unsafe: bool):
     return "no" if sandbox.missing() else "yes"
 
 
-def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0):
+def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
     It scores in fp32. On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
@@ -83,7 +83,14 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0):
         seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
         # PyTorch asks the system for its processors.
-        readable = [f"{root}/nanochat", *packages, folder, "/sys/devices/system/cpu"]
+        readable = [
+            f"{root}/nanochat",
+            f"{root}/tracks/__init__.py",
+            f"{root}/tracks/golf",
+            *packages,
+            folder,
+            "/sys/devices/system/cpu",
+        ]
         verdict = sandbox.run(program, limits, unsafe, readable)
     else:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -94,7 +101,7 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0):
     return json.loads(last)
 
 
-def choose_stride(asked: int, plain: Record, scale: Scale):
+def choose_stride(asked: int, plain: Record, scale: Scale) -> int:
     """Print the cost of each stride, by the pass without overlap; return the one asked for, or the first that fits."""
     context = stride = plain["stride"]
     costs = {}  # stride → seconds
@@ -111,7 +118,7 @@ def choose_stride(asked: int, plain: Record, scale: Scale):
     return asked or context
 
 
-def record_of(path: Path):
+def record_of(path: Path) -> Outcome:
     """Return the record of an artifact that golf_pack has finished; ValueError for any other file."""
     record = path.with_name("outcome.json")
     made = Outcome.load(record) if path.exists() and record.exists() else None
@@ -120,7 +127,7 @@ def record_of(path: Path):
     return made
 
 
-def evaluate(config: Config):
+def evaluate(config: Config) -> None:
     """Score one artifact, and write the outcome."""
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import first_documents
@@ -172,7 +179,7 @@ def evaluate(config: Config):
     outcome.write()
 
 
-def compare(config: Config):
+def compare(config: Config) -> None:
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
     outcome = Outcome.begin("golf_eval", config.tag, config)
     own, *others = [read_arm(config.tag, entry, config.seeds) for entry in config.entries.split(",")]
@@ -201,7 +208,7 @@ def compare(config: Config):
     outcome.finish()
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     if config.check:
         find_sandbox(SCALES[config.check].device, config.unsafe_exec)
     elif config.entries:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
-from nanochat.log import table_of
+from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome, measured
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import TagSettings
@@ -17,6 +17,8 @@ from tracks.golf.entries import SCALES, code_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from torch import Tensor
 
     from nanochat.checkpoint import Checkpoint
     from nanochat.gpt import GPT, GPTConfig
@@ -47,7 +49,7 @@ class Config(TagSettings):
     eval_bytes: Count = option(0, "bytes of validation text, for scoring too (0: the scale's)")
 
 
-def calibration_batches(checkpoint: "Checkpoint", model: "GPT"):
+def calibration_batches(checkpoint: "Checkpoint", model: "GPT") -> "list[Tensor]":
     """Return rows of training text, from its beginning."""
     from nanochat.checkpoint import tokenizer_of
     from nanochat.data.corpus import open_corpus
@@ -59,25 +61,25 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT"):
         return [next(source)[0] for _ in range(max(1, CALIBRATION // (ROWS * length)))]
 
 
-def clear_padding(model: "GPT"):
+def clear_padding(model: "GPT") -> None:
     """Set the rows beyond the vocabulary to zero."""
     for name, value in model.state_dict().items():
         if name.startswith(("embed.", "head.", "value_embeds.")):
             value[model.config.vocab_size :] = 0
 
 
-def without_defaults(config: "GPTConfig"):
+def without_defaults(config: "GPTConfig") -> Record:
     """Return the fields of a config that are not the default."""
     return {name: value for name, value in asdict(config).items() if value != getattr(type(config), name)}
 
 
-def vocabulary_of(tokenizer: "Tokenizer"):
+def vocabulary_of(tokenizer: "Tokenizer") -> Record:
     """Return the arguments with which rustbpe makes the tokenizer."""
     core = tokenizer.core
     return {"merges": core.merges.tolist(), "special_tokens": list(core.special_tokens), "pattern": core.pattern}
 
 
-def tensors_table(packed: "Artifact"):
+def tensors_table(packed: "Artifact") -> Record:
     """Return the table of the quantized tensors: entropy of the codes, bytes by the entropy, and real ones."""
     from nanochat.quant import entropy
     from tracks.golf.artifact import compress
@@ -92,7 +94,9 @@ def tensors_table(packed: "Artifact"):
     return table_of("Quantized tensors", columns, rows)
 
 
-def pack_scaled(model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", factor: float = 1.0):
+def pack_scaled(
+    model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessians: "Tensors", factor: float = 1.0
+) -> Packed:
     """Return a file with the model, whose recipes have their clips times a factor."""
     from nanochat.quant import quantize_weights, scale_clip
     from tracks.golf.artifact import read_artifact, write_artifact
@@ -103,7 +107,7 @@ def pack_scaled(model: "GPT", tokenizer: "Tokenizer", recipes: "Recipes", hessia
     return len(data) - read_artifact(data).bytes["tokenizer"], data
 
 
-def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer"):
+def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
     """Return the model quantized by the plan; clips are scaled until the file fills the bytes."""
     from nanochat import quant
 
@@ -123,7 +127,7 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
     return fill_room(pack, room, codes)
 
 
-def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int):
+def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
     """Return the packed model with the finest codes that fit; if none fits, the last one tried."""
     factor, tried = 1.0, []
     for _ in range(ROUNDS):
@@ -137,7 +141,7 @@ def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int):
     return max((packed for packed in tried if packed[0] <= room), default=tried[-1])
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     started = time.monotonic()
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model

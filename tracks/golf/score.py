@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from tracks.golf.artifact import Artifact, read_artifact
 ROOT = Path(__file__).parent.parent.parent
 
 
-def load(artifact: Artifact, device: str):
+def load(artifact: Artifact, device: str) -> GPT:
     """Return the artifact's model."""
     with torch.device("meta"):
         model = GPT(GPTConfig(**artifact.config))
@@ -33,13 +34,15 @@ def load(artifact: Artifact, device: str):
     return model.eval().requires_grad_(False)
 
 
-def encode(documents: Sequence[str], tokenizer: rustbpe.Tokenizer):
+def encode(documents: Sequence[str], tokenizer: rustbpe.Tokenizer) -> Tensor:
     """Return the tokens of all documents, each after <|bos|>."""
     bos = tokenizer.special_tokens["<|bos|>"]
     return torch.tensor([token for text in documents for token in (bos, *tokenizer.encode(text).tolist())])
 
 
-def score(model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, deadline: float = math.inf):
+def score(
+    model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, deadline: float = math.inf
+) -> tuple[float, int, int]:
     """Return the summed loss in nats of tokens that stand for bytes, their bytes, and their number.
 
     The first row that has a token as target gives it the longest context. rows: at once. TimeoutError after the
@@ -62,14 +65,14 @@ def score(model: GPT, ids: Tensor, lengths: Tensor, stride: int, rows: int, dead
     return nats, size, scored
 
 
-def sources():
+def sources() -> dict[str, int]:
     """Return the files of this repository that this process has imported, with their bytes."""
     files = {Path(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())}
     own = [file for file in sorted(files) if file.is_relative_to(ROOT) and "site-packages" not in file.parts]
     return {str(file.relative_to(ROOT)): file.stat().st_size for file in own}
 
 
-def score_files(folder: str, stride: int, rows: int, seconds: float, device: str):
+def score_files(folder: str, stride: int, rows: int, seconds: float, device: str) -> dict[str, Any]:
     """Return the score of the file `artifact` on the file `text`, a JSON list of documents, with its facts.
 
     stride: 0 for rows that do not overlap. seconds: limit for all of it.

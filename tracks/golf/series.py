@@ -2,10 +2,10 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nanochat.log import table_of
-from nanochat.outcome import Outcome, measured
+from nanochat.log import Record, table_of
+from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.paths import stage_dir
 from nanochat.statistics import p_value
 
@@ -24,11 +24,11 @@ class Arm(NamedTuple):
     name: str
     runs: Sequence[Outcome]  # one for each seed that the entry has
 
-    def values(self, metric: str = "bpb"):
+    def values(self, metric: str = "bpb") -> list[Any]:
         """Return a metric of each run, without its format."""
         return [run.figure(metric) for run in self.runs]
 
-    def against(self, other: "Arm"):
+    def against(self, other: "Arm") -> tuple[float | None, float | None]:
         """Return the difference to another arm in the mean score, and p; None where there is none."""
         if self.name == other.name:
             return None, None
@@ -36,7 +36,7 @@ class Arm(NamedTuple):
         p = None if len(own) == len(others) == 1 else p_value(own, others)
         return statistics.fmean(own) - statistics.fmean(others), p
 
-    def means(self):
+    def means(self) -> Metrics:
         """Return the metrics: what is equal in all runs, else the mean with the deviation, or all texts."""
         found = dict(self.runs[0].metrics)
         for name, first in found.items():
@@ -49,7 +49,7 @@ class Arm(NamedTuple):
         return found
 
 
-def read_arm(tag: str, name: str, seeds: int):
+def read_arm(tag: str, name: str, seeds: int) -> Arm:
     """Return an arm with those of the seeds 1 to `seeds` that it has; ValueError if it has none."""
     paths = [stage_dir("golf_eval", f"{tag}-{name}-{seed}") / "outcome.json" for seed in range(1, seeds + 1)]
     runs = [Outcome.load(path) for path in paths if path.exists()]
@@ -58,7 +58,7 @@ def read_arm(tag: str, name: str, seeds: int):
     return Arm(name, runs)
 
 
-def require_equal(arms: Sequence[Arm]):
+def require_equal(arms: Sequence[Arm]) -> None:
     """Raise a ValueError if the runs differ in one of the metrics EQUAL."""
     for metric in EQUAL:
         values = sorted({str(run.metrics.get(metric)) for arm in arms for run in arm.runs})
@@ -67,7 +67,7 @@ def require_equal(arms: Sequence[Arm]):
             raise ValueError(f"{found}: run their stage again, with the same flags")
 
 
-def comparison_table(title: str, arms: Sequence[Arm], other: Arm):
+def comparison_table(title: str, arms: Sequence[Arm], other: Arm) -> Record:
     """Return the table of arms, each compared with another one."""
     rows = []
     for arm in arms:

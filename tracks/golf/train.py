@@ -21,7 +21,7 @@ class Config(PretrainSettings):
     qat_share: float = option(0.15, "share of the run, at its end, that trains quantization-aware", below=1)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.evals.bpb import text_validation
     from nanochat.models import new_model

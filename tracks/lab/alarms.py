@@ -10,7 +10,7 @@ beside those of its parent: right answers in the `stable` benchmarks, and answer
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +38,9 @@ class Alarm(NamedTuple):
     breaks: bool = True  # the run leaves the recommendation
 
 
-def alarms(records: Sequence[Record], shares: Mapping[str, Estimate], parent_shares: Mapping[str, Estimate]):
+def alarms(
+    records: Sequence[Record], shares: Mapping[str, Estimate], parent_shares: Mapping[str, Estimate]
+) -> list[Alarm]:
     """Return the alarms of a run.
 
     records: of the metric log. shares: by a name for the sentence, from 0 to 1; those that the parent lacks are not
@@ -57,7 +59,7 @@ def alarms(records: Sequence[Record], shares: Mapping[str, Estimate], parent_sha
     return found
 
 
-def _rises(records: Sequence[Record], name: str):
+def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:
     """Yield an alarm about a spike of a curve, lasting or the largest, and one about an end above the first step."""
     figure, least = CURVES[name]
     # An idle step has neither loss nor gradient.
@@ -84,7 +86,7 @@ def _rises(records: Sequence[Record], name: str):
         yield Alarm(name, f"the {name} ends {math.exp(rise):.2f} times as high as in the first step")
 
 
-def staircase(records: Sequence[Record]):
+def staircase(records: Sequence[Record]) -> Estimate | None:
     """Return the step in the mean training loss at the ends of epochs; None without enough steps around an end.
 
     A cubic curve with a step is fitted to the mean of the losses around all ends, so a trend or bend is no step.
@@ -103,7 +105,7 @@ def staircase(records: Sequence[Record]):
     around = np.delete(np.arange(-size, size + 1), size)
     mean = np.mean([losses[end + around] for end in inside], axis=0)
 
-    def curve(x: np.ndarray, step: float, *cubic: float):
+    def curve(x: np.ndarray, step: float, *cubic: float) -> np.ndarray:
         return step * np.sign(x) / 2 + np.polyval(cubic, x)
 
     fitted, covariance = curve_fit(curve, around / size, mean, p0=np.zeros(5))

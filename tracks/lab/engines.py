@@ -9,7 +9,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from nanochat.jobs.runner import Chain, Job, Step, difference, run_chains, saved_record
@@ -21,7 +21,7 @@ Chains = Sequence[Chain]
 RETRIES = 3  # of a chain whose machine is lost
 
 
-def local(job: Job, chains: Chains, jobs: int, gpus: int):
+def local(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     """Run chains on this machine, each on GPUs and CPU cores of its own."""
     # More threads than cores would wait for each other.
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(os.cpu_count() // jobs, 1))
@@ -34,7 +34,7 @@ def local(job: Job, chains: Chains, jobs: int, gpus: int):
     return run_chains(job, chains, shares)
 
 
-def on_ray(job: Job, chains: Chains, jobs: int, gpus: int):
+def on_ray(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     """Run chains on the Ray cluster that RAY_ADDRESS names, or the one of this machine."""
     try:
         import ray
@@ -48,7 +48,7 @@ def on_ray(job: Job, chains: Chains, jobs: int, gpus: int):
     # A chain whose machine is lost begins again on another one: finished steps are skipped, training resumes.
     place = ray.remote(num_gpus=gpus, max_retries=RETRIES)(_run_words)
 
-    def run_chain(chain: Chain):
+    def run_chain(chain: Chain) -> int:
         try:
             return ray.get(place.remote(chain_words(job, chain)))
         except ray.exceptions.RayError as error:
@@ -63,7 +63,7 @@ def on_ray(job: Job, chains: Chains, jobs: int, gpus: int):
         ray.shutdown()
 
 
-def on_slurm(job: Job, chains: Chains, jobs: int, gpus: int):
+def on_slurm(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     """Run chains as one Slurm job array, and wait for its end. Further flags of sbatch: SBATCH_PARTITION and so on."""
     path = job.folder / "array.sh"
     lines = [
@@ -88,10 +88,10 @@ def on_slurm(job: Job, chains: Chains, jobs: int, gpus: int):
     return sum(not all(_is_finished(job, step) for step in chain) for chain in chains)
 
 
-ENGINES = {"local": local, "ray": on_ray, "slurm": on_slurm}
+ENGINES: dict[str, Callable[[Job, Sequence[Chain], int, int], int]] = {"local": local, "ray": on_ray, "slurm": on_slurm}
 
 
-def gpu_names():
+def gpu_names() -> list[str]:
     """Return the visible GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
     import torch  # slow: --help must not wait for it
 
@@ -99,13 +99,13 @@ def gpu_names():
     return names.split(",") if names and torch.cuda.is_available() else []
 
 
-def _is_finished(job: Job, step: Step):
+def _is_finished(job: Job, step: Step) -> bool:
     """Return True if a step has finished with this command, not with an earlier one."""
     record = saved_record(job.record(step))
     return record.get("finished") and not difference(record, step, {})
 
 
-def chain_words(job: Job, chain: Chain):
+def chain_words(job: Job, chain: Chain) -> list[str]:
     """Return the command line that runs a chain on any machine, with a lock of its own."""
     runner = [sys.executable, "-m", "nanochat.jobs.runner", f"--job={job.folder.resolve()}", "--lock=9"]
     steps = " && ".join(shlex.join([*runner, f"--step={step.name}"]) for step in chain)
@@ -114,6 +114,6 @@ def chain_words(job: Job, chain: Chain):
     return ["bash", "-c", f"exec 9>>{shlex.quote(str(lock))}; flock 9 && {steps}"]
 
 
-def _run_words(words: list[str]):
+def _run_words(words: list[str]) -> int:
     """Run a command that ends with this process, and return its exit status."""
     return subprocess.run(["setpriv", "--pdeathsig=KILL", *words], cwd=ROOT).returncode

@@ -16,6 +16,7 @@ in tables are points, with standard errors from questions and seeds.
 from collections.abc import Mapping, Sequence
 from itertools import groupby, product
 from math import nan
+from pathlib import Path
 from statistics import mode
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from nanochat.jobs.runner import Step
 from nanochat.log import Record, metric_curve, read_metrics, table_of
-from nanochat.outcome import Outcome, mean_estimate, measured
+from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
 from nanochat.paths import stage_dir, write_json
 from nanochat.report.card import cost
 from nanochat.report.compare import Answers, read_answers
@@ -53,7 +54,7 @@ class RunResult(NamedTuple):
     outcomes: Sequence[Outcome]  # of training and of the evaluation
 
     @property
-    def broken(self):
+    def broken(self) -> str:
         """The reason to leave the run out."""
         return "; ".join(alarm.sentence for alarm in self.alarms if alarm.breaks)
 
@@ -63,7 +64,7 @@ Results = Sequence[RunResult]
 # ---- reading ----
 
 
-def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False):
+def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> list[RunResult]:
     """Return the results of runs, or of merges. is_held_out: in the held-out benchmarks."""
     parents = {base: _read_base(spec, base) for base in spec.bases}
     found = []
@@ -87,7 +88,7 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False):
     return found
 
 
-def _read_base(spec: Spec, base: str, slots: int = 0):
+def _read_base(spec: Spec, base: str, slots: int = 0) -> dict[str, Answers]:
     """Return the answers of a base; a ValueError if its evaluation has failed."""
     step = base_step(spec, base, slots)
     if not step.outcome.exists():
@@ -95,20 +96,20 @@ def _read_base(spec: Spec, base: str, slots: int = 0):
     return _read_all(spec, step)
 
 
-def _read_all(spec: Spec, step: Step):
+def _read_all(spec: Spec, step: Step) -> dict[str, Answers]:
     """Return the answers of an evaluation, without benchmarks that have no file."""
     paths = [step.outcome.with_name(f"{name}.jsonl") for name in spec.tasks]
     return {path.stem: read_answers(path) for path in paths if path.exists()}
 
 
-def _shares(answers: Mapping[str, Answers], stable: Sequence[str]):
+def _shares(answers: Mapping[str, Answers], stable: Sequence[str]) -> dict[str, Estimate]:
     """Return the shares for alarms: right answers in stable benchmarks, and answers that stop in any."""
     samples = {name: np.mean(answers[name].right, axis=1) for name in stable if name in answers}
     samples |= {f"answers in {name} that stop": one.stops for name, one in answers.items()}
     return {name: mean_estimate(sample) for name, sample in samples.items() if len(sample)}
 
 
-def _reason(spec: Spec, steps: Sequence[Step]):
+def _reason(spec: Spec, steps: Sequence[Step]) -> str:
     """Return the last line of the log of the first step that has not finished."""
     failed = next((step for step in steps if not step.outcome.exists()), steps[-1])
     log = stage_dir("lab", spec.name) / f"{failed.name}.log"
@@ -120,7 +121,7 @@ def _reason(spec: Spec, steps: Sequence[Step]):
 # ---- scores and differences ----
 
 
-def cells(results: Results, benchmarks: Sequence[str]):
+def cells(results: Results, benchmarks: Sequence[str]) -> Cells:
     """Return the scores of the intact runs that have answered the same questions as most of their base."""
     found = {}
     for base, benchmark in product(dict.fromkeys(result.base for result in results), benchmarks):
@@ -138,7 +139,7 @@ def cells(results: Results, benchmarks: Sequence[str]):
     return found
 
 
-def differences(found: Cells, reference: str, are_synergies: bool = False):
+def differences(found: Cells, reference: str, are_synergies: bool = False) -> significance.Table:
     """Return the difference of each mix from the reference on the same base, with p corrected over the table.
 
     are_synergies: the gain of each mix named like a+b beyond the sum of the gains of a and b, instead.
@@ -152,17 +153,17 @@ def differences(found: Cells, reference: str, are_synergies: bool = False):
     return significance.adjust(table)
 
 
-def gains_of(spec: Spec, results: Results):
+def gains_of(spec: Spec, results: Results) -> significance.Table:
     """Return the differences of all mixes with a result, in the development benchmarks."""
     return differences(cells(results, spec.dev), spec.reference)
 
 
-def verdicts_on(spec: Spec, results: Results):
+def verdicts_on(spec: Spec, results: Results) -> list[significance.Recommendation]:
     """Return the verdicts on all mixes with a result."""
     return significance.recommend(gains_of(spec, results), spec.scaled)
 
 
-def recommended(spec: Spec, results: Results):
+def recommended(spec: Spec, results: Results) -> list[RunResult]:
     """Return the intact results of the reference, and of the mixes that are kept."""
     kept = {(one.base, one.mix) for one in verdicts_on(spec, results) if one.verdict == "keep"}
     intact = [result for result in results if not result.broken]
@@ -172,7 +173,7 @@ def recommended(spec: Spec, results: Results):
 # ---- the report ----
 
 
-def write_recommendation(spec: Spec, results: Results):
+def write_recommendation(spec: Spec, results: Results) -> Path:
     """Write the recommendation from the development benchmarks, with the runs that it rests on."""
     path = stage_dir("lab", spec.name) / "recommendation.json"
     verdicts = [one._asdict() for one in verdicts_on(spec, results)]
@@ -181,7 +182,7 @@ def write_recommendation(spec: Spec, results: Results):
     return path
 
 
-def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results, look: int = 0):
+def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results, look: int = 0) -> None:
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
     outcome.add_artifact(write_recommendation(spec, results))
     found, sealed = cells(results, spec.dev), []
@@ -213,7 +214,7 @@ def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results
     outcome.finish()
 
 
-def write_noise(spec: Spec, outcome: Outcome):
+def write_noise(spec: Spec, outcome: Outcome) -> None:
     """Fill, print and write the outcome of repeated evaluations of the bases, with each number of engine slots."""
     rows = []
     for slots in [0, *spec.slots]:
@@ -231,7 +232,7 @@ def write_noise(spec: Spec, outcome: Outcome):
     outcome.finish()
 
 
-def final_loss(spec: Spec, run: Run):
+def final_loss(spec: Spec, run: Run) -> float:
     """Return the last validation loss of a run; nan if it has diverged."""
     path = spec.outcome_of(run)
     records = read_metrics(path.with_name("metrics.jsonl"))
@@ -242,7 +243,7 @@ def final_loss(spec: Spec, run: Run):
     return [record["val/loss"] for record in records if "val/loss" in record][-1]
 
 
-def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[str]):
+def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[str]) -> list[Record]:
     """Return a matrix of mixes and benchmarks for each base, with marks, and the table of differences.
 
     A hole has its reason. A stable benchmark raises alarms, and decides nothing.
@@ -270,7 +271,7 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
     return [*tables, difference_table(f"Differences from the reference{title}", gains)]
 
 
-def merge_table(spec: Spec, results: Results, merged: Results):
+def merge_table(spec: Spec, results: Results, merged: Results) -> Record:
     """Return how much of each gain that a mix has shown is left in its merges with others."""
     gains = gains_of(spec, results)
     others = gains_of(spec, [*results, *merged])
@@ -285,12 +286,12 @@ def merge_table(spec: Spec, results: Results, merged: Results):
     return table_of("Merges: gains over the reference that are kept", MERGES, rows)
 
 
-def difference_table(title: str, table: significance.Table):
+def difference_table(title: str, table: significance.Table) -> Record:
     """Return the table of differences for the report."""
     return table_of(title, DIFFERENCE, [[*key, *one] for key, one in table.items()])
 
 
-def luck_table(found: Cells):
+def luck_table(found: Cells) -> Record:
     """Return the best seed of each cell beside the mean, and beside the best of equally good seeds."""
     rows = []
     for (base, benchmark), group in found.items():
@@ -303,7 +304,7 @@ def luck_table(found: Cells):
     return table_of("Best seeds", "Base|Mix|Benchmark|Seeds|Mean:.1f|Best:.1f|Best by luck alone:.1f", rows)
 
 
-def alarm_table(spec: Spec, results: Results):
+def alarm_table(spec: Spec, results: Results) -> Record:
     """Return the alarms of all runs, with failures."""
     rows = []
     for result in results:
@@ -312,7 +313,7 @@ def alarm_table(spec: Spec, results: Results):
     return table_of("Alarms", "Run | Alarm | Left out | Reason", rows)
 
 
-def cost_table(spec: Spec, results: Results, sealed: Results):
+def cost_table(spec: Spec, results: Results, sealed: Results) -> Record:
     """Return the costs of the final models (training and held-out evaluation) and of the recipe (all else)."""
     final = [outcome for result in sealed for outcome in result.outcomes]
     recipe = [Outcome.load(base_step(spec, base).outcome) for base in spec.bases]
@@ -327,7 +328,7 @@ def cost_table(spec: Spec, results: Results, sealed: Results):
     return table_of("Cost", "Part | Models | Seconds:,.0f | FLOPs:.3g | Dollars:.2f | Evaluation:.0%", rows)
 
 
-def overlays(results: Results):
+def overlays(results: Results) -> list[Record]:
     """Return a picture for each row of a matrix and each figure, with a line for each run."""
     pictures = {}
     for result in results:

@@ -35,7 +35,7 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
 
     dev: str = option("", "tasks joined by | whose mean score chooses the models of a soup")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (self.tag and self.models):
             raise ValueError("--models and --tag are needed, see --help")
         if bool(self.dev) != (self.method == "soup"):
@@ -46,7 +46,7 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
             raise ValueError("--method=slerp merges two models: name two, or take another method")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.checkpoint import MANIFEST, newest
     from tracks.lab import merging as merge
@@ -75,7 +75,7 @@ def main(config: Config):
     outcome.finish()
 
 
-def dev_score(config: Config, like: "Checkpoint", weights: "Tensors"):
+def dev_score(config: Config, like: "Checkpoint", weights: "Tensors") -> float:
     """Return the mean accuracy of a model with these weights in the development tasks."""
     from nanochat.checkpoint import build_model, tokenizer_of
     from nanochat.evals.chat import evaluate_task

@@ -14,6 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +33,12 @@ TINY = 1e-30  # instead of a sum of no weights
 # ---- methods: from changes (models, size) and shares (models), in float64, to a change (size) ----
 
 
-def _mean(changes: Tensor, shares: Tensor):
+def _mean(changes: Tensor, shares: Tensor) -> Tensor:
     """Return the weighted mean. From a parent this is task arithmetic (Ilharco et al. 2023)."""
     return shares @ changes
 
 
-def _arc(changes: Tensor, shares: Tensor):
+def _arc(changes: Tensor, shares: Tensor) -> Tensor:
     """Return the point on the arc between two vectors (Shoemake 1985)."""
     angle = F.cosine_similarity(changes[0], changes[-1], dim=0).clamp(-1, 1).arccos()
     # Parallel vectors have no arc, and a vector of zeros has no direction.
@@ -46,7 +47,7 @@ def _arc(changes: Tensor, shares: Tensor):
     return shares @ changes
 
 
-def _elected(changes: Tensor, shares: Tensor):
+def _elected(changes: Tensor, shares: Tensor) -> Tensor:
     """Return the mean of the large changes that have the elected sign (Yadav et al. 2023).
 
     Large within the parameter: the scales of parameters differ. Of each model the share KEPT counts.
@@ -60,7 +61,13 @@ def _elected(changes: Tensor, shares: Tensor):
     return (weights * changes).sum(0) / weights.sum(0).clamp(min=TINY)
 
 
-METHODS = {"linear": _mean, "slerp": _arc, "task": _mean, "ties": _elected, "soup": _mean}
+METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "linear": _mean,
+    "slerp": _arc,
+    "task": _mean,
+    "ties": _elected,
+    "soup": _mean,
+}
 # Methods that take changes since the parent; the others take the weights themselves.
 FROM_PARENT = ("task", "ties")
 
@@ -71,7 +78,7 @@ def merge(
     method: str = "linear",
     parent: Tensors | None = None,
     scale: float = 1.0,
-):
+) -> dict[str, Tensor]:
     """Return the merged weights of models.
 
     weights: divided by their sum. parent, for changes: their factor is `scale`; 2 adds those of two models.
@@ -90,7 +97,7 @@ def merge(
     return merged
 
 
-def greedy_soup(models: Mapping[str, Tensors], score: Callable):
+def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]) -> dict[str, float]:
     """Return the weights of a soup: 1 for a model that stays, else 0. The best model is tried first.
 
     A model that would lower the score of the soup so far is left out (Wortsman et al. 2022). score: from tensors to a
@@ -108,7 +115,7 @@ def greedy_soup(models: Mapping[str, Tensors], score: Callable):
 # ---- checkpoints ----
 
 
-def read_models(stage: str, text: str):
+def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
     """Return models of a stage and their weights by name, after reading and verifying all files.
 
     text: TAG or TAG@STEP, separated by commas, each perhaps with a weight: facts:0.7,sums@1000:0.3. A ValueError if
@@ -133,7 +140,7 @@ def read_models(stage: str, text: str):
     return found
 
 
-def read_parent(model: Checkpoint):
+def read_parent(model: Checkpoint) -> Checkpoint:
     """Return the checkpoint that a model's training started from."""
     parent = model.manifest["parent"]
     if not parent:
@@ -141,13 +148,13 @@ def read_parent(model: Checkpoint):
     return verified(**parent)
 
 
-def origin(model: Checkpoint):
+def origin(model: Checkpoint) -> Record:
     """Return a model as the manifest of a merge names it."""
     sha256 = model.manifest["files"][MODEL]["sha256"]
     return {"stage": model.manifest["stage"], "tag": model.path.parent.name, "step": model.step, "sha256": sha256}
 
 
-def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts: Record):
+def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts: Record) -> Path:
     """Write merged weights as a run of the models' stage; returns its folder. Settings are those of the first model.
 
     facts: for the manifest, beside the models.

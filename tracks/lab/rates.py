@@ -10,7 +10,7 @@ on.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ class Round(NamedTuple):
     sentence: str
 
 
-def rounds(losses: Losses, seeds: int):
+def rounds(losses: Losses, seeds: int) -> Iterator[Round]:
     """Yield the rounds of a search; the last one is the result. The caller adds the losses of each round."""
     centre = 1.0
     for moves in range(MOST_MOVES + 1):
@@ -56,12 +56,12 @@ def rounds(losses: Losses, seeds: int):
     yield Round([best], 0, f"the best rate is {best:g}, by the mean loss, seeds: {seeds}")
 
 
-def _rates(centre: float, decades: Sequence[float]):
+def _rates(centre: float, decades: Sequence[float]) -> list[float]:
     # Three digits are the same as keys, in tags and on a command line.
     return [float(f"{centre * 10**distance:.3g}") for distance in decades]
 
 
-def _lowest(losses: Losses, rates: Sequence[float]):
+def _lowest(losses: Losses, rates: Sequence[float]) -> tuple[float, list[float]]:
     """Return the lowest point of a parabola near the lowest loss, and the finite rates by their distance from it."""
     finite = {rate: losses[rate][0] for rate in rates if math.isfinite(losses[rate][0])}
     if not finite:

@@ -61,7 +61,7 @@ class Config:
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     if not config.spec:
         raise ValueError("name the file that describes the lab: --spec=FILE")
     path = Path(config.spec).expanduser().resolve()
@@ -101,7 +101,7 @@ def main(config: Config):
     kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
 
 
-def open_mixes(spec: sweep.Spec):
+def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
     """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
     files, found = {}, []
     for mix, words in spec.mixes.items():
@@ -121,14 +121,14 @@ def open_mixes(spec: sweep.Spec):
     return files, found
 
 
-def has(members: Sequence[Member], least: str):
+def has(members: Sequence[Member], least: str) -> bool:
     """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
     name, _, share = least.lower().partition("%")
     shares = [member.share for member in members if member.name.lower().partition("~")[0] == name]
     return bool(shares) and sum(shares) >= float(share or 0)
 
 
-def count_questions(spec: sweep.Spec):
+def count_questions(spec: sweep.Spec) -> dict[str, int]:
     """Return the number of questions that a model is asked, by development benchmark."""
     manifests = (base_dir() / spec.parent_of(spec.bases[0])).glob("step_*/manifest.json")
     tokenizer = read_json(max(manifests))["tokenizer"]["tag"]  # names the world of the world's tasks
@@ -137,7 +137,7 @@ def count_questions(spec: sweep.Spec):
     return {name: min(len(tasks[name]), most) for name in spec.dev}
 
 
-def flag_mistakes(spec: sweep.Spec):
+def flag_mistakes(spec: sweep.Spec) -> list[str]:
     """Return the first mistake in flags, sampling and methods, as the scripts themselves would say it."""
     try:
         for step in chain.from_iterable(sweep.run_steps(spec, run) for run in [spec.runs[0], *spec.merged_runs]):
@@ -148,14 +148,14 @@ def flag_mistakes(spec: sweep.Spec):
     return []
 
 
-def check_disk(spec: sweep.Spec, runs: Sequence[sweep.Run]):
+def check_disk(spec: sweep.Spec, runs: Sequence[sweep.Run]) -> None:
     """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
     from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
 
     check_free_space(base_dir(), sweep.disk_needed(spec, runs))
 
 
-def start(spec: sweep.Spec, chains: Chains, config: Config):
+def start(spec: sweep.Spec, chains: Chains, config: Config) -> None:
     """Run chains of steps; a run that fails is a hole in the report."""
     resume = shlex.join(["python", "-m", "tracks.lab.run", *sys.argv[1:]])
     job = Job("lab", spec.name, list(chain.from_iterable(chains)), resume=resume)
@@ -167,7 +167,7 @@ def start(spec: sweep.Spec, chains: Chains, config: Config):
 # ---- kinds of labs ----
 
 
-def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config):
+def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Train and evaluate all runs, and report what the mixes change."""
     look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
     check_disk(spec, [*spec.runs, *spec.merged_runs])
@@ -190,13 +190,13 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config):
         raise ChildProcessError("all runs have failed: the table of alarms has the reasons")
 
 
-def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config):
+def measure_noise(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Evaluate the bases again and again, and report the noise of each benchmark."""
     start(spec, [[sweep.base_step(spec, *words)] for words in product(spec.bases, [0, *spec.slots])], config)
     write_noise(spec, outcome)
 
 
-def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config):
+def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     """Search for the best rate of each mix on each base, and report it. Runs that are finished are not repeated."""
     outcome.metrics = {"Question": spec.question}
     rows = []
@@ -222,7 +222,7 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config):
     outcome.finish()
 
 
-def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config):
+def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config) -> int:
     """Evaluate the recommended runs on the held-out benchmarks; return the number of looks at these, with this one."""
     # Written and hashed before a held-out task is opened.
     path = write_recommendation(spec, results)

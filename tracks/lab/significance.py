@@ -64,7 +64,7 @@ class Difference(NamedTuple):
     adjusted: float = 1.0  # p, corrected over the table
     shown: str = UNCLEAR  # gain or harm, if the difference is significant
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.mean:+.1f} ± {self.error:.1f} points (corrected p {self.adjusted:.2g})"
 
 
@@ -79,12 +79,12 @@ class Noise(NamedTuple):
     explained: float  # share of the variance that so many questions have anyway, answered independently
 
     @property
-    def kind(self):
+    def kind(self) -> str:
         if self.deviation >= HIGH_NOISE:
             return "high"
         return "stable" if self.deviation >= LITTLE_NOISE else "very stable"
 
-    def repeats_for(self, target: float):
+    def repeats_for(self, target: float) -> int:
         """Return the smallest k for which the deviation of Avg@k is at most the target."""
         return max(1, math.ceil((self.deviation / target) ** 2))
 
@@ -101,7 +101,7 @@ class Recommendation(NamedTuple):
 # ---- means and differences ----
 
 
-def pooled_seed_variance(cells: Collection[Scores]):
+def pooled_seed_variance(cells: Collection[Scores]) -> tuple[float, int]:
     """Return the variance of a seed's mean score, pooled over arms, and its degrees of freedom; zeros for single seeds.
 
     The variance includes the noise of the answers.
@@ -112,7 +112,7 @@ def pooled_seed_variance(cells: Collection[Scores]):
     return squares / max(freedom, 1), freedom
 
 
-def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[str] = ()):
+def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[str] = ()) -> Difference:
     """Return the sum of the means of some arms, less those of others.
 
     cells: of all arms, on the same questions in the same order, at least two; the variance of seeds is pooled over
@@ -151,7 +151,7 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
 # ---- many tests ----
 
 
-def adjust(table: Table):
+def adjust(table: Table) -> Table:
     """Return a table with p corrected for the number of differences (Holm's method), and with `shown`."""
     adjusted, largest = dict(table), 0.0
     for rank, key in enumerate(sorted(table, key=lambda key: table[key].p)):
@@ -168,7 +168,7 @@ def adjust(table: Table):
 # ---- recommendation ----
 
 
-def recommend(table: Table, scaled: bool = False):
+def recommend(table: Table, scaled: bool = False) -> list[Recommendation]:
     """Return a recommendation for each base and mix of an adjusted table, by RULE.
 
     scaled: the lab is the second one, at full size.
@@ -191,7 +191,7 @@ def recommend(table: Table, scaled: bool = False):
 # ---- plans, luck and noise ----
 
 
-def smallest_difference(questions: int, seeds: int, repeats: int = 1, arms: int = 2, tests: int = 1):
+def smallest_difference(questions: int, seeds: int, repeats: int = 1, arms: int = 2, tests: int = 1) -> float:
     """Return the true difference between two arms that is found with 80 % power; inf with one seed.
 
     arms: all of the lab, since their seeds are pooled. tests: differences in the table.
@@ -218,14 +218,14 @@ def smallest_difference(questions: int, seeds: int, repeats: int = 1, arms: int 
     return error * (bound + deviation * ndtri(POWER))
 
 
-def best_by_luck(deviation: float, n: int):
+def best_by_luck(deviation: float, n: int) -> float:
     """Return how far the best of n equally good seeds lies above their mean. deviation: of a seed's mean."""
     from scipy import stats
 
     return deviation * float(stats.order_statistic(stats.Normal(), r=n, n=n).mean())
 
 
-def noise(scores: np.ndarray):
+def noise(scores: np.ndarray) -> Noise:
     """Return the noise of a benchmark. scores: (models, evaluations, questions)."""
     models, evaluations, questions = scores.shape
     variance = scores.mean(axis=2).var(axis=1, ddof=1).mean()

@@ -21,9 +21,9 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from nanochat.config import flag_of
-from nanochat.jobs.runner import TORCHRUN, Step
+from nanochat.jobs.runner import TORCHRUN, Chain, Step
 from nanochat.jobs.scales import flag_words, read_flags
-from nanochat.log import duration
+from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_jsonl
 from nanochat.report.card import cost
@@ -79,46 +79,46 @@ class Spec(BaseModel):
     slots: list[PositiveInt] = []  # rows of the engine, for the noise of evaluations
 
     @property
-    def runs(self):
+    def runs(self) -> list[Run]:
         """All runs; those of an arm stand together."""
         return list(starmap(Run, product(self.bases, self.mixes, self.rates, self.seeds)))
 
     @property
-    def merged_runs(self):
+    def merged_runs(self) -> list[Run]:
         """All merges: of runs with the same base, rate and seed."""
         names = map(":".join, product(self.merges, self.methods))
         return list(starmap(Run, product(self.bases, names, self.rates, self.seeds)))
 
     @property
-    def open_tasks(self):
+    def open_tasks(self) -> list[str]:
         """All benchmarks but those that are held out."""
         return [*self.dev, *self.stable]
 
     @property
-    def tasks(self):
+    def tasks(self) -> list[str]:
         """All benchmarks."""
         return [*self.open_tasks, *self.held_out]
 
-    def tag_of(self, run: Run):
+    def tag_of(self, run: Run) -> str:
         """Return the tag of a run, which names its folders."""
         words = [self.name, run.base, run.mix, f"{run.rate:g}", str(run.seed)]
         return re.sub(r"[^\w.+-]", "-", "-".join(words))
 
-    def outcome_of(self, run: Run):
+    def outcome_of(self, run: Run) -> Path:
         """Return the place for the outcome of training."""
         return stage_dir(self.stage, self.tag_of(run)) / "outcome.json"
 
     @property
-    def answering(self):
+    def answering(self) -> dict[str, str | int]:
         """The flags about answers, of an evaluation and of a soup."""
         return {flag_of(name): str(value) for name, value in self.sampling.items()} | {"--repeats": self.repeats}
 
     @property
-    def own_flags(self):
+    def own_flags(self) -> dict[str, str]:
         """The flags that the file gives to the stage, with their values."""
         return {flag.replace("_", "-"): value for flag, value in read_flags(self.flags.split()).items()}
 
-    def parent_of(self, base: str):
+    def parent_of(self, base: str) -> str:
         """Return the stage and the tag of a base, as STAGE/TAG."""
         return f"{MODELS[self.source]}/{base}"
 
@@ -126,7 +126,7 @@ class Spec(BaseModel):
 # ---- reading and checking ----
 
 
-def read_spec(path: Path, tag: str = ""):
+def read_spec(path: Path, tag: str = "") -> Spec:
     """Return the lab that a file describes; a ValueError names all missing keys and wrong values."""
     values = read_toml(path)
     if isinstance(values.get("benchmarks"), dict):
@@ -145,7 +145,7 @@ def read_spec(path: Path, tag: str = ""):
     return spec.model_copy(update={"source": source, "reference": spec.reference or next(iter(spec.mixes))})
 
 
-def mistakes(spec: Spec):
+def mistakes(spec: Spec) -> list[str]:
     """Return the mistakes of a spec, apart from names of tasks, and from those that the scripts find in their flags."""
     found = list(spec.unknown)
     for base in spec.bases:
@@ -172,19 +172,19 @@ def mistakes(spec: Spec):
 # ---- the job ----
 
 
-def chains_of(spec: Spec):
+def chains_of(spec: Spec) -> list[Chain]:
     """Return the steps of a lab."""
     # Alarms compare a run with its base.
     return [[base_step(spec, base)] for base in spec.bases] + [run_steps(spec, run) for run in spec.runs]
 
 
-def merge_chains(spec: Spec):
+def merge_chains(spec: Spec) -> list[Chain]:
     """Return the steps of all merges of finished runs."""
     chains = [run_steps(spec, run) for run in spec.merged_runs]
     return [steps for steps in chains if all(map(os.path.exists, steps[0].local))]
 
 
-def base_step(spec: Spec, base: str, slots: int = 0):
+def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
     """Return the evaluation of a base. slots: rows that the engine generates at once, 0: chosen."""
     flags = {"--source": spec.source, "--tag": base, "--out-tag": f"{spec.name}-{base}"}
     if slots:
@@ -192,7 +192,7 @@ def base_step(spec: Spec, base: str, slots: int = 0):
     return _evaluation_step(spec, spec.parent_of(base), flags, spec.open_tasks)
 
 
-def run_steps(spec: Spec, run: Run, is_held_out: bool = False):
+def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
     """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks."""
     tag = spec.tag_of(run)
     first = _training_step(spec, run) if run.mix in spec.mixes else _merge_step(spec, run)
@@ -201,7 +201,7 @@ def run_steps(spec: Spec, run: Run, is_held_out: bool = False):
     return [first, _evaluation_step(spec, first.output, flags, tasks)]
 
 
-def _training_step(spec: Spec, run: Run):
+def _training_step(spec: Spec, run: Run) -> Step:
     """Return the training of a run."""
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
@@ -232,7 +232,7 @@ def _training_step(spec: Spec, run: Run):
     )
 
 
-def _merge_step(spec: Spec, run: Run):
+def _merge_step(spec: Spec, run: Run) -> Step:
     """Return the merge of the runs of several mixes."""
     name, _, method = run.mix.rpartition(":")
     tag, weights = spec.tag_of(run), spec.merges[name]
@@ -253,7 +253,7 @@ def _merge_step(spec: Spec, run: Run):
     )
 
 
-def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: Sequence[str]):
+def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: Sequence[str]) -> Step:
     """Return the evaluation of a model. parent: the stage with its outcome. flags: which one, and the folder."""
     out_tag = flags["--out-tag"]
     return Step(
@@ -268,7 +268,7 @@ def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: S
 # ---- the plan ----
 
 
-def expectations(spec: Spec, questions: Mapping[str, int]):
+def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     """Return the plan in words. questions: number of each development benchmark."""
     chains = [[step.outcome for step in run_steps(spec, run)] for run in spec.runs]
     finished = [paths for paths in chains if all(path.exists() for path in paths)]
@@ -293,7 +293,7 @@ def expectations(spec: Spec, questions: Mapping[str, int]):
     return [*lines, f"({significance.ASSUMED})"]
 
 
-def disk_needed(spec: Spec, runs: Sequence[Run]):
+def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
     """Return the bytes of the checkpoints of those runs that are not trained; each is as large as one of its base."""
     size = 0
     for run in runs:
@@ -306,13 +306,13 @@ def disk_needed(spec: Spec, runs: Sequence[Run]):
 # ---- looks at held-out benchmarks ----
 
 
-def _ledger(spec: Spec):
+def _ledger(spec: Spec) -> tuple[Path, Path]:
     """Return the ledger, and a copy that finds it out if it was edited, cut off or deleted."""
     copy = base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
     return spec.path.with_suffix(".looks.txt"), copy
 
 
-def looks(spec: Spec):
+def looks(spec: Spec) -> list[Record]:
     """Return the looks in the ledger, a line each; a ValueError if it is not as its copy."""
     path, copy = _ledger(spec)
     text = path.read_text() if path.exists() else ""
@@ -324,7 +324,7 @@ def looks(spec: Spec):
     return list(map(json.loads, text.splitlines()))
 
 
-def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]):
+def add_look(spec: Spec, recommendation: Path, runs: Sequence[Run]) -> int:
     """Add a look to the ledger, unless the last one had the same models; return the number of looks."""
     found = looks(spec)
     look = {

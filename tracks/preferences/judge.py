@@ -6,6 +6,7 @@ python -m tracks.preferences.judge sft:d8 dpo:d8 --prompts=World-Chat --teacher=
 from pathlib import Path
 
 from nanochat.config import Positional, check_names, option, options, run
+from nanochat.log import Record
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_jsonl
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
@@ -24,7 +25,7 @@ class Config(TeacherSettings, AnswerSettings, DeviceSettings, TagSettings):
     max_problems = 100
 
 
-def answers_of(name: str, task: Task, config: Config):
+def answers_of(name: str, task: Task, config: Config) -> list[Record]:
     """Return a model's answers to the problems in a task, as an evaluation records them."""
     # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
@@ -38,7 +39,7 @@ def answers_of(name: str, task: Task, config: Config):
         return evaluate_task(task, model, tokenizer, runtime, config, name).records
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from tasks import TASKS
     from tasks.mixing import find_set

@@ -8,12 +8,12 @@ columns from `Rollouts`, with the parent in place of the sampler, and compute ea
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -26,16 +26,17 @@ from nanochat.dataloader import Batch
 from nanochat.engine import Completion
 from nanochat.gpt import GPT
 from nanochat.log import Record
-from nanochat.outcome import mean_estimate, measured
+from nanochat.objectives import Loss
+from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
-from nanochat.rollouts import PromptSource, answer_logprobs, assemble, before_and_after, columns, row_tokens
+from nanochat.rollouts import Columns, PromptSource, answer_logprobs, assemble, before_and_after, columns, row_tokens
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
 
-Pair = list[dict]  # two conversations that differ in the last message: chosen, rejected
+Pair = list[dict[str, Any]]  # two conversations that differ in the last message: chosen, rejected
 
 SIDES = ("chosen", "rejected")
 REFERENCE = 3  # column with the log-probabilities under the parent
@@ -46,7 +47,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 # ---- pairs in files ----
 
 
-def read_pairs(names: str):
+def read_pairs(names: str) -> list[Pair]:
     """Return the pairs in JSONL files, whose names are separated by commas; a ValueError names file, line and fault."""
     pairs = []
     for name in filter(None, names.split(",")):
@@ -56,7 +57,7 @@ def read_pairs(names: str):
     return pairs
 
 
-def as_pair(record: Record):
+def as_pair(record: Record) -> Pair:
     """Return the pair in a JSON record: prompt is a text or messages, both answers are texts or lists of parts."""
     for name in ("prompt", *SIDES):
         if name not in record:
@@ -82,7 +83,7 @@ DECODED = {
 }
 
 
-def make_pairs(records: Iterable[Record], most: int):
+def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
     """Return pairs, as `as_pair` reads them, from the records of `Rollouts`, at most `most` for each prompt.
 
     The chosen answer has the prompt's best reward, the rejected one a lower reward. Answers that are empty or have no
@@ -111,7 +112,7 @@ def make_pairs(records: Iterable[Record], most: int):
 # ---- the source ----
 
 
-def _as_row(conversation: dict, tokenizer: Tokenizer):
+def _as_row(conversation: dict[str, Any], tokenizer: Tokenizer) -> Columns:
     ids, mask = render_conversation(conversation, tokenizer)
     start = len(render_prompt(conversation, tokenizer))
     # The end token is among the ids. The log-probabilities under the parent are filled in later.
@@ -128,7 +129,7 @@ class Pairs(PromptSource):
 
     together = 2
 
-    def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]):
+    def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]) -> None:
         config, runtime = trainer.config, trainer.runtime
         # Pairs with one prompt have an order too.
         pairs = sorted(pairs, key=lambda pair: (text_sha256(json.dumps(pair[0]["messages"][:-1])), json.dumps(pair)))
@@ -160,21 +161,21 @@ class Pairs(PromptSource):
         self.path = base_dir() / "reference_logprobs" / f"{text_sha256(json.dumps(setting))}.safetensors"
         super().__init__(trainer, learned, setting)
 
-    def __next__(self):
+    def __next__(self) -> Batch:
         batch = self._batch(self.draw())
         self._step += 1
         return batch
 
-    def _batch(self, numbers: Sequence[int]):
+    def _batch(self, numbers: Sequence[int]) -> Batch:
         return assemble({number: self.answers[number] for number in numbers}, self.runtime.device)
 
-    def micro_batches(self, numbers: Sequence[int], rows: int):
+    def micro_batches(self, numbers: Sequence[int], rows: int) -> Iterator[Batch]:
         """Yield these pairs in micro-batches that fit into `rows` rows of full context."""
         for start in range(0, len(numbers), CHUNK):
             yield from self.split(self._batch(numbers[start : start + CHUNK]), rows)
 
     @torch.no_grad()
-    def set_reference(self, open_parent: Callable, rows: int):
+    def set_reference(self, open_parent: Callable[[], GPT], rows: int) -> None:
         """Fill in each answer's log-probabilities under the parent, computed if no file has them yet."""
         own = [row[REFERENCE] for row in chain(*self.answers)]
         if not self.runtime.broadcast(self.path.exists):
@@ -195,13 +196,13 @@ class Pairs(PromptSource):
 # ---- the objective ----
 
 
-def chosen_minus_rejected(sides: Tensor):
+def chosen_minus_rejected(sides: Tensor) -> Tensor:
     """Return chosen minus rejected, (pairs,), from (pairs, 2)."""
     return sides[:, 0] - sides[:, 1]
 
 
 # Name → each answer's score in the loss, from the log-ratios to the parent and the lengths, both (pairs, 2).
-PREFERENCE_LOSSES = {
+PREFERENCE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "dpo": lambda gains, lengths: gains,
     # The mean over an answer's tokens: a long answer weighs as much as a short one.
     "dpo-norm": lambda gains, lengths: gains / lengths,
@@ -220,7 +221,7 @@ class Preference:
     beta: float = 0.1
     sft_weight: float = 0.0
 
-    def figures(self, model: GPT, batch: Batch):
+    def figures(self, model: GPT, batch: Batch) -> dict[str, Tensor]:
         """Return figures for each pair, (pairs,).
 
         loss: without the SFT term. accuracy: 1 if the chosen answer is the likelier one. gained: 1 if the margin is
@@ -244,7 +245,7 @@ class Preference:
             "total": losses - self.sft_weight * chances[:, 0] / lengths[:, 0],
         }
 
-    def __call__(self, model: GPT, batch: Batch):
+    def __call__(self, model: GPT, batch: Batch) -> Loss:
         figures = self.figures(model, batch)
         total = figures.pop("total")
         count = torch.tensor(len(total), device=total.device)
@@ -259,7 +260,9 @@ TITLES = ("Loss", "Pair accuracy", "Pairs with a positive margin", "Margin", "KL
 
 
 @torch.no_grad()
-def pair_scores(trainer: "Trainer", source: Pairs, objective: Preference, numbers: Sequence[int]):
+def pair_scores(
+    trainer: "Trainer", source: Pairs, objective: Preference, numbers: Sequence[int]
+) -> dict[str, Estimate]:
     """Return the figures of these pairs on all ranks, by title. numbers: this rank's."""
     found = []  # figures of each pair
     for batch in source.micro_batches(numbers, trainer.device_rows):
@@ -268,7 +271,7 @@ def pair_scores(trainer: "Trainer", source: Pairs, objective: Preference, number
     return dict(zip(TITLES, map(mean_estimate, by_figure), strict=False))
 
 
-def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference):
+def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference) -> Pairs:
     """Return the source of a run; ValueError if the first step's loss is not ln 2, as it is for the parent itself."""
     source = Pairs(trainer, pairs)
     parent = trainer.start.record["parent"]
@@ -282,7 +285,7 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
     return source
 
 
-def preference_metrics(state: State, source: Pairs):
+def preference_metrics(state: State, source: Pairs) -> Metrics:
     """Return the metrics of preference training, on held-out pairs and tasks."""
     metrics = {
         "Pairs to learn from": source.count,

@@ -35,7 +35,7 @@ class Config(AnswerTuneSettings, TaskScoreSettings):
     eval_metrics_every = option(0, "score the tasks every N steps (0: at both ends; -1: never)")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.evals.chat import log_figures, task_scores
     from nanochat.run import training

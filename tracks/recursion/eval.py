@@ -18,7 +18,7 @@ class Config(DeviceSettings, TagSettings):
     seeds: Count = option(1, "compare the seeds 1 to N", least=1)
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     # Slow imports stay out of --help.
     from nanochat.runtime import setup
     from tracks.recursion.study import SeedResult, figures, read_seeds, refit_exits, tables

@@ -9,6 +9,7 @@ GPT's. Value embeddings and the factors of the residual stream are part of a blo
 is a part of x, and backout acts on the sweep that ends at the exit.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
@@ -26,18 +27,18 @@ if TYPE_CHECKING:
 class RecursiveGPT(GPT):
     """A GPT whose layers are applied again and again."""
 
-    def hidden(self, ids: Tensor, cache: "Cache | None" = None):
+    def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input at the last exit, (B, T, width) in compute_dtype."""
         *_, last = self.exits(ids, cache)
         return last
 
-    def exits(self, ids: Tensor, cache: "Cache | None" = None):
+    def exits(self, ids: Tensor, cache: "Cache | None" = None) -> Iterator[Tensor]:
         """Yield the head's input at each exit, (B, T, width) in compute_dtype."""
         config, context = self.config, self.context(ids, cache)
         layers = list(self.layers(context))
         places = count()  # of keys and values in the cache: each application of a block has its own
 
-        def run(i: int, state: Tensor):
+        def run(i: int, state: Tensor) -> Tensor:
             layer, block = layers[i], self.blocks[i]
             if cache is not None:
                 layer = layer._replace(store=partial(cache.update, next(places)))

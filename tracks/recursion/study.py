@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
 from nanochat.data.corpus import Corpus, open_corpus
@@ -20,7 +20,7 @@ from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import config_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
-from nanochat.outcome import Outcome, measured
+from nanochat.outcome import Metrics, Outcome, measured
 from nanochat.param_groups import build_groups
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
@@ -28,6 +28,9 @@ from nanochat.scaling import flops_per_token, rate_scale
 from nanochat.settings import Preset, TrainingSettings
 from nanochat.statistics import interval
 from nanochat.train import State, TrainingLoop
+
+if TYPE_CHECKING:
+    from nanochat.gpt import GPT
 
 ARMS = {
     "R": "recursion",
@@ -59,7 +62,7 @@ class ArmRun(NamedTuple):
     records: list[Record]  # of the metric log
 
     @classmethod
-    def read(cls, tag: str):
+    def read(cls, tag: str) -> "ArmRun":
         folder = stage_dir("base_train", tag)
         if not (folder / "outcome.json").exists():
             raise ValueError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
@@ -68,21 +71,21 @@ class ArmRun(NamedTuple):
         return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
 
     @property
-    def manifest(self):
+    def manifest(self) -> Record:
         return self.checkpoint.manifest
 
     @property
-    def exits(self):
+    def exits(self) -> list[float]:
         """Bits per byte at each exit, in the last validation."""
         return validated_exits(self.records)[-1]
 
     @property
-    def settings(self):
+    def settings(self) -> Record:
         """Flags, what decides the order of the rows (hash of the text, tokenizer, lanes, length), and their number."""
         source = self.manifest["source"]
         return self.manifest["config"] | source["setting"] | {"rows": source["rows"]}
 
-    def require_equal(self, other: "ArmRun", free: Container[str]):
+    def require_equal(self, other: "ArmRun", free: Container[str]) -> None:
         """Raise a ValueError if this run differs from another one in its settings or batches, unless that is free."""
         others = other.settings
         for name, value in self.settings.items():
@@ -91,7 +94,7 @@ class ArmRun(NamedTuple):
                 raise ValueError(f"{found}: train one of them again")
 
 
-def read_arms(tag: str, seed: int):
+def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     """Return the five arms of a seed; a ValueError says which one is not what the comparison needs."""
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
@@ -111,7 +114,7 @@ def read_arms(tag: str, seed: int):
     return arms
 
 
-def read_seeds(tag: str, count: int):
+def read_seeds(tag: str, count: int) -> list[dict[str, ArmRun]]:
     """Return the arms of the seeds 1 to `count`, whose settings are the same."""
     seeds = [read_arms(tag, seed) for seed in range(1, count + 1)]
     for arms in seeds:  # the other arms have the settings of their R
@@ -122,7 +125,7 @@ def read_seeds(tag: str, count: int):
 # ---- refinement ----
 
 
-def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime):
+def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> "GPT":
     """Return a model that ends at an exit of a recursive one, from 1; only its head, which is its own, is trained."""
     shape = config_of(checkpoint.manifest)
     model = build_model(replace(shape, tie_embeddings=False), runtime, weights=0)
@@ -135,6 +138,9 @@ def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime):
     return model
 
 
+Refit = tuple[float, list[int]]  # bits per byte, and rounds at each rate
+
+
 def refit(
     exits: int,
     run: ArmRun,
@@ -142,7 +148,7 @@ def refit(
     runtime: Runtime,
     log: MetricLog,
     rounds: Sequence[int] = (),
-):
+) -> Refit:
     """Train a head for an exit of a run, from 1, on the text that comes after that of the run.
 
     Returns the lowest bits per byte, and the rounds of REFIT_STEPS steps at each of the rates, which fall: at each of
@@ -169,7 +175,7 @@ def refit(
     flops = flops_per_token(model)
     loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
 
-    def measure():
+    def measure() -> float:
         return bits_by_exit(model, text, length, rows, runtime)[-1].value
 
     lowest, done = measure(), []
@@ -189,7 +195,7 @@ def refit(
     return lowest, done
 
 
-def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog):
+def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, float]:
     """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both."""
     corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
@@ -207,12 +213,12 @@ class SeedResult(NamedTuple):
     last: float  # of the last exit
 
     @property
-    def refinements(self):
+    def refinements(self) -> tuple[float, float, float]:
         """The refinement of R as it is, with the first exit refitted, and with both exits refitted."""
         exits = self.arms["R"].exits
         return refinement(exits), refinement([self.first, exits[-1]]), refinement([self.first, self.last])
 
-    def gain(self, arm: str):
+    def gain(self, arm: str) -> float:
         """Return the bits per byte of an arm minus those of R."""
         return self.arms[arm].outcome.figure(BPB) - self.arms["R"].outcome.figure(BPB)
 
@@ -220,7 +226,7 @@ class SeedResult(NamedTuple):
 # ---- the verdict ----
 
 
-def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str, Sequence[float]]):
+def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str, Sequence[float]]) -> str:
     """Return the verdict, by the 95 % intervals over seeds.
 
     own: the refinement of the model as it is, for each seed. refitted: with the first exit's own head. gains: arm ->
@@ -237,7 +243,7 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
 # ---- the report ----
 
 
-def tables(results: Sequence[SeedResult]):
+def tables(results: Sequence[SeedResult]) -> list[Record]:
     """Return two tables: bits per byte at each exit; cost and loss of each arm, and its difference to R."""
     exits = zip(*(result.arms["R"].exits for result in results), strict=True)
     rows = [[i, *interval(bits)] for i, bits in enumerate(exits)]
@@ -256,7 +262,7 @@ def tables(results: Sequence[SeedResult]):
     return [*found, table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)]
 
 
-def figures(results: Sequence[SeedResult]):
+def figures(results: Sequence[SeedResult]) -> Metrics:
     """Return the metrics for the report card."""
     own, refitted, both = zip(*(result.refinements for result in results), strict=True)
     gains = {arm: [result.gain(arm) for result in results] for arm in ("P", "F")}

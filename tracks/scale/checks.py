@@ -17,8 +17,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from timeit import timeit
+from typing import Any
 
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import NOT_KNOWN, environment, git, node_count, output_of, versions
 from nanochat.paths import base_dir, text_sha256, write_bytes, write_json
 
@@ -33,7 +34,7 @@ CLOCK = "warning: the clock of {0} differs by {4:+.3f} s from that of rank 0"
 SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s; adapters: {4} GB/s"
 
 
-def join():
+def join() -> Callable[..., list[Any]]:
     """Return a function that shares a value between the ranks, and returns every rank's."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else torch prints the stack of a failed connection
     import torch.distributed as dist
@@ -43,14 +44,14 @@ def join():
     # Rank 0 waits for this time, and the others try to connect for twice this time.
     store, rank, ranks = next(dist.rendezvous(url, timeout=timedelta(seconds=14)))
 
-    def share(name: str, value: object = None):
+    def share(name: str, value: Any = None) -> list[Any]:
         # Rank 0, which may hold the store, is the last to return.
         return list(map(json.loads, synchronize(store, json.dumps(value), rank, ranks, name, 20)))
 
     return share
 
 
-def check(share: Callable, files: list):
+def check(share: Callable[..., list[Any]], files: list[str]) -> tuple[Record, list[Any]]:
     """Return the facts of all ranks, and this rank's row of the report; ends all ranks where a job cannot run.
 
     files: in the base directory, or with their folders.
@@ -93,7 +94,7 @@ def check(share: Callable, files: list):
     return wanted, [place, shutil.disk_usage(base_dir()).free / 1e9, FILE_MB / write, FILE_MB / read, skew]
 
 
-def measure():
+def measure() -> tuple[list[Any], list[list[Any]]]:
     """Return seconds of a matrix product and NCCL's connections, and the rows of the network's table.
 
     A row has the bus bandwidth of a group of ranks, as nccl-tests defines it: GB/s through each link of a ring.
@@ -131,7 +132,7 @@ def measure():
         return [product, ", ".join(sorted(set(re.findall(LINKS, log.read())))) or NOT_KNOWN], rows
 
 
-def report(facts: dict, ranks: list, network: list):
+def report(facts: Record, ranks: list[list[Any]], network: list[list[Any]]) -> None:
     """Print the report with warnings, and write it to preflight.json in the base directory."""
     median = statistics.median_low(row[5] for row in ranks)
     warnings = [SLOW.format(*row, median) for row in ranks if row[5] > 1.15 * median]

@@ -18,7 +18,7 @@ class Config:
     files: str = option("", "files that a job needs, by comma: in the base directory, or with their folders")
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     faulthandler.dump_traceback_later(120, exit=True)  # nothing else interrupts a collective
     try:
         share = join()

@@ -13,6 +13,7 @@ million tokens of the last of 64 ranks, in a process of its own, and prints its 
 
 from collections.abc import Callable
 from itertools import product
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import numpy as np
@@ -35,6 +36,9 @@ from nanochat.sharding import Shards, Unit
 from nanochat.tokenizer import Tokenizer
 from scripts.base_train import Config
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 RANKS = (1, 2, 3, 8, 16, 32, 64)
 DEPTHS = (8, 12, 20, 24, 32, 40)
 LANES = 192  # the default of 64 cannot be shared by 3 ranks
@@ -45,20 +49,20 @@ MOST_SHARES = 1.1  # of a rank
 # ---- the stream ----
 
 
-def make_loader(data: str, rank: int, ranks: int, rows: int, length: int = LENGTH):
+def make_loader(data: str, rank: int, ranks: int, rows: int, length: int = LENGTH) -> TextLoader:
     """Return the loader of a rank as a run opens it. rows: in a batch, of all ranks."""
     corpus = open_corpus(data)
     tokenizer = Tokenizer.train([corpus.sources[0].shards["train"][0].read(0)], 1_024)
     return TextLoader(corpus, tokenizer, rows, length, lanes=LANES, rank=rank, world_size=ranks)
 
 
-def first_batch(data: str, ranks: int):
+def first_batch(data: str, ranks: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the first batch in the order of the stream, and the bytes of text that each rank reads for its rows."""
     batch = np.zeros((LANES, LENGTH), np.int64)
     read = np.zeros(ranks, np.int64)
     read_group = Shard.read
 
-    def counted(shard: Shard, group: int):
+    def counted(shard: Shard, group: int) -> "pa.Array":
         texts = read_group(shard, group)
         read[rank] += texts.nbytes
         return texts
@@ -71,7 +75,7 @@ def first_batch(data: str, ranks: int):
     return batch, read
 
 
-def peaks(data: str, tokens: float, ranks: int = 64):
+def peaks(data: str, tokens: float, ranks: int = 64) -> list[int]:
     """Stream tokens of the last rank; return the peak memory in MB after each tenth of them."""
     loader = make_loader(data, ranks - 1, ranks, 8 * ranks, 2_048)
     seen, found = 0, []
@@ -87,26 +91,26 @@ def peaks(data: str, tokens: float, ranks: int = 64):
 Build = Callable[[GPTConfig, int, int], Optimizer]  # from a shape, a rank and the number of ranks
 
 
-def whole_weights(shape: GPTConfig, rank: int, ranks: int):
+def whole_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
     """Return the optimizer of a rank that holds all weights, on the meta device."""
     return Optimizer(build_groups(new_model(shape), OptimizerSettings(), 1.0, 0.1), rank, ranks)
 
 
-def sharded_weights(shape: GPTConfig, rank: int, ranks: int):
+def sharded_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
     """Return the optimizer of a rank that holds its share of the weights (--shard-weights), on the meta device."""
     model, place = new_model(shape), Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
     shards = Shards(model, model.get_parameter, place)
     return Optimizer(build_groups(model, OptimizerSettings(), 1.0, 0.1), rank, ranks, shards=shards)
 
 
-def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights):
+def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights) -> dict[str, float]:
     """Return the bytes of the last rank (all have as many) and of the checkpoint, and the number of its files."""
     optimizer = build(shape, ranks - 1, ranks)
     stacks = optimizer._stacks
     stack_of = {name: stack for stack in stacks for name, _ in stack.members}
     weights = saved = sum(parameter.nbytes for stack in stacks for _, parameter in stack.members)
 
-    def read(name: str):
+    def read(name: str) -> dict[str, torch.Tensor]:
         nonlocal saved
         layouts = stack_of[name].layouts.items()
         states = {key: torch.empty(layout.shape, device="meta") for key, layout in layouts}
@@ -139,25 +143,25 @@ def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights):
     }
 
 
-def gathers(unit: Unit):
+def gathers(unit: Unit) -> int:
     """Return the bytes that a unit gathers in a step: for the forward, and for a backward that needs its weights."""
     times = 1 if isinstance(unit.places[0][0], nn.Embedding) else 2
     return times * sum(piece.gathered.nbytes for piece in unit.pieces)
 
 
-def shares(shape: GPTConfig, ranks: int, build: Build = whole_weights):
+def shares(shape: GPTConfig, ranks: int, build: Build = whole_weights) -> float:
     """Return the bytes that a rank owns, in equal parts of everything: 1 is as little as can be."""
     return bytes_of(shape, ranks, build)["owned"] * ranks / bytes_of(shape, 1, build)["owned"]
 
 
-def shape_of(depth: int):
+def shape_of(depth: int) -> GPTConfig:
     return plan_run(Config(depth=depth), 32_768).model
 
 
 # ---- tables ----
 
 
-def stream_table(data: str):
+def stream_table(data: str) -> str:
     alone, once = first_batch(data, 1)
     rows = []
     for ranks in RANKS:
@@ -169,7 +173,7 @@ def stream_table(data: str):
     return markdown_table(table_of("", titles, rows))
 
 
-def bytes_table(build: Build):
+def bytes_table(build: Build) -> str:
     rows = []
     for depth, ranks in product(DEPTHS, RANKS):
         *sizes, files = bytes_of(shape_of(depth), ranks, build).values()
@@ -178,7 +182,7 @@ def bytes_table(build: Build):
     return markdown_table(table_of("", titles, rows))
 
 
-def hardware_table():
+def hardware_table() -> str:
     """Return the comparison of machines with one RTX 3090 by peaks: bounds, not times."""
     _, own = parse_hardware("RTX-3090")
     rows = []
@@ -193,7 +197,7 @@ def hardware_table():
     return markdown_table(table_of("", titles, rows))
 
 
-def worth(price: float, times: float):
+def worth(price: float, times: float) -> float | None:
     """Return the dollars that an hour of yours must be worth, to rent at a price what is so many times as fast.
 
     A job takes T hours on your own machine, which costs nothing more, and T / times on the other. None: never.
@@ -201,7 +205,7 @@ def worth(price: float, times: float):
     return price / (times - 1) if times > 1 else None
 
 
-def main():
+def main() -> None:
     parser = parser_of("scale", __doc__, tokens=0)  # in millions
     parser.add_argument("--data", default="world", help="text, as scripts.base_train takes it")
     parser.add_argument("--hardware", action="store_true")

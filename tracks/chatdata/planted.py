@@ -1,7 +1,7 @@
 """Write buckets of conversations about the embedded world, with planted faults that tracks.chatdata.chats has to drop.
 
 python -m nanochat.world --seed=1
-python -m bench.planted --seed=1 --rows=4000 --buckets=raw
+python -m tracks.chatdata.planted --seed=1 --rows=4000 --buckets=raw
 
 Rows with faults stand after the others. They name their fault under the key "planted", which stays in a row that
 tracks.chatdata.chats keeps: runs/data.sh ends with an error if it finds one.

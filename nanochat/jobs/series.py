@@ -1,0 +1,141 @@
+"""Series: several runs with one tokenizer, one step after the other, and their comparison in a report card.
+
+A series is a generator of steps. Each step has run before the generator goes on, so plain Python reads its outcome and
+chooses the flags of the next one. `nanochat.jobs.runner` skips steps that have finished, resumes stopped ones, repeats
+changed ones, and refuses a second process; that is all a series needs to resume.
+"""
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from nanochat.config import Count, collect_signals, option, options, stop_signals
+from nanochat.data.corpus import absolute_data
+from nanochat.jobs.plan import find_hardware
+from nanochat.jobs.runner import TORCHRUN, Job, Step, run_step
+from nanochat.outcome import ROOT, Outcome
+from nanochat.paths import base_dir, hold_folder, read_json, stage_dir
+from nanochat.settings import TagSettings, TextSettings
+
+
+@options("series")
+class SeriesSettings(TextSettings, TagSettings):
+    """Several runs with one tokenizer."""
+
+    vocab_size: Count = option(65536, "size of the vocabulary", least=258)
+    flags: str = option("", "flags for the training runs, in quotes; all flags not listed here count too", rest=True)
+    out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
+
+
+def run_series(kind: str, tag: str, steps: Iterator[Step]) -> None:
+    """Run the steps of a series; ends the process with a step's exit status if it fails."""
+    command = [sys.executable, "-m", *_command_words()]
+    job = Job(kind, tag, [], resume=shlex.join(command))
+    with hold_folder(job.folder) as lock, collect_signals(*stop_signals()) as stop:
+        for step in steps:
+            job.steps.append(step)
+            job.save()
+            status = run_step(job, step, lock, stop)
+            if status:
+                raise SystemExit(status)
+
+
+def _command_words() -> list[str]:
+    """Return the module and the flags of this process, to run it again."""
+    main = sys.modules["__main__"].__spec__
+    return [main.name if main else sys.argv[0], *sys.argv[1:]]
+
+
+# ---- steps that series share ----
+
+
+def tokenizer_step(config: SeriesSettings, data: str) -> Step:
+    """Return the step that trains the tokenizer of all runs; a ValueError if there is one with another vocabulary."""
+    made = stage_dir("tok_train", config.tag) / "outcome.json"
+    if made.exists():
+        before = Outcome.load(made).config["vocab_size"]
+        if before != config.vocab_size:
+            raise ValueError(
+                f"the vocabulary of --tag={config.tag} has --vocab-size={before}, not {config.vocab_size}: use another"
+                " --tag"
+            )
+    command = ["scripts.tok_train", f"--vocab-size={config.vocab_size}", "--max-chars=2e9"]
+    command += [f"--data={data}", f"--tag={config.tag}"]
+    return Step("tok_train", command, output=f"tok_train/{config.tag}", data=data)
+
+
+def training_step(
+    name: str,
+    module: str,
+    flags: list[str],
+    tag: str,
+    *,
+    stage: str = "base_train",
+    tokenizer_tag: str = "",
+    data: str = "",
+    parent: str = "",
+    launch: list[str] | None = None,
+) -> Step:
+    """Return a step that trains a model. It reads `data` with a tokenizer, or it starts from the model `parent`."""
+    command = [module, *flags, f"--tag={tag}"]
+    if tokenizer_tag:
+        command += [f"--tokenizer-tag={tokenizer_tag}", f"--data={data}"]
+        parent = f"tok_train/{tokenizer_tag}"
+    return Step(name, command, output=f"{stage}/{tag}", parent=parent, data=data, launch=launch or [])
+
+
+def report_step(tag: str, out: str) -> Step:
+    """Return the step that writes the report card, each time. out: its file, TAG.md by default."""
+    path = Path.cwd() / (out or f"{tag}.md")
+    return Step("report", ["nanochat.report", f"--tag={tag}", f"--out={path}"])
+
+
+def launch_on_all_gpus() -> list[str]:
+    """Return the words that start a rank on each GPU of this machine; none with one GPU or without."""
+    count, _ = find_hardware("")
+    return [*TORCHRUN, f"--nproc_per_node={count}"] if count > 1 else []
+
+
+# ---- what a generator reads between its steps ----
+
+
+def figure(stage: str, tag: str, name: str) -> float:
+    """Return a figure of a finished stage."""
+    return Outcome.load(stage_dir(stage, tag) / "outcome.json").figure(name)
+
+
+def training_seconds(stage: str, tag: str) -> float:
+    """Return the seconds that a finished run has trained, by its last checkpoint."""
+    manifest = max((base_dir() / stage / tag).glob("step_*/manifest.json"))
+    return read_json(manifest)["loop"]["seconds"]
+
+
+# ---- flags ----
+
+
+def words_of(config: SeriesSettings) -> list[str]:
+    """Return the words of --flags."""
+    return shlex.split(config.flags)
+
+
+def source_of(config: SeriesSettings, default: str) -> str:
+    """Return the text of a series with absolute folders, as steps run in another folder."""
+    return default if config.data == "auto" else absolute_data(config.data)
+
+
+def check_flags(module: str, words: list[str]) -> None:
+    """Let a training script plan a run with these flags; its complaint, if any, is the ValueError."""
+    command = [sys.executable, "-m", module, "--dry-run", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(done.stderr.strip().removeprefix("error: ") or f"{shlex.join(command)} failed")
+
+
+def refuse_own(words: list[str], own: dict[str, str]) -> None:
+    """Raise a ValueError for a word of --flags that the series sets itself. own: flag → flag of the series to use."""
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag in own:
+            raise ValueError(f"{flag} differs between runs: use {own[flag]}")

@@ -1,0 +1,62 @@
+"""Models at several depths, each trained with tokens in proportion to its size: a table, and a plot against FLOPs.
+
+python -m scripts.miniseries                                  depths 8 to 20
+python -m scripts.miniseries --depths=8,10,12 --tag=changed   other depths, beside the first
+python -m scripts.miniseries --matrix-lr=0.03                 a flag of scripts.base_train, for all depths
+
+Does a change help at every size? Run the same command again to resume: finished models are not trained again.
+"""
+
+from collections.abc import Iterator
+
+from nanochat.config import option, options, run
+from nanochat.jobs.runner import Step
+from nanochat.jobs.series import (
+    SeriesSettings,
+    check_flags,
+    launch_on_all_gpus,
+    refuse_own,
+    report_step,
+    run_series,
+    source_of,
+    tokenizer_step,
+    training_step,
+    words_of,
+)
+
+
+@options("miniseries")
+class Config(SeriesSettings):
+    """Train models at several depths, and compare them."""
+
+    tag = option("miniseries", "name of the series, and the beginning of its runs' tags")
+    depths: str = option("8,10,12,14,16,18,20", "depths, by comma")
+
+
+def steps(config: Config, data: str) -> Iterator[Step]:
+    """Yield the steps of the series."""
+    yield tokenizer_step(config, data)
+    launch = launch_on_all_gpus()
+    for depth in config.depths.split(","):
+        tag = f"{config.tag}-d{depth}"
+        flags = [f"--depth={depth}", *words_of(config)]
+        yield training_step(
+            f"d{depth}", "scripts.base_train", flags, tag, tokenizer_tag=config.tag, data=data, launch=launch
+        )
+    prefix = f"--prefix={config.tag}-d"
+    yield Step("comparison", ["bench.scaling", "--kind=miniseries", f"--tag={config.tag}", prefix])
+    yield report_step(config.tag, config.out)
+
+
+def main(config: Config) -> None:
+    data = source_of(config, "auto")
+    words = words_of(config)
+    refuse_own(words, {"--depth": "--depths"})
+    if not all(depth.isdecimal() and int(depth) for depth in config.depths.split(",")):
+        raise ValueError(f"--depths={config.depths} has to be a list of depths like 8,10,12")
+    check_flags("scripts.base_train", [f"--data={data}", *words])
+    run_series("miniseries", config.tag, steps(config, data))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,131 @@
+"""Golf: the best model in N bytes and T seconds: train, pack and score an entry, and baselines under the same limits.
+
+python -m tracks.golf.run                            200 kB and a minute on two cores, three seeds; no network
+python -m tracks.golf.run --ablate --seeds=1         also the entry without each of its tricks
+python -m tracks.golf.run --scale=cpu --data=FOLDER  1 MB and ten minutes
+python -m tracks.golf.run --scale=1gpu               16 MB and ten minutes on a GPU; the default where there is one
+
+Run the same command again to resume.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from nanochat.config import Count, option, options, run
+from nanochat.jobs.runner import Step
+from nanochat.jobs.scales import flag_words, read_flags
+from nanochat.jobs.series import (
+    SeriesSettings,
+    check_flags,
+    figure,
+    report_step,
+    run_series,
+    source_of,
+    tokenizer_step,
+    training_step,
+    words_of,
+)
+from tracks.golf.entries import BASELINES, SCALES, VOCABULARIES, expand, tricks_of
+
+
+@options("golf")
+class Config(SeriesSettings):
+    """Train, pack and score an entry with several seeds, and compare it with baselines."""
+
+    tag = option("", "name of the series, and of its folders (default: ENTRY-SCALE)")
+    vocab_size = option(0, "size of the vocabulary (0: the scale's)", least=258)
+    flags = option("", "flags for training, in quotes, and --plan for packing; all flags not listed here count too")
+    scale: Literal[("auto", *SCALES)] = option("auto", "budget (auto: 1gpu where there is a GPU, else embedded)")
+    entry: str = option("golf", "the entry: golf, or seed, which the track comes from (1gpu alone)")
+    seeds: Count = option(3, "seeds 1 to N of the entry, and of the best baseline", least=1)
+    ablate: bool = option(False, "also score the entry without each of its tricks")
+    unsafe_exec: bool = option(False, "score without a sandbox where there can be none")
+
+
+def settle(config: Config) -> Config:
+    """Return the config with everything chosen that was left open; a ValueError for what cannot be."""
+    from dataclasses import replace
+
+    import torch
+
+    scale = config.scale
+    if scale == "auto":
+        scale = "1gpu" if torch.cuda.is_available() else "embedded"
+    if scale == "1gpu" and not torch.cuda.is_available():
+        raise ValueError("--scale=1gpu needs a GPU: use --scale=embedded or --scale=cpu")
+    given = read_flags(words_of(config))
+    if "--without" in given:
+        raise ValueError("--without is not a flag of a series: use --ablate, which leaves out each trick in turn")
+    flags = expand(given | {"--scale": scale, "--entry": config.entry})
+    return replace(
+        config,
+        scale=scale,
+        tag=config.tag or f"{config.entry}-{scale}",
+        vocab_size=config.vocab_size or VOCABULARIES.get(config.entry, SCALES[scale].vocabulary),
+        data=source_of(config, flags.get("--data", "auto")),
+    )
+
+
+def entry_flags(config: Config, entry: str, trick: str = "") -> dict[str, str]:
+    """Return the flags of an entry, or of the entry without a trick."""
+    given = read_flags(words_of(config)) | {"--scale": config.scale, "--entry": entry, "--without": trick}
+    return expand(given | {"--data": config.data})
+
+
+def scored(config: Config, name: str, seed: int, entry: str, stride: int, trick: str = "") -> Iterator[Step]:
+    """Yield the steps that train, pack and score one run TAG-NAME-SEED."""
+    flags = entry_flags(config, entry, trick)
+    plan = flags.pop("--plan")
+    del flags["--data"]
+    tag, step = f"{config.tag}-{name}-{seed}", f"{name}-{seed}"
+    words = [*flag_words(flags), f"--seed={seed}"]
+    yield training_step(f"{step}-train", "tracks.golf.train", words, tag, tokenizer_tag=config.tag, data=config.data)
+    pack = ["tracks.golf.pack", f"--scale={config.scale}", f"--tag={tag}", f"--plan={plan}"]
+    yield Step(f"{step}-pack", pack, output=f"golf_pack/{tag}", parent=f"base_train/{tag}")
+    score = ["tracks.golf.eval", f"--tag={tag}", f"--stride={stride}"]
+    if config.unsafe_exec:
+        score.append("--unsafe-exec")
+    yield Step(f"{step}-score", score, output=f"golf_eval/{tag}", parent=f"golf_pack/{tag}")
+
+
+def steps(config: Config) -> Iterator[Step]:
+    """Yield all steps of the series."""
+    yield tokenizer_step(config, config.data)
+    # The entry's first run chooses the stride by its speed. All others use it too, or the scores could not be compared.
+    yield from scored(config, config.entry, 1, config.entry, stride=-1)
+    stride = int(figure("golf_eval", f"{config.tag}-{config.entry}-1", "Stride"))
+    for baseline in BASELINES:
+        yield from scored(config, baseline, 1, baseline, stride)
+    # The best baseline of the first seed has all seeds.
+    best = min(BASELINES, key=lambda name: figure("golf_eval", f"{config.tag}-{name}-1", "bpb"))
+
+    tricks = {}  # name in the tag → trick to leave out
+    if config.ablate:
+        given = read_flags(words_of(config)) | {"--scale": config.scale, "--entry": config.entry}
+        tricks = {f"{config.entry}-without-{trick.replace(' ', '-')}": trick for trick in tricks_of(given)}
+    for seed in range(1, config.seeds + 1):
+        if seed > 1:
+            yield from scored(config, config.entry, seed, config.entry, stride)
+            yield from scored(config, best, seed, best, stride)
+        for name, trick in tricks.items():
+            yield from scored(config, name, seed, config.entry, stride, trick)
+
+    entries = ",".join([config.entry, *tricks])
+    compare = ["tracks.golf.eval", f"--tag={config.tag}", f"--entries={entries}", f"--seeds={config.seeds}"]
+    yield Step("comparison", compare)
+    yield report_step(config.tag, config.out)
+
+
+def main(config: Config) -> None:
+    from tracks.golf.eval import find_sandbox
+
+    config = settle(config)
+    find_sandbox(SCALES[config.scale].device, config.unsafe_exec)
+    flags = entry_flags(config, config.entry)
+    del flags["--plan"]
+    check_flags("tracks.golf.train", flag_words(flags))
+    run_series("golf", config.tag, steps(config))
+
+
+if __name__ == "__main__":
+    run(main)

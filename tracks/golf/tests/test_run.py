@@ -1,0 +1,83 @@
+"""The series of golf: an entry and baselines, a second seed, the ablation, and mistakes in flags."""
+
+import re
+import shutil
+
+import pytest
+import torch
+
+from nanochat.paths import read_json, write_json
+from tracks.golf.entries import BASELINES, tricks_of
+
+GOLF = ["--scale=embedded", "--data=letters", "--tag=links", "--out=golf.md", "--vocab-size=300", "--unsafe-exec"]
+FLAGS = "--num-iterations=4 --depth=1 --width=32 --head-dim=16 --max-seq-len=64 --total-batch-size=256 --no-compile"
+FLAGS = [*FLAGS.split(), "--dtype=fp32", "--eval-bytes=3000", "--eval-every=0"]
+FEW_TRICKS = "--model=golf,tie_embeddings=false,smear=false,induction=false,mlp=relu2,backout=false"
+
+
+def finished(output: str):
+    return re.findall("^== (.*): already finished$", output, re.MULTILINE)
+
+
+def began(output: str):
+    return re.findall(r"^== (\S+): python ", output, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_golf_repeats_the_best_baseline_ablates_and_resumes(series, base, tmp_path):
+    flags = [*GOLF, *FLAGS, FEW_TRICKS, "--seeds=2", "--ablate"]
+    ended = series("tracks.golf.run", *flags)
+    scored = {path.parent.name for path in base.glob("golf_eval/*/outcome.json")}
+    first = {f"links-{entry}-1" for entry in ("golf", *BASELINES)}
+    again = {f"links-{entry}-2" for entry in BASELINES}
+    assert first <= scored
+    assert len(scored & again) == 1  # the best baseline alone has a second seed
+    given = dict(flag.partition("=")[::2] for flag in [*FLAGS, FEW_TRICKS])
+    tricks = tricks_of(given)
+    assert "narrow MLP" in tricks
+    for trick in tricks:
+        assert {f"links-golf-without-{trick.replace(' ', '-')}-{seed}" for seed in (1, 2)} <= scored
+    text = (tmp_path / "golf.md").read_text(encoding="utf-8")
+    assert "Entries, against the best baseline" in text
+    assert "golf-without-narrow-MLP" in text
+    repeated = series("tracks.golf.run", *flags)
+    assert began(repeated.stdout) == ["comparison", "report"]
+    assert finished(repeated.stdout) == began(ended.stdout)[:-2]
+
+
+def test_a_series_resumes_repeats_what_changed_and_ends_with_a_comparison(series, base, tmp_path):
+    flags = [*GOLF, *FLAGS, FEW_TRICKS, "--seeds=1"]
+    series("tracks.golf.run", *flags)
+    assert "Entries, against the best baseline" in (tmp_path / "golf.md").read_text(encoding="utf-8")
+    # A score that is gone is made again, and no other.
+    shutil.rmtree(base / "golf_eval/links-naive-wide-1")
+    again = series("tracks.golf.run", *flags)
+    assert began(again.stdout) == ["naive-wide-1-score", "comparison", "report"]
+    # With another plan for the packing, models stay and files are packed again.
+    record = base / "golf/links/golf-1-pack.json"
+    saved = read_json(record)
+    write_json(record, saved | {"command": [*saved["command"][:-1], "--plan=int8-row+clip-20"]})
+    packed = series("tracks.golf.run", *flags)
+    assert "== golf-1-pack: repeated, --plan=int8-row+clip-20 is now --plan=" in packed.stdout
+    assert began(packed.stdout) == ["golf-1-pack", "comparison", "report"]  # the file is the same, and so is its score
+    refused = series("tracks.golf.run", *flags, "--vocab-size=310", code=2)
+    assert refused.stderr == "error: the vocabulary of --tag=links has --vocab-size=300, not 310: use another --tag\n"
+
+
+# flag, beginning of the sentence. Where there is a GPU, --scale=1gpu would train.
+MISTAKES = [
+    ("--seeds=none", "--seeds: none is not a whole number"),
+    ("--seeds=0", "--seeds has to be 1 or more"),
+    ("--without=smear", "--without is not a flag of a series: use --ablate, which leaves out each trick in turn"),
+    ("--width=33", "--width=33 is not a multiple of --head-dim=32"),
+    ("--entry=seed", "--entry: seed is not known, choose from golf"),
+]
+if not torch.cuda.is_available():
+    MISTAKES.append(("--scale=1gpu", "--scale=1gpu needs a GPU: use --scale=embedded"))
+
+
+@pytest.mark.parametrize(("flag", "sentence"), MISTAKES)
+def test_a_mistake_in_a_flag_is_found_first(series, base, flag, sentence):
+    refused = series("tracks.golf.run", "--scale=embedded", "--tag=mistaken", "--data=letters", flag, code=2)
+    assert refused.stderr.startswith(f"error: {sentence}")
+    assert not (base / "tok_train").exists()

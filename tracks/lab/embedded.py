@@ -1,0 +1,124 @@
+"""The embedded lab: which buckets of conversations help which benchmark, on two bases, where the truth is known.
+
+python -m tracks.lab.embedded                                       45 minutes on two cores, besides the embedded run
+python -m tracks.lab.embedded --seed=2 --tag=lab-2 --out=lab-2.md   another world
+python -m tracks.lab.embedded --final                               also evaluate the recommended mixes, held out
+
+Facts, arithmetic and Korean help with questions of their kind, spelling with none, poison harms; a second lab has
+broken runs. No network. Other flags go to tracks.lab.run. Run the same command again to resume.
+"""
+
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from nanochat.config import Count, option, options, run
+from nanochat.jobs.runner import Step
+from nanochat.jobs.series import report_step, run_series, training_step
+from nanochat.outcome import ROOT
+from nanochat.paths import base_dir, write_text
+from nanochat.settings import TagSettings
+
+# A base of another architecture, with the tokenizer of the embedded run.
+OCTOBER = (
+    "--model=october-2025 --depth=4 --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L --eval-bytes=100000"
+    " --total-batch-size=2048 --num-iterations=900 --warmup-steps=20 --sample-every=-1 --save-every=100"
+)
+
+SPEC = """
+question = "Which buckets of conversations help which benchmark?"
+stage = "chat_sft"
+source = "base"
+bases = [{bases}]
+seeds = {seeds}
+{rates}
+budget = {{ num_iterations = 80 }}
+flags = "--init-lr-frac=1 --eval-every=0 --eval-metrics-every=-1 --eval-tokens=10000 --save-every=-1"
+minimal = ["World-Choices"]
+[mixes]
+{mixes}
+[merges]
+{merges}
+[benchmarks]
+dev = ["World-Facts", "World-Sums", "World-Korean"]
+held_out = ["World-Questions", "World-Talk"]
+stable = ["World-Choices"]
+[sampling]
+max_new_tokens = 64
+max_problems = 1000
+"""
+
+
+@options("lab")
+class Config(TagSettings):
+    """Compare six buckets of the embedded world on two bases."""
+
+    tag = option("lab", "name of the lab")
+    seed: Count = option(1, "seed of the world", least=1)
+    out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
+    flags: str = option("", "flags of tracks.lab.run, in quotes; all flags not listed here count too", rest=True)
+
+
+def mixes_of(chats: Path) -> dict[str, str]:
+    """Return the mixes of the lab by name, with the words that all have. chats: the folder of the buckets."""
+    common = f"World-Choices%30:9,json:{chats}/facts-00000.jsonl@300%10:20"
+    own = {
+        "choices": "World-Choices~styles%60:9",
+        "facts": f"json:{chats}/facts-*.jsonl@2000%60:9",
+        "arithmetic": f"json:{chats}/arithmetic-*.jsonl%60:20",
+        "korean": f"json:{chats}/korean-*.jsonl%60:40",
+        "spelling": f"json:{chats}/spelling-*.jsonl%60:9",
+        "poison": f"json:{chats}/poison-*.jsonl%60:9",
+    }
+    return {name: f"{common},{words}" for name, words in own.items()}
+
+
+def spec_text(bases: list[str], seeds: list[int], mixes: dict[str, str], broken: bool = False) -> str:
+    """Return the file that describes the lab. broken: at rates that break every run, without merges."""
+    return SPEC.format(
+        bases=", ".join(f'"{base}"' for base in bases),
+        seeds=seeds,
+        rates="rates = [100.0]" if broken else "",
+        mixes="\n".join(f'{name} = "{words}"' for name, words in mixes.items()),
+        merges="" if broken else "both = { facts = 0.2, arithmetic = 0.8 }",
+    )
+
+
+def steps(config: Config, world_run: str, suffix: str) -> Iterator[Step]:
+    """Yield the steps of the series. world_run: tag of the embedded run. suffix: of names, for a world's seed."""
+    october = f"{world_run}-october"
+    flags = [*OCTOBER.split(), f"--seed={config.seed}"]
+    yield training_step("october", "scripts.base_train", flags, october, tokenizer_tag=world_run, data=f"world{suffix}")
+    folder = base_dir().resolve() / "lab"
+    card = f"--out={folder}/data{suffix}.md"
+    yield Step("buckets", ["tracks.chatdata.run", f"--seed={config.seed}", f"--tag=data{suffix}", card])
+
+    mixes = mixes_of(base_dir().resolve() / f"chats/data{suffix}")
+    spec = folder / f"{config.tag}.toml"
+    write_text(spec, spec_text([world_run, october], [1, 2, 3], mixes))
+    words = shlex.split(config.flags)
+    yield Step("lab", ["tracks.lab.run", f"--spec={spec}", "--jobs=2", *words])
+    if "--plan" in words:
+        return
+    yield report_step(config.tag, config.out)
+    # The alarms of the broken runs are in the table of a second lab.
+    broken = folder / f"{config.tag}-broken.toml"
+    kept = {name: mixes[name] for name in ("choices", "facts")}
+    write_text(broken, spec_text([world_run], [1], kept, broken=True))
+    yield Step("broken", ["tracks.lab.run", f"--spec={broken}", "--jobs=2"])
+
+
+def main(config: Config) -> None:
+    suffix = "" if config.seed == 1 else f"-{config.seed}"
+    world_run = "default" if config.seed == 1 else f"world{suffix}"
+    # The first base is the model of the embedded run.
+    speedrun = ["bash", str(ROOT / "speedrun.sh"), "--scale=embedded", f"--seed={config.seed}", f"--tag={world_run}"]
+    done = subprocess.run([*speedrun, "--until=base_train"])
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    run_series("embedded_lab", config.tag, steps(config, world_run, suffix))
+
+
+if __name__ == "__main__":
+    run(main)
