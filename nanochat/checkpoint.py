@@ -22,25 +22,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store
 
-from nanochat.attention import find_path
-from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import Record, print0
-from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
 from nanochat.paths import (
-    base_dir,
     hold_folder,
     publish_folder,
     read_json,
     read_sha256,
-    stage_dir,
     sync,
     text_sha256,
     write_json,
 )
-from nanochat.runtime import Runtime
-from nanochat.stages import MODELS
-from nanochat.tokenizer import Tokenizer
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
@@ -342,92 +334,3 @@ def set_aside(folder: Path) -> None:
         kept = folder / f"given_up_step_{step:06d}"
         shutil.rmtree(kept, ignore_errors=True)
         _home(folder, step).rename(kept)
-
-
-# ---- trained models ----
-
-
-def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
-    """Return (source, tag) of each trained model, or of those named; ValueError if there is none.
-
-    The last stage comes last, and of one stage the run that was trained last.
-    """
-    found = []
-    for name in [source] if source else MODELS:
-        folders = (base_dir() / MODELS[name]).glob(tag or "*")
-        oldest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime)
-        found += [(name, folder.name) for folder in oldest_first if steps(folder)]
-    if not found:
-        wanted = f"model {source} {tag}".strip()
-        raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")
-    return found
-
-
-def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> tuple[GPT, Tokenizer, Checkpoint]:
-    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
-
-    exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
-    """
-    checkpoint = find_model(stage, tag, step, runtime)
-    model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
-    if exits:
-        if not model.config.supervision:
-            raise ValueError("--exits is for recursive models, and this model is none")
-        print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
-        model.steps = exits
-    return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
-
-
-def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
-    """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
-    found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
-    print0(f"model: {stage} {tag}, step {found.step:,}")
-    return found
-
-
-def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
-    """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
-    folder = stage_dir(stage, tag)
-    if step >= 0 and step not in steps(folder):
-        raise ValueError(f"{folder} has no checkpoint of step {step}, only {steps(folder)}")
-    found = newest(folder) if step < 0 else load(folder, step)
-    if found is None:
-        raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
-    return found
-
-
-def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
-    """Return the tokenizer that a model was trained with."""
-    record = checkpoint.manifest["tokenizer"]
-    tokenizer = Tokenizer.load(stage_dir("tok_train", record["tag"]) / "tokenizer.json")
-    if tokenizer.content_hash != record["hash"]:
-        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
-    return tokenizer
-
-
-def build_model(
-    config: GPTConfig,
-    runtime: Runtime,
-    weights: Checkpoint | int,
-    checkpointing: bool = False,
-) -> GPT:
-    """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
-    model = empty_model(config, runtime, checkpointing)
-    model.to_empty(device=runtime.device)
-    if isinstance(weights, Checkpoint):
-        model.load_state_dict(weights.model_tensors())
-    else:
-        model.init_weights(weights)
-    return model
-
-
-def empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool = False) -> GPT:
-    """Return a model without memory, on the meta device."""
-    windows = any(config.windows)
-    path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
-    if set(runtime.all_gather(path)) != {path}:
-        path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
-    print0(f"attention: {path}")
-    model = new_model(config, path, checkpointing)
-    model.compute_dtype = runtime.dtype
-    return model

@@ -1,15 +1,31 @@
-"""The model registry: from a manifest or a --model value to a config, and from a config to a model."""
+"""The one place that makes and loads models: a --model value or a manifest to a config, a config to a model.
+
+`build_model` makes a model to train, `load_model` a trained one for inference, and `load_chosen` the one that a command
+line names. checkpoint.py reads and writes the files.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
+from typing import NamedTuple
 
 import torch
 
+from nanochat import fp8
+from nanochat.attention import find_path
+from nanochat.checkpoint import Checkpoint, load, newest, steps
 from nanochat.config import check_names
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig
-from nanochat.log import Record, parse_rows
+from nanochat.log import Record, parse_rows, print0
+from nanochat.paths import base_dir, stage_dir
+from nanochat.runtime import Runtime
+from nanochat.settings import ModelChoice
+from nanochat.stages import MODELS
+from nanochat.tokenizer import Tokenizer
+
+# ---- configurations ----
 
 # Other flags set these fields, so --model does not change them.
 FLAG_FIELDS = """
@@ -48,34 +64,6 @@ def config_of(manifest: Record) -> GPTConfig:
         raise ValueError("another version of this code has written the checkpoint: train the model again") from None
 
 
-def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
-    """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
-    with torch.device("meta"):
-        return model_class(config)(config, attention, checkpointing)
-
-
-def model_class(config: GPTConfig) -> type[GPT]:
-    """Return the class of models with this config."""
-    if config.sweeps < 1 or (config.supervision and config.sweeps > 1):
-        raise ValueError(f"sweeps={config.sweeps} has to be at least 1, and 1 with supervision")
-    if not config.supervision:
-        return GPT
-    return import_module("tracks.recursion.model").RecursiveGPT
-
-
-@contextmanager
-def as_written(model: GPT) -> Iterator[None]:
-    """Run nothing compiled of a model in this context, for batches with ever new shapes."""
-    before = model.attention
-    # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
-    model.attention = "chunks" if model.device.type == "cpu" else "sdpa"
-    try:
-        with torch.compiler.set_stance("force_eager") if model.compiled else nullcontext():
-            yield
-    finally:
-        model.attention = before
-
-
 def config_fields(text: str) -> Record:
     """Return the GPTConfig fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
 
@@ -96,3 +84,166 @@ def config_fields(text: str) -> Record:
         except (KeyError, ValueError):
             raise ValueError(f"--model={text}: {field} cannot be {value}, write a {kind.__name__}") from None
     return changed
+
+
+# ---- making models ----
+
+
+def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
+    """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
+    with torch.device("meta"):
+        return model_class(config)(config, attention, checkpointing)
+
+
+def model_class(config: GPTConfig) -> type[GPT]:
+    """Return the class of models with this config."""
+    if config.sweeps < 1 or (config.supervision and config.sweeps > 1):
+        raise ValueError(f"sweeps={config.sweeps} has to be at least 1, and 1 with supervision")
+    if not config.supervision:
+        return GPT
+    return import_module("tracks.recursion.model").RecursiveGPT
+
+
+def build_model(
+    config: GPTConfig,
+    runtime: Runtime,
+    weights: Checkpoint | int,
+    *,
+    checkpointing: bool = False,
+    in_fp8: bool = False,
+    shard_weights: bool = False,
+) -> GPT:
+    """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
+    model = _empty_model(config, runtime, checkpointing)
+    if shard_weights:
+        return _sharded(model, runtime, weights, in_fp8)
+    model.to_empty(device=runtime.device)
+    if isinstance(weights, Checkpoint):
+        model.load_state_dict(weights.model_tensors())
+    else:
+        model.init_weights(weights)
+    if in_fp8:
+        print0(f"fp8: {len(fp8.convert(model))} layers")
+    return model
+
+
+def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bool) -> GPT:
+    """Return a model whose weights are divided among the ranks; no rank ever holds all of them at once."""
+    from nanochat.sharding import Shards  # loaded with its flag alone
+
+    if runtime.world_size == 1 or runtime.dtype == torch.float16:
+        raise ValueError("--shard-weights needs several ranks (torchrun starts them), and bf16 or fp32: leave it out")
+    if in_fp8:
+        print0(f"fp8: {len(fp8.convert(model, device=runtime.device))} layers")
+    if isinstance(weights, Checkpoint):
+        with weights.reading_weights() as read:
+            shards = Shards(model, read, runtime)
+    else:
+        shards = Shards(model, partial(model.initial, weights), runtime)
+    elements = sum(len(piece.mine) for unit in shards.units.values() for piece in unit.pieces)
+    print0(f"sharded weights: {elements:,} on each rank")
+    return model
+
+
+def _empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool) -> GPT:
+    """Return a model without memory, on the meta device, with an attention path that every rank has."""
+    windows = any(config.windows)
+    path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
+    if set(runtime.all_gather(path)) != {path}:
+        path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
+    print0(f"attention: {path}")
+    model = new_model(config, path, checkpointing)
+    model.compute_dtype = runtime.dtype
+    return model
+
+
+# ---- trained models ----
+
+
+class Trained(NamedTuple):
+    """A trained model for inference, with what belongs to it."""
+
+    model: GPT
+    tokenizer: Tokenizer
+    checkpoint: Checkpoint
+
+
+def load_chosen(choice: ModelChoice, runtime: Runtime) -> Trained:
+    """Return the model that a command line names, rounded if it asks for that."""
+    found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
+    if choice.quant:
+        from nanochat import quant  # loaded with its flag alone
+
+        quant.apply(found.model, choice.quant)
+    return found
+
+
+def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> Trained:
+    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
+
+    exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
+    """
+    checkpoint = find_model(stage, tag, step, runtime)
+    model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
+    if exits:
+        if not model.config.supervision:
+            raise ValueError("--exits is for recursive models, and this model is none")
+        print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
+        model.steps = exits
+    return Trained(model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint)
+
+
+def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
+    """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
+    found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
+    print0(f"model: {stage} {tag}, step {found.step:,}")
+    return found
+
+
+def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
+    """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
+    folder = stage_dir(stage, tag)
+    if step >= 0 and step not in steps(folder):
+        raise ValueError(f"{folder} has no checkpoint of step {step}, only {steps(folder)}")
+    found = newest(folder) if step < 0 else load(folder, step)
+    if found is None:
+        raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
+    return found
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """Return the tokenizer that a model was trained with."""
+    record = checkpoint.manifest["tokenizer"]
+    tokenizer = Tokenizer.load(stage_dir("tok_train", record["tag"]) / "tokenizer.json")
+    if tokenizer.content_hash != record["hash"]:
+        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
+    return tokenizer
+
+
+def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
+    """Return (source, tag) of each trained model, or of those named; ValueError if there is none.
+
+    The last stage comes last, and of one stage the run that was trained last.
+    """
+    found = []
+    for name in [source] if source else MODELS:
+        folders = (base_dir() / MODELS[name]).glob(tag or "*")
+        oldest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime)
+        found += [(name, folder.name) for folder in oldest_first if steps(folder)]
+    if not found:
+        wanted = f"model {source} {tag}".strip()
+        raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")
+    return found
+
+
+@contextmanager
+def as_written(model: GPT) -> Iterator[None]:
+    """Run nothing compiled of a model in this context, for batches with ever new shapes."""
+    before = model.attention
+    # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
+    model.attention = "chunks" if model.device.type == "cpu" else "sdpa"
+    try:
+        with torch.compiler.set_stance("force_eager") if model.compiled else nullcontext():
+            yield
+    finally:
+        model.attention = before

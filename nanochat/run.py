@@ -7,9 +7,8 @@ with training("chat_sft", config) as trainer:
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,23 +18,19 @@ from nanochat.checkpoint import (
     MANIFEST,
     Checkpoint,
     Saver,
-    build_model,
     check_free_space,
-    empty_model,
-    find_model,
     hold,
     learned_from,
     newest,
     set_aside,
     steps,
-    tokenizer_of,
 )
 from nanochat.config import fixed_settings, flag_of
 from nanochat.data.corpus import open_corpus, shards_for
 from nanochat.dataloader import BatchSource, TextLoader, require_multiple
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, Record, print0
-from nanochat.models import config_of
+from nanochat.models import build_model, config_of, find_model, tokenizer_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, run_metrics, training_curves
@@ -44,7 +39,6 @@ from nanochat.paths import stage_dir
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime, setup, stop_requests, watch_gpu
 from nanochat.scaling import RunPlan, flops_per_token, rate_scale, row_choices
 from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, TrainingSettings
-from nanochat.sharding import Shards
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_device_batch
@@ -60,7 +54,14 @@ CHECKPOINT_BYTES = 12
 def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None) -> tuple[GPT, Optimizer, int]:
     """Return a model, its optimizer, and the rows in a micro-batch."""
     config = start.config
-    model = _build_model(start, runtime)
+    model = build_model(
+        start.shape,
+        runtime,
+        start.weights,
+        checkpointing=config.checkpointing,
+        in_fp8=start.in_fp8,
+        shard_weights=config.shard_weights,
+    )
     if config.compile and _is_long_enough(start, model, runtime):
         model.compile_parts()
     optimizer = Optimizer(
@@ -87,26 +88,6 @@ def build(start: "_Start", runtime: Runtime, resumed: Checkpoint | None = None) 
     parts = start.batch // (rows * length * runtime.world_size)
     print0(f"device batch: {rows} rows of {length:,} tokens, {parts} of them in a step on each rank")
     return model, optimizer, rows
-
-
-def _build_model(start: "_Start", runtime: Runtime) -> GPT:
-    config = start.config
-    if not config.shard_weights:
-        model = build_model(start.shape, runtime, start.weights, config.checkpointing)
-        if start.in_fp8:
-            print0(f"fp8: {len(fp8.convert(model))} layers")
-        return model
-    if runtime.world_size == 1 or runtime.dtype == torch.float16:
-        raise ValueError("--shard-weights needs several ranks (torchrun starts them), and bf16 or fp32: leave it out")
-    model = empty_model(start.shape, runtime, config.checkpointing)
-    if start.in_fp8:
-        print0(f"fp8: {len(fp8.convert(model, device=runtime.device))} layers")
-    is_saved = isinstance(start.weights, Checkpoint)
-    with start.weights.reading_weights() if is_saved else nullcontext(partial(model.initial, start.weights)) as read:
-        shards = Shards(model, read, runtime)
-    shares = sum(len(piece.mine) for unit in shards.units.values() for piece in unit.pieces)
-    print0(f"sharded weights: {shares:,} on each rank")
-    return model
 
 
 def _is_long_enough(start: "_Start", model: GPT, runtime: Runtime) -> bool:

@@ -5,8 +5,8 @@ from statistics import fmean
 from typing import Any
 
 from nanochat.chat import render_conversation
-from nanochat.checkpoint import tokenizer_of, verified
 from nanochat.log import Record, print0
+from nanochat.models import tokenizer_of, verified
 from nanochat.objectives import next_token
 from nanochat.outcome import kept_figures, measured, validation_metrics
 from nanochat.packing import ChatLoader

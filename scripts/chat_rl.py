@@ -62,10 +62,10 @@ class Config(AnswerTuneSettings, SamplingSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
-    from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, log_figures
     from nanochat.log import MetricLog
+    from nanochat.models import load_model
     from nanochat.rollouts import PolicyGradient, Rollouts, reinforcement_metrics
     from nanochat.run import training
     from nanochat.tuning import print_plan

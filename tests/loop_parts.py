@@ -19,10 +19,10 @@ from torch import Tensor
 
 from nanochat import schedules
 from nanochat import train as loop
-from nanochat.checkpoint import build_model
 from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, read_metrics
+from nanochat.models import build_model
 from nanochat.objectives import DeepSupervision, next_token
 from nanochat.optim import Group, Optimizer
 from nanochat.param_groups import build_groups

@@ -13,7 +13,7 @@ from checkpoint_crashes import check, model_of, names, record_of, save, saved, s
 from conftest import ROOT
 from torch.testing import assert_close
 
-from nanochat.checkpoint import Saver, load, newest, steps, trained
+from nanochat.checkpoint import Saver, load, newest, steps
 from nanochat.paths import read_json, read_sha256
 
 
@@ -136,17 +136,6 @@ def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, 
     assert newest(tmp_path).step == 100
     with pytest.raises(ValueError, match=re.escape(f"{path.parent} cannot be read")):
         load(tmp_path, 200)
-
-
-def test_the_default_model_is_of_the_last_stage_and_the_run_trained_last(base):
-    with pytest.raises(ValueError, match="there is no model below"):
-        trained()
-    for age, run in enumerate(("base_train/a", "chat_sft/a", "chat_sft/b", "base_train/b")):
-        saved(base / run, 100)
-        os.utime(base / run, (1000 - age, 1000 - age))
-    assert trained() == [("base", "b"), ("base", "a"), ("sft", "b"), ("sft", "a")]
-    assert trained("base")[-1] == ("base", "a")
-    assert trained(tag="b")[-1] == ("sft", "b")
 
 
 @pytest.mark.gpu

@@ -13,8 +13,9 @@ from loop_parts import ALONE
 from made_chats import chat
 from tune_runs import STEPS, Tunes, sums
 
-from nanochat.checkpoint import load, load_model, steps
+from nanochat.checkpoint import load, steps
 from nanochat.evals.chat import first_rows
+from nanochat.models import load_model
 
 
 @pytest.fixture(scope="module")

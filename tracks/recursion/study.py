@@ -12,12 +12,12 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
+from nanochat.checkpoint import Checkpoint, newest
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
 from nanochat.evals.bpb import LEAST_REFINEMENT, bits_by_exit, in_order, read_text, refinement, validated_exits
 from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
-from nanochat.models import config_of
+from nanochat.models import build_model, config_of, tokenizer_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Metrics, Outcome, measured

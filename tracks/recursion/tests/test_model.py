@@ -10,9 +10,9 @@ from models import CONFIGS, leave_model, lively, tokens
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
-from nanochat.checkpoint import build_model, load_model
 from nanochat.decoder import Decoder
 from nanochat.gpt import GPTConfig
+from nanochat.models import build_model, load_model
 from nanochat.objectives import DeepSupervision, next_token, pretraining
 from nanochat.scaling import flops_per_token
 from nanochat.tokenizer import Tokenizer
