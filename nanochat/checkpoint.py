@@ -88,7 +88,7 @@ def load(folder: Path, step: int) -> Checkpoint:
 
 def newest(folder: Path) -> Checkpoint | None:
     """Return a run's last intact checkpoint; print the reason for each step that is skipped."""
-    for step in reversed(steps(folder)):
+    for step in reversed(saved_steps(folder)):
         try:
             return load(folder, step)
         except ValueError as damage:
@@ -96,7 +96,30 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def steps(folder: Path) -> list[int]:
+def to_resume(folder: Path, resume: int | str) -> Checkpoint | None:
+    """Return the checkpoint that a run resumes from; None for a new run.
+
+    resume: "auto" for the newest that is intact, a step, or "never", which sets all checkpoints aside.
+    """
+    if resume == "never":
+        set_aside(folder)
+    saved = saved_steps(folder)
+    if isinstance(resume, int):
+        if resume not in saved:
+            raise ValueError(f"{folder} has no checkpoint of step {resume}, only {saved}: give --resume one of these")
+        found = load(folder, resume)
+    elif saved:
+        found = newest(folder)
+    else:
+        return None
+    if found is None:
+        raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
+    if "merge" in found.manifest:
+        raise ValueError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
+    return found
+
+
+def saved_steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint in a folder, in order; nothing is verified."""
     names = (re.fullmatch(r"step_(\d{6,})", path.name) for path in folder.glob("step_*"))
     return sorted(int(name[1]) for name in names if name)  # by number: text order fails at 1,000,000
@@ -230,7 +253,7 @@ class Saver(AbstractContextManager):
                 home.rename(home.with_suffix(".tmp-replaced"))
             publish_folder(part, home)  # from here on readers see the checkpoint
             # Later steps, which were damaged when the run resumed, are left alone.
-            earlier = [old for old in steps(self.folder) if old <= step]
+            earlier = [old for old in saved_steps(self.folder) if old <= step]
             surplus = earlier[: -self.keep_last] if self.keep_last else []
             for old in surplus:  # renamed first: a folder that is half removed must not look like a checkpoint
                 _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
@@ -326,11 +349,13 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def set_aside(folder: Path) -> None:
-    """Rename all checkpoints, so that a later resume does not choose them; the next time they are replaced."""
-    (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
-    for step in steps(folder):
-        # Not `step_…`: neither `steps` nor `newest` sees the folder.
+def set_aside(folder: Path, after: int = -1) -> None:
+    """Rename the checkpoints after a step, so that no later resume chooses them; the next time they are replaced."""
+    given_up = [step for step in saved_steps(folder) if step > after]
+    if given_up or after < 0:
+        (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
+    for step in given_up:
+        # Not `step_…`: neither `saved_steps` nor `newest` sees the folder.
         kept = folder / f"given_up_step_{step:06d}"
         shutil.rmtree(kept, ignore_errors=True)
         _home(folder, step).rename(kept)

@@ -4,6 +4,7 @@
 line names. checkpoint.py reads and writes the files.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
@@ -15,13 +16,13 @@ import torch
 
 from nanochat import fp8
 from nanochat.attention import find_path
-from nanochat.checkpoint import Checkpoint, load, newest, steps
+from nanochat.checkpoint import Checkpoint, load, newest, saved_steps
 from nanochat.config import check_names
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig
 from nanochat.log import Record, parse_rows, print0
-from nanochat.paths import base_dir, stage_dir
+from nanochat.paths import base_dir, stage_dir, tokenizer_file
 from nanochat.runtime import Runtime
-from nanochat.settings import ModelChoice
+from nanochat.settings import ModelChoice, PretrainSettings
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -102,6 +103,25 @@ def model_class(config: GPTConfig) -> type[GPT]:
     if not config.supervision:
         return GPT
     return import_module("tracks.recursion.model").RecursiveGPT
+
+
+def planned_model(config: PretrainSettings, vocab_size: int, bos_id: int) -> GPT:
+    """Return the model that the flags describe, with shapes alone; a width or kv_heads 0 follows from other sizes."""
+    head_dim = config.head_dim
+    width = config.width or math.ceil(config.depth * config.aspect_ratio / head_dim) * head_dim
+    if width % head_dim:
+        raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
+    heads = width // head_dim
+    kv_heads = config.kv_heads or heads
+    # Each key head serves as many query heads.
+    legal = [count for count in range(1, heads + 1) if heads % count == 0]
+    if kv_heads not in legal:
+        raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
+    sizes = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+    fields = config_fields(config.model) | sizes | config.model_fields
+    if config.window_pattern:
+        fields["window_pattern"] = config.window_pattern
+    return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
 
 
 def build_model(
@@ -203,8 +223,8 @@ def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
 def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
     """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
     folder = stage_dir(stage, tag)
-    if step >= 0 and step not in steps(folder):
-        raise ValueError(f"{folder} has no checkpoint of step {step}, only {steps(folder)}")
+    if step >= 0 and step not in saved_steps(folder):
+        raise ValueError(f"{folder} has no checkpoint of step {step}, only {saved_steps(folder)}")
     found = newest(folder) if step < 0 else load(folder, step)
     if found is None:
         raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
@@ -214,7 +234,7 @@ def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     """Return the tokenizer that a model was trained with."""
     record = checkpoint.manifest["tokenizer"]
-    tokenizer = Tokenizer.load(stage_dir("tok_train", record["tag"]) / "tokenizer.json")
+    tokenizer = Tokenizer.load(tokenizer_file(record["tag"]))
     if tokenizer.content_hash != record["hash"]:
         raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
     return tokenizer
@@ -229,7 +249,7 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
     for name in [source] if source else MODELS:
         folders = (base_dir() / MODELS[name]).glob(tag or "*")
         oldest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime)
-        found += [(name, folder.name) for folder in oldest_first if steps(folder)]
+        found += [(name, folder.name) for folder in oldest_first if saved_steps(folder)]
     if not found:
         wanted = f"model {source} {tag}".strip()
         raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")

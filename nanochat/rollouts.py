@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
-from nanochat.dataloader import Batch, BatchSource, require_multiple
+from nanochat.dataloader import Batch, BatchSource, DataRecord
 from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
-from nanochat.log import Record, print0
+from nanochat.log import MetricLog, Record, print0
 from nanochat.objectives import Loss
 from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
+from nanochat.scaling import require_multiple
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
@@ -124,16 +125,22 @@ class Rollouts(PromptSource):
 
     task: conversations; its method `reward` gives a number for a conversation and a completion. engine: samples with
     the weights in training, read again at each step. record: receives kind, step and figures for one record per
-    prompt, as MetricLog.write does. The config is that of scripts.chat_rl.
+    prompt, as MetricLog.write does. The config is that of scripts.chat_rl. name: the task's, for the manifest.
     """
 
-    def __init__(self, trainer: "Trainer", task: Any, engine: Engine, record: Callable[..., None]) -> None:
+    def __init__(
+        self, trainer: "Trainer", task: Any, engine: Engine, record: Callable[..., None], name: str = "task"
+    ) -> None:
         names = "advantage examples_per_step num_samples max_new_tokens temperature top_k top_p".split()
         super().__init__(trainer, len(task), {name: getattr(trainer.config, name) for name in names})
         self.task, self.engine = task, engine
         self.record = record
         self.tokenizer = trainer.tokenizer
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
+        self.name = name
+
+    def origin(self) -> DataRecord:
+        return self._setting | {"tasks": {self.name: {"rows": len(self.task), "files": self.task.hashes()}}}
 
     def __next__(self) -> Batch:
         self.engine.refresh()  # the weights changed since the last step
@@ -241,6 +248,13 @@ def assemble(groups: Mapping[int, list[Columns]], device: torch.device) -> Batch
     parts = zip(*rows, strict=True)
     padded = [pad_sequence(part, True, filler).to(device) for part, filler in zip(parts, fillers, strict=True)]
     return *padded, torch.tensor(sizes)
+
+
+def open_rollouts(trainer: "Trainer", name: str, task: Any, engine: Engine) -> Rollouts:
+    """Return the source of sampled answers to a task; samples.jsonl has them with rewards, to read."""
+    samples = MetricLog(trainer.folder, name="samples")
+    samples.resume(trainer.resumed.step if trainer.resumed else -1)  # drops later records; -1: an earlier run's
+    return Rollouts(trainer, task, engine, samples.write, name)
 
 
 # ---- the objective ----

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from nanochat.gpt import GPT, SMEAR_GATE_INPUTS, GPTConfig
 from nanochat.log import Record, format_value, print0
-from nanochat.models import config_fields, new_model
-from nanochat.param_groups import parameter_counts, state_bytes
-from nanochat.paths import stage_dir
+from nanochat.models import planned_model
+from nanochat.param_groups import Rates, group_rates, parameter_counts, state_bytes
+from nanochat.paths import tokenizer_file
 from nanochat.settings import PretrainSettings, TrainingSettings
 from nanochat.tokenizer import Tokenizer
 
@@ -31,8 +31,8 @@ CPU_TOKENS = 16_384  # tokens in a micro-batch on a CPU: larger ones are no fast
 class RunPlan:
     """Base training before it begins.
 
-    counts: parameters by kind. state_bytes: the optimizer's. decay_scale: factor for the flags' weight decay. steps:
-    None if a clock ends the run, after `seconds`. notes: a line about each value that was chosen.
+    counts: parameters by kind. state_bytes: the optimizer's. rates: of each optimizer group. steps: None if a clock
+    ends the run, after `seconds`. notes: a line about each value that was chosen.
     """
 
     model: GPTConfig
@@ -40,7 +40,7 @@ class RunPlan:
     state_bytes: int
     flops_per_token: int
     total_batch_size: int  # tokens
-    decay_scale: float
+    rates: dict[str, Rates]
     steps: int | None
     seconds: float | None
     notes: list[str]
@@ -74,13 +74,11 @@ def plan_with_tokenizer(config: PretrainSettings) -> tuple[RunPlan, Tokenizer | 
 
     A dry run needs shapes alone, so no GPU, corpus or tokenizer has to be there.
     """
-    vocabulary = stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json"
-    if config.dry_run and not vocabulary.exists():
-        tokenizer = None
-        plan = plan_run(config, None)  # assumes a size of the vocabulary
-    else:
+    vocabulary = tokenizer_file(config.tokenizer_tag)
+    tokenizer = None
+    if vocabulary.exists() or not config.dry_run:
         tokenizer = Tokenizer.load(vocabulary)
-        plan = plan_run(config, tokenizer.vocab_size, tokenizer.bos)
+    plan = plan_run(config, tokenizer.vocab_size if tokenizer else None, tokenizer.bos if tokenizer else 0)
     if not config.json:  # for programs: nothing else on stdout
         print0(*plan.notes, *(f"{name}: {format_value(value)}" for name, value in plan.summary.items()), sep="\n")
     return plan, tokenizer
@@ -92,30 +90,33 @@ def plan_run(config: PretrainSettings, vocab_size: int | None, bos_id: int = 0) 
     if vocab_size is None:
         vocab_size = ASSUMED_VOCABULARY
         notes = [f"vocabulary {vocab_size:,} = assumed, no tokenizer is trained yet"]
-    model = _new_model(config, vocab_size, bos_id)
+    model = planned_model(config, vocab_size, bos_id)
     # The reference has its own width and heads, which --kv-heads need not divide.
-    reference = _new_model(replace(config, depth=REFERENCE_DEPTH, width=0, kv_heads=0), vocab_size, bos_id)
+    reference = planned_model(replace(config, depth=REFERENCE_DEPTH, width=0, kv_heads=0), vocab_size, bos_id)
     shape = model.config
     ratio = f"depth {shape.depth} x aspect_ratio {config.aspect_ratio}, up to a multiple of head_dim {config.head_dim}"
     counts = parameter_counts(model)
+    reference_counts = parameter_counts(reference)
+    states = state_bytes(model)
     n = scaled_size(counts)  # the size that scaling laws compare
-    reference_n = scaled_size(parameter_counts(reference))
-    flops = flops_per_token(model)  # forward and backward
-
+    reference_n = scaled_size(reference_counts)
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
+    flops = flops_per_token(model, config.max_seq_len)
+
     # A given batch changes learning rates and weight decay too.
-    batch, chosen = config.total_batch_size, "given"
+    batch = config.total_batch_size
+    chosen = "given"
     if batch < 1:
         batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))  # divides well among ranks
         chosen = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
-    rates = rate_scale(batch)
+    batch_scale = rate_scale(batch)
     decay = (batch / REFERENCE_BATCH) ** 0.5 / size  # the square root has no lower limit here, see dev/LOG.md
     steps, horizon = _horizon(config, n, flops, batch)
     notes += [
         f"width {shape.width:,} = {'given' if config.width else ratio}",
         f"heads {shape.heads:,} = width / head_dim {config.head_dim}, for keys and values {shape.kv_heads:,}",
         f"total_batch_size {batch:,} = {chosen}",
-        f"learning rates x {rates:.4g} = (total_batch_size / 2^19)^0.5, at least 1/4",
+        f"learning rates x {batch_scale:.4g} = (total_batch_size / 2^19)^0.5, at least 1/4",
         f"weight decay x {decay:.4g} = (total_batch_size / 2^19)^0.5 / (N / N at depth 12)",
         f"num_iterations {'?' if steps is None else f'{steps:,}'} = {horizon}",
     ]
@@ -125,32 +126,14 @@ def plan_run(config: PretrainSettings, vocab_size: int | None, bos_id: int = 0) 
     return RunPlan(
         model=shape,
         counts=counts,
-        state_bytes=state_bytes(model),
+        state_bytes=states,
         flops_per_token=flops,
         total_batch_size=batch,
-        decay_scale=decay,
+        rates=group_rates(config, shape.width, batch_scale, config.weight_decay * decay),
         steps=steps,
         seconds=config.target_seconds if steps is None else None,
         notes=notes,
     )
-
-
-def _new_model(config: PretrainSettings, vocab_size: int, bos_id: int) -> GPT:
-    """Return a model without weights; a width or kv_heads 0 follows from the other sizes."""
-    head_dim = config.head_dim
-    width = config.width or math.ceil(config.depth * config.aspect_ratio / head_dim) * head_dim
-    if width % head_dim:
-        raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
-    heads = width // head_dim
-    kv_heads = config.kv_heads or heads
-    legal = _divisors(heads)  # each key head serves as many query heads
-    if kv_heads not in legal:
-        raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
-    sizes = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
-    fields = config_fields(config.model) | sizes | config.model_fields
-    if config.window_pattern:
-        fields["window_pattern"] = config.window_pattern
-    return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
 
 
 def scaled_size(counts: dict[str, int]) -> int:
@@ -178,11 +161,14 @@ def rate_scale(total_batch_size: int) -> float:
     return max(0.25, (total_batch_size / REFERENCE_BATCH) ** 0.5)
 
 
-def flops_per_token(model: GPT) -> int:
-    """Return FLOPs forward and backward: 6 per matmul weight, 12 per channel and key; no norms."""
+def flops_per_token(model: GPT, row_length: int) -> int:
+    """Return FLOPs forward and backward in rows of so many tokens: 6 per matmul weight, 12 per channel and key.
+
+    Norms are left out. A layer counts its window, or the row, for each token: no shorter contexts at a row's start.
+    """
     config = model.config
     weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
-    keys = (window or config.max_seq_len for window in config.windows)
+    keys = (min(window or row_length, row_length) for window in config.windows)
     sweep = 6 * weights + 12 * config.width * sum(keys)
     head, smear = 6 * model.head_weight.numel(), 6 * SMEAR_GATE_INPUTS * config.smear
     if not config.supervision:
@@ -193,6 +179,12 @@ def flops_per_token(model: GPT) -> int:
 
 
 # ---- batches ----
+
+
+def require_multiple(name: str, count: int, ranks: int) -> None:
+    """Raise a ValueError if the ranks cannot have the same number each."""
+    if count % ranks:
+        raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
 
 
 def row_choices(config: TrainingSettings, total_batch_size: int, ranks: int) -> list[int]:

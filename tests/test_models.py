@@ -13,7 +13,7 @@ from conftest import cells
 from loop_parts import ALONE
 from models import CONFIGS, leave_model
 
-from nanochat.checkpoint import steps
+from nanochat.checkpoint import saved_steps
 from nanochat.gpt import GPTConfig
 from nanochat.models import config_fields, config_of, load_chosen, load_model, trained, verified
 from nanochat.settings import ModelChoice
@@ -71,7 +71,7 @@ def test_a_trained_model_is_loaded_with_what_belongs_to_it(base, tokenizer, caps
     weights = dict(found.model.named_parameters())
     assert all(torch.equal(weights[name], value) for name, value in left.named_parameters())
     assert not any(value.requires_grad for value in weights.values())
-    assert steps(base / "chat_sft/a") == [7]
+    assert saved_steps(base / "chat_sft/a") == [7]
     with pytest.raises(ValueError, match=r"has no checkpoint of step 9, only \[7\]"):
         verified("chat_sft", "a", 9)
     with pytest.raises(ValueError, match=r"there is no model in .*: python -m scripts.mid_train makes one"):

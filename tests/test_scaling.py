@@ -8,9 +8,8 @@ import pytest
 
 from nanochat.gpt import GPT
 from nanochat.optim import Optimizer
-from nanochat.param_groups import build_groups, parameter_counts
+from nanochat.param_groups import Rates, build_groups, parameter_counts
 from nanochat.scaling import plan_run, rate_scale, row_choices, scaled_size
-from nanochat.settings import OptimizerSettings
 from scripts.base_train import Config
 
 D24 = Config(depth=24, target_param_data_ratio=8.0)
@@ -29,15 +28,16 @@ def test_depth_24_at_ratio_8_is_the_reference_and_sizes_follow_from_depth():
     assert counts["total"] == pytest.approx(1.38e9, rel=5e-3)
     assert (plan.total_batch_size, plan.steps, plan.seconds) == (2**20, 5568, None)
     assert plan.tokens == 2**20 * 5568 == pytest.approx(5.84e9, rel=1e-3)
-    assert 0.02 * rate_scale(plan.total_batch_size) == pytest.approx(0.0283, abs=5e-5)
-    assert 0.28 * plan.decay_scale == pytest.approx(0.060, abs=5e-4)
+    assert plan.rates["matrices"].lr == pytest.approx(0.0283, abs=5e-5)
+    assert plan.rates["matrices"].weight_decay == pytest.approx(0.060, abs=5e-4)
     assert plan.model.bos_id == 32759
     plan = plan_of(depth=12)
     assert (plan.model.width, plan.model.heads, plan.model.kv_heads, plan.total_batch_size) == (768, 6, 6, 2**19)
-    assert (rate_scale(plan.total_batch_size), plan.decay_scale) == (1, 1)  # the reference
+    assert plan.rates["matrices"] == Rates(0.02, 0.28)  # the reference has those of the flags
     assert (plan_of(depth=1).model.width, plan_of(depth=32).total_batch_size) == (128, 2**21)
     assert [rate_scale(2**power) for power in (11, 15, 17)] == [0.25, 0.25, 0.5]
-    assert plan_of(total_batch_size=2**13).decay_scale == plan_of(total_batch_size=2**15).decay_scale / 2
+    small, large = (plan_of(total_batch_size=2**power).rates["matrices"] for power in (13, 15))
+    assert small.weight_decay == pytest.approx(large.weight_decay / 2)
 
 
 def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
@@ -65,7 +65,7 @@ def test_a_plan_counts_the_real_model():
     model = GPT(plan.model)
     assert plan.counts == parameter_counts(model)
     assert plan.counts["total"] == sum(parameter.numel() for parameter in model.parameters())
-    groups = build_groups(model, OptimizerSettings(), 1.0, 0.0)
+    groups = build_groups(model, plan.rates)
     states = [state for _, saved in Optimizer(groups).state_tensors() for state in saved.values()]
     assert plan.state_bytes == pytest.approx(sum(state.nbytes for state in states), rel=0.01)
 

@@ -23,6 +23,7 @@ class Config(PretrainSettings):
 
 def main(config: Config) -> None:
     # Slow imports stay out of --help.
+    from nanochat.dataloader import open_text
     from nanochat.evals.bpb import text_validation
     from nanochat.models import new_model
     from nanochat.objectives import pretraining
@@ -48,7 +49,7 @@ def main(config: Config) -> None:
         model, objective = trainer.model, pretraining(config)
         if config.compile and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
-        source = trainer.text_loader()
+        source = open_text(trainer)
         corpus = source.data
         evaluations = text_validation(trainer, corpus)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
@@ -66,7 +67,6 @@ def main(config: Config) -> None:
             source,
             objective,
             evaluations,
-            data=corpus.manifest(),
             after_step=[lambda state: rounding(state.progress)],
         )
         trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, corpus))

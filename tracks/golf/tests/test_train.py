@@ -9,7 +9,7 @@ from base_runs import STEPS, Base, SignalAfter, files_of
 from contain import NEEDS_SANDBOX
 
 from nanochat import train
-from nanochat.checkpoint import load, steps
+from nanochat.checkpoint import load, saved_steps
 from scripts import golf_eval, golf_pack
 
 GOLF = ("--model=golf", "--qat=embed=int8-row,blocks=int5-row+clip-1", "--qat-share=0.5")
@@ -30,7 +30,7 @@ def base_dir(base, monkeypatch):
 def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base):
     for last in (7, 13):
         base.run("parts", *GOLF, script="golf_train", before=SignalAfter(last - 1, signal.SIGTERM))
-        assert steps(base.of("parts"))[-1] == last
+        assert saved_steps(base.of("parts"))[-1] == last
         with pytest.raises(ValueError, match=r"the run parts has not ended: run scripts\.golf_train again"):
             golf_pack.main(golf_pack.Config(tag="parts", eval_bytes=2000))
     base.run("parts", *GOLF, script="golf_train")

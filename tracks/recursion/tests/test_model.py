@@ -100,7 +100,7 @@ def test_flops_are_those_of_the_products(changes):
         number for operation, number in counts.items() if "mm" in str(operation) and "bmm" not in str(operation)
     )
     attention = 12 * 64 * 2 * 32 * (shape.loops + 1) * shape.supervision * (1 + (shape.passes - 1) / 3)
-    assert products / 32 == pytest.approx(flops_per_token(model) - attention, rel=0.01)
+    assert products / 32 == pytest.approx(flops_per_token(model, 32) - attention, rel=0.01)
 
 
 def test_presets():
@@ -161,6 +161,6 @@ def test_a_looped_model_is_the_stack_over_and_over():
     assert torch.equal(model(ids), model.logits(x))
     plain = lively({**CONFIGS["looped"], "sweeps": 1})
     blocks = 6 * sum(p.numel() for p in plain.blocks.parameters() if p.ndim == 2)
-    more = flops_per_token(model) - flops_per_token(plain)
+    more = flops_per_token(model, 512) - flops_per_token(plain, 512)
     keys = sum(window or 512 for window in plain.config.windows)
     assert more == 2 * (blocks + 12 * 64 * keys)
