@@ -102,8 +102,8 @@ def our_model(*sizes: int, **fields: int):
     """Return a model of ours in the dtype of the device, and its runtime."""
     import torch
 
-    from nanochat.checkpoint import build_model
     from nanochat.gpt import GPTConfig
+    from nanochat.models import build_model
     from nanochat.runtime import Runtime
 
     gpu = torch.cuda.is_available()

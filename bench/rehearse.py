@@ -23,14 +23,15 @@ from torch.profiler import ProfilerActivity, profile
 from bench.common import parser_of, required
 from bench.rehearsal import rehearse, resident
 from nanochat import fp8, schedules
+from nanochat.cost import FIT_SHARE
 from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPTConfig
 from nanochat.models import model_class
 from nanochat.objectives import Objective, next_token
 from nanochat.optim import Optimizer
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import build_groups, group_rates
 from nanochat.runtime import DTYPES, Runtime, avoid_broken_amx
-from nanochat.scaling import FIT_SHARE, plan_run
+from nanochat.scaling import plan_run
 from nanochat.settings import TrainingSettings
 from nanochat.train import State, TrainingLoop
 from scripts.base_train import Config
@@ -84,7 +85,7 @@ def new_step(
         fp8.convert(model, emulated=True)
     if compiled:
         model.compile_parts()
-    groups = build_groups(model, config, 1.0, config.weight_decay)
+    groups = build_groups(model, group_rates(config, shape.width, 1.0, config.weight_decay))
     polar_dtype = torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32
     return TrainingLoop(
         model=model,

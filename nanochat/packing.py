@@ -9,14 +9,21 @@ both are counted.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nanochat.chat import render_conversation
-from nanochat.dataloader import Loader
+from nanochat.dataloader import DataRecord, Loader
 from nanochat.log import Record
+from nanochat.outcome import Metrics, kept_figures, measured, validation_metrics
+from nanochat.protocols import Mixture
+from nanochat.settings import ChatTuneSettings
+from nanochat.start import OpenRun
 from nanochat.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nanochat.train import State
 
 WINDOW = 512  # conversations
 # In finished windows; padding and slots in tokens.
@@ -42,6 +49,9 @@ class ChatLoader(Loader):
         self._setting |= {"conversations": len(self.data), "supervise": self.supervise}
         # The position of the next row, and counts for all windows before.
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
+
+    def origin(self) -> DataRecord:
+        return self._setting | {"tasks": self.data.origin()}
 
     # ---- rows ----
 
@@ -174,3 +184,41 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
         rows[row].append(number)
         insort(free, (left - lengths[number], row))
     return rows
+
+
+# ---- for a stage ----
+
+
+def open_chats(trainer: OpenRun[ChatTuneSettings], chats: Mixture, supervise: str) -> ChatLoader:
+    """Return the source of batches of these conversations. supervise: as in ChatLoader."""
+    start, runtime = trainer.start, trainer.runtime
+    config = start.config
+    return ChatLoader(
+        chats,
+        start.tokenizer,
+        start.rows,
+        config.max_seq_len,
+        supervise=supervise,
+        epochs=config.epochs,
+        seed=config.seed,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        device=runtime.device,
+    )
+
+
+def chat_metrics(state: "State", source: ChatLoader) -> Metrics:
+    """Return the metrics for training on conversations: validation, task scores, and what was read."""
+    counts = source.describe()
+    return {
+        "Number of iterations": state.step,
+        "Training loss": measured(state.loss),
+        **validation_metrics(state, "loss", "Validation loss"),
+        **validation_metrics(state, "bpb", "Final validation bpb"),
+        **kept_figures(state, "last", "chat/"),
+        "Epochs": measured(source.epoch, spec=".2f"),
+        "Conversations read": counts["conversations"],
+        "Shortened, being too long": counts["shortened"],
+        "Left out, being too long": counts["left out"],
+        "Padding": measured(100 * counts["padding"], spec=".2f", unit="%"),
+    }

@@ -228,9 +228,10 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
     with _process_group(device, rank, world_size) if world_size > 1 else nullcontext() as store:
-        accelerator = find_accelerator(_device_name(device))
         precision = _precision(device, dtype)
-        print0(f"device: {device.type} ({_device_name(device)}), ranks: {world_size}, precision: {precision}")
+        name = _device_name(device)
+        accelerator = find_accelerator(name)
+        print0(f"device: {device.type} ({name}), ranks: {world_size}, precision: {precision}")
         yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)
 
 

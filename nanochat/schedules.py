@@ -1,13 +1,14 @@
 """Schedules for learning rate, momentum and weight decay: pure functions of progress (0 to 1) and step (from 0)."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
 
-Table = dict[str, Callable[[float, int], float]]  # field of Group → schedule, a function of progress and step
+Schedule = Callable[[float, int], float]  # of progress and step
+Schedules = Mapping[str, Schedule]  # field of Group → its schedule
 
 
 def warmup_warmdown(
@@ -52,7 +53,7 @@ def _interpolate(share: float, low: float, high: float) -> float:
     return share * high + (1 - share) * low
 
 
-def pretraining(config: OptimizerSettings, steps: int | None = None) -> Table:
+def pretraining(config: OptimizerSettings, steps: int | None = None) -> Schedules:
     """Return base training's schedules; steps: of the run, if known, because warmup takes at most a tenth of them."""
     warmdown = config.warmdown_ratio
     lr = partial(
@@ -64,13 +65,13 @@ def pretraining(config: OptimizerSettings, steps: int | None = None) -> Table:
     return {"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine}
 
 
-def finetuning(config: OptimizerSettings) -> Table:
+def finetuning(config: OptimizerSettings) -> Schedules:
     """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given."""
     lr = pretraining(config)["lr"]
     return {"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)}
 
 
-def apply(groups: Iterable[Group], table: Table, progress: float, step: int) -> None:
+def apply(groups: Iterable[Group], table: Schedules, progress: float, step: int) -> None:
     """Set the fields that each group's kind schedules.
 
     lr and weight_decay become a multiple of their initial value, momentum the value of the schedule.

@@ -18,18 +18,18 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
     "registry paths log protocols config hardware",
-    "runtime outcome stages settings tokenizer chat calculator",
-    "attention cross_entropy fp8 statistics quantized muon optim schedules",
-    "gpt induction models sharding param_groups scaling",
-    "world data dataloader packing",
+    "runtime outcome stages settings tokenizer chat calculator checkpoint",
+    "attention cross_entropy fp8 statistics quantized quant muon optim schedules",
+    "gpt induction sharding models param_groups scaling cost",
+    "world data start dataloader packing",
     "fused decoder engine",
-    "objectives checkpoint train rollouts run tuning",
-    "evals quant",
+    "objectives train rollouts run",
+    "evals",
     "report serve",
     "jobs",
 ]
 PLACE = {room: (layer, left) for layer, rooms in enumerate(LAYERS) for left, room in enumerate(rooms.split())}
-HIGHEST_LAYER_FOR_TASKS = LAYERS.index("evals quant")
+HIGHEST_LAYER_FOR_TASKS = LAYERS.index("evals")
 OUR_CODE = ("nanochat", "scripts", "tasks", "tracks")
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.

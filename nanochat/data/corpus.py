@@ -23,7 +23,7 @@ from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
 from nanochat.log import print0
-from nanochat.paths import WORLD_VERSION, read_json, stage_dir, text_sha256, world_dir
+from nanochat.paths import WORLD_VERSION, read_json, stage_dir, text_sha256, tokenizer_file, world_dir
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -355,7 +355,7 @@ def learned_text(tokenizer: str) -> str:
 
 def learned_world(tokenizer: str) -> int | None:
     """Return the seed of the embedded world that the tokenizer of this tag learned from; None for other text."""
-    path = stage_dir("tok_train", tokenizer) / "tokenizer.json"
+    path = tokenizer_file(tokenizer)
     if not path.is_file():
         return None
     return read_json(path).get("training", {}).get("data", {}).get("world seed")

@@ -51,9 +51,9 @@ class Config(TagSettings):
 
 def calibration_batches(checkpoint: "Checkpoint", model: "GPT") -> "list[Tensor]":
     """Return rows of training text, from its beginning."""
-    from nanochat.checkpoint import tokenizer_of
     from nanochat.data.corpus import open_corpus
     from nanochat.dataloader import TextLoader
+    from nanochat.models import tokenizer_of
 
     config, length = checkpoint.manifest["config"], model.config.max_seq_len
     corpus = open_corpus(config["data"], config["num_shards"])
@@ -144,9 +144,9 @@ def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packe
 def main(config: Config) -> None:
     started = time.monotonic()
     # Slow imports stay out of --help.
-    from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import read_text, text_bpb
+    from nanochat.models import load_model
     from nanochat.runtime import setup
     from tracks.golf.artifact import read_artifact
     from tracks.golf.model import require_golf

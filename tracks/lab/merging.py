@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, learned_from, verified
+from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, learned_from
 from nanochat.log import Record
-from nanochat.models import config_of
+from nanochat.models import config_of, verified
 from nanochat.paths import stage_dir
 from nanochat.train import State
 

@@ -21,9 +21,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from nanochat.chat import check_conversation, render_conversation, render_prompt
-from nanochat.checkpoint import MODEL, load_model
+from nanochat.checkpoint import MODEL
 from nanochat.gpt import GPT
 from nanochat.log import Record
+from nanochat.models import load_model
 from nanochat.objectives import Loss
 from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes

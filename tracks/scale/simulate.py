@@ -28,7 +28,7 @@ from nanochat.hardware import parse_hardware
 from nanochat.log import markdown_table, table_of
 from nanochat.models import new_model
 from nanochat.optim import MuonStack, Optimizer
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import Rates, build_groups, group_rates
 from nanochat.runtime import Runtime
 from nanochat.scaling import plan_run
 from nanochat.settings import OptimizerSettings
@@ -91,16 +91,20 @@ def peaks(data: str, tokens: float, ranks: int = 64) -> list[int]:
 Build = Callable[[GPTConfig, int, int], Optimizer]  # from a shape, a rank and the number of ranks
 
 
+def _rates(shape: GPTConfig) -> dict[str, Rates]:
+    return group_rates(OptimizerSettings(), shape.width, 1.0, matrix_decay=0.1)
+
+
 def whole_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
     """Return the optimizer of a rank that holds all weights, on the meta device."""
-    return Optimizer(build_groups(new_model(shape), OptimizerSettings(), 1.0, 0.1), rank, ranks)
+    return Optimizer(build_groups(new_model(shape), _rates(shape)), rank, ranks)
 
 
 def sharded_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
     """Return the optimizer of a rank that holds its share of the weights (--shard-weights), on the meta device."""
     model, place = new_model(shape), Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
     shards = Shards(model, model.get_parameter, place)
-    return Optimizer(build_groups(model, OptimizerSettings(), 1.0, 0.1), rank, ranks, shards=shards)
+    return Optimizer(build_groups(model, _rates(shape)), rank, ranks, shards=shards)
 
 
 def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights) -> dict[str, float]:
