@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from bad_hub import BadHub
 from conftest import ROOT
-from pages import shown
+from pages import OF_TRUNK, shown
 
 from nanochat.data.corpus import CORPORA
 from nanochat.paths import write_text
@@ -33,7 +33,10 @@ def steps_with(text: str, message: str):
     return re.findall(rf"^== (\w+): {message}", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", shown("speedrun.sh") + shown("runs/cpu.sh"), ids=" ".join)
+SHOWN = shown("speedrun.sh", OF_TRUNK) + shown("runs/cpu.sh", OF_TRUNK)
+
+
+@pytest.mark.parametrize("command", SHOWN, ids=" ".join)
 def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp_path, monkeypatch):
     """test_end_to_end.py runs such a command; tests/test_runs.py shows that cpu.sh passes its flags on."""
     shutil.copytree(text_folder, tmp_path / "my-text")

@@ -2,20 +2,19 @@
 
 import re
 from collections import Counter
-from itertools import chain
 
 import numpy as np
 import pytest
 from chat_files import chat, contents, key, write_lines
-from conftest import ROOT, each_row
+from conftest import each_row
 from made_chats import chat as made_chat
 
 from nanochat.chat import render_conversation
 from nanochat.paths import read_sha256, write_json, write_text
 from nanochat.tokenizer import Tokenizer
-from tasks import JUDGED, TASKS
+from tasks import TASKS
 from tasks.chats import json_lines
-from tasks.mixing import mix, parse_mixture
+from tasks.mixing import mix
 
 
 @pytest.fixture
@@ -126,14 +125,6 @@ def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
     # One of the tasks is read in full.
     assert found.rows[first] == whole.rows[first] or found.rows[second] == whole.rows[second]
     assert list(map(key, mix(TASKS, spec, seed=3))) == list(map(key, found))
-
-
-def test_every_mixture_of_the_study_of_options_is_one():
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
-    study = tomllib.loads((ROOT / "tracks/lab/remix.toml").read_text(encoding="utf-8"))
-    found = [one.name for spec in study["mixes"].values() for one in parse_mixture(spec, TASKS)]
-    assert {"KMMLU", "KMMLU~styles", "KMMLU~options:10"} <= set(found)
-    assert set(chain(*study["benchmarks"].values())) <= set(JUDGED)
 
 
 def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypatch, capsys):
