@@ -45,9 +45,6 @@ def commands(page: Path) -> list[list[str]]:
         if language == "python":
             found.append(["-c", content])
             continue
-        if language == "ini":
-            found.append(["-c", f"from tasks.augmented import TaskTable; assert TaskTable({content!r})"])
-            continue
         assert language == "bash", f"{name_of(page)} shows a block of {language}, which nothing runs"
         for line in content.splitlines():
             words = shlex.split(line, comments=True)
