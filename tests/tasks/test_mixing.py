@@ -2,10 +2,7 @@
 
 import re
 from collections import Counter
-<<<<<<< HEAD
-=======
 from dataclasses import replace
->>>>>>> main
 
 import numpy as np
 import pytest
@@ -17,12 +14,8 @@ from nanochat.chat import render_conversation
 from nanochat.paths import read_sha256, write_json, write_text
 from nanochat.tokenizer import Tokenizer
 from tasks import TASKS
-<<<<<<< HEAD
-from tasks.chats import json_lines
-=======
 from tasks.chats import instruction, json_lines
 from tasks.common import TRAIN
->>>>>>> main
 from tasks.mixing import mix
 
 
