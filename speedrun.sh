@@ -58,7 +58,7 @@ case ${NANOCHAT_NODES:-1} in
   1 | *:1) ;;
   *)
     if [ ! -e tracks/scale/nodes.sh ]; then
-      printf 'error: NANOCHAT_NODES=%s: several nodes belong to tracks/scale, which is not here\n' "$NANOCHAT_NODES" >&2
+      printf 'error: NANOCHAT_NODES=%s: a job on several nodes belongs to tracks/scale, which is not here\n' "$NANOCHAT_NODES" >&2
       exit 2
     fi
     . tracks/scale/nodes.sh

@@ -106,6 +106,9 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
     return pairs
 
 
+OPTIONS = {"--pairs": make_pairs}  # of scripts.rollouts
+
+
 # ---- the source ----
 
 
