@@ -31,6 +31,7 @@ from nanochat.jobs.scales import (
 )
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir, world_dir
+from nanochat.registry import PREFLIGHT, module_of
 from nanochat.stages import MODELS, STAGES
 
 TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
@@ -213,7 +214,9 @@ def make_job(
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
     if planned_nodes() > 1:
-        steps.append(Step("preflight", ["tracks.scale.preflight"], launch=[*launch, "--max-restarts=0"]))
+        what = f"NANOCHAT_NODES={os.environ['NANOCHAT_NODES']}: a job on several nodes"
+        preflight = [module_of(what, PREFLIGHT)]
+        steps.append(Step("preflight", preflight, launch=[*launch, "--max-restarts=0"]))
     for name, stage in PLANNED_STAGES.items():
         # For some stages the text is an input, by --data.
         reads_text = name in TEXT_STAGES

@@ -107,6 +107,9 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
     return pairs
 
 
+OPTIONS = {"--pairs": make_pairs}  # of scripts.rollouts
+
+
 # ---- the source ----
 
 
