@@ -61,7 +61,8 @@ def files(root: Path):
 def python_files(root: Path, *folders: str):
     """(path, tree) of the Python files in these folders; a track's tests are part of "tests"."""
     for path in files(root):
-        top = "tests" if path.startswith("tracks/") and "/tests/" in path else path.split("/")[0]
+        is_test = path.startswith("tracks/") and re.search(r"/(tests/|test_\w+\.py)", path)
+        top = "tests" if is_test else path.split("/")[0]
         if path.endswith(".py") and (not folders or top in folders):
             yield path, ast.parse((root / path).read_text(encoding="utf-8"))
 
