@@ -265,6 +265,7 @@ class Rollouts(PromptSource):
         self._step += 1
         self._log(records)
         if not groups:  # every rank runs a forward pass: one token with advantage 0
+            *_, request = requests.values()
             groups[0] = [answer_row(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
         return AnswerBatch.of(groups, self.runtime.device)
 
@@ -405,6 +406,7 @@ class PolicyGradient:
         sampled = batch.logprobs[:, :longest]
         losses = POLICY_LOSSES[self.loss](chosen, sampled, batch.advantages[:, :longest])
         if self.kl:
+            assert self.reference is not None, "the penalty needs a reference"
             with torch.no_grad():
                 before = answer_logprobs(self.reference, batch)
             apart = before - chosen  # log of the ratio reference / model

@@ -335,7 +335,7 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
 
 def preference_metrics(state: State, source: Pairs) -> Metrics:
     """Return the metrics of preference training, on held-out pairs and tasks."""
-    metrics = {
+    metrics: Metrics = {
         "Pairs to learn from": source.count,
         "Held-out pairs": len(source.answers) - source.count,
         "Left out, being too long": source.left_out,
