@@ -106,11 +106,7 @@ def new_step(
 def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: str = "cuda", **options: bool):
     """Return the figures of two rehearsed steps, JSON-able: memory, bytes sent and waits are the second one's."""
     found = rehearse(
-        lambda runtime: new_step(GPTConfig(**shape), rows, runtime, **options),
-        ranks,
-        DTYPES[dtype],
-        on,
-        steps=2,
+        lambda runtime: new_step(GPTConfig(**shape), rows, runtime, **options), ranks, DTYPES[dtype], on, steps=2
     )
     return asdict(found) | {"peak": found.peak}
 

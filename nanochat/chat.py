@@ -99,10 +99,7 @@ def render_text(conversation: dict[str, Any], tokenizer: Tokenizer) -> list[int]
 
 
 def fitted_prompt(
-    conversation: dict[str, Any],
-    tokenizer: Tokenizer,
-    context: int,
-    answer: int,
+    conversation: dict[str, Any], tokenizer: Tokenizer, context: int, answer: int
 ) -> tuple[list[int], bool]:
     """Return (prompt ids, True if they were shortened) with room for `answer` tokens in `context`.
 

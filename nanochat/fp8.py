@@ -38,14 +38,7 @@ class _Float8Product(torch.autograd.Function):
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
         # Sums in the forward keep fewer digits. The kernel takes its right matrix as a transposed view.
-        return torch._scaled_mm(
-            x8,
-            by_rows.t(),
-            x_scale,
-            weight_scale,
-            out_dtype=x.dtype,
-            use_fast_accum=True,
-        )
+        return torch._scaled_mm(x8, by_rows.t(), x_scale, weight_scale, out_dtype=x.dtype, use_fast_accum=True)
 
     @staticmethod
     @once_differentiable

@@ -141,11 +141,7 @@ class ChatLoader(Loader):
         self._place = state["place"]
 
 
-def fit_conversation(
-    conversation: dict[str, Any],
-    tokenizer: Tokenizer,
-    room: int,
-) -> tuple[Rendered | None, bool]:
+def fit_conversation(conversation: dict[str, Any], tokenizer: Tokenizer, room: int) -> tuple[Rendered | None, bool]:
     """Return (ids and mask for as many turns as fit into `room` tokens, True if turns were cut off).
 
     None instead of ids and mask if not even the first turn fits.

@@ -188,11 +188,7 @@ def stage_options(name: str, flags: Flags, wandb: str) -> list[str]:
 
 
 def make_job(
-    setting: Setting,
-    flags: Mapping[str, Flags],
-    tokens: int,
-    tasks: TaskFiles,
-    needs: Mapping[str, Sequence[str]],
+    setting: Setting, flags: Mapping[str, Flags], tokens: int, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]
 ) -> Job:
     """Return the main job with all steps.
 

@@ -240,11 +240,7 @@ class World:
             # People are "she her" and "he his" in turn; a number of 0 stands for theirs.
             for position, forms in enumerate(islice(cycle(pronouns.split(", ")), known + int(strangers))):
                 latin, hangul = next(names)
-                words = {
-                    "n": latin,
-                    "N": latin.capitalize(),
-                    "k": hangul,
-                }
+                words = {"n": latin, "N": latin.capitalize(), "k": hangul}
                 home = self.things if position < known else self.strangers
                 home[kind].append(Thing(kind, *(template.format_map(words) for template in templates), *forms.split()))
 

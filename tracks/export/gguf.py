@@ -7,15 +7,7 @@ import torch
 
 from nanochat.log import parse_rows
 from tracks.export import tokenizers as tokenizer_files
-from tracks.export.hf import (
-    QWEN3,
-    Exported,
-    architecture_of,
-    compare_models,
-    hf_settings,
-    hf_weights,
-    transformers,
-)
+from tracks.export.hf import QWEN3, Exported, architecture_of, compare_models, hf_settings, hf_weights, transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

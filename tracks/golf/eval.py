@@ -75,10 +75,7 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -
     from nanochat.evals import sandbox
 
     root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
-    program = PROGRAM.format(
-        paths=[root, *packages],
-        arguments=(folder, stride, rows, scale.scoring, scale.device),
-    )
+    program = PROGRAM.format(paths=[root, *packages], arguments=(folder, stride, rows, scale.scoring, scale.device))
     if scale.device == "cpu":
         seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
