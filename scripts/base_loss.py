@@ -25,7 +25,6 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import bits_by_exit, read_text, write_samples

@@ -61,7 +61,6 @@ class Config(AnswerTuneSettings, SamplingSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, log_figures

@@ -53,7 +53,6 @@ def check(config: Config) -> None:
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.outcome import Outcome
     from nanochat.tokenizer import Tokenizer
     from tasks import TASKS, open_tasks
