@@ -36,7 +36,9 @@ def available():
 
 def held_with_memory(program: str):
     """Run a memory attack alone; return whether it was held, and the bytes that it took from the machine."""
-    before, least, over = available(), [available()], threading.Event()
+    before = available()
+    least = [available()]
+    over = threading.Event()
 
     def watch():
         while not over.wait(0.01):
@@ -87,7 +89,9 @@ def requests():
 
 
 def expressions(count: int = 3_000_000):
-    dice, wrong, slowest = random.Random(5), [], 0.0
+    dice = random.Random(5)
+    wrong = []
+    slowest = 0.0
     for number in range(count):
         expression = "".join(dice.choices(PARTS, k=dice.randint(1, 60 if number % 3 else 9)))
         start = time.perf_counter()
@@ -127,10 +131,13 @@ def kills(count: int = 100):
         start("-m", "scripts.tok_train", "--vocab-size=300").wait()
         began = time.monotonic()
         start(*TRAIN, "--tag=whole", "--tokenizer-tag=default").wait()
-        seconds, done, run = time.monotonic() - began, 0, 0
+        seconds = time.monotonic() - began
+        done = 0
+        run = 0
         while done < count:
             run += 1
-            tag, killed = f"killed-{run}", 0
+            tag = f"killed-{run}"
+            killed = 0
             process = start(*TRAIN, f"--tag={tag}", "--tokenizer-tag=default")
             while done + killed < count and killed < KILLS_PER_RUN:
                 with suppress(subprocess.TimeoutExpired):
@@ -153,7 +160,8 @@ def artifacts(folder: str):
 
 def speedrun(count: int = 20):
     """Kill `speedrun.sh` with its stages at random moments: finished stages stay, and the last attempt ends."""
-    dice, kept = random.Random(4), {}
+    dice = random.Random(4)
+    kept = {}
     with tempfile.TemporaryDirectory() as folder:
         command = ["env", f"NANOCHAT_BASE_DIR={folder}", "bash", "speedrun.sh", "--seconds=10", "--until=chat_sft"]
         for _ in range(count):

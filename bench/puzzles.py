@@ -21,7 +21,8 @@ if __name__ == "__main__":
     rows = []
     for arm in "RPW":
         tag = f"{sys.argv[1]}-{arm}"
-        exact, steps = figures("chat_eval_sft", tag, "Sudoku-4"), figures("chat_sft", tag, "Number of iterations")
+        exact = figures("chat_eval_sft", tag, "Sudoku-4")
+        steps = figures("chat_sft", tag, "Number of iterations")
         rows.append([arm, *interval(exact), sum(steps) / len(steps), " ".join(map(str, exact))])
     columns = "Arm | Exact:.3f | ± 95 %:.3f | Steps:,.0f | Each seed"
     print0(terminal_table(table_of("Sudoku-4: 200 held-out problems", columns, rows)))

@@ -176,7 +176,8 @@ def table(options: argparse.Namespace):
     cases = product(numbers(options.depths), numbers(options.vocab), options.dtypes.split(","), numbers(options.rows))
     for depth, vocab, precision, rows in cases:
         found = required(rehearsed_run, depth, vocab, precision, rows, options.ranks, options.checkpointing)
-        memory, peak = found["memory"], found["peak"]
+        memory = found["memory"]
+        peak = found["peak"]
         copies = sum(memory.get(kind, 0) for kind in COPIES)
         sizes = [*(memory.get(kind, 0) for kind in KINDS), copies]
         sizes += [peak - sum(sizes), peak]

@@ -179,7 +179,8 @@ def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: st
     over: the figure on the x axis. A record without it (a validation, which counts no tokens) has the x of the record
     before: the training step after which it came.
     """
-    x, points = 0, []  # validation before the first step stands at 0
+    x = 0  # of a validation before the first step
+    points = []
     for record in records:
         x = record.get(over, x)
         if record.get(name) is not None:

@@ -50,7 +50,8 @@ class ChatLoader(Loader):
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
         """Yield the rows for this rank, each with the position after the rows all ranks take together."""
-        place, together = self._place, []
+        place = self._place
+        together = []
         while True:
             rows, counts = self._pack_window(place)
             # A resumed run starts in the middle of a window.
@@ -112,7 +113,8 @@ class ChatLoader(Loader):
     @property
     def epoch(self) -> float:
         """Passes over the conversations."""
-        place, total = self._place, len(self.data)
+        place = self._place
+        total = len(self.data)
         start = place["window"] * WINDOW
         size = min(WINDOW, total - start)  # the last window may be smaller
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
@@ -90,7 +90,8 @@ BYTES_PER_TOKEN = 5  # upper estimate, to choose the number of shards
 # ---- a corpus ----
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """A parquet file with documents, as found when opened.
 
     hash: SHA-256 of the file. size: text bytes before compression; a dictionary holds repeated texts once.

@@ -193,7 +193,8 @@ def _option_sums(model: GPT, rows: list[Row], score: Score, options: int) -> Ten
     score: gives one number a token, (tokens,), from hidden states (tokens, channels) and ids (tokens,).
     """
     sums = torch.zeros(options, dtype=torch.float64)
-    scores, numbers = [], []
+    scores = []
+    numbers = []
     tokens = BATCH_TOKENS[model.device.type]
     for batch in _batches(rows, lambda row: len(row.prefix) + len(row.branches[0].ids), tokens):
         for each, targets in chain(*in_halves(lambda part: list(_score_rows(model, part, score)), batch)):

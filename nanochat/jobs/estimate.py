@@ -122,7 +122,8 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
         # The last line is the message for users.
         raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
     record = json.loads(done.stdout)
-    plan, cost = record["plan"], record["estimate"]
+    plan = record["plan"]
+    cost = record["estimate"]
     return BaseRun(
         tokens=plan["tokens"] or 0,
         parameters=plan["counts"]["total"],

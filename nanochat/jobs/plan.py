@@ -8,9 +8,9 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
@@ -43,7 +43,8 @@ TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages tha
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
-class Setting(NamedTuple):
+@dataclass(frozen=True)
+class Setting:
     """Choices that follow from a command line and the machine."""
 
     request: Any  # Config of scripts.plan

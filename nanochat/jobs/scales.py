@@ -130,7 +130,9 @@ SCALES = {
 CPU_SCALES = ("embedded", "cpu")
 OWN_TEXT_TEMPERATURE = "0.6"  # lower temperatures suit facts; in free text they repeat words
 EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GPU memory in GB, depth that trains in an evening
-LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs with so many GB: the scale 8xh100
+# From so many GPUs with so many GB: the scale 8xh100.
+LARGE_GPUS = 8
+LARGE_MEMORY = 79
 HORIZONS = ("--num-iterations", "--target-param-data-ratio")  # replaced if --seconds gives the time
 
 

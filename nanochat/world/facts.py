@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -70,7 +70,8 @@ def different_names(dice: "World", forbidden: re.Pattern[str]) -> Iterator[tuple
 TAKES_PRONOUN = re.compile("{p}|(?<!of )(?<!with )(?<!to ){s}")
 
 
-class Thing(NamedTuple):
+@dataclass(frozen=True)
+class Thing:
     """A subject or value in facts, such as a person, a town or a colour."""
 
     kind: str  # "river"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from nanochat.evals.sandbox import Case, Limits, Verdict, judge, run, side_by_si
 
 pytestmark = NEEDS_SANDBOX
 QUICK = Limits(seconds=6.0, cpu_seconds=2)
-SOON = QUICK._replace(cpu_seconds=1)  # for programs that may compute until they are stopped
+SOON = replace(QUICK, cpu_seconds=1)  # for programs that may compute until they are stopped
 HOSTILE = {f"{kind}: {name}": program for kind, table in PROGRAMS.items() for name, program in table.items()}
 
 
@@ -57,7 +58,7 @@ def test_no_verdict_is_forged_and_right_answers_pass():
     # Tests with other values say that they are forgeable.
     case = Case("def f(g):\n    return g(2)", "f", "assert f(lambda x: x + 1) == 3")
     assert judge(case, QUICK) == Verdict(True, "", forgeable=True)
-    assert not judge(case._replace(answer="def f(g):\n    return 2"), QUICK).passed
+    assert not judge(replace(case, answer="def f(g):\n    return 2"), QUICK).passed
 
 
 def children():
@@ -99,7 +100,7 @@ def test_a_user_without_rights_is_held_too(seed):
         "from concurrent.futures import ThreadPoolExecutor\n"
         "from nanochat.evals import sandbox\n"
         "assert not sandbox.missing(), sandbox.missing()\n"
-        f"run = lambda program: sandbox.run(program, sandbox.Limits{tuple(QUICK)}).passed\n"
+        f"run = lambda program: sandbox.run(program, sandbox.{QUICK}).passed\n"
         "with ThreadPoolExecutor(4) as pool: print(json.dumps([*pool.map(run, json.load(sys.stdin))]))"
     )
     command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "ask.py"]

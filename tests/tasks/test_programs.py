@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import zlib
+from dataclasses import replace
 
 import pytest
 from chat_files import contents, write_lines
@@ -139,7 +140,7 @@ def write_problems(tmp_path, monkeypatch):
             write_lines(tmp_path / "hub" / str(path), *rows)
 
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
-    monkeypatch.setattr(livecodebench, "LIMITS", livecodebench.LIMITS._replace(cpu_seconds=1))
+    monkeypatch.setattr(livecodebench, "LIMITS", replace(livecodebench.LIMITS, cpu_seconds=1))
     return write
 
 

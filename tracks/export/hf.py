@@ -264,7 +264,8 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
 def write_model(exported: Exported, architecture: Architecture, folder: Path) -> None:
     """Write config and weights, and for our own architecture the code that reads both."""
     if architecture is OWN:
-        settings, weights = own_settings(exported), exported.model.state_dict()
+        settings = own_settings(exported)
+        weights = exported.model.state_dict()
         shutil.copy(Path(__file__).with_name(f"{CODE}.py"), folder)
     else:
         settings = hf_settings(exported.model, architecture, exported.tokenizer.special_tokens)
@@ -276,7 +277,8 @@ def write_model(exported: Exported, architecture: Architecture, folder: Path) ->
 
 def own_settings(exported: Exported) -> Record:
     """Return the fields of our own architecture's config, with the checkpoint's manifest."""
-    model, manifest = exported.model, exported.manifest
+    model = exported.model
+    manifest = exported.manifest
     derived = {name: getattr(model.config, name) for name in DERIVED}
     return (
         asdict(model.config)

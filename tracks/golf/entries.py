@@ -224,7 +224,8 @@ def main(words: Sequence[str]) -> None:
     """Print a part of the tables: baselines, tricks, vocabulary, data, plan, or a flag a line."""
     *words, part = words or [""]
     given = DEFAULTS | read_flags(words)
-    flags, scale = expand(given), SCALES[given["--scale"]]
+    flags = expand(given)
+    scale = SCALES[given["--scale"]]
     plan = flags.pop("--plan")
     parts = {
         "baselines": BASELINES,

@@ -107,7 +107,7 @@ def choose_stride(asked: int, plain: Record, scale: Scale) -> int:
         costs[stride] = plain["seconds"] + more_rows * plain["seconds of the model"]
         stride //= 2
     fitting = [stride for stride in costs if MARGIN * costs[stride] <= scale.scoring]
-    rows = [[stride, cost, "yes" * (stride in fitting)] for stride, cost in costs.items()]
+    rows = [[stride, cost, "yes" if stride in fitting else ""] for stride, cost in costs.items()]
     title = f"Cost of each stride, from measured speed; it fits if twice that is within {scale.scoring:g} seconds"
     print0(terminal_table(table_of(title, "Stride | Seconds:,.1f | Fits", rows)))
     if asked < 0:

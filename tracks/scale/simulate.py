@@ -78,7 +78,8 @@ def first_batch(data: str, ranks: int) -> tuple[np.ndarray, np.ndarray]:
 def peaks(data: str, tokens: float, ranks: int = 64) -> list[int]:
     """Stream tokens of the last rank; return the peak memory in MB after each tenth of them."""
     loader = make_loader(data, ranks - 1, ranks, 8 * ranks, 2_048)
-    seen, found = 0, []
+    seen = 0
+    found = []
     for tenth in range(1, 11):
         while seen < tokens * tenth / 10:
             seen += next(loader)[0].numel()
@@ -98,7 +99,8 @@ def whole_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
 
 def sharded_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
     """Return the optimizer of a rank that holds its share of the weights (--shard-weights), on the meta device."""
-    model, place = new_model(shape), Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
+    model = new_model(shape)
+    place = Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
     shards = Shards(model, model.get_parameter, place)
     return Optimizer(build_groups(model, OptimizerSettings(), 1.0, 0.1), rank, ranks, shards=shards)
 

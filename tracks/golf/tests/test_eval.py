@@ -12,7 +12,8 @@ from base_runs import Base
 from contain import NEEDS_SANDBOX
 
 from nanochat.paths import read_json
-from scripts import golf_eval, golf_pack
+from tracks.golf import eval as golf_eval
+from tracks.golf import pack as golf_pack
 from tracks.golf.entries import SCALES
 
 

@@ -10,7 +10,8 @@ from contain import NEEDS_SANDBOX
 
 from nanochat import train
 from nanochat.checkpoint import load, steps
-from scripts import golf_eval, golf_pack
+from tracks.golf import eval as golf_eval
+from tracks.golf import pack as golf_pack
 
 GOLF = ("--model=golf", "--qat=embed=int8-row,blocks=int5-row+clip-1", "--qat-share=0.5")
 
