@@ -20,6 +20,7 @@ import torch
 from nanochat.data.corpus import Corpus
 from nanochat.data.lanes import Chunk, Deal, Lane, Mix
 from nanochat.log import Record
+from nanochat.protocols import Conversations
 from nanochat.tokenizer import Tokenizer
 
 BATCHES_AHEAD = 4
@@ -61,7 +62,7 @@ class Loader(BatchSource):
     the marks when a batch is taken.
     """
 
-    data: Corpus | Sequence[dict[str, Any]]
+    data: Corpus | Conversations
     tokenizer: Tokenizer
     batch_size: int
     seq_len: int

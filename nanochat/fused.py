@@ -59,14 +59,7 @@ class PackedLinear(nn.Module):
 
     def _product(self, x: Tensor) -> Tensor:
         # No bias, and no activation fused into the kernel.
-        return torch.ops.mkldnn._linear_pointwise(
-            x,
-            self.weight,
-            None,
-            "none",
-            [],
-            "",
-        )
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
 
 
 def _can_order(dtype: torch.dtype) -> bool:
@@ -104,7 +97,7 @@ class PairTable(nn.Module):
 
 @torch.inference_mode()
 def pack(model: GPT) -> GPT:
-    """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `refresh`."""
+    """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `copy_weights`."""
     device = model.device
     dtype = model.compute_dtype
     packed = new_model(model.config, attention="decode" if device.type == "cpu" else "sdpa")
@@ -121,7 +114,7 @@ def pack(model: GPT) -> GPT:
     packed.embed.to(dtype)
     packed.value_embeds.to(dtype)
     packed.rotary = PairTable(packed.rotary, packed.config.head_dim)
-    refresh(packed, model)
+    copy_weights(packed, model)
     return packed.eval()
 
 
@@ -142,7 +135,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
 
 
 @torch.inference_mode()
-def refresh(packed: GPT, model: GPT) -> None:
+def copy_weights(packed: GPT, model: GPT) -> None:
     """Copy the model's present weights into the packed model. All ranks of a sharded model call this together."""
     with model.whole():
         sources = dict(model.named_parameters())

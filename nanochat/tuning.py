@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any
 
 from nanochat.chat import render_conversation
 from nanochat.checkpoint import tokenizer_of, verified
@@ -10,17 +9,16 @@ from nanochat.log import Record, print0
 from nanochat.objectives import next_token
 from nanochat.outcome import kept_figures, measured, validation_metrics
 from nanochat.packing import ChatLoader
+from nanochat.protocols import Conversations, Mixture
 from nanochat.run import Trainer, inherit
 from nanochat.settings import FineTuneSettings
 from nanochat.stages import MODELS
 from nanochat.train import Evaluation
 
-Mixture = Any  # tasks.mixing.Mixture, which nanochat/ does not import
-
 SAMPLED = 200  # conversations that are tokenized to estimate the length of all
 
 
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Mixture], rows_per_step: int = 0) -> None:
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Conversations], rows_per_step: int = 0) -> None:
     """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
 
     open_rows: returns the conversations to learn from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has

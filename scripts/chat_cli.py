@@ -60,9 +60,9 @@ def main(config: Config) -> None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
             print0(COMMANDS)
-            chat.run(typed_lines())
+            chat.converse(typed_lines())
         else:
-            chat.run(line.removesuffix("\n") for line in sys.stdin)
+            chat.converse(line.removesuffix("\n") for line in sys.stdin)
 
 
 if __name__ == "__main__":

@@ -46,10 +46,11 @@ def tokens_of(found):
 
 
 def collected(events):
-    """Return (tokens, reason) of each sample in some events, reason "" without an end."""
+    """Return (tokens, reason) of each sample in some events, by prompt and number; reason "" without an end."""
     found = {}
     for event in events:
-        found.setdefault((event.request, event.sample), Completion()).add(event)
+        sample = event.sample.prompt_number, event.sample.number
+        found.setdefault(sample, Completion()).append(event)
     return {sample: (completion.tokens, completion.reason) for sample, completion in sorted(found.items())}
 
 
@@ -64,7 +65,7 @@ def ids_of(text, tokenizer=TOKENIZER):
 def text_of(tokens, tokenizer=TOKENIZER, calls=False):
     """Return the text of an answer, with or without the calculator's turns."""
     reply = Reply(tokenizer)
-    pieces = [piece for token in tokens for piece in reply.add(token)] + reply.close()
+    pieces = [piece for token in tokens for piece in reply.feed(token)] + reply.close()
     return "".join(piece.text for piece in pieces if calls or piece.kind == "text")
 
 

@@ -1,6 +1,7 @@
 """The engine: what comes out is what a plain loop over one row gives, whoever else is there; tools, ends, slots."""
 
 import random
+from collections import deque
 from dataclasses import replace
 from itertools import chain, pairwise
 
@@ -12,7 +13,7 @@ from engines import NEVER, SETTINGS, SIZES, TOKENIZER, Late, collected, devices,
 from models import CONFIGS, SMALL, lively
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.engine import Completion, Engine, Request
+from nanochat.engine import Completion, Engine, Request, samples_of
 from nanochat.gpt import GPT, GPTConfig
 
 
@@ -190,7 +191,7 @@ def test_company_slots_and_a_refresh_change_nothing_in_fp32(device):
     assert fresh != found
     for engine in engines:
         assert engine.generate(requests) == found
-        engine.refresh()
+        engine.update_weights()
         assert engine.generate(requests) == fresh
         assert device == "cpu" or any(graph is not None for graph in engine.decoder.graphs.values())
 
@@ -204,24 +205,26 @@ def test_jobs_come_and_go_while_others_run(slots, device, seed):
     requests = [replace(request, **SETTINGS[i % 5]) for i, request in enumerate(requests)]
     requests.sort(key=lambda request: len(request.tokens) + request.max_new_tokens)  # the cache has to grow
     alone = Engine(model, TOKENIZER).generate(requests)
-    engine, jobs, left = Engine(model, TOKENIZER, slots=slots), [], {}
+    engine, jobs, left = Engine(model, TOKENIZER, slots=slots), [], {}  # a job: a sample's events, and the sample
     if device == "late":
         engine.decoder = Late(engine.decoder)
-    while len(jobs) < 24 or any(job.open for job in jobs):
+    while len(jobs) < 24 or not engine.is_idle:
         if len(jobs) < 24 and dice.random() < 0.3:
-            jobs.append(engine.submit([requests[len(jobs)]]))
-        running = [number for number, job in enumerate(jobs) if job.open]
+            jobs.append((deque(), samples_of([requests[len(jobs)]])))
+            engine.submit(jobs[-1][1], jobs[-1][0])
+        running = [i for i, (events, _) in enumerate(jobs) if i not in left and not (events and events[-1].reason)]
         if running and (dice.random() < 0.03 or (len(jobs) == 12 and not left)):  # one leaves in any case
             number = dice.choice(running)
-            engine.cancel(jobs[number])
-            assert not any(row.job is jobs[number] for row in engine.rows)  # its slot is free at once
-            left[number] = len(jobs[number].events)
+            events, [sample] = jobs[number]
+            engine.cancel([sample])
+            assert sample not in engine.rows  # its slot is free at once
+            left[number] = len(events)
         engine.step()
     assert engine.rows == []
     assert not engine.waiting
-    for number, (job, [completion]) in enumerate(zip(jobs, alone, strict=True)):
+    for number, ((events, _), [completion]) in enumerate(zip(jobs, alone, strict=True)):
         if number in left:
-            assert [event.token for event in job.events] == completion.tokens[: left[number]]
+            assert [event.token for event in events] == completion.tokens[: left[number]]
         else:
-            assert collected(job.events) == {(0, 0): (completion.tokens, completion.reason)}
+            assert collected(events) == {(0, 0): (completion.tokens, completion.reason)}
     assert left

@@ -6,7 +6,7 @@ from models import CONFIGS, lively, tokens
 from torch import nn
 from torch.testing import assert_close
 
-from nanochat.fused import SIZES, PackedLinear, pack, refresh
+from nanochat.fused import SIZES, PackedLinear, copy_weights, pack
 
 
 def logits(packed, ids):
@@ -14,7 +14,7 @@ def logits(packed, ids):
 
 
 @torch.inference_mode()
-def test_no_weight_is_shared_and_refresh_takes_all():
+def test_no_weight_is_shared_and_all_are_copied():
     for fields in CONFIGS.values():
         model, ids = lively(fields), tokens(2, 20)
         packed = pack(model)
@@ -22,7 +22,7 @@ def test_no_weight_is_shared_and_refresh_takes_all():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
         assert torch.equal(logits(packed, ids), before)
-        refresh(packed, model)
+        copy_weights(packed, model)
         assert torch.equal(logits(packed, ids), logits(pack(model), ids))
         assert not torch.equal(logits(packed, ids), before)
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
-    "paths log config hardware",
+    "registry paths log protocols config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
     "attention cross_entropy fp8 statistics quantized muon optim schedules",
     "gpt models sharding param_groups scaling",

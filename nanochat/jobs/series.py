@@ -125,12 +125,13 @@ def source_of(config: SeriesSettings, default: str) -> str:
     return default if config.data == "auto" else absolute_data(config.data)
 
 
-def check_flags(module: str, words: list[str]) -> None:
-    """Let a training script plan a run with these flags; its complaint, if any, is the ValueError."""
+def check_flags(module: str, words: list[str]) -> str:
+    """Let a training script plan a run with these flags, and return the plan; a complaint is a ValueError."""
     command = [sys.executable, "-m", module, "--dry-run", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         raise ValueError(done.stderr.strip().removeprefix("error: ") or f"{shlex.join(command)} failed")
+    return done.stdout.strip()
 
 
 def refuse_own(words: list[str], own: dict[str, str]) -> None:

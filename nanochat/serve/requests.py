@@ -1,7 +1,8 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,8 +22,6 @@ from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
-Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
-
 
 class ApiError(HTTPException):
     """An error response in OpenAI's form. param: the field at fault. code: the reason, for programs."""
@@ -41,7 +40,8 @@ class ApiError(HTTPException):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class ServedModel(NamedTuple):
+@dataclass(frozen=True)
+class ServedModel:
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
     temperature: for the page, see `chat.chat_temperature`. Programs choose their own.
@@ -54,7 +54,8 @@ class ServedModel(NamedTuple):
     is_base: bool = False
 
 
-class ApiRequest(NamedTuple):
+@dataclass(frozen=True)
+class ApiRequest:
     """A checked request: the fields, and the form for the engine."""
 
     fields: "CommonFields"
@@ -66,8 +67,8 @@ class ApiRequest(NamedTuple):
     alternatives: int | None = None
 
     @property
-    def samples(self) -> list[Sample]:
-        return [(number, sample) for number, prompt in enumerate(self.prompts) for sample in range(prompt.n)]
+    def sample_count(self) -> int:
+        return sum(prompt.n for prompt in self.prompts)
 
 
 # ---- the fields of OpenAI's requests ----
@@ -165,11 +166,8 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     except ValueError as error:  # user and assistant must take turns
         raise ApiError(400, str(error), "messages") from None
     max_tokens = fields.max_completion_tokens or fields.max_tokens or served.context  # the newer name comes first
-    return ApiRequest(
-        fields=fields,
-        is_chat=True,
-        prompts=[engine_request(fields, tokens, max_tokens, served, "messages")],
-    )
+    prompt = engine_request(fields, tokens, max_tokens, served, "messages")
+    return ApiRequest(fields, is_chat=True, prompts=[prompt])
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:

@@ -14,7 +14,7 @@ from forks import Forked
 from models import CONFIGS, limit_memory, model_for
 
 from nanochat.chat import render_prompt
-from nanochat.engine import Engine, Event
+from nanochat.engine import Engine, Event, samples_of
 from nanochat.evals import chat
 from nanochat.evals.chat import ChatScore, evaluate_task, last_logits, mean_scores, pass_probability
 from nanochat.outcome import Estimate, mean_estimate
@@ -49,15 +49,15 @@ class Scripted:
     def stream(self, requests):
         """Samples and their tokens come in any order, as the engine's do."""
         self.requests += requests
-        texts = {(i, j): text for i, request in enumerate(requests) for j, text in enumerate(self.answer(request))}
-        left = {where: self.tokenizer.encode(text) for where, text in texts.items()}
+        texts = [text for request in requests for text in self.answer(request)]
+        left = dict(zip(samples_of(requests), map(self.tokenizer.encode, texts), strict=True))
         while left:
-            where = random.choice(list(left))
-            if left[where]:
-                yield Event(*where, left[where].pop(0))
+            sample = random.choice(list(left))
+            if left[sample]:
+                yield Event(sample, left[sample].pop(0))
             else:
-                del left[where]
-                yield Event(*where, None, reason="stop")
+                del left[sample]
+                yield Event(sample, None, reason="stop")
 
 
 def test_pass_at_k_is_counted_over_all_draws_and_chat_core_by_hand():

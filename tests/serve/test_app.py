@@ -192,7 +192,7 @@ class Broken(Engine):
 
 
 def test_an_error_ends_a_row_and_not_the_server(capsys):
-    worker = Worker(Broken(model_of(), TOKENIZER, slots=1), model_of())
+    worker = Worker(Broken(model_of(), TOKENIZER, slots=1))
     app = application(Service(ServedModel("broken", TOKENIZER, 192), [worker], 8), "127.0.0.1", "", [], [])
     with TestClient(app, "http://localhost") as http:
         answer = http.post("/v1/completions", json={"prompt": "hi", "temperature": 0}).json()

@@ -56,8 +56,8 @@ def main(config: Config) -> None:
     from nanochat.outcome import Outcome
     from nanochat.tokenizer import Tokenizer
     from tasks import TASKS, open_tasks
-    from tasks.sources import benchmark_questions, open_sources
     from tracks.chatdata.contamination import Benchmarks
+    from tracks.chatdata.sources import benchmark_questions, open_sources
     from tracks.chatdata.store import filter_file, merge, report, write_output
 
     check(config)

@@ -121,7 +121,7 @@ class LiveCodeBench(HumanEval):
             file.seek(start)
             row = json.loads(file.readline())
         try:
-            return [row[column] for column in self.data.columns.split()]
+            return [row[column] for column in self.data.columns]
         except KeyError as error:
             raise ValueError(f"the column {error.args[0]} is missing") from None
 

@@ -1,0 +1,73 @@
+"""A series: steps see the outcomes of steps before them; a failure ends it, a second process is refused."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from nanochat.config import parse
+from nanochat.jobs.runner import Step
+from nanochat.jobs.series import (
+    SeriesSettings,
+    figure,
+    refuse_own,
+    report_step,
+    run_series,
+    tokenizer_step,
+    training_step,
+    words_of,
+)
+from nanochat.paths import hold_folder, stage_dir
+
+
+class Config(SeriesSettings):
+    """A series for a test."""
+
+
+def chosen(text_folder) -> Iterator[Step]:
+    """A tokenizer, and a command that depends on its outcome."""
+    config = parse(Config, ["--vocab-size=270", "--tag=chosen"])
+    yield tokenizer_step(config, str(text_folder))
+    reached = figure("tok_train", "chosen", "vocab_size_reached")
+    yield Step("next", ["scripts.tok_train", f"--vocab-size={reached + 1}", f"--data={text_folder}", "--tag=next"])
+
+
+def test_a_step_is_chosen_by_the_outcome_before_it(base, text_folder, capfd):
+    run_series("test", "chosen", chosen(text_folder))
+    assert "== next: python -m scripts.tok_train --vocab-size=271" in capfd.readouterr().out
+    run_series("test", "chosen", chosen(text_folder))
+    assert "== tok_train: already finished" in capfd.readouterr().out
+
+
+def test_a_failure_ends_the_series_with_its_status(base, capfd):
+    def steps():
+        yield Step("wrong", ["scripts.tok_train", "--vocab-size=none"])
+        raise AssertionError("a series goes on after a failure")
+
+    with pytest.raises(SystemExit) as ended:
+        run_series("test", "failing", steps())
+    assert ended.value.code == 2
+    assert "test: wrong failed with exit status 2" in capfd.readouterr().err
+
+
+def test_a_second_process_is_refused(base):
+    with hold_folder(stage_dir("test", "held")), pytest.raises(ValueError, match="another process runs in"):
+        run_series("test", "held", iter(()))
+
+
+def test_flags_of_other_commands_are_gathered():
+    config = parse(Config, ["--tag=a", "--depth=4", "--flags=--no-compile --width=2", "--note=two words"])
+    assert words_of(config) == ["--no-compile", "--width=2", "--depth=4", "--note=two words"]
+    with pytest.raises(ValueError, match=r"^unknown argument extra: "):
+        parse(Config, ["extra"])
+    with pytest.raises(ValueError, match=r"^--depth differs between runs: use --depths$"):
+        refuse_own(words_of(config), {"--depth": "--depths"})
+
+
+def test_steps_name_what_they_read_and_write(tmp_path, monkeypatch):
+    step = training_step("a", "scripts.base_train", ["--depth=1"], "t-a", tokenizer_tag="t", data="letters")
+    assert (step.output, step.parent, step.data) == ("base_train/t-a", "tok_train/t", "letters")
+    assert step.command[1:] == ["--depth=1", "--tag=t-a", "--tokenizer-tag=t", "--data=letters"]
+    tuned = training_step("b", "scripts.chat_sft", [], "t-a", stage="chat_sft", parent="base_train/t-a")
+    assert (tuned.output, tuned.parent, tuned.data) == ("chat_sft/t-a", "base_train/t-a", "")
+    monkeypatch.chdir(tmp_path)
+    assert report_step("t", "").command[-1] == f"--out={tmp_path}/t.md"

@@ -1,0 +1,125 @@
+"""Train on a small Sudoku, which needs several steps of thought, and score 200 problems with boards of their own.
+
+python -m tracks.recursion.sudoku                                    one layer of width 64, three seeds, half an hour
+python -m tracks.recursion.sudoku --steps=400 --depth=2 --width=128 --seeds=1 --tag=wide
+
+Three arms for each seed. R: recursion. P: the same parameters without a loop, equal steps. W: as P, for the same
+seconds. A table ends the run. No network is needed. Other flags go to base training, for all arms. Run the same command
+again to resume.
+"""
+
+from collections.abc import Iterator
+
+from nanochat.config import Count, option, options, run
+from nanochat.jobs.runner import Step
+from nanochat.jobs.series import (
+    SeriesSettings,
+    check_flags,
+    launch_on_all_gpus,
+    refuse_own,
+    run_series,
+    source_of,
+    tokenizer_step,
+    training_seconds,
+    training_step,
+    words_of,
+)
+from nanochat.log import print0, table_of, terminal_table
+from nanochat.outcome import Outcome
+from nanochat.paths import base_dir
+from nanochat.statistics import interval
+
+OWN = {
+    "--seed": "--seeds",
+    "--num-iterations": "--steps",
+    "--target-seconds": "--steps",
+    "--recursion": "tracks.recursion.run",
+}
+# Two steps on text make a model; the conversations of the Sudoku train it, prompts masked.
+BASE = (
+    "--head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=4096 --num-iterations=2 --eval-every=-1"
+    " --sample-every=-1"
+)
+CHATS = (
+    "--source=base --mixture=Sudoku-4:1000 --init-lr-frac=1 --warmup-steps=20 --eval-every=0 --eval-metrics-every=-1"
+    " --save-every=100"
+)
+ANSWERS = "--source=sft --tasks=Sudoku-4 --max-problems=200 --max-new-tokens=64"
+
+
+@options("puzzles")
+class Config(SeriesSettings):
+    """Train recursion and plain models on a small Sudoku, and compare them."""
+
+    tag = option("puzzles", "name of the series, and the beginning of its runs' tags")
+    data = option("world", "folder of text, name of a corpus, or a mix of them")
+    vocab_size = 300
+    seeds: Count = option(3, "seeds 1 to N", least=1)
+    steps: Count = option(800, "steps on the Sudoku", least=1)
+    depth: Count = option(1, "layers of every arm", least=1)
+    width: Count = option(64, "channels of every arm", least=1)
+
+
+def base_flags(config: Config, arm: str) -> list[str]:
+    """Return the flags of an arm's base model."""
+    recursion = ["--recursion=aggressive"] if arm == "R" else []
+    return [f"--depth={config.depth}", f"--width={config.width}", *BASE.split(), *recursion, *words_of(config)]
+
+
+def module_of(arm: str) -> str:
+    """Return the module that trains an arm's base model."""
+    return "tracks.recursion.train" if arm == "R" else "scripts.base_train"
+
+
+def arm_steps(config: Config, data: str, launch: list[str], arm: str, seed: int, horizon: str) -> Iterator[Step]:
+    """Yield the steps of one arm: a base model, training on the Sudoku until the horizon, its score."""
+    tag, name = f"{config.tag}-{arm}-{seed}", f"{arm}-{seed}"
+    words = [*base_flags(config, arm), f"--seed={seed}"]
+    yield training_step(f"{name}-base", module_of(arm), words, tag, tokenizer_tag=config.tag, data=data, launch=launch)
+    words = [*CHATS.split(), horizon, f"--seed={seed}"]
+    yield training_step(
+        f"{name}-sft", "scripts.chat_sft", words, tag, stage="chat_sft", parent=f"base_train/{tag}", launch=launch
+    )
+    score = ["scripts.chat_eval", *ANSWERS.split(), f"--tag={tag}"]
+    yield Step(f"{name}-score", score, output=f"chat_eval_sft/{tag}", parent=f"chat_sft/{tag}")
+
+
+def steps(config: Config, data: str) -> Iterator[Step]:
+    """Yield the steps of the series."""
+    yield tokenizer_step(config, data)
+    launch = launch_on_all_gpus()
+    for seed in range(1, config.seeds + 1):
+        for arm in "RP":
+            yield from arm_steps(config, data, launch, arm, seed, f"--num-iterations={config.steps}")
+        seconds = training_seconds("chat_sft", f"{config.tag}-R-{seed}")
+        yield from arm_steps(config, data, launch, "W", seed, f"--target-seconds={seconds}")
+    print0(terminal_table(comparison(config.tag)))
+
+
+def figures(stage: str, tag: str, name: str) -> list[float]:
+    """Return a figure of a stage's runs, by seed."""
+    places = sorted(base_dir().glob(f"{stage}/{tag}-*/outcome.json"))
+    return [Outcome.load(place).figure(name) for place in places]
+
+
+def comparison(tag: str) -> dict:
+    """Return the table of solved boards and steps of each arm, with all seeds that are there."""
+    rows = []
+    for arm in "RPW":
+        exact = figures("chat_eval_sft", f"{tag}-{arm}", "Sudoku-4")
+        taken = figures("chat_sft", f"{tag}-{arm}", "Number of iterations")
+        rows.append([arm, *interval(exact), sum(taken) / len(taken), " ".join(map(str, exact))])
+    columns = "Arm | Exact:.3f | ± 95 %:.3f | Steps:,.0f | Each seed"
+    return table_of("Sudoku-4: 200 held-out problems", columns, rows)
+
+
+def main(config: Config) -> None:
+    data = source_of(config, "world")
+    refuse_own(words_of(config), OWN)
+    for arm in "RP":
+        check_flags(module_of(arm), [f"--data={data}", *base_flags(config, arm)])
+    run_series("puzzles", config.tag, steps(config, data))
+
+
+if __name__ == "__main__":
+    run(main)

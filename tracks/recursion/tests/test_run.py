@@ -1,0 +1,40 @@
+"""The series of recursion: a verdict over seeds, a second run, and mistakes in flags."""
+
+import pytest
+from small_runs import SMALL
+
+
+@pytest.mark.slow
+def test_recursion_is_compared_with_its_compute(series, tmp_path):
+    flags = ["--data=letters", "--steps=20", "--depth=1", "--width=32", "--seeds=2", *SMALL, "--eval-every=5"]
+    flags += ["--max-seq-len=64", "--out=card/recursion.md", "--save-every=10"]
+    one = series("tracks.recursion.run", *flags)
+    assert "\nVerdict: " in one.stdout
+    card = (tmp_path / "card/recursion.md").read_text(encoding="utf-8")
+    assert "## Recursion" in card
+    again = series("tracks.recursion.run", *flags)
+    assert again.stdout.count("already finished") == 11  # ten runs and their tokenizer
+
+
+def test_arms_follow_from_plans(series, base):
+    flags = ["--data=letters", "--vocab-size=300", "--steps=2", "--depth=1", "--width=32", *SMALL, "--max-seq-len=64"]
+    done = series("tracks.recursion.run", *flags)
+    # The layers of F cost what R costs; L applies its layer as often as R.
+    assert "--depth=12 --num-iterations=2 --seed=1 --tag=recursion-F-1" in done.stdout
+    assert "--model=reference,sweeps=12" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--seeds=abc", "--seeds: abc is not a whole number"),
+        ("--seed=7", "--seed differs between runs: use --seeds"),
+        ("--model=golf", "--model differs between runs: use --preset, --depth and --width"),
+        ("--loops=x", "--loops: x is not a whole number"),
+        ("--width=33", "--width=33 is not a multiple of --head-dim=32"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_is_trained(series, base, flag, sentence):
+    refused = series("tracks.recursion.run", "--data=letters", flag, code=2)
+    assert refused.stderr.startswith(f"error: {sentence}")
+    assert not (base / "tok_train").exists()
