@@ -22,7 +22,7 @@ from bench.common import ROOT
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
 from bench.served import serving, write_model
 from nanochat.calculator import REFUSALS, calculate
-from nanochat.evals.sandbox import LIMITS, Case, Limits, judge, missing, run, side_by_side
+from nanochat.evals.sandbox import LIMITS, Case, Limits, judge, missing, run_program, side_by_side
 
 QUICK = Limits(seconds=8.0, cpu_seconds=2)
 PARTS = """1 2 0 9999999999 1e-99999999999999999999 .5 1,000 20% + - * / // % ** ( ) 'a' "b" .count( # _ e j 0x1f 1_0
@@ -46,7 +46,7 @@ def held_with_memory(program: str):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    verdict = run(program, LIMITS)
+    verdict = run_program(program, LIMITS)
     over.set()
     watcher.join()
     taken = before - least[0]
@@ -64,7 +64,7 @@ def programs():
         (kind, name, program) for kind in PROGRAMS if kind != "memory" for name, program in PROGRAMS[kind].items()
     ]
     with ThreadPoolExecutor(4) as pool:
-        verdicts = pool.map(lambda other: run(other[2], QUICK), others)
+        verdicts = pool.map(lambda other: run_program(other[2], QUICK), others)
         for (kind, name, _), verdict in zip(others, verdicts, strict=True):
             yield kind, name, not verdict.passed
 

@@ -99,7 +99,7 @@ def new_step(
         device_batch=rows,
         flops_per_token=1.0,
         steps=100,
-        after_step=[lambda state: fp8.refresh(model)],
+        after_step=[lambda state: fp8.requantize(model)],
     )
 
 

@@ -394,7 +394,7 @@ class Trainer:
                 flops_per_token=flops_per_token(self.model),
                 steps=self.start.steps,
                 seconds=self.start.seconds,
-                after_step=[lambda state: fp8.refresh(self.model), *after_step],
+                after_step=[lambda state: fp8.requantize(self.model), *after_step],
             )
             loop.run(evaluations, save, requests)
         return loop.state

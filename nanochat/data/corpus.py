@@ -103,7 +103,7 @@ class Shard:
     hash: str
     size: int
 
-    def read(self, group: int) -> "pa.Array":
+    def read_row_group(self, group: int) -> "pa.Array":
         """Return the documents in one row group."""
         with open_parquet(self.path) as parquet:
             return read_row_group(parquet, group)
@@ -158,7 +158,7 @@ class Corpus:
         """
         streams = []
         for source in self.sources:
-            shards = (map(shard.read, range(shard.row_groups)) for shard in source.shards[split])
+            shards = (map(shard.read_row_group, range(shard.row_groups)) for shard in source.shards[split])
             streams.append(chain.from_iterable(shards))
         progress = dict.fromkeys(range(len(streams)), 0.0)  # bytes so far, divided by the share
         while progress:

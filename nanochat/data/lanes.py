@@ -76,7 +76,7 @@ class Deal:
         cached = CACHED_GROUPS if self.stripes > 1 else 0
         # (ids, offsets) of a row group: document i is ids[offsets[i]:offsets[i + 1]], bos first
         self._read = lru_cache(cached)(
-            lambda shard, group: tokenizer.core.encode_arrow(shard.read(group), self.bos, threads)
+            lambda shard, group: tokenizer.core.encode_arrow(shard.read_row_group(group), self.bos, threads)
         )
         self._order = lru_cache(8)(lambda epoch: shuffled(groups, *key, 0, epoch))
 

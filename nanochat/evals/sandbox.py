@@ -1,4 +1,4 @@
-"""Run programs that a model wrote, contained: `judge` tests a function from one, `run` runs one to its end.
+"""Run programs that a model wrote, contained: `judge` tests a function from one, `run_program` runs one to its end.
 
 A contained program sees the system's libraries and Python read-only, and an empty /tmp; no network, no other process,
 nothing from the caller's environment or home. contained.py does this. docs/security.md says what is promised.
@@ -85,7 +85,7 @@ def missing() -> str:
     """Return the protection that this system cannot give, found by a trial run; empty if it gives all."""
     if sys.platform != "linux" or platform.machine() not in contained.AUDIT:
         return f"no namespaces, or no system call filter, for {platform.system()} on {platform.machine()}"
-    verdict = run("", Limits(cpu_seconds=30))
+    verdict = run_program("", Limits(cpu_seconds=30))
     return "" if verdict.passed else verdict.output.strip()[-300:] or "a trial run failed"
 
 
@@ -109,11 +109,11 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     ):
         verdict = tests()
     if verdict.forgeable:
-        return replace(run(f"{case.answer}\n\n{case.tests}\n", limits, unsafe), forgeable=True)
+        return replace(run_program(f"{case.answer}\n\n{case.tests}\n", limits, unsafe), forgeable=True)
     return verdict
 
 
-def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()) -> Verdict:
+def run_program(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()) -> Verdict:
     """Run a Python program, contained; with `unsafe` under limits alone where that is impossible.
 
     readable: files and folders that it may read beside the system's.

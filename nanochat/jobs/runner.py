@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from nanochat.config import Count, collect_signals, option, options, run, stop_signals
 from nanochat.data import hub
 from nanochat.jobs.hashes import file_hashes
-from nanochat.log import Record, duration, print0, write
+from nanochat.log import Record, duration, print0, print_raw
 from nanochat.outcome import ROOT, Outcome
 from nanochat.paths import (
     base_dir,
@@ -258,7 +258,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
             # Before reading: an ended command has written everything.
             status = child.poll()
             if not step.quiet:
-                write(shown.read(), sys.stdout)
+                print_raw(shown.read(), sys.stdout)
             # The kernel gives us another parent when the script is killed.
             if script and not stop and os.getppid() != script:
                 stop.append(signal.SIGTERM)
@@ -267,7 +267,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
                 is_asked = True
         if status:
             # Only a quiet step has lines that were not shown.
-            write("".join(shown.readlines()[-TAIL:]), sys.stdout)
+            print_raw("".join(shown.readlines()[-TAIL:]), sys.stdout)
     # Popen has the negative number of a signal, a shell 128 + the number.
     return 128 - status if status < 0 else status
 

@@ -109,7 +109,7 @@ def pack_scaled(
     return len(data) - read_artifact(data).bytes["tokenizer"], data
 
 
-def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
+def pack_model(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
     """Return the model quantized by the plan; clips are scaled until the file fills the bytes."""
     from nanochat import quant
 
@@ -164,7 +164,7 @@ def main(config: Config) -> None:
         if loop["progress"] < 1:
             raise ValueError(f"the run {config.tag} has not ended: run tracks.golf.train again")
         clear_padding(model)
-        size, data = quantize(config, checkpoint, model, tokenizer)
+        size, data = pack_model(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
         new = stage_dir("golf_pack", config.tag) / f"{FILE}.new"
         write_bytes(new, data)

@@ -115,7 +115,7 @@ def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_tak
 def test_on_a_gpu_the_scoring_process_gets_the_device_and_no_sandbox():
     done = subprocess.CompletedProcess([], 0, 'a warning\n{"bpb": 1}\n', "")
     with patch.object(subprocess, "run", return_value=done) as run:
-        assert golf_eval.score("/folder", SCALES["1gpu"], False, 8, 64) == {"bpb": 1}
+        assert golf_eval.run_scorer("/folder", SCALES["1gpu"], False, 8, 64) == {"bpb": 1}
     [[_, _, program]] = run.call_args.args
     assert "score_files('/folder', 64, 8, 600, 'cuda')" in program
     assert golf_eval.find_sandbox("cuda", unsafe=False) == "no, on a GPU"
