@@ -35,7 +35,7 @@ def ours(folder: str, depth: int, items: int):
 
     os.environ["NANOCHAT_BASE_DIR"] = tempfile.mkdtemp(dir=folder)  # each run tokenizes its prompts again
     tokenizer = Tokenizer.load(Path(folder, "tokenizer.json"))
-    model, runtime = our_model(VOCABULARY, depth, 64 * depth, depth // 2, bos_id=tokenizer.bos)
+    model, runtime = our_model(VOCABULARY, depth, 64 * depth, depth // 2, depth // 2, bos_id=tokenizer.bos)
     return lambda: evaluate_core(model, tokenizer, read_bundle(), runtime, items), lambda results: {"count": items}
 
 

@@ -31,7 +31,7 @@ def ours(depth: int, count: int, samples: int):
     from nanochat.engine import Engine, Request
     from nanochat.tokenizer import SPECIAL_TOKENS
 
-    model, _ = our_model(VOCABULARY, depth, 64 * depth, depth, max_seq_len=LENGTH, bos_id=0)
+    model, _ = our_model(VOCABULARY, depth, 64 * depth, depth, depth, max_seq_len=LENGTH, bos_id=0)
     special = dict(zip(SPECIAL_TOKENS, range(VOCABULARY - RESERVED, VOCABULARY), strict=True))
     tokenizer = SimpleNamespace(special_tokens=special, encode=lambda text: [1], decode=lambda ids: "")
     engine = Engine(model, tokenizer)

@@ -44,7 +44,7 @@ CHECKED = {  # name → (precision, compiled)
     "fp32": ("fp32", False),
     "bf16, compiled": ("bf16", True),
 }
-SMALL = {"vocab_size": 4096, "depth": 4, "width": 256, "heads": 4, "max_seq_len": 512, "bos_id": 0}
+SMALL = {"vocab_size": 4096, "depth": 4, "width": 256, "heads": 4, "kv_heads": 4, "max_seq_len": 512, "bos_id": 0}
 SMALL_ROWS = 8
 
 

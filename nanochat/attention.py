@@ -171,13 +171,6 @@ class RotaryTable(nn.Module):
         return Rotation(self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2))  # the new axis: heads
 
 
-def exclude_own(y: Tensor, v: Tensor) -> Tensor:
-    """Return attention's output y (B, T, H, D) without its part along the token's own value v (B, T, Hkv, D)."""
-    direction = F.normalize(v.float(), dim=-1).unsqueeze(3)  # (B, T, Hkv, 1, D)
-    grouped = y.float().unflatten(2, (v.shape[2], -1))
-    return (grouped - (grouped * direction).sum(-1, keepdim=True) * direction).flatten(2, 3).to(y.dtype)
-
-
 # ---- masks ----
 
 

@@ -371,10 +371,7 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0
     checkpoint = find_model(stage, tag, step, runtime)
     model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
     if exits:
-        if not model.config.supervision:
-            raise ValueError("--exits is for recursive models, and this model is none")
-        print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
-        model.steps = exits
+        model.choose_exits(exits)
     return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
 
 

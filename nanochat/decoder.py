@@ -92,13 +92,6 @@ class Prefix:
         return Cache(_updating(self.layers, joined), positions.to(device), self.last[texts.to(device)], capacity)
 
 
-def cached_layers(model: GPT) -> int:
-    """Return the number of times that blocks run in a forward, each with keys and values of its own."""
-    config = model.config
-    sweeps = config.passes * (config.loops + 1) if config.supervision else config.sweeps
-    return config.depth * model.steps * sweeps
-
-
 class KVCache:
     """Keys and values for `slots` rows with up to `length` tokens, in fixed memory that CUDA graphs can read.
 
@@ -112,7 +105,7 @@ class KVCache:
         config = model.config
         device = model.device
         # Keys and values; heads before length: the keys that one head reads lie together.
-        shape = (cached_layers(model), 2, slots, config.kv_heads, length, config.head_dim)
+        shape = (model.cached_layers, 2, slots, config.kv_heads, length, config.head_dim)
         # Zeros, because masked values must still be finite.
         self.store = torch.zeros(shape, dtype=model.compute_dtype, device=device)
         self.layers = [layer.unbind() for layer in self.store]
@@ -218,7 +211,7 @@ class Decoder:
         self.wanted = 0
         self.length = 0
         key_bytes = self.config.kv_width * self.model.compute_dtype.itemsize
-        slot_bytes = 2 * cached_layers(self.model) * length * key_bytes  # keys and values
+        slot_bytes = 2 * self.model.cached_layers * length * key_bytes  # keys and values
         free = free_memory(self.device)
         if slot_bytes > free:
             needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"

@@ -67,3 +67,41 @@ TASKS = Door(
 CHATS = Door("task", "CHATS", dict.fromkeys(("KoAlpaca", "KoAlpaca-v1"), "tracks.benchmarks.sets"))
 # The word after ~ in the name of a task.
 AUGMENTATIONS = Door("augmentation", "AUGMENTATIONS", dict.fromkeys(("styles", "options"), "tracks.chatdata.augmented"))
+
+# ---- models: nanochat/models.py ----
+
+# The name is "kind" in a manifest; an entry is a class derived from induction.InductionGPT.
+MODELS = Door(
+    "kind of model",
+    "MODELS",
+    {"golf": "tracks.golf.model", "recursive": "tracks.recursion.model", "looped": "tracks.recursion.model"},
+)
+# The fields of each kind's config beside those of InductionGPT's, with the value that changes nothing. A field with
+# another value leads to the kind of model that has it, in --model and in a manifest from before there were kinds.
+MODEL_FIELDS: Mapping[str, Mapping[str, bool | int | float]] = {
+    "golf": {"rope_dims": 0, "query_gain": 0.0, "qk_eps": 2**-23, "exclusive_last": 0, "orthogonal": False},
+    "recursive": {"supervision": 0, "loops": 2, "passes": 1, "detached": 0},
+    "looped": {"sweeps": 1},
+}
+# Names for --model; an entry maps fields of a config to values.
+CONFIGURATIONS = Door("configuration", "CONFIGURATIONS", dict.fromkeys(("golf", "golf-seed"), "tracks.golf.model"))
+# By kind of model: a function that adds a table to the outcome of scripts.base_loss.
+LOSS_TABLES = Door("kind of model", "LOSS_TABLES", {"recursive": "tracks.recursion.exits"})
+
+# ---- commands: nanochat/config.py ----
+
+# Flags that left a script for another command: script -> flag -> the command.
+MOVED_FLAGS = {
+    "scripts.base_train": dict.fromkeys(
+        (
+            "--recursion",
+            "--supervision",
+            "--loops",
+            "--passes",
+            "--detached",
+            "--supervision-base",
+            "--improvement-reward",
+        ),
+        "tracks.recursion.train",
+    )
+}

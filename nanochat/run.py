@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -35,7 +36,7 @@ from nanochat.data.corpus import open_corpus, shards_for
 from nanochat.dataloader import BatchSource, TextLoader, require_multiple
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import MetricLog, Record, format_value, print0
-from nanochat.models import config_of
+from nanochat.models import config_of, record_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome, run_metrics, training_curves
@@ -150,7 +151,7 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
     for name, value in fixed_settings(config).items():
         if longer and config.__dataclass_fields__[name].metadata["group"] == "horizon":
             continue
-        if value is not None and value != saved[name]:
+        if value is not None and value != saved.get(name, value):
             differences.append(f"{flag_of(name)} was {saved[name]} and is {value}")
     if tokenizer and checkpoint.manifest["tokenizer"]["hash"] != tokenizer.content_hash:
         differences.append(f"the tokenizer {checkpoint.manifest['tokenizer']['tag']} was trained again")
@@ -160,6 +161,20 @@ def _differences(checkpoint: Checkpoint, config: TrainingSettings, tokenizer: To
 def _is_longer(checkpoint: Checkpoint, config: TrainingSettings) -> bool:
     """Return True if a finished run is given more steps."""
     return checkpoint.manifest["loop"]["progress"] >= 1 and config.num_iterations > checkpoint.step
+
+
+def refuse_another_model(resumed: Checkpoint, model: GPTConfig) -> NoReturn:
+    """Raise a ValueError that names the differences between a saved model and the one that a command line asks for."""
+    saved, asked = ({"kind": config.kind, **asdict(config)} for config in (config_of(resumed.manifest), model))
+    found = [
+        f"{name} {saved.get(name)} and not {asked.get(name)}"
+        for name in saved | asked
+        if saved.get(name) != asked.get(name)
+    ]
+    folder = resumed.path.parent
+    raise ValueError(
+        f"{folder} holds another run: its model has {', '.join(found)}. Use another --tag, or --resume=never"
+    )
 
 
 # ---- the start of a run ----
@@ -208,6 +223,8 @@ def _start_new(
     resumed: Checkpoint | None,
 ) -> _Start:
     """Return the start for a run with a new model."""
+    if resumed and config_of(resumed.manifest) != plan.model:
+        refuse_another_model(resumed, plan.model)
     return _Start(
         config=config,
         shape=plan.model,
@@ -461,7 +478,7 @@ class Trainer:
             "data": data,
             "config": fixed_settings(self.config),
             "dtype": self.runtime.dtype_name,
-            "model": asdict(self.model.config),
+            "model": record_of(self.model.config),
         }
         runtime = self.runtime
         saver = Saver(self.folder, runtime.rank, runtime.world_size, self.config.keep_last, runtime.store)

@@ -18,7 +18,7 @@ from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.gpt import GPT, SMEAR_GATE_INPUTS, GPTConfig
 from nanochat.hardware import Accelerator, Figure, find_accelerator
 from nanochat.log import Record, duration
-from nanochat.models import config_fields, new_model
+from nanochat.models import config_fields, config_with, new_model
 from nanochat.outcome import hardware, read_outcomes
 from nanochat.param_groups import parameter_counts, state_bytes
 from nanochat.paths import base_dir
@@ -39,8 +39,6 @@ FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 # first key is checkpointing, the second is --fp8. Found by rehearsals (bench/rehearse.py).
 BLOCK_KEEPS = {False: (20.6, 15.8), True: (1.5, 1.5)}
 BLOCK_TAKES = {False: (10, 26), True: (29, 37)}
-# To add to BLOCK_KEEPS for each application of a recursive model, by checkpointing: with it, only the input is kept.
-RECURSION_KEEPS = {False: 2.2, True: -0.35}
 REST_KEEPS = 5  # outside the blocks
 
 
@@ -122,9 +120,7 @@ def plan_run(config: "PretrainSettings", vocab_size: int | None, bos_id: int = 0
         f"weight decay x {decay:.4g} = (total_batch_size / 2^19)^0.5 / (N / N at depth 12)",
         f"num_iterations {'?' if steps is None else f'{steps:,}'} = {horizon}",
     ]
-    if shape.supervision:
-        sweeps = f"{shape.supervision} exits x {shape.passes} passes x ({shape.loops} loops + 1)"
-        notes.append(f"recursion {config.recursion}: each block runs {sweeps} times for a token")
+    notes += config.model_notes
     return RunPlan(
         model=shape,
         counts=counts,
@@ -150,10 +146,11 @@ def _new_model(config: "PretrainSettings", vocab_size: int, bos_id: int) -> GPT:
     if kv_heads not in legal:
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
     sizes = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+    sizes |= {"vocab_size": vocab_size, "max_seq_len": config.max_seq_len, "bos_id": bos_id}
     fields = config_fields(config.model) | sizes | config.model_fields
     if config.window_pattern:
         fields["window_pattern"] = config.window_pattern
-    return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
+    return new_model(config_with(fields))
 
 
 def scaled_size(counts: dict[str, int]) -> int:
@@ -188,11 +185,9 @@ def flops_per_token(model: GPT) -> int:
     keys = (window or config.max_seq_len for window in config.windows)
     sweep = 6 * weights + 12 * config.width * sum(keys)
     head, smear = 6 * model.head_weight.numel(), 6 * SMEAR_GATE_INPUTS * config.smear
-    if not config.supervision:
-        return config.sweeps * sweep + head + smear
-    # A sweep without a gradient costs a third, and every exit has a head.
-    passes = 1 + (config.passes - 1) / 3  # as many with a gradient
-    return round(config.supervision * (passes * (config.loops + 1) * sweep + head)) + smear
+    runs = config.applications
+    # A sweep without a gradient costs a third.
+    return round((runs.trained + runs.untrained / 3) * sweep) + runs.heads * head + smear
 
 
 # ---- batches ----
@@ -305,15 +300,15 @@ def memory(
     tokens = rows * model.max_seq_len
     head = counts["head"] or counts["embed"]
     channels = itemsize * tokens * model.width  # bytes of one activation
-    # Times that a block runs with a gradient in a forward. The norms around recursive ones are kept too.
-    times = model.supervision * (model.loops + 1) or model.sweeps
-    keeps = BLOCK_KEEPS[checkpointing][fp8] + (RECURSION_KEEPS[checkpointing] if model.supervision else 0)
+    runs = model.applications
+    times = runs.trained
+    keeps = BLOCK_KEEPS[checkpointing][fp8] + runs.kept[checkpointing]
     # Each time has a copy, unless the backward makes it again. In fp8 there is one, in two orders.
     copies = 1 if checkpointing or fp8 else times
     # A chunk of logits with its gradient, the head in the compute dtype, its gradient in fp32, and one chunk's share;
-    # and for each exit but the last the gradient of the head.
+    # and for each run of the head but the last its gradient.
     loss = 2 * min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
-    loss += 4 * head * max(0, model.supervision - 1)
+    loss += 4 * head * (runs.heads - 1)
     others = {
         "optimizer": (plan.state_bytes + 4 * empty) / ranks,  # each rank keeps a share
         "activations": channels * (model.depth * times * keeps + REST_KEEPS),
@@ -335,7 +330,10 @@ def memory(
 
 
 def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int) -> list[float]:
-    """Return the bytes that a rank receives in a step with sharded weights, and with whole ones; recursion aside."""
+    """Return the bytes that a rank receives in a step with sharded weights, and with whole ones.
+
+    For a model that runs each block and the head once.
+    """
     parts = plan.total_batch_size // (rows * plan.model.max_seq_len * ranks)  # micro-batches
     matrices, others = plan.counts["matrices"], plan.counts["total"] - plan.counts["matrices"]
     # Forward and backward gather the weights, embeddings in fp32 and for the forward alone; gradients are fp32.

@@ -24,9 +24,9 @@ class Config(PretrainSettings):
 
 
 def main(config: Config) -> None:
-    from nanochat.evals.bpb import refinement_alarms, sample_writing, text_validation
+    from nanochat.evals.bpb import sample_writing, text_validation
     from nanochat.evals.core import core_scores
-    from nanochat.objectives import pretraining
+    from nanochat.objectives import next_token
     from nanochat.run import plan_with_tokenizer, training
 
     config = replace(config, tag=config.tag or f"d{config.depth}")
@@ -40,10 +40,9 @@ def main(config: Config) -> None:
         corpus = source.data
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus)
-        evaluations += refinement_alarms(trainer)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        state = trainer.fit(source, pretraining(config), evaluations, data=corpus.manifest())
+        state = trainer.fit(source, next_token, evaluations, data=corpus.manifest())
         metrics = plan.summary | pretraining_metrics(state, corpus) | scale_metrics(state, trainer.runtime)
         trainer.finish(state, {"model_tag": config.tag} | metrics)
 

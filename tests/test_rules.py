@@ -20,7 +20,7 @@ LAYERS = [
     "registry paths log protocols config hardware",
     "runtime outcome stages settings tokenizer chat calculator",
     "attention cross_entropy fp8 statistics quantized muon optim schedules",
-    "gpt models sharding param_groups scaling",
+    "gpt induction models sharding param_groups scaling",
     "world data dataloader packing",
     "fused decoder engine",
     "objectives checkpoint train rollouts run tuning",
@@ -34,7 +34,7 @@ OUR_CODE = ("nanochat", "scripts", "tasks", "tracks")
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
-    "fromkeys _uniform _matrix _line parse_rows parse_table "
+    "fromkeys values items fields uniform constant _line with_rows _orthogonal_or parse_rows parse_table "
     "dataclass field option options arg compile frozenset set dict tuple list range len sorted sum min max zip "
     "enumerate chr ord int float str bytes split join format strip replace lru_cache wraps no_grad inference_mode "
     "contextmanager".split()

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat.gpt import GPTConfig
-from nanochat.models import config_fields, new_model
+from nanochat.models import config_fields, config_with, new_model
 from nanochat.paths import read_json
 from tracks.export.hf import swap_halves
 
@@ -59,7 +59,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     fields = config_fields("reference" if "residual_lambdas" in weights else "october-2025")
     try:
         # No bos_id: the public smear reaches across the start of a document.
-        config = GPTConfig(**fields | {SHAPE[name]: value for name, value in shape.items()})
+        config = config_with(fields | {SHAPE[name]: value for name, value in shape.items()})
         for name in ("embed.weight", "head.weight"):
             # October's vocabulary was not padded.
             if weights[name].shape == (config.vocab_size, config.width):

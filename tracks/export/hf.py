@@ -19,7 +19,7 @@ from torch import Tensor
 from nanochat.checkpoint import learned_from, manifest_hash
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
 from nanochat.log import Record, markdown_table, print0, table_of
-from nanochat.models import PLAIN, config_fields
+from nanochat.models import IDLE, PLAIN, config_fields
 from nanochat.paths import new_folder, write_json, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
@@ -141,7 +141,7 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     supported = {*_SIZES, *architecture.supported}
     if not any(config.windows):  # all are as long as the context
         supported.add("window_pattern")
-    needed = {"supervision": 0} | config_fields(f"reference,{PLAIN}") | config_fields(architecture.preset)
+    needed = {**IDLE, **PLAIN, **config_fields(architecture.preset)}
     others = {name: value for name, value in asdict(config).items() if name not in supported}
     # A field in no table, such as a new one, is refused with any value.
     return [f"{name}={value}" for name, value in others.items() if needed.get(name, ...) != value]
@@ -281,11 +281,11 @@ def own_settings(exported: Exported) -> Record:
     manifest = exported.manifest
     derived = {name: getattr(model.config, name) for name in DERIVED}
     return (
-        asdict(model.config)
+        {**IDLE, **asdict(model.config)}
         | derived
         | {
             "mlp_units": model.blocks[0].mlp.up.out_features,
-            "supervision": model.steps if model.config.supervision else 0,  # --exits may ask for more than were trained
+            "supervision": getattr(model, "steps", 0),  # --exits may ask for more than were trained
             "version": VERSION,
             "manifest": manifest | {"files": {}, "optimizer": {}, "sha256": manifest_hash(manifest)},
             "auto_map": {"AutoConfig": f"{CODE}.NanochatConfig", "AutoModelForCausalLM": f"{CODE}.{OWN.name}"},

@@ -191,12 +191,11 @@ def expand(given: Flags) -> dict[str, str]:
 
 def tricks_of(given: Flags) -> list[str]:
     """Return the tricks that an entry has."""
-    from nanochat.gpt import GPTConfig
-    from nanochat.models import config_fields
+    from nanochat.models import config_fields, config_with
 
     def meaning(trick: str) -> Record:
         flags = expand({**given, "--without": trick})
-        return flags | {"--model": GPTConfig(**config_fields(flags["--model"]))}
+        return flags | {"--model": config_with(config_fields(flags["--model"]))}
 
     own = meaning("")
     return [name for name, trick in TRICKS.items() if own.keys() >= set(trick.dropped) and meaning(name) != own]

@@ -149,9 +149,10 @@ def main(config: Config) -> None:
     started = time.monotonic()
     from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.bpb import bits_by_exit, read_text
+    from nanochat.evals.bpb import read_text, text_bpb
     from nanochat.runtime import setup
     from tracks.golf.artifact import read_artifact
+    from tracks.golf.model import require_golf
 
     scale = SCALES[config.scale]
     outcome = Outcome.begin("golf_pack", config.tag, config)
@@ -159,8 +160,7 @@ def main(config: Config) -> None:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, -1, runtime)
         loop = checkpoint.manifest["loop"]
         trained = checkpoint.manifest["config"]
-        if model.config.supervision or model.config.sweeps > 1:
-            raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
+        require_golf(model.config)
         if loop["progress"] < 1:
             raise ValueError(f"the run {config.tag} has not ended: run tracks.golf.train again")
         clear_padding(model)
@@ -177,7 +177,7 @@ def main(config: Config) -> None:
         path = new.replace(new.with_suffix(""))
         corpus = open_corpus(trained["data"], trained["num_shards"])
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
-        before = bits_by_exit(model, text, model.config.max_seq_len, ROWS, runtime)[-1].value
+        before = text_bpb(model, text, model.config.max_seq_len, ROWS, runtime).value
 
     parameters = sum(value.numel() for value in model.parameters())
     outcome.metrics = {

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, learned_from, verified
 from nanochat.log import Record
+from nanochat.models import config_of
 from nanochat.paths import stage_dir
 from nanochat.train import State
 
@@ -132,7 +133,10 @@ def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
         model = verified(stage, tag, int(step or -1))
         manifest = model.manifest
         # Without a parent, only checkpoints of one run are alike.
-        facts = manifest["model"] | {"tokenizer": manifest["tokenizer"]["hash"], "parent": manifest["parent"] or tag}
+        config = config_of(manifest)
+        # One version of this code may have written another entry for the same model than the next.
+        facts = {"kind": config.kind, **asdict(config)}
+        facts |= {"tokenizer": manifest["tokenizer"]["hash"], "parent": manifest["parent"] or tag}
         for kind, value in facts.items():
             if value != alike.setdefault(kind, value):
                 raise ValueError(f"--models: {name} has another {kind} than the models before it, {value}")
