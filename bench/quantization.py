@@ -63,7 +63,8 @@ def main():
     parser.add_argument("--qat", nargs="*", default=[], help="base models trained with QAT at the end")
     parser.add_argument("--clip", type=float, default=16, help="first clip of the rows with one, in deviations")
     options = parser.parse_args()
-    gaps, sizes = {}, {}
+    gaps = {}
+    sizes = {}
 
     def note(name: str, subject: Subject, packed: Packed):
         gaps.setdefault(name, []).append(subject.gap(packed))

@@ -60,7 +60,8 @@ class ChatLoader(Loader):
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
         """Yield the rows for this rank, each with the position after the rows all ranks take together."""
-        place, together = self._place, []
+        place = self._place
+        together = []
         while True:
             rows, counts = self._pack_window(place)
             # A resumed run starts in the middle of a window.
@@ -122,7 +123,8 @@ class ChatLoader(Loader):
     @property
     def epoch(self) -> float:
         """Passes over the conversations."""
-        place, total = self._place, len(self.data)
+        place = self._place
+        total = len(self.data)
         start = place["window"] * WINDOW
         size = min(WINDOW, total - start)  # the last window may be smaller
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total
@@ -151,11 +153,7 @@ class ChatLoader(Loader):
         self._place = state["place"]
 
 
-def fit_conversation(
-    conversation: dict[str, Any],
-    tokenizer: Tokenizer,
-    room: int,
-) -> tuple[Rendered | None, bool]:
+def fit_conversation(conversation: dict[str, Any], tokenizer: Tokenizer, room: int) -> tuple[Rendered | None, bool]:
     """Return (ids and mask for as many turns as fit into `room` tokens, True if turns were cut off).
 
     None instead of ids and mask if not even the first turn fits.

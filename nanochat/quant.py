@@ -110,7 +110,7 @@ def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor) -> Tensor:
 
 def entropy(codes: Tensor) -> float:
     """Return the bits per code that the frequencies of the codes allow."""
-    from scipy import stats  # a slow import, which must not delay --help
+    from scipy import stats
 
     _, counts = codes.unique(return_counts=True)
     return stats.entropy(counts, base=2)

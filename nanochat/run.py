@@ -173,7 +173,7 @@ class Trainer(Generic[Config]):
                 flops_per_token=self.start.flops_per_token,
                 steps=self.start.steps,
                 seconds=self.start.seconds,
-                after_step=[lambda state: fp8.refresh(self.model), *after_step],
+                after_step=[lambda state: fp8.requantize(self.model), *after_step],
             )
             loop.run(evaluations, save, requests)
         return loop.state

@@ -26,7 +26,6 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import read_text, text_bpb, write_samples
     from nanochat.models import load_model

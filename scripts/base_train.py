@@ -24,7 +24,6 @@ class Config(PretrainSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.dataloader import open_text
     from nanochat.evals.bpb import sample_writing, text_validation
     from nanochat.evals.core import core_scores

@@ -30,7 +30,6 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
 
 def main(config: Config) -> None:
-    # Imported here: slow imports must not delay --help.
     from nanochat.chat import chat_temperature
     from nanochat.engine import Engine, Request
     from nanochat.models import load_chosen, trained

@@ -57,7 +57,6 @@ class Config(AnswerTuneSettings, SamplingSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, log_figures
     from nanochat.models import load_model

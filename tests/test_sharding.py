@@ -81,7 +81,7 @@ def train(options: dict[str, Any], runtime: Runtime, sharded: bool):
             total += loss.detach() / rows.numel()
         norm = optimizer.step(1 / rows.numel(), clip=0.0 if is_exact else 0.5)
         optimizer.zero_grad()
-        fp8.refresh(model)
+        fp8.requantize(model)
         figures.append(torch.cat([runtime.all_reduce(total), norm.view(1)]))
     with model.whole(), torch.no_grad():
         figures.append(runtime.all_reduce(model(rows[:, :-1], rows[:, 1:], "none").sum(1)) / rows.numel())

@@ -8,9 +8,9 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
@@ -44,7 +44,8 @@ TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages tha
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
-class Setting(NamedTuple):
+@dataclass(frozen=True)
+class Setting:
     """Choices that follow from a command line and the machine."""
 
     request: Any  # Config of scripts.plan
@@ -189,11 +190,7 @@ def stage_options(name: str, flags: Flags, wandb: str) -> list[str]:
 
 
 def make_job(
-    setting: Setting,
-    flags: Mapping[str, Flags],
-    tokens: int,
-    tasks: TaskFiles,
-    needs: Mapping[str, Sequence[str]],
+    setting: Setting, flags: Mapping[str, Flags], tokens: int, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]
 ) -> Job:
     """Return the main job with all steps.
 

@@ -22,7 +22,6 @@ class Config(PretrainSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.dataloader import open_text
     from nanochat.evals.bpb import text_validation
     from nanochat.models import new_model

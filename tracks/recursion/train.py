@@ -18,7 +18,6 @@ class Config(RecursionSettings, base_train.Config):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.dataloader import open_text
     from nanochat.evals.bpb import sample_writing
     from nanochat.evals.core import core_scores
