@@ -102,7 +102,7 @@ def pack(model: GPT) -> GPT:
     dtype = model.compute_dtype
     packed = new_model(model.config, attention="decode" if device.type == "cpu" else "sdpa")
     packed.compute_dtype = dtype
-    packed.steps = model.steps
+    packed.end_like(model)
     for block, source in zip(packed.blocks, model.blocks, strict=True):
         _pack_attention(block.attn, source.attn, dtype)
     for name, module in list(packed.named_modules()):
@@ -128,7 +128,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     order = torch.arange(sum(map(len, weights)), device=source.q.weight.device)
     order = order.view(-1, config.head_dim)  # (heads + 2 * kv_heads, head_dim)
     heads = config.heads + config.kv_heads  # values keep their order
-    rotated = order[:heads, : config.rope_dims or config.head_dim]
+    rotated = order[:heads, : config.rotated_channels]
     rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
     attention.qkv = PackedLinear(lambda: torch.cat(weights)[order.flatten()], dtype)
     attention.q = attention.k = attention.v = None

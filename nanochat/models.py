@@ -1,51 +1,168 @@
-"""The model registry: from a manifest or a --model value to a config, and from a config to a model."""
+"""The one place that makes and loads models: a --model value or a manifest to a config, a config to a model.
 
-from collections.abc import Iterator
+`build_model` makes a model to train, `load_model` a trained one for inference, and `load_chosen` the one that a command
+line names. checkpoint.py reads and writes the files.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
-from importlib import import_module
+from dataclasses import asdict, fields
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
+from nanochat import fp8, registry
+from nanochat.attention import find_path
+from nanochat.checkpoint import Checkpoint, load, newest, saved_steps
 from nanochat.config import check_names
-from nanochat.gpt import GPT, NORM_EPS, GPTConfig
-from nanochat.log import Record, parse_rows
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.induction import InductionGPT
+from nanochat.log import Record, print0
+from nanochat.paths import base_dir, stage_dir, tokenizer_file
+from nanochat.runtime import Runtime
+from nanochat.settings import ModelChoice, PretrainSettings
+from nanochat.stages import MODELS
+from nanochat.tokenizer import Tokenizer
 
+Value = bool | int | float | str  # of a config's field
+Fields = Mapping[str, Value]
+
+KINDS: dict[str, type[GPT]] = {"gpt": GPT, "induction": InductionGPT}  # registry.MODELS has more
+# The fields of each kind's config that GPTConfig does not have, with the value that changes nothing. Those of tracks
+# have the field of `induction` too.
+OWN_FIELDS: dict[str, Fields] = {"induction": {"induction": False}, **registry.MODEL_FIELDS}
+IDLE: Fields = {name: value for own in OWN_FIELDS.values() for name, value in own.items()}
 # Other flags set these fields, so --model does not change them.
-FLAG_FIELDS = """
-    vocab_size depth width heads kv_heads max_seq_len bos_id supervision loops passes detached
-""".split()
-# Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
-PLAIN = (
-    f"window_pattern=L,rope_dims=0,query_gain=0,qk_eps={NORM_EPS},exclusive_last=0,"
-    "residual_lambdas=false,x0_lambdas=false,"
-    "value_embeds=false,"
-    "smear=false,induction=false,backout=false,sweeps=1"
+FLAG_FIELDS = (
+    *("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id"),
+    *registry.MODEL_FIELDS["recursive"],
 )
-# --model: name, and the fields that may differ from the defaults.
-# induction: the reference, changed so that the model learns within few steps to search the context.
-# golf: a small budget in bytes (tracks/golf/README.md). golf-seed: the seed of that track, for one GPU and 16 MB.
-# portable: the architecture that other programs know as Qwen3, with the tricks that fit into its weights. Its MLP has
-# three matrices in place of two, with as many weights together.
-ROWS = f"""
-    reference
-    october-2025 {PLAIN},mlp=relu2,qk_scale=1,rope_base=10000
-    induction induction=true,tie_embeddings=true
-    golf induction=true,tie_embeddings=true,residual_lambdas=false,x0_lambdas=false,value_embeds=false,\
-        mlp=leaky2,mlp_ratio=3
-    golf-seed {PLAIN},tie_embeddings=true,mlp_ratio=3,rope_base=10000,rope_dims=32,exclusive_last=2,\
-        qk_scale=1,query_gain=1.75,qk_eps=1e-6,orthogonal=true,softcap=30
-    portable {PLAIN},residual_lambdas=true,mlp=swiglu,mlp_ratio={8 / 3},softcap=0
-"""
-CONFIGURATIONS = {name: changes for name, *changes in parse_rows(ROWS, "[ ,]+")}
+# Tricks that other programs do not know: a model is exported only if it has these values (tracks/export/hf.py).
+PLAIN: Fields = {
+    "window_pattern": "L",
+    "residual_lambdas": False,
+    "x0_lambdas": False,
+    "value_embeds": False,
+    "smear": False,
+    "induction": False,
+    "backout": False,
+}
+# --model: name, and the fields that differ from the defaults; registry.CONFIGURATIONS has more.
+CONFIGURATIONS: dict[str, Fields] = {
+    "reference": {},
+    "october-2025": {**PLAIN, "mlp": "relu2", "qk_scale": 1.0, "rope_base": 10_000.0},
+    # The reference, changed so that the model learns within few steps to search the context.
+    "induction": {"induction": True, "tie_embeddings": True},
+    # The architecture that other programs know as Qwen3, with the tricks that fit into its weights. Its MLP has three
+    # matrices in place of two, with as many weights together.
+    "portable": {**PLAIN, "residual_lambdas": True, "mlp": "swiglu", "mlp_ratio": 8 / 3, "softcap": 0.0},
+}
+
+
+# ---- kinds of model ----
+
+
+def kind_class(kind: str) -> type[GPT]:
+    """Return the class of models of a kind."""
+    if kind in KINDS:
+        return KINDS[kind]
+    check_names("the kind of model", [kind], [*KINDS, *registry.MODELS.modules])
+    return registry.load(registry.MODELS, kind)
+
+
+def model_class(config: GPTConfig) -> type[GPT]:
+    """Return the class of models with this config."""
+    return kind_class(config.kind)
+
+
+def kind_with(names: Collection[str]) -> str:
+    """Return the first kind of model whose config has all these fields; ValueError if none has them together."""
+    own = set(names) - {field.name for field in fields(GPTConfig)}
+    if not own:
+        return "gpt"
+    for kind, more in OWN_FIELDS.items():
+        if own <= {"induction", *more}:
+            return kind
+    raise ValueError(f"no kind of model has these fields together: {', '.join(sorted(own))}")
+
+
+def config_with(values: Fields) -> GPTConfig:
+    """Return the config with these values, of the first kind that has all fields which change something."""
+    active = _active(values)
+    return kind_class(kind_with(active)).config_class(**active)
+
+
+def _active(values: Fields) -> dict[str, Value]:
+    """Return the values without those of a kind's own fields that change nothing."""
+    return {name: value for name, value in values.items() if name not in IDLE or value != IDLE[name]}
+
+
+# ---- manifests ----
+
+
+def record_of(config: GPTConfig) -> Record:
+    """Return the entry "model" of a manifest: the fields, and the kind unless it is a plain GPT."""
+    return asdict(config) | ({} if config.kind == GPTConfig.kind else {"kind": config.kind})
 
 
 def config_of(manifest: Record) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
+    record = dict(manifest["model"])
+    if "kind" not in record:
+        record = _with_kind(record)
     try:
-        return GPTConfig(**manifest["model"])
+        return kind_class(record.pop("kind")).config_class(**record)
     except TypeError:
         raise ValueError("another version of this code has written the checkpoint: train the model again") from None
+
+
+def _with_kind(record: Record) -> Record:
+    """Return the entry of a manifest without a kind as it is written today.
+
+    Until kinds had configs of their own, GPTConfig had the fields of all kinds, and most of them changed nothing.
+    """
+    if not record.get("supervision"):  # no recursion: its other fields have no effect
+        record = {name: value for name, value in record.items() if name not in OWN_FIELDS["recursive"]}
+    record = _active(record)
+    known = {*IDLE, *(field.name for field in fields(GPTConfig))}
+    return record | {"kind": kind_with(record.keys() & known)}  # a field that nobody knows is refused later
+
+
+# ---- --model ----
+
+
+def configuration(name: str) -> Fields:
+    """Return the fields that a name for --model stands for."""
+    if name in CONFIGURATIONS:
+        return CONFIGURATIONS[name]
+    check_names("--model:", [name], [*CONFIGURATIONS, *registry.CONFIGURATIONS.modules])
+    return registry.load(registry.CONFIGURATIONS, name)
+
+
+def config_fields(text: str) -> dict[str, Value]:
+    """Return the config fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
+
+    "reference,backout=false,softcap=0" is the reference with two fields changed. Sizes have separate flags.
+    """
+    name, *changes = text.split(",")
+    changed = dict(configuration(name))
+    usual = {name: value for name, value in {**asdict(GPTConfig()), **IDLE}.items() if name not in FLAG_FIELDS}
+    for change in changes:
+        field, _, value = change.partition("=")
+        if field in FLAG_FIELDS:
+            raise ValueError(f"--model={text}: {field} is set by its own flag, see --help")
+        check_names(f"--model={text}: the field", [field], usual)
+        kind = type(usual[field])
+        try:
+            changed[field] = {"true": True, "false": False}[value] if kind is bool else kind(value)
+        except (KeyError, ValueError):
+            raise ValueError(f"--model={text}: {field} cannot be {value}, write a {kind.__name__}") from None
+    return changed
+
+
+# ---- making models ----
 
 
 def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
@@ -54,13 +171,153 @@ def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = 
         return model_class(config)(config, attention, checkpointing)
 
 
-def model_class(config: GPTConfig) -> type[GPT]:
-    """Return the class of models with this config."""
-    if config.sweeps < 1 or (config.supervision and config.sweeps > 1):
-        raise ValueError(f"sweeps={config.sweeps} has to be at least 1, and 1 with supervision")
-    if not config.supervision:
-        return GPT
-    return import_module("tracks.recursion.model").RecursiveGPT
+def planned_model(config: PretrainSettings, vocab_size: int, bos_id: int) -> GPT:
+    """Return the model that the flags describe, with shapes alone; a width or kv_heads 0 follows from other sizes."""
+    head_dim = config.head_dim
+    width = config.width or math.ceil(config.depth * config.aspect_ratio / head_dim) * head_dim
+    if width % head_dim:
+        raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
+    heads = width // head_dim
+    kv_heads = config.kv_heads or heads
+    # Each key head serves as many query heads.
+    legal = [count for count in range(1, heads + 1) if heads % count == 0]
+    if kv_heads not in legal:
+        raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
+    sizes = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+    sizes |= {"vocab_size": vocab_size, "max_seq_len": config.max_seq_len, "bos_id": bos_id}
+    chosen = config_fields(config.model) | sizes | config.model_fields
+    if config.window_pattern:
+        chosen["window_pattern"] = config.window_pattern
+    return new_model(config_with(chosen))
+
+
+def build_model(
+    config: GPTConfig,
+    runtime: Runtime,
+    weights: Checkpoint | int,
+    *,
+    checkpointing: bool = False,
+    in_fp8: bool = False,
+    shard_weights: bool = False,
+) -> GPT:
+    """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
+    model = _empty_model(config, runtime, checkpointing)
+    if shard_weights:
+        return _sharded(model, runtime, weights, in_fp8)
+    model.to_empty(device=runtime.device)
+    if isinstance(weights, Checkpoint):
+        model.load_state_dict(weights.model_tensors())
+    else:
+        model.init_weights(weights)
+    if in_fp8:
+        print0(f"fp8: {len(fp8.convert(model))} layers")
+    return model
+
+
+def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bool) -> GPT:
+    """Return a model whose weights are divided among the ranks; no rank ever holds all of them at once."""
+    from nanochat.sharding import Shards  # loaded with its flag alone
+
+    if runtime.world_size == 1 or runtime.dtype == torch.float16:
+        raise ValueError("--shard-weights needs several ranks (torchrun starts them), and bf16 or fp32: leave it out")
+    if in_fp8:
+        print0(f"fp8: {len(fp8.convert(model, device=runtime.device))} layers")
+    if isinstance(weights, Checkpoint):
+        with weights.reading_weights() as read:
+            shards = Shards(model, read, runtime)
+    else:
+        shards = Shards(model, partial(model.initial, weights), runtime)
+    elements = sum(len(piece.mine) for unit in shards.units.values() for piece in unit.pieces)
+    print0(f"sharded weights: {elements:,} on each rank")
+    return model
+
+
+def _empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool) -> GPT:
+    """Return a model without memory, on the meta device, with an attention path that every rank has."""
+    windows = any(config.windows)
+    path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
+    if set(runtime.all_gather(path)) != {path}:
+        path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
+    print0(f"attention: {path}")
+    model = new_model(config, path, checkpointing)
+    model.compute_dtype = runtime.dtype
+    return model
+
+
+# ---- trained models ----
+
+
+class Trained(NamedTuple):
+    """A trained model for inference, with what belongs to it."""
+
+    model: GPT
+    tokenizer: Tokenizer
+    checkpoint: Checkpoint
+
+
+def load_chosen(choice: ModelChoice, runtime: Runtime) -> Trained:
+    """Return the model that a command line names, rounded if it asks for that."""
+    found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
+    if choice.quant:
+        from nanochat import quant  # loaded with its flag alone
+
+        quant.apply(found.model, choice.quant)
+    return found
+
+
+def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> Trained:
+    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
+
+    exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
+    """
+    checkpoint = find_model(stage, tag, step, runtime)
+    model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
+    if exits:
+        model.choose_exits(exits)
+    return Trained(model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint)
+
+
+def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
+    """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
+    found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
+    print0(f"model: {stage} {tag}, step {found.step:,}")
+    return found
+
+
+def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
+    """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
+    folder = stage_dir(stage, tag)
+    if step >= 0 and step not in saved_steps(folder):
+        raise ValueError(f"{folder} has no checkpoint of step {step}, only {saved_steps(folder)}")
+    found = newest(folder) if step < 0 else load(folder, step)
+    if found is None:
+        raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
+    return found
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """Return the tokenizer that a model was trained with."""
+    record = checkpoint.manifest["tokenizer"]
+    tokenizer = Tokenizer.load(tokenizer_file(record["tag"]))
+    if tokenizer.content_hash != record["hash"]:
+        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
+    return tokenizer
+
+
+def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
+    """Return (source, tag) of each trained model, or of those named; ValueError if there is none.
+
+    The last stage comes last, and of one stage the run that was trained last.
+    """
+    found = []
+    for name in [source] if source else MODELS:
+        folders = (base_dir() / MODELS[name]).glob(tag or "*")
+        oldest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime)
+        found += [(name, folder.name) for folder in oldest_first if saved_steps(folder)]
+    if not found:
+        wanted = f"model {source} {tag}".strip()
+        raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")
+    return found
 
 
 @contextmanager
@@ -74,25 +331,3 @@ def as_written(model: GPT) -> Iterator[None]:
             yield
     finally:
         model.attention = before
-
-
-def config_fields(text: str) -> Record:
-    """Return the GPTConfig fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
-
-    "reference,backout=false,softcap=0" is the reference with two fields changed. Sizes have separate flags.
-    """
-    name, *changes = text.split(",")
-    check_names("--model:", [name], CONFIGURATIONS)
-    changed = {}
-    defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in FLAG_FIELDS}
-    for change in CONFIGURATIONS[name] + changes:
-        field, _, value = change.partition("=")
-        if field in FLAG_FIELDS:
-            raise ValueError(f"--model={text}: {field} is set by its own flag, see --help")
-        check_names(f"--model={text}: the field", [field], defaults)
-        kind = type(defaults[field])
-        try:
-            changed[field] = {"true": True, "false": False}[value] if kind is bool else kind(value)
-        except (KeyError, ValueError):
-            raise ValueError(f"--model={text}: {field} cannot be {value}, write a {kind.__name__}") from None
-    return changed

@@ -1,4 +1,4 @@
-"""Quantization of weights: recipes as text, rounding, GPTQ, and fake quantization in training.
+"""Quantization of weights: recipes as text, rounding, and GPTQ.
 
 A recipe is a width and further parts, in this order: int6-row+clip-12+gptq. A plan gives patterns of names their
 recipes: "attn|mlp=int6-row+clip-12,embed=int8-row"; each matrix matches exactly one. A new part is a group in RECIPE.
@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nanochat.checkpoint import Checkpoint, load_model
 from nanochat.log import print0
 from nanochat.quantized import Quantized, Stored, Tensors, dequantize
-from nanochat.runtime import Runtime
-from nanochat.settings import ModelChoice
-from nanochat.stages import MODELS
 
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
-    from nanochat.tokenizer import Tokenizer
 
 Recipes = dict[str, str]  # matrix → recipe, as text
 
@@ -115,7 +110,7 @@ def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor) -> Tensor:
 
 def entropy(codes: Tensor) -> float:
     """Return the bits per code that the frequencies of the codes allow."""
-    from scipy import stats  # a slow import, which must not delay --help
+    from scipy import stats
 
     _, counts = codes.unique(return_counts=True)
     return stats.entropy(counts, base=2)
@@ -148,13 +143,6 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> S
 
 
 @torch.no_grad()
-def load_chosen(choice: ModelChoice, runtime: Runtime) -> "tuple[GPT, Tokenizer, Checkpoint]":
-    """Return the model that a command line names, rounded if it asks for that, its tokenizer and its checkpoint."""
-    found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
-    apply(found[0], choice.quant)
-    return found
-
-
 def apply(model: "GPT", plan: str) -> None:
     """Round a model's weights in place, by a plan; print how many. An empty plan leaves them."""
     if not plan:
@@ -187,34 +175,3 @@ def collect_hessians(model: "GPT", batches: Iterable[Tensor]) -> Tensors:
     for hook in hooks:
         hook.remove()
     return hessians
-
-
-# ---- fake quantization in training ----
-
-
-class FakeQuantization:
-    """Quantization-aware training: late in the run, each matrix acts as its rounded values do.
-
-    It is called after each optimizer step, and begins when the share `start` of the run is over. Gradients and
-    checkpoints are those of the weights that are not rounded. An empty plan rounds nothing.
-    """
-
-    def __init__(self, model: "GPT", plan: str, start: float) -> None:
-        if "gptq" in plan:
-            raise ValueError(f"--qat={plan}: gptq cannot be used in training, leave it out")
-        self.start = start
-        self.layers: list[tuple[nn.Module, Recipe, Tensor]] = []  # layer, recipe, rounded weight
-        for name, recipe in assign(plan, matrices(model)).items() if plan else ():
-            layer = model.get_submodule(name.removesuffix(".weight"))
-            self.layers.append((layer, parse_recipe(recipe), torch.empty_like(layer.weight.detach())))
-
-    def __call__(self, progress: float) -> None:
-        """Round the weights that the last step has changed, if the run has come so far."""
-        if progress >= self.start:
-            self.switch(True)
-
-    @torch.no_grad()
-    def switch(self, active: bool) -> None:
-        for layer, recipe, rounded in self.layers:
-            rounded.copy_(quantize(layer.weight, recipe).dequantize())
-            layer.rounded = rounded if active else None

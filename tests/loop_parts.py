@@ -19,13 +19,13 @@ from torch import Tensor
 
 from nanochat import schedules
 from nanochat import train as loop
-from nanochat.checkpoint import build_model
 from nanochat.dataloader import BatchSource
-from nanochat.gpt import GPT, GPTConfig
+from nanochat.gpt import GPT
 from nanochat.log import MetricLog, read_metrics
-from nanochat.objectives import DeepSupervision, next_token
+from nanochat.models import build_model, config_with
+from nanochat.objectives import next_token
 from nanochat.optim import Group, Optimizer
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import build_groups, group_rates
 from nanochat.runtime import Runtime, setup, stop_requests
 from nanochat.settings import OptimizerSettings, TrainingSettings
 from nanochat.train import Evaluation, State, TrainingLoop
@@ -122,8 +122,8 @@ class Trained:
 
 
 def small_model(runtime: Runtime = ALONE, **fields: Any):
-    shape = {"depth": 2, "width": 64, "heads": 2, "max_seq_len": LENGTH, "bos_id": 0} | fields
-    return build_model(GPTConfig(VOCABULARY, **shape), runtime, 1)
+    shape = {"vocab_size": VOCABULARY, "depth": 2, "width": 64, "heads": 2, "kv_heads": 2}
+    return build_model(config_with({**shape, "max_seq_len": LENGTH, "bos_id": 0, **fields}), runtime, 1)
 
 
 def train(
@@ -144,7 +144,9 @@ def train(
     model = model or small_model()
     source = source or Rows(runtime)
     state = state or State()
-    groups = groups or build_groups(model, OptimizerSettings(), (ROWS * LENGTH / 2**19) ** 0.5, 0.1)
+    if groups is None:
+        batch_scale = (ROWS * LENGTH / 2**19) ** 0.5
+        groups = build_groups(model, group_rates(OptimizerSettings(), model.config.width, batch_scale, 0.1))
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
     given = [name for name in ("grad_clip", "save_every") if name in options]
     config = TrainingSettings(**{name: options.pop(name) for name in given})
@@ -185,8 +187,6 @@ class Cases:
                 self.train(f"plain {rows}", device_batch=rows)
 
         self.train("masked", device_batch=1, source=Rows(self.runtime, uneven), grad_clip=0.1)
-        recursive, deep = small_model(supervision=3), DeepSupervision(5.0, 1.0)
-        self.train("deep", model=recursive, objective=deep, device_batch=1, source=Rows(self.runtime, uneven))
         # Some ranks have no gradients to send in their backward.
         self.train("skipping", objective=skipping, source=Rows(self.runtime, every_other))
 

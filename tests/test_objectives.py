@@ -113,8 +113,12 @@ def in_parts(model, objective, split, batch, cuts: dict[int, int]):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
+    check_answers_in_parts(lively(CONFIGS[name]), monkeypatch)
+
+
+def check_answers_in_parts(model, monkeypatch):
     """Several answers behind each of some prompts, of which one is longer than the window: all at once, and split."""
-    model, generator = lively(CONFIGS[name]), torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randint(model.config.vocab_size, shape, generator=generator)  # noqa: E731
     answers = []
     for question, (before, lengths) in enumerate({200: [3, 9, 1], 40: [12, 12], 1: [5, 30, 2, 7]}.items()):
