@@ -23,7 +23,8 @@ CASES = {  # label of a task in the bundle → what it is called, shots, items
     "piqa": ("0-shot PIQA", 0, 256),
     "lambada_openai": ("LAMBADA", 0, 256),
 }
-VOCABULARY, LENGTH = 4096, 2048
+VOCABULARY = 4096
+LENGTH = 2048
 FIGURES = [Figure("rate", "items/s", less_is_better=False), Figure("memory", "MB", shown=",.0f")]
 
 

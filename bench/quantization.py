@@ -14,11 +14,11 @@ from functools import partial
 
 from bench.common import parser_of
 from nanochat import quant
-from nanochat.checkpoint import load_model
 from nanochat.data.corpus import open_corpus
 from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.gpt import GPT
 from nanochat.log import table_of, terminal_table
+from nanochat.models import load_model
 from nanochat.outcome import mean_estimate
 from nanochat.runtime import Runtime, setup
 from tracks.golf.artifact import read_artifact
@@ -63,7 +63,8 @@ def main():
     parser.add_argument("--qat", nargs="*", default=[], help="base models trained with QAT at the end")
     parser.add_argument("--clip", type=float, default=16, help="first clip of the rows with one, in deviations")
     options = parser.parse_args()
-    gaps, sizes = {}, {}
+    gaps = {}
+    sizes = {}
 
     def note(name: str, subject: Subject, packed: Packed):
         gaps.setdefault(name, []).append(subject.gap(packed))

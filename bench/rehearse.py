@@ -23,14 +23,15 @@ from torch.profiler import ProfilerActivity, profile
 from bench.common import parser_of, required
 from bench.rehearsal import rehearse, resident
 from nanochat import fp8, schedules
+from nanochat.cost import FIT_SHARE
 from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPTConfig
 from nanochat.models import model_class
 from nanochat.objectives import Objective, next_token
 from nanochat.optim import Optimizer
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import build_groups, group_rates
 from nanochat.runtime import DTYPES, Runtime, avoid_broken_amx
-from nanochat.scaling import FIT_SHARE, plan_run
+from nanochat.scaling import plan_run
 from nanochat.settings import TrainingSettings
 from nanochat.train import State, TrainingLoop
 from scripts.base_train import Config
@@ -84,7 +85,7 @@ def new_step(
         fp8.convert(model, emulated=True)
     if compiled:
         model.compile_parts()
-    groups = build_groups(model, config, 1.0, config.weight_decay)
+    groups = build_groups(model, group_rates(config, shape.width, 1.0, config.weight_decay))
     polar_dtype = torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32
     return TrainingLoop(
         model=model,
@@ -99,18 +100,14 @@ def new_step(
         device_batch=rows,
         flops_per_token=1.0,
         steps=100,
-        after_step=[lambda state: fp8.refresh(model)],
+        after_step=[lambda state: fp8.requantize(model)],
     )
 
 
 def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: str = "cuda", **options: bool):
     """Return the figures of two rehearsed steps, JSON-able: memory, bytes sent and waits are the second one's."""
     found = rehearse(
-        lambda runtime: new_step(GPTConfig(**shape), rows, runtime, **options),
-        ranks,
-        DTYPES[dtype],
-        on,
-        steps=2,
+        lambda runtime: new_step(GPTConfig(**shape), rows, runtime, **options), ranks, DTYPES[dtype], on, steps=2
     )
     return asdict(found) | {"peak": found.peak}
 
@@ -180,7 +177,8 @@ def table(options: argparse.Namespace):
     cases = product(numbers(options.depths), numbers(options.vocab), options.dtypes.split(","), numbers(options.rows))
     for depth, vocab, precision, rows in cases:
         found = required(rehearsed_run, depth, vocab, precision, rows, options.ranks, options.checkpointing)
-        memory, peak = found["memory"], found["peak"]
+        memory = found["memory"]
+        peak = found["peak"]
         copies = sum(memory.get(kind, 0) for kind in COPIES)
         sizes = [*(memory.get(kind, 0) for kind in KINDS), copies]
         sizes += [peak - sum(sizes), peak]

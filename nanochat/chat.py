@@ -57,7 +57,7 @@ def check_conversation(conversation: dict[str, Any]) -> None:
                 f"message {number}: its content is neither a string nor a list of parts with a `text`"
                 f" and a `type` in {', '.join(kinds)}"
             )
-    if role == "system":
+    if messages[-1]["role"] == "system":
         raise ValueError("the system message needs a user message after it")
 
 

@@ -22,25 +22,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store
 
-from nanochat.attention import find_path
-from nanochat.gpt import GPT, GPTConfig
 from nanochat.log import Record, print0
-from nanochat.models import config_of, new_model
 from nanochat.outcome import versions
 from nanochat.paths import (
-    base_dir,
     hold_folder,
     publish_folder,
     read_json,
     read_sha256,
-    stage_dir,
     sync,
     text_sha256,
     write_json,
 )
-from nanochat.runtime import Runtime
-from nanochat.stages import MODELS
-from nanochat.tokenizer import Tokenizer
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
@@ -96,7 +88,7 @@ def load(folder: Path, step: int) -> Checkpoint:
 
 def newest(folder: Path) -> Checkpoint | None:
     """Return a run's last intact checkpoint; print the reason for each step that is skipped."""
-    for step in reversed(steps(folder)):
+    for step in reversed(saved_steps(folder)):
         try:
             return load(folder, step)
         except ValueError as damage:
@@ -104,7 +96,30 @@ def newest(folder: Path) -> Checkpoint | None:
     return None
 
 
-def steps(folder: Path) -> list[int]:
+def to_resume(folder: Path, resume: int | str) -> Checkpoint | None:
+    """Return the checkpoint that a run resumes from; None for a new run.
+
+    resume: "auto" for the newest that is intact, a step, or "never", which sets all checkpoints aside.
+    """
+    if resume == "never":
+        set_aside(folder)
+    saved = saved_steps(folder)
+    if isinstance(resume, int):
+        if resume not in saved:
+            raise ValueError(f"{folder} has no checkpoint of step {resume}, only {saved}: give --resume one of these")
+        found = load(folder, resume)
+    elif saved:
+        found = newest(folder)
+    else:
+        return None
+    if found is None:
+        raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
+    if "merge" in found.manifest:
+        raise ValueError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
+    return found
+
+
+def saved_steps(folder: Path) -> list[int]:
     """Return the steps that have a checkpoint in a folder, in order; nothing is verified."""
     names = (re.fullmatch(r"step_(\d{6,})", path.name) for path in folder.glob("step_*"))
     return sorted(int(name[1]) for name in names if name)  # by number: text order fails at 1,000,000
@@ -238,7 +253,7 @@ class Saver(AbstractContextManager):
                 home.rename(home.with_suffix(".tmp-replaced"))
             publish_folder(part, home)  # from here on readers see the checkpoint
             # Later steps, which were damaged when the run resumed, are left alone.
-            earlier = [old for old in steps(self.folder) if old <= step]
+            earlier = [old for old in saved_steps(self.folder) if old <= step]
             surplus = earlier[: -self.keep_last] if self.keep_last else []
             for old in surplus:  # renamed first: a folder that is half removed must not look like a checkpoint
                 _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
@@ -334,97 +349,13 @@ def _sweep(folder: Path) -> None:
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def set_aside(folder: Path) -> None:
-    """Rename all checkpoints, so that a later resume does not choose them; the next time they are replaced."""
-    (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
-    for step in steps(folder):
-        # Not `step_…`: neither `steps` nor `newest` sees the folder.
+def set_aside(folder: Path, after: int = -1) -> None:
+    """Rename the checkpoints after a step, so that no later resume chooses them; the next time they are replaced."""
+    given_up = [step for step in saved_steps(folder) if step > after]
+    if given_up or after < 0:
+        (folder / "outcome.json").unlink(missing_ok=True)  # describes steps that are gone
+    for step in given_up:
+        # Not `step_…`: neither `saved_steps` nor `newest` sees the folder.
         kept = folder / f"given_up_step_{step:06d}"
         shutil.rmtree(kept, ignore_errors=True)
         _home(folder, step).rename(kept)
-
-
-# ---- trained models ----
-
-
-def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
-    """Return (source, tag) of each trained model, or of those named; ValueError if there is none.
-
-    The last stage comes last, and of one stage the run that was trained last.
-    """
-    found = []
-    for name in [source] if source else MODELS:
-        folders = (base_dir() / MODELS[name]).glob(tag or "*")
-        oldest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime)
-        found += [(name, folder.name) for folder in oldest_first if steps(folder)]
-    if not found:
-        wanted = f"model {source} {tag}".strip()
-        raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")
-    return found
-
-
-def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> tuple[GPT, Tokenizer, Checkpoint]:
-    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
-
-    exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
-    """
-    checkpoint = find_model(stage, tag, step, runtime)
-    model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
-    if exits:
-        model.choose_exits(exits)
-    return model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint
-
-
-def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
-    """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
-    found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
-    print0(f"model: {stage} {tag}, step {found.step:,}")
-    return found
-
-
-def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
-    """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
-    folder = stage_dir(stage, tag)
-    if step >= 0 and step not in steps(folder):
-        raise ValueError(f"{folder} has no checkpoint of step {step}, only {steps(folder)}")
-    found = newest(folder) if step < 0 else load(folder, step)
-    if found is None:
-        raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
-    return found
-
-
-def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
-    """Return the tokenizer that a model was trained with."""
-    record = checkpoint.manifest["tokenizer"]
-    tokenizer = Tokenizer.load(stage_dir("tok_train", record["tag"]) / "tokenizer.json")
-    if tokenizer.content_hash != record["hash"]:
-        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
-    return tokenizer
-
-
-def build_model(
-    config: GPTConfig,
-    runtime: Runtime,
-    weights: Checkpoint | int,
-    checkpointing: bool = False,
-) -> GPT:
-    """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
-    model = empty_model(config, runtime, checkpointing)
-    model.to_empty(device=runtime.device)
-    if isinstance(weights, Checkpoint):
-        model.load_state_dict(weights.model_tensors())
-    else:
-        model.init_weights(weights)
-    return model
-
-
-def empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool = False) -> GPT:
-    """Return a model without memory, on the meta device."""
-    windows = any(config.windows)
-    path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
-    if set(runtime.all_gather(path)) != {path}:
-        path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
-    print0(f"attention: {path}")
-    model = new_model(config, path, checkpointing)
-    model.compute_dtype = runtime.dtype
-    return model

@@ -41,6 +41,26 @@ _COUNT = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda value: [f"{value:_}"],  # as --help shows defaults
 )
 Count = Annotated[int, _COUNT]
+
+
+def _parse_resume(words: list[str]) -> int | str:
+    """Return `auto`, `never`, or a step."""
+    if words[0] in ("auto", "never"):
+        return words[0]
+    try:
+        return _parse_count(words)
+    except ValueError:
+        raise ValueError(f"{words[0]} is not known, write auto, never, or the step of a checkpoint") from None
+
+
+_RESUME = tyro.constructors.PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="{auto,never,STEP}",
+    instance_from_str=_parse_resume,
+    is_instance=lambda value: isinstance(value, int | str),
+    str_from_instance=lambda value: [str(value)],
+)
+Resume = Annotated[int | str, _RESUME]
 Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 
 

@@ -6,6 +6,7 @@ rows in the stream. Rank r of n makes the rows with i % n == r, from the lanes r
 ranks only decide how the stream is cut.
 """
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,10 +18,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanochat.data.corpus import Corpus
+from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.data.lanes import Chunk, Deal, Lane, Mix
 from nanochat.log import Record
 from nanochat.protocols import Conversations
+from nanochat.scaling import require_multiple
+from nanochat.settings import PretrainSettings
+from nanochat.start import OpenRun
 from nanochat.tokenizer import Tokenizer
 
 BATCHES_AHEAD = 4
@@ -30,6 +34,7 @@ BATCHES_AHEAD = 4
 
 
 Batch = tuple[torch.Tensor, ...]  # first axis: this rank's rows
+DataRecord = list[Record] | Record  # what a run learns from, in its manifest
 
 
 class BatchSource(Iterator, AbstractContextManager):
@@ -38,6 +43,18 @@ class BatchSource(Iterator, AbstractContextManager):
     idle = False  # no rank learns from the last batch: the update is skipped; known without waiting for the device
     progress: float  # 0..1, may go beyond 1
     metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
+
+    def origin(self) -> DataRecord:
+        """Return where the examples come from, for the manifest: a run resumes only with the same."""
+        return self.state_dict()["setting"] | {"tasks": {}}
+
+    @abstractmethod
+    def state_dict(self) -> Record:
+        """Return the position as small JSON; its "setting" decides the order, and has to be equal on resume."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Record) -> None:
+        """Continue from a position that a source with the same setting has saved."""
 
     def split(self, batch: Batch, rows: int) -> list[Batch]:
         """Return the micro-batches of a batch; rows: as many as fit into memory."""
@@ -122,12 +139,6 @@ class Loader(BatchSource):
         self.close()
 
 
-def require_multiple(name: str, count: int, ranks: int) -> None:
-    """Raise a ValueError if the ranks cannot have the same number each."""
-    if count % ranks:
-        raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
-
-
 # ---- text ----
 
 Place = tuple[int, int]  # (lane, number of the source)
@@ -183,6 +194,9 @@ class TextLoader(Loader):
             yield ids[:-1], ids[1:], (place, chunk)
             row += self.world_size
 
+    def origin(self) -> DataRecord:
+        return self.data.manifest()
+
     # ---- position of the consumer ----
 
     def state_dict(self) -> Record:
@@ -204,3 +218,20 @@ class TextLoader(Loader):
         self._row = state["rows"]
         for lane, source in self._chunks:
             self._chunks[lane, source] = Chunk(**state["lanes"][str(lane)][source])
+
+
+def open_text(trainer: OpenRun[PretrainSettings]) -> TextLoader:
+    """Return the source of a new model's batches: rows of a corpus with enough text for the run."""
+    start, runtime = trainer.start, trainer.runtime
+    config = start.config
+    return TextLoader(
+        open_corpus(config.data, start.record["num_shards"]),
+        start.tokenizer,
+        start.rows,
+        config.max_seq_len,
+        seed=config.seed,
+        lanes=config.lanes,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        device=runtime.device,
+    )

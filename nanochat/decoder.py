@@ -35,7 +35,12 @@ def _updating(
     layers: Sequence[Sequence[Stored]], put: Callable[[Stored, Tensor], Tensor]
 ) -> Callable[[int, Tensor, Tensor], KeysValues]:
     """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
-    return lambda layer, k, v: tuple(map(put, layers[layer], (k, v)))
+
+    def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
+        stored_k, stored_v = layers[layer]
+        return put(stored_k, k), put(stored_v, v)
+
+    return update
 
 
 class Cache(NamedTuple):
@@ -191,9 +196,15 @@ class Decoder:
         self.config = model.config
         self.device = model.device
         self.on_cuda = self.device.type == "cuda"
-        self.cache: KVCache | None = None  # made by make_room
+        self._cache: KVCache | None = None
         self.wanted = 0  # slots; where memory is short there are fewer
         self.length = 0  # positions in a slot
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache that `make_room` has made."""
+        assert self._cache is not None, "make_room comes first"
+        return self._cache
 
     def make_room(self, slots: int, length: int) -> int:
         """Make room while no row runs; return the number of slots: fewer than asked if memory is short."""
@@ -204,7 +215,7 @@ class Decoder:
 
     def _allocate(self, slots: int, length: int) -> None:
         """Replace cache and row state by larger ones; ValueError if not even one row of this length fits."""
-        self.cache = None  # frees the old memory before the new is allocated
+        self._cache = None  # frees the old memory before the new is allocated
         self.state: dict[str, Tensor] = {}  # name → (slots, size)
         self.graphs: dict[GraphShape, Graph | None] = {}  # on CUDA; old ones read the old cache
         # Until there is a cache.
@@ -219,7 +230,7 @@ class Decoder:
                 f"the cache for one row of {length} tokens needs {needed}: take fewer --exits, or a shorter context"
             )
         fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
-        self.cache = KVCache(self.model, min(slots, fit), length)
+        self._cache = KVCache(self.model, min(slots, fit), length)
         sizes = {"halting": self.config.vocab_size, "uniform": length, "forced": length}
         for name, dtype, _ in parse_rows(STATE):
             if self.device.type == "mps":
@@ -287,7 +298,9 @@ class Decoder:
         bucket = next((size for size in BUCKETS if size >= rows), rows)  # the next larger row count with a graph
         columns = self._replay(GraphShape(min(bucket, self.cache.slots), keys, kind))
         on_host = [column.to("cpu", non_blocking=True) for column in columns]
-        return on_host, torch.cuda.current_stream().record_event()
+        copied = torch.cuda.Event()
+        copied.record()
+        return on_host, copied
 
     def _replay(self, shape: GraphShape) -> list[Tensor]:
         """Run a step as a CUDA graph, captured by the second step with the same shape."""

@@ -7,7 +7,7 @@ for the next one at once. On a GPU the host follows tokens one step late, so no 
 
 import traceback
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
@@ -173,7 +173,7 @@ class Engine:
             if event.token is None and all(completion.reason for completion in of_request):
                 yield sample.prompt_number, of_request
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+    def stream(self, requests: Sequence[Request]) -> Generator[Event, None, None]:
         """Yield all samples' events as they come, in order within a sample; closing the iterator cancels them."""
         events: deque[Event] = deque()
         samples = samples_of(requests)

@@ -1,16 +1,30 @@
-"""The registry of models: from a manifest or a --model value to a config, and from a config to a model."""
+"""The one place that makes and loads models: a --model value or a manifest to a config, a config to a model.
 
+`build_model` makes a model to train, `load_model` a trained one for inference, and `load_chosen` the one that a command
+line names. checkpoint.py reads and writes the files.
+"""
+
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
-from nanochat import registry
+from nanochat import fp8, registry
+from nanochat.attention import find_path
+from nanochat.checkpoint import Checkpoint, load, newest, saved_steps
 from nanochat.config import check_names
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.induction import InductionGPT
-from nanochat.log import Record
+from nanochat.log import Record, print0
+from nanochat.paths import base_dir, stage_dir, tokenizer_file
+from nanochat.runtime import Runtime
+from nanochat.settings import ModelChoice, PretrainSettings
+from nanochat.stages import MODELS
+from nanochat.tokenizer import Tokenizer
 
 Value = bool | int | float | str  # of a config's field
 Fields = Mapping[str, Value]
@@ -116,28 +130,6 @@ def _with_kind(record: Record) -> Record:
     return record | {"kind": kind_with(record.keys() & known)}  # a field that nobody knows is refused later
 
 
-# ---- new models ----
-
-
-def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
-    """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
-    with torch.device("meta"):
-        return model_class(config)(config, attention, checkpointing)
-
-
-@contextmanager
-def as_written(model: GPT) -> Iterator[None]:
-    """Run nothing compiled of a model in this context, for batches with ever new shapes."""
-    before = model.attention
-    # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
-    model.attention = "chunks" if model.device.type == "cpu" else "sdpa"
-    try:
-        with torch.compiler.set_stance("force_eager") if model.compiled else nullcontext():
-            yield
-    finally:
-        model.attention = before
-
-
 # ---- --model ----
 
 
@@ -168,3 +160,174 @@ def config_fields(text: str) -> dict[str, Value]:
         except (KeyError, ValueError):
             raise ValueError(f"--model={text}: {field} cannot be {value}, write a {kind.__name__}") from None
     return changed
+
+
+# ---- making models ----
+
+
+def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> GPT:
+    """Return a model for the config that has shapes alone: its `to_empty` takes memory on a device."""
+    with torch.device("meta"):
+        return model_class(config)(config, attention, checkpointing)
+
+
+def planned_model(config: PretrainSettings, vocab_size: int, bos_id: int) -> GPT:
+    """Return the model that the flags describe, with shapes alone; a width or kv_heads 0 follows from other sizes."""
+    head_dim = config.head_dim
+    width = config.width or math.ceil(config.depth * config.aspect_ratio / head_dim) * head_dim
+    if width % head_dim:
+        raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
+    heads = width // head_dim
+    kv_heads = config.kv_heads or heads
+    # Each key head serves as many query heads.
+    legal = [count for count in range(1, heads + 1) if heads % count == 0]
+    if kv_heads not in legal:
+        raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
+    sizes = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+    sizes |= {"vocab_size": vocab_size, "max_seq_len": config.max_seq_len, "bos_id": bos_id}
+    chosen = config_fields(config.model) | sizes | config.model_fields
+    if config.window_pattern:
+        chosen["window_pattern"] = config.window_pattern
+    return new_model(config_with(chosen))
+
+
+def build_model(
+    config: GPTConfig,
+    runtime: Runtime,
+    weights: Checkpoint | int,
+    *,
+    checkpointing: bool = False,
+    in_fp8: bool = False,
+    shard_weights: bool = False,
+) -> GPT:
+    """Return a model on the runtime's device. weights: a checkpoint's, or the seed of new ones."""
+    model = _empty_model(config, runtime, checkpointing)
+    if shard_weights:
+        return _sharded(model, runtime, weights, in_fp8)
+    model.to_empty(device=runtime.device)
+    if isinstance(weights, Checkpoint):
+        model.load_state_dict(weights.model_tensors())
+    else:
+        model.init_weights(weights)
+    if in_fp8:
+        print0(f"fp8: {len(fp8.convert(model))} layers")
+    return model
+
+
+def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bool) -> GPT:
+    """Return a model whose weights are divided among the ranks; no rank ever holds all of them at once."""
+    from nanochat.sharding import Shards  # loaded with its flag alone
+
+    if runtime.world_size == 1 or runtime.dtype == torch.float16:
+        raise ValueError("--shard-weights needs several ranks (torchrun starts them), and bf16 or fp32: leave it out")
+    if in_fp8:
+        print0(f"fp8: {len(fp8.convert(model, device=runtime.device))} layers")
+    if isinstance(weights, Checkpoint):
+        with weights.reading_weights() as read:
+            shards = Shards(model, read, runtime)
+    else:
+        shards = Shards(model, partial(model.initial, weights), runtime)
+    elements = sum(len(piece.mine) for unit in shards.units.values() for piece in unit.pieces)
+    print0(f"sharded weights: {elements:,} on each rank")
+    return model
+
+
+def _empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool) -> GPT:
+    """Return a model without memory, on the meta device, with an attention path that every rank has."""
+    windows = any(config.windows)
+    path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
+    if set(runtime.all_gather(path)) != {path}:
+        path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
+    print0(f"attention: {path}")
+    model = new_model(config, path, checkpointing)
+    model.compute_dtype = runtime.dtype
+    return model
+
+
+# ---- trained models ----
+
+
+class Trained(NamedTuple):
+    """A trained model for inference, with what belongs to it."""
+
+    model: GPT
+    tokenizer: Tokenizer
+    checkpoint: Checkpoint
+
+
+def load_chosen(choice: ModelChoice, runtime: Runtime) -> Trained:
+    """Return the model that a command line names, rounded if it asks for that."""
+    found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
+    if choice.quant:
+        from nanochat import quant  # loaded with its flag alone
+
+        quant.apply(found.model, choice.quant)
+    return found
+
+
+def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> Trained:
+    """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
+
+    exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
+    """
+    checkpoint = find_model(stage, tag, step, runtime)
+    model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
+    if exits:
+        model.choose_exits(exits)
+    return Trained(model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint)
+
+
+def find_model(stage: str, tag: str, step: int, runtime: Runtime) -> Checkpoint:
+    """Return a trained model's checkpoint, the same on all ranks; step -1: the newest that is intact."""
+    found = runtime.broadcast(lambda: verified(stage, tag, step))  # one rank reads all files
+    print0(f"model: {stage} {tag}, step {found.step:,}")
+    return found
+
+
+def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
+    """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
+    folder = stage_dir(stage, tag)
+    if step >= 0 and step not in saved_steps(folder):
+        raise ValueError(f"{folder} has no checkpoint of step {step}, only {saved_steps(folder)}")
+    found = newest(folder) if step < 0 else load(folder, step)
+    if found is None:
+        raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
+    return found
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
+    """Return the tokenizer that a model was trained with."""
+    record = checkpoint.manifest["tokenizer"]
+    tokenizer = Tokenizer.load(tokenizer_file(record["tag"]))
+    if tokenizer.content_hash != record["hash"]:
+        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
+    return tokenizer
+
+
+def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
+    """Return (source, tag) of each trained model, or of those named; ValueError if there is none.
+
+    The last stage comes last, and of one stage the run that was trained last.
+    """
+    found = []
+    for name in [source] if source else MODELS:
+        folders = (base_dir() / MODELS[name]).glob(tag or "*")
+        oldest_first = sorted(folders, key=lambda folder: folder.stat().st_mtime)
+        found += [(name, folder.name) for folder in oldest_first if saved_steps(folder)]
+    if not found:
+        wanted = f"model {source} {tag}".strip()
+        raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")
+    return found
+
+
+@contextmanager
+def as_written(model: GPT) -> Iterator[None]:
+    """Run nothing compiled of a model in this context, for batches with ever new shapes."""
+    before = model.attention
+    # Flex would hold all scores in memory uncompiled, and FlashAttention has no positions.
+    model.attention = "chunks" if model.device.type == "cpu" else "sdpa"
+    try:
+        with torch.compiler.set_stance("force_eager") if model.compiled else nullcontext():
+            yield
+    finally:
+        model.attention = before

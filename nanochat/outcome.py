@@ -90,6 +90,11 @@ class Outcome:
             environment=environment() | {"Bloat": bloat()},
         )
 
+    @property
+    def folder(self) -> Path:
+        """The stage's folder, which gets the record."""
+        return stage_dir(self.stage, self.tag)
+
     def figure(self, name: str) -> Any:
         """Return a metric without its format; ValueError if the record has none of this name."""
         if name not in self.metrics:
@@ -106,7 +111,7 @@ class Outcome:
         # Wall clock, pauses included.
         passed = datetime.fromisoformat(self.timestamp) - datetime.fromisoformat(self.started)
         self.seconds = passed.total_seconds()
-        write_json(stage_dir(self.stage, self.tag) / "outcome.json", asdict(self))
+        write_json(self.folder / "outcome.json", asdict(self))
 
     def show(self) -> None:
         """Print the tables and the metrics."""
@@ -123,7 +128,7 @@ class Outcome:
         """Print and write the record of an evaluation, and log its estimates, for a model's step."""
         self.show()
         figures = {name: metric["value"] for name, metric in self.metrics.items() if isinstance(metric, dict)}
-        with MetricLog(stage_dir(self.stage, self.tag), self.config["run"], self.config) as log:
+        with MetricLog(self.folder, self.config["run"], self.config) as log:
             log.write(kind, step, **figures)
         self.write()
 

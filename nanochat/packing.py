@@ -9,14 +9,21 @@ both are counted.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nanochat.chat import render_conversation
-from nanochat.dataloader import Loader
+from nanochat.dataloader import DataRecord, Loader
 from nanochat.log import Record
+from nanochat.outcome import Metrics, kept_figures, measured, validation_metrics
+from nanochat.protocols import Mixture
+from nanochat.settings import ChatTuneSettings
+from nanochat.start import OpenRun
 from nanochat.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from nanochat.train import State
 
 WINDOW = 512  # conversations
 # In finished windows; padding and slots in tokens.
@@ -43,6 +50,9 @@ class ChatLoader(Loader):
         # The position of the next row, and counts for all windows before.
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
 
+    def origin(self) -> DataRecord:
+        return self._setting | {"tasks": self.data.origin()}
+
     # ---- rows ----
 
     def _consumed(self, places: list[Place]) -> None:
@@ -50,7 +60,8 @@ class ChatLoader(Loader):
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
         """Yield the rows for this rank, each with the position after the rows all ranks take together."""
-        place, together = self._place, []
+        place = self._place
+        together = []
         while True:
             rows, counts = self._pack_window(place)
             # A resumed run starts in the middle of a window.
@@ -112,7 +123,8 @@ class ChatLoader(Loader):
     @property
     def epoch(self) -> float:
         """Passes over the conversations."""
-        place, total = self._place, len(self.data)
+        place = self._place
+        total = len(self.data)
         start = place["window"] * WINDOW
         size = min(WINDOW, total - start)  # the last window may be smaller
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total
@@ -141,11 +153,7 @@ class ChatLoader(Loader):
         self._place = state["place"]
 
 
-def fit_conversation(
-    conversation: dict[str, Any],
-    tokenizer: Tokenizer,
-    room: int,
-) -> tuple[Rendered | None, bool]:
+def fit_conversation(conversation: dict[str, Any], tokenizer: Tokenizer, room: int) -> tuple[Rendered | None, bool]:
     """Return (ids and mask for as many turns as fit into `room` tokens, True if turns were cut off).
 
     None instead of ids and mask if not even the first turn fits.
@@ -174,3 +182,41 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
         rows[row].append(number)
         insort(free, (left - lengths[number], row))
     return rows
+
+
+# ---- for a stage ----
+
+
+def open_chats(trainer: OpenRun[ChatTuneSettings], chats: Mixture, supervise: str) -> ChatLoader:
+    """Return the source of batches of these conversations. supervise: as in ChatLoader."""
+    start, runtime = trainer.start, trainer.runtime
+    config = start.config
+    return ChatLoader(
+        chats,
+        start.tokenizer,
+        start.rows,
+        config.max_seq_len,
+        supervise=supervise,
+        epochs=config.epochs,
+        seed=config.seed,
+        rank=runtime.rank,
+        world_size=runtime.world_size,
+        device=runtime.device,
+    )
+
+
+def chat_metrics(state: "State", source: ChatLoader) -> Metrics:
+    """Return the metrics for training on conversations: validation, task scores, and what was read."""
+    counts = source.describe()
+    return {
+        "Number of iterations": state.step,
+        "Training loss": measured(state.loss),
+        **validation_metrics(state, "loss", "Validation loss"),
+        **validation_metrics(state, "bpb", "Final validation bpb"),
+        **kept_figures(state, "last", "chat/"),
+        "Epochs": measured(source.epoch, spec=".2f"),
+        "Conversations read": counts["conversations"],
+        "Shortened, being too long": counts["shortened"],
+        "Left out, being too long": counts["left out"],
+        "Padding": measured(100 * counts["padding"], spec=".2f", unit="%"),
+    }

@@ -1,5 +1,7 @@
 """Optimizer settings for each parameter group; a kind of model (gpt.PARAMETERS) names the group of its parameters."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from nanochat.gpt import GPT
@@ -11,19 +13,19 @@ TUNED_WIDTH = 768  # the width at which the learning rates were found
 
 
 class Rule(NamedTuple):
-    """Settings for one group. The learning rate is `share` times the flag `rate`, or `share` if there is no flag.
+    """Settings for one group. The learning rate is `factor` times the flag `rate`, or `factor` if there is no flag.
 
     A flag's rate is scaled by the batch too.
     """
 
     name: str
     kind: str  # optimizer: a key in optim.KINDS
-    share: float
+    factor: float
     momentum: float  # Muon's, or AdamW's beta1
     beta2: float
     rate: str = ""
     width_power: float = 0.0  # the learning rate is multiplied by this power of the model's width / TUNED_WIDTH
-    weight_decay: float | None = None  # None: the run's own, from build_groups
+    weight_decay: float | None = None  # None: the run's own
     eps: float = 1e-10  # for AdamW only: added to the root in the divisor
 
 
@@ -34,38 +36,71 @@ class Rule(NamedTuple):
 RULES = parse_table(
     Rule,
     """
-    name              kind   rate            share  width_power  momentum  beta2  weight_decay  eps
-    unembedding       adamw  unembedding_lr  1      -0.5         0.8       0.96   0.01          -
-    embedding         adamw  embedding_lr    1      -0.5         0.8       0.995  0.001         -
-    value_embeds      adamw  embedding_lr    0.5    -0.5         0.8       0.995  0.01          -
-    residual_lambdas  adamw  scalar_lr       0.01   -            0.8       0.95   0.05          1e-6
-    x0_lambdas        adamw  scalar_lr       1      -            0.96      0.95   0             1e-6
-    gains             adamw  scalar_lr       0.1    -            0.8       0.95   0             1e-6
-    smear             adamw  -               0.2    -            0.8       0.95   0             1e-8
-    backout           adamw  -               0.2    -            0.8       0.95   0             3e-6
-    matrices          muon   matrix_lr       1      -            0.95      0.9    -             -
+    name              kind   rate            factor  width_power  momentum  beta2  weight_decay  eps
+    unembedding       adamw  unembedding_lr  1       -0.5         0.8       0.96   0.01          -
+    embedding         adamw  embedding_lr    1       -0.5         0.8       0.995  0.001         -
+    value_embeds      adamw  embedding_lr    0.5     -0.5         0.8       0.995  0.01          -
+    residual_lambdas  adamw  scalar_lr       0.01    -            0.8       0.95   0.05          1e-6
+    x0_lambdas        adamw  scalar_lr       1       -            0.96      0.95   0             1e-6
+    gains             adamw  scalar_lr       0.1     -            0.8       0.95   0             1e-6
+    smear             adamw  -               0.2     -            0.8       0.95   0             1e-8
+    backout           adamw  -               0.2     -            0.8       0.95   0             3e-6
+    matrices          muon   matrix_lr       1       -            0.95      0.9    -             -
     """,
 )
 
 
-def build_groups(model: GPT, config: OptimizerSettings, batch_scale: float, matrix_weight_decay: float) -> list[Group]:
-    """Return the groups that have parameters, in RULES order. config: has the learning rates, none of them None."""
+@dataclass(frozen=True)
+class Rates:
+    """A group's initial learning rate and weight decay, to be multiplied by schedules alone."""
+
+    lr: float
+    weight_decay: float
+
+
+def group_rates(
+    config: OptimizerSettings, width: int, batch_scale: float, matrix_decay: float, fraction: float = 1.0
+) -> dict[str, Rates]:
+    """Return the final rates of each group in RULES.
+
+    config: has the learning rates, none of them None. width: the model's. batch_scale: for the rates that are flags.
+    matrix_decay: the weight decay of a group without its own. fraction: for all learning rates.
+    """
+    rates = {}
+    for rule in RULES:
+        lr = rule.factor
+        if rule.rate:
+            lr *= getattr(config, rule.rate)
+            lr *= batch_scale
+        lr *= (width / TUNED_WIDTH) ** rule.width_power
+        decay = matrix_decay if rule.weight_decay is None else rule.weight_decay
+        rates[rule.name] = Rates(lr * fraction, decay)
+    return rates
+
+
+def build_groups(model: GPT, rates: Mapping[str, Rates]) -> list[Group]:
+    """Return the groups that have parameters, in RULES order. rates: by the group's name, as `group_rates` has them."""
     parameters = dict(model.named_parameters())
     group_of = {name: model.parameter_row(name).group for name in parameters}
     if model.config.tie_embeddings:
         group_of["embed.weight"] = "unembedding"  # a tied embedding takes the head's settings
-    width = model.config.width / TUNED_WIDTH
     groups = []
     for rule in RULES:
         members = [(name, parameter) for name, parameter in parameters.items() if group_of[name] == rule.name]
         if members:
-            lr = rule.share
-            if rule.rate:
-                lr *= getattr(config, rule.rate)
-                lr *= batch_scale
-            lr *= width**rule.width_power
-            decay = matrix_weight_decay if rule.weight_decay is None else rule.weight_decay
-            groups.append(Group(rule.name, rule.kind, members, lr, rule.momentum, rule.beta2, decay, rule.eps))
+            final = rates[rule.name]
+            groups.append(
+                Group(
+                    name=rule.name,
+                    kind=rule.kind,
+                    params=members,
+                    lr=final.lr,
+                    momentum=rule.momentum,
+                    beta2=rule.beta2,
+                    weight_decay=final.weight_decay,
+                    eps=rule.eps,
+                )
+            )
     return groups
 
 

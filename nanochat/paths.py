@@ -36,6 +36,11 @@ def stage_dir(stage: str, tag: str) -> Path:
     return base_dir() / stage / tag
 
 
+def tokenizer_file(tag: str) -> Path:
+    """Return the file of the tokenizer that the run `tag` of scripts.tok_train trains."""
+    return stage_dir("tok_train", tag) / "tokenizer.json"
+
+
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[int]:
     """Hold a folder's lock; yields the file descriptor. A ValueError if another process holds the lock."""

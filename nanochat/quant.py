@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nanochat.checkpoint import Checkpoint, load_model
 from nanochat.log import print0
 from nanochat.quantized import Quantized, Stored, Tensors, dequantize
-from nanochat.runtime import Runtime
-from nanochat.settings import ModelChoice
-from nanochat.stages import MODELS
 
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
-    from nanochat.tokenizer import Tokenizer
 
 Recipes = dict[str, str]  # matrix → recipe, as text
 
@@ -115,7 +110,7 @@ def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor) -> Tensor:
 
 def entropy(codes: Tensor) -> float:
     """Return the bits per code that the frequencies of the codes allow."""
-    from scipy import stats  # a slow import, which must not delay --help
+    from scipy import stats
 
     _, counts = codes.unique(return_counts=True)
     return stats.entropy(counts, base=2)
@@ -148,13 +143,6 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> S
 
 
 @torch.no_grad()
-def load_chosen(choice: ModelChoice, runtime: Runtime) -> "tuple[GPT, Tokenizer, Checkpoint]":
-    """Return the model that a command line names, rounded if it asks for that, its tokenizer and its checkpoint."""
-    found = load_model(MODELS[choice.source], choice.tag, choice.step, runtime, choice.exits)
-    apply(found[0], choice.quant)
-    return found
-
-
 def apply(model: "GPT", plan: str) -> None:
     """Round a model's weights in place, by a plan; print how many. An empty plan leaves them."""
     if not plan:

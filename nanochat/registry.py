@@ -11,6 +11,7 @@ To add a track: a folder in tracks/, and its names below.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -32,9 +33,24 @@ def load(door: Door, name: str) -> Any:
         # A library that the track needs is missing, and not the track.
         if not f"{module}.".startswith(f"{error.name}."):
             raise
-        track = module.split(".")[1]
-        raise ValueError(f"the {door.kind} {name} belongs to tracks/{track}, which is not here") from None
+        raise absent(f"the {door.kind} {name}", module) from None
     return table[name]
+
+
+def absent(what: str, module: str) -> ValueError:
+    """Return the error, a sentence for the user, for something in a track that is not here."""
+    return ValueError(f"{what} belongs to tracks/{module.split('.')[1]}, which is not here")
+
+
+def module_of(what: str, module: str) -> str:
+    """Return the name of a track's module, for a process that runs it; ValueError if the track is not here."""
+    try:
+        found = find_spec(module)
+    except ModuleNotFoundError:  # its package
+        found = None
+    if found is None:
+        raise absent(what, module)
+    return module
 
 
 # ---- tasks: tasks/table.py ----
@@ -105,3 +121,13 @@ MOVED_FLAGS = {
         "tracks.recursion.train",
     )
 }
+
+# ---- options of scripts ----
+
+# scripts.rollouts: the function that makes pairs of answers.
+OPTIONS = Door("option", "OPTIONS", {"--pairs": "tracks.preferences.pairs"})
+
+# ---- the main job: nanochat/jobs/plan.py ----
+
+# Checks before a job on several nodes.
+PREFLIGHT = "tracks.scale.preflight"

@@ -21,13 +21,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
-from nanochat.dataloader import BatchSource, require_multiple
+from nanochat.dataloader import BatchSource, DataRecord
 from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
-from nanochat.log import Record, print0
+from nanochat.log import MetricLog, Record, print0
 from nanochat.objectives import Loss
 from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
+from nanochat.scaling import require_multiple
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
@@ -216,6 +217,7 @@ class RewardedTask(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Record: ...
+    def hashes(self) -> dict[str, str]: ...
     def reward(self, conversation: Record, completion: str, /) -> float: ...
 
 
@@ -229,10 +231,12 @@ class Rollouts(PromptSource):
     """An endless source of `AnswerBatch`es, with a row for each sampled answer.
 
     engine: samples with the weights in training, read again at each step. record: gets one record per prompt, as
-    MetricLog.write does. The config is that of scripts.chat_rl.
+    MetricLog.write does. The config is that of scripts.chat_rl. name: the task's, for the manifest.
     """
 
-    def __init__(self, trainer: "Trainer", task: RewardedTask, engine: Engine, record: Recorder) -> None:
+    def __init__(
+        self, trainer: "Trainer", task: RewardedTask, engine: Engine, record: Recorder, name: str = "task"
+    ) -> None:
         names = "advantage examples_per_step num_samples max_new_tokens temperature top_k top_p".split()
         super().__init__(trainer, len(task), {name: getattr(trainer.config, name) for name in names})
         self.task = task
@@ -240,6 +244,10 @@ class Rollouts(PromptSource):
         self.record = record
         self.tokenizer = trainer.tokenizer
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
+        self.name = name
+
+    def origin(self) -> DataRecord:
+        return self._setting | {"tasks": {self.name: {"rows": len(self.task), "files": self.task.hashes()}}}
 
     def __next__(self) -> AnswerBatch:
         self.engine.update_weights()  # they changed since the last step
@@ -257,6 +265,7 @@ class Rollouts(PromptSource):
         self._step += 1
         self._log(records)
         if not groups:  # every rank runs a forward pass: one token with advantage 0
+            *_, request = requests.values()
             groups[0] = [answer_row(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
         return AnswerBatch.of(groups, self.runtime.device)
 
@@ -336,6 +345,13 @@ class Rollouts(PromptSource):
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
+def open_rollouts(trainer: "Trainer", name: str, task: RewardedTask, engine: Engine) -> Rollouts:
+    """Return the source of sampled answers to a task; samples.jsonl has them with rewards, to read."""
+    samples = MetricLog(trainer.folder, name="samples")
+    samples.resume(trainer.resumed.step if trainer.resumed else -1)  # drops later records; -1: an earlier run's
+    return Rollouts(trainer, task, engine, samples.write, name)
+
+
 # ---- the objective ----
 
 
@@ -390,6 +406,7 @@ class PolicyGradient:
         sampled = batch.logprobs[:, :longest]
         losses = POLICY_LOSSES[self.loss](chosen, sampled, batch.advantages[:, :longest])
         if self.kl:
+            assert self.reference is not None, "the penalty needs a reference"
             with torch.no_grad():
                 before = answer_logprobs(self.reference, batch)
             apart = before - chosen  # log of the ratio reference / model

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -228,9 +228,10 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
     with _process_group(device, rank, world_size) if world_size > 1 else nullcontext() as store:
-        accelerator = find_accelerator(_device_name(device))
         precision = _precision(device, dtype)
-        print0(f"device: {device.type} ({_device_name(device)}), ranks: {world_size}, precision: {precision}")
+        name = _device_name(device)
+        accelerator = find_accelerator(name)
+        print0(f"device: {device.type} ({name}), ranks: {world_size}, precision: {precision}")
         yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)
 
 
@@ -294,7 +295,7 @@ def planned_hardware(name: str, nodes: int = 1) -> tuple[int, Accelerator]:
     count *= nodes
     price = given_price()
     dollars = accelerator.dollars if price is None else price / count
-    return count, accelerator._replace(memory=memory, dollars=dollars)
+    return count, replace(accelerator, memory=memory, dollars=dollars)
 
 
 # ---- ranks that die ----

@@ -1,37 +1,24 @@
 """Schedules for learning rate, momentum and weight decay: pure functions of progress (0 to 1) and step (from 0)."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
 
-Table = dict[str, Callable[[float, int], float]]  # field of Group → schedule, a function of progress and step
+Schedule = Callable[[float, int], float]  # of progress and step
+Schedules = Mapping[str, Schedule]  # field of Group → its schedule
 
 
-def warmup_warmdown(
-    progress: float,
-    step: int,
-    *,
-    warmup_steps: float,
-    warmdown: float,
-    final: float,
-) -> float:
+def warmup_warmdown(progress: float, step: int, *, warmup_steps: float, warmdown: float, final: float) -> float:
     """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress."""
     rising = (step + 1) / warmup_steps if warmup_steps else 1.0  # the first step is not 0
     falling = _interpolate(_remaining(progress, warmdown), final, 1.0)
     return min(1.0, rising, falling)
 
 
-def momentum(
-    progress: float,
-    step: int,
-    *,
-    warmdown: float,
-    warmup_steps: int = 400,
-    peak: float = 0.97,
-) -> float:
+def momentum(progress: float, step: int, *, warmdown: float, warmup_steps: int = 400, peak: float = 0.97) -> float:
     """Return Muon's momentum: it rises from 0.85 to `peak`, then falls to 0.9 in the warmdown."""
     falling = _interpolate(_remaining(progress, warmdown), 0.9, peak)
     return min(_interpolate(min(1.0, step / warmup_steps), 0.85, peak), falling)
@@ -52,7 +39,7 @@ def _interpolate(share: float, low: float, high: float) -> float:
     return share * high + (1 - share) * low
 
 
-def pretraining(config: OptimizerSettings, steps: int | None = None) -> Table:
+def pretraining(config: OptimizerSettings, steps: int | None = None) -> Schedules:
     """Return base training's schedules; steps: of the run, if known, because warmup takes at most a tenth of them."""
     warmdown = config.warmdown_ratio
     lr = partial(
@@ -64,13 +51,13 @@ def pretraining(config: OptimizerSettings, steps: int | None = None) -> Table:
     return {"lr": lr, "momentum": partial(momentum, warmdown=warmdown), "weight_decay": cosine}
 
 
-def finetuning(config: OptimizerSettings) -> Table:
+def finetuning(config: OptimizerSettings) -> Schedules:
     """Return fine-tuning's schedules: momentum only rises, and weight decay stays as given."""
     lr = pretraining(config)["lr"]
     return {"lr": lr, "momentum": partial(momentum, warmdown=0.0, warmup_steps=300, peak=0.95)}
 
 
-def apply(groups: Iterable[Group], table: Table, progress: float, step: int) -> None:
+def apply(groups: Iterable[Group], table: Schedules, progress: float, step: int) -> None:
     """Set the fields that each group's kind schedules.
 
     lr and weight_decay become a multiple of their initial value, momentum the value of the schedule.

@@ -5,12 +5,11 @@ flag gets another default by `name = default`. The word in `@options("run")` is 
 """
 
 from dataclasses import fields
-from typing import Literal
 
-from nanochat.config import Count, flag_of, option, options
+from nanochat.config import Count, Resume, flag_of, option, options
 from nanochat.stages import Source
 
-Rate = float | None  # None: the value of the parent, see run.inherit
+Rate = float | None  # None: the value of the parent, see start.inherit
 
 CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
 
@@ -109,9 +108,13 @@ class RunSettings(TagSettings, LogSettings):
     """A training run: its name, its seed, and how it resumes."""
 
     seed: Count = option(42, "seed of new weights and of the data order")
-    # Read by run.checkpoint_to_resume.
-    resume: Literal["auto", "never"] = option(
-        "auto", "auto: resume from the newest checkpoint; never: start again", may_change=True, in_card=False
+    # Read by start.checkpoint_to_resume.
+    resume: Resume = option(
+        "auto",
+        "auto: resume from the newest checkpoint; never: start again; a step: go back to its checkpoint, with other"
+        " learning rates if you like",
+        may_change=True,
+        in_card=False,
     )
 
 
@@ -121,7 +124,7 @@ class TrainingDeviceSettings(DeviceSettings):
 
     # The attention paths give the same result but for rounding.
     attention: str = option("auto", "attention kernel: auto, or a name in attention.py", may_change=True, in_card=False)
-    # On a CPU a short run ends before the compiler would: see run._is_long_enough.
+    # On a CPU a short run ends before the compiler would: see start._compiles.
     compile: bool = option(
         True, "compile the blocks if the run is long enough to gain from it", may_change=True, in_card=False
     )
@@ -286,7 +289,7 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
 
 @options("model")
 class FineTuneSettings(TrainingSettings):
-    """Training from another stage's checkpoint. A setting that is None is the parent's (see run.inherit)."""
+    """Training from another stage's checkpoint. A setting that is None is the parent's (see start.inherit)."""
 
     # The parent: its stage and its run.
     source: Source = option("base", "stage to start from")

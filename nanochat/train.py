@@ -113,7 +113,7 @@ class TrainingLoop:
     log: MetricLog
     config: TrainingSettings
     state: State
-    schedules: schedules.Table  # field of Group -> schedule
+    schedules: schedules.Schedules  # field of Group -> schedule
     device_batch: int  # rows in a micro-batch, as the source's `split` takes them
     flops_per_token: float
     steps: int | None = None

@@ -18,10 +18,9 @@ class Config(DeviceSettings, CheckpointChoice, LogSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
-    from nanochat.checkpoint import load_model
     from nanochat.evals.core import evaluate_core
     from nanochat.evals.core_tasks import open_core
+    from nanochat.models import load_model
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("base_eval", config.tag, config)

@@ -26,10 +26,9 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
-    from nanochat.checkpoint import load_model
     from nanochat.data.corpus import open_corpus
     from nanochat.evals.bpb import read_text, text_bpb, write_samples
+    from nanochat.models import load_model
     from nanochat.runtime import setup
 
     outcome = Outcome.begin("base_loss", config.tag, config)

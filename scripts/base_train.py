@@ -24,26 +24,30 @@ class Config(PretrainSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
+    from nanochat.dataloader import open_text
     from nanochat.evals.bpb import sample_writing, text_validation
     from nanochat.evals.core import core_scores
     from nanochat.objectives import next_token
-    from nanochat.run import plan_with_tokenizer, training
+    from nanochat.run import training
+    from nanochat.scaling import plan_with_tokenizer
 
     config = replace(config, tag=config.tag or f"d{config.depth}")
     plan, tokenizer = plan_with_tokenizer(config)
     if config.dry_run:
+        from nanochat.cost import print_cost
+
+        print_cost(plan, config)
         return
 
     # From here on the folder is locked, and the model is built.
     with training("base_train", config, plan, tokenizer) as trainer:
-        source = trainer.text_loader()
+        source = open_text(trainer)
         corpus = source.data
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        state = trainer.fit(source, next_token, evaluations, data=corpus.manifest())
+        state = trainer.fit(source, next_token, evaluations)
         metrics = plan.summary | pretraining_metrics(state, corpus) | scale_metrics(state, trainer.runtime)
         trainer.finish(state, {"model_tag": config.tag} | metrics)
 

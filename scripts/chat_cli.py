@@ -30,11 +30,9 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
 
 def main(config: Config) -> None:
-    # Imported here: slow imports must not delay --help.
     from nanochat.chat import chat_temperature
-    from nanochat.checkpoint import trained
     from nanochat.engine import Engine, Request
-    from nanochat.quant import load_chosen
+    from nanochat.models import load_chosen, trained
     from nanochat.runtime import setup
     from nanochat.serve.cli import COMMANDS, TerminalChat, typed_lines
 

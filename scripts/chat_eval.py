@@ -45,10 +45,9 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, mean_scores, sample_answers
-    from nanochat.quant import load_chosen
+    from nanochat.models import load_chosen
     from nanochat.runtime import setup
 
     stage = f"chat_eval_{config.source}"

@@ -57,28 +57,24 @@ class Config(AnswerTuneSettings, SamplingSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
-    from nanochat.checkpoint import load_model
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, log_figures
-    from nanochat.log import MetricLog
-    from nanochat.rollouts import PolicyGradient, Rollouts, reinforcement_metrics
-    from nanochat.run import training
-    from nanochat.tuning import print_plan
+    from nanochat.models import load_model
+    from nanochat.rollouts import PolicyGradient, open_rollouts, reinforcement_metrics
+    from nanochat.run import tuning
+    from nanochat.start import print_plan
 
     if config.total_batch_size:
         raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
     if config.dry_run:
         print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], config.examples_per_step)
         return
-    with training(
+    with tuning(
         "chat_rl", config, rows=config.examples_per_step * config.num_samples
     ) as trainer:  # a row for each answer
         name, task, test = task_to_learn(config.task, trainer.tokenizer_tag)
-        samples = MetricLog(trainer.folder, name="samples")  # samples.jsonl: prompts and answers with rewards, to read
-        samples.resume(trainer.resumed.step if trainer.resumed else -1)  # drops later records; -1: an earlier run's
         engine = Engine(trainer.model, trainer.tokenizer)
-        source = Rollouts(trainer, task, engine, samples.write)
+        source = open_rollouts(trainer, name, task, engine)
         parent = trainer.start.record["parent"]  # with the step: a resumed run compares with the same weights
         reference = load_model(**parent, runtime=trainer.runtime)[0] if config.kl else None
         answers = AnswerSettings(
@@ -99,7 +95,6 @@ def main(config: Config) -> None:
             source,
             PolicyGradient(config.policy_loss, config.kl, reference),
             [log_figures(trainer, test_scores)],
-            tasks=lambda: {name: {"rows": len(task), "files": task.hashes()}},
             after_step=[source.follow],
         )
         trainer.finish(state, reinforcement_metrics(state, name, len(task)))

@@ -6,7 +6,8 @@ torchrun --standalone --nproc_per_node=8 -m scripts.mid_train -- --tag=d24
 
 from nanochat.config import options, run
 from nanochat.settings import ChatTuneSettings
-from tasks import train_on_chats
+from tasks import open_mixture, open_tasks
+from tasks.mixing import row_counts
 
 # Conversations, choices by letter, and calls of the calculator; small sets are repeated.
 MIXTURE = "SmolTalk,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee,Multi-Turn"
@@ -18,7 +19,23 @@ class Config(ChatTuneSettings):
 
 
 def main(config: Config) -> None:
-    train_on_chats("mid_train", config, MIXTURE, supervise="all")
+    from nanochat.evals.chat import chat_validation, task_scores
+    from nanochat.objectives import next_token
+    from nanochat.packing import chat_metrics, open_chats
+    from nanochat.run import tuning
+    from nanochat.start import print_plan
+
+    if config.dry_run:
+        print_plan(config, lambda tokenizer: open_mixture(config, MIXTURE, tokenizer))
+        return
+    with tuning("mid_train", config) as trainer:
+        chats = open_mixture(config, MIXTURE, trainer.tokenizer_tag)
+        new_chats = open_mixture(config, MIXTURE, trainer.tokenizer_tag, "validation")
+        source = open_chats(trainer, chats, supervise="all")
+        evaluations = chat_validation(trainer, new_chats, "all")
+        evaluations += task_scores(trainer, open_tasks)
+        state = trainer.fit(source, next_token, evaluations)
+        trainer.finish(state, row_counts(chats, new_chats) | chat_metrics(state, source))
 
 
 if __name__ == "__main__":

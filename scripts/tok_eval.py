@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nanochat.config import options, run
 from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
-from nanochat.paths import stage_dir
+from nanochat.paths import tokenizer_file
 from nanochat.settings import TokenizerSettings
 
 if TYPE_CHECKING:
@@ -63,13 +63,12 @@ def comparison(texts: dict[str, list[str]], tokenizer: Tokenizer, references: li
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
     from nanochat.data.documents import by_size
     from nanochat.tokenizer import Tokenizer
 
     outcome = Outcome.begin("tok_eval", config.tag, config)
-    path = stage_dir("tok_train", config.tag) / "tokenizer.json"
+    path = tokenizer_file(config.tag)
     tokenizer = Tokenizer.load(path)
     corpus = open_corpus(config.data)
     folder = Path(__file__).parent / "samples"

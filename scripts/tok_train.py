@@ -8,7 +8,7 @@ import time
 from nanochat.config import Count, option, options, run
 from nanochat.log import print0
 from nanochat.outcome import Outcome, text_label
-from nanochat.paths import stage_dir
+from nanochat.paths import tokenizer_file
 from nanochat.settings import TokenizerSettings
 
 
@@ -23,12 +23,11 @@ class Config(TokenizerSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
     from nanochat.tokenizer import Tokenizer
 
     outcome = Outcome.begin("tok_train", config.tag, config)
-    path = stage_dir("tok_train", config.tag) / "tokenizer.json"
+    path = tokenizer_file(config.tag)
     corpus = open_corpus(config.data)
     print0(f"tok_train: {config.vocab_size:,} tokens from up to {config.max_chars:,} characters of {corpus.name}")
 

@@ -1,6 +1,6 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, pick, open_tasks, task_to_learn, train_on_chats. A new task is a row
+Others import from here: TASKS, JUDGED, pick, open_mixture, open_tasks, task_to_learn. A new task is a row
 in sets.py, and perhaps a new module; docs/tasks.md has a row for each task. Tracks add tasks by nanochat/registry.py.
 """
 
@@ -22,34 +22,14 @@ JUDGED = [*(name for name in SETS if SETS[name].task.kind != "chat"), *registry.
 WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")
 
 
-def train_on_chats(stage: str, config: ChatTuneSettings, default: str, supervise: str) -> None:
-    """Train a stage on a mixture of conversations, or print its plan: the whole of such a script.
+def open_mixture(config: ChatTuneSettings, default: str, tokenizer: str, split: str = "train") -> mixing.Mixture:
+    """Return the conversations that a stage learns from, or those for its validation.
 
-    default: mixture to take if the settings name none; a model of an embedded world learns from the world instead.
-    supervise: learn "all" tokens, or those that the "assistant" writes.
+    default: the stage's mixture, used where the settings name none; a model of an embedded world learns from the world
+    instead. tokenizer: the run that trained it.
     """
-    # Slow imports stay out of --help.
-    from nanochat.evals.chat import chat_validation, task_scores
-    from nanochat.run import training
-    from nanochat.tuning import print_plan, tune_on_chats
-
-    def mixture(tokenizer: str, split: str = "train") -> mixing.Mixture:
-        chosen = default if learned_world(tokenizer) is None else world.MIXTURE
-        return mixing.mix(TASKS, config.mixture, split, config.seed, chosen, tokenizer)
-
-    if config.dry_run:
-        print_plan(config, mixture)
-        return
-    with training(stage, config) as trainer:
-        tokenizer = trainer.tokenizer_tag
-        chats, new_chats = mixture(tokenizer), mixture(tokenizer, "validation")
-        evaluations = chat_validation(trainer, new_chats, supervise) + task_scores(trainer, open_tasks)
-        metrics = {}
-        for split, rows in (("train", chats.examples), ("val", new_chats.examples)):
-            # Augmented ones too, such as AQUA~styles:2.
-            if aqua := sum(rows[name] for name in rows if name.startswith("AQUA")):
-                metrics[f"aqua_{split}_examples"] = aqua
-        tune_on_chats(trainer, chats, new_chats, supervise, evaluations, metrics)
+    usual = default if learned_world(tokenizer) is None else world.MIXTURE
+    return mixing.mix(TASKS, config.mixture, split, config.seed, usual, tokenizer)
 
 
 def task_to_learn(name: str, tokenizer: str) -> tuple[str, Task, Task]:

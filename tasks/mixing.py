@@ -19,7 +19,7 @@ import numpy as np
 
 from nanochat.chat import render_conversation
 from nanochat.data.hub import HubError
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.paths import stage_dir
 from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
@@ -71,6 +71,21 @@ class Mixture:
     def origin(self) -> dict[str, dict[str, Any]]:
         """Return for each task the row count, and the source files with their hashes."""
         return {name: {"rows": len(rows), "files": task.hashes()} for name, (task, rows) in self._parts.items()}
+
+
+def row_counts(chats: Mixture, new_chats: Mixture) -> Record:
+    """Return the metrics about a stage's conversations, and those for its validation."""
+    metrics: Record = {
+        "Rows by task": ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items()),
+        "Training rows": len(chats),
+        "Validation rows": len(new_chats),
+    }
+    for split, mixture in (("train", chats), ("val", new_chats)):
+        # Augmented ones too, such as AQUA~styles:2.
+        aqua = sum(count for name, count in mixture.examples.items() if name.startswith("AQUA"))
+        if aqua:
+            metrics[f"aqua_{split}_examples"] = aqua
+    return metrics
 
 
 def mix(

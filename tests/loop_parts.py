@@ -19,14 +19,13 @@ from torch import Tensor
 
 from nanochat import schedules
 from nanochat import train as loop
-from nanochat.checkpoint import build_model
 from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, read_metrics
-from nanochat.models import config_with
+from nanochat.models import build_model, config_with
 from nanochat.objectives import next_token
 from nanochat.optim import Group, Optimizer
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import build_groups, group_rates
 from nanochat.runtime import Runtime, setup, stop_requests
 from nanochat.settings import OptimizerSettings, TrainingSettings
 from nanochat.train import Evaluation, State, TrainingLoop
@@ -145,7 +144,9 @@ def train(
     model = model or small_model()
     source = source or Rows(runtime)
     state = state or State()
-    groups = groups or build_groups(model, OptimizerSettings(), (ROWS * LENGTH / 2**19) ** 0.5, 0.1)
+    if groups is None:
+        batch_scale = (ROWS * LENGTH / 2**19) ** 0.5
+        groups = build_groups(model, group_rates(OptimizerSettings(), model.config.width, batch_scale, 0.1))
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
     given = [name for name in ("grad_clip", "save_every") if name in options]
     config = TrainingSettings(**{name: options.pop(name) for name in given})

@@ -10,8 +10,8 @@ from torch.testing import assert_close
 
 import nanochat.attention as paths
 from nanochat.attention import attend, find_path, make_mask
-from nanochat.checkpoint import build_model
 from nanochat.gpt import GPTConfig
+from nanochat.models import build_model
 from nanochat.runtime import Runtime
 
 CPU = torch.device("cpu")

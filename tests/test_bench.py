@@ -8,9 +8,10 @@ import torch
 from bench.rehearsal import rehearse
 from bench.rehearse import new_step, real_peak
 from nanochat import gpt
+from nanochat.cost import memory
 from nanochat.gpt import GPTConfig
 from nanochat.runtime import Runtime
-from nanochat.scaling import memory, plan_run
+from nanochat.scaling import plan_run
 from scripts.base_train import Config
 
 SMALL = GPTConfig(512, depth=4, width=128, heads=2, kv_heads=2, max_seq_len=128, bos_id=0)

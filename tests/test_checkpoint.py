@@ -13,7 +13,7 @@ from checkpoint_crashes import check, model_of, names, record_of, save, saved, s
 from conftest import ROOT
 from torch.testing import assert_close
 
-from nanochat.checkpoint import Saver, load, newest, steps, trained
+from nanochat.checkpoint import Saver, load, newest, saved_steps
 from nanochat.paths import read_json, read_sha256
 
 
@@ -45,13 +45,13 @@ def test_a_round_trip_of_every_dtype_and_shape(tmp_path):
 
 def test_old_steps_go(tmp_path):
     saved(tmp_path, *range(10, 101, 10), keep_last=2)
-    assert steps(tmp_path) == [90, 100]
+    assert saved_steps(tmp_path) == [90, 100]
     saved(tmp_path, 110, keep_last=1)
-    assert steps(tmp_path) == [110]
+    assert saved_steps(tmp_path) == [110]
     saved(tmp_path, 120, 130)
-    assert steps(tmp_path) == [110, 120, 130]
+    assert saved_steps(tmp_path) == [110, 120, 130]
     saved(tmp_path, 115, keep_last=1)  # by a run that resumed before damaged steps: these are not its to remove
-    assert steps(tmp_path) == [115, 120, 130]
+    assert saved_steps(tmp_path) == [115, 120, 130]
     saved(tmp_path, 999_999, 1_000_000)  # in the order of numbers, not of names
     assert newest(tmp_path).step == 1_000_000
 
@@ -69,7 +69,7 @@ def test_save_returns_before_anything_is_published_and_what_it_saves_is_of_that_
     states = [states_of(100, rank, 2) for rank in range(2)]
     record = record_of(100)
     ranks[0].save(100, model, states[0], record)
-    assert steps(tmp_path) == []
+    assert saved_steps(tmp_path) == []
     for tensor in [*model.values(), *(tensor for _, state in states[0] for tensor in state.values())]:
         tensor.zero_()  # the next step of training
     record["loop"]["loss"] = 2.0
@@ -100,7 +100,7 @@ def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path, ranks):
     for saver in ranks:
         saver.wait()
     check(newest(tmp_path))
-    assert steps(tmp_path) == [100, 200]
+    assert saved_steps(tmp_path) == [100, 200]
 
 
 def test_what_goes_wrong_on_one_rank_is_raised_on_all_and_the_next_save_works(tmp_path, ranks):
@@ -110,7 +110,7 @@ def test_what_goes_wrong_on_one_rank_is_raised_on_all_and_the_next_save_works(tm
         with pytest.raises(BaseException, match=r"rank 1 stopped, the log of a rank says why|complex128") as caught:
             saver.wait()
         assert saver.rank == 1 or isinstance(caught.value, OSError)
-    assert steps(tmp_path) == []
+    assert saved_steps(tmp_path) == []
     for saver in ranks:
         save(saver, 100)
     for saver in ranks:
@@ -136,17 +136,6 @@ def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, 
     assert newest(tmp_path).step == 100
     with pytest.raises(ValueError, match=re.escape(f"{path.parent} cannot be read")):
         load(tmp_path, 200)
-
-
-def test_the_default_model_is_of_the_last_stage_and_the_run_trained_last(base):
-    with pytest.raises(ValueError, match="there is no model below"):
-        trained()
-    for age, run in enumerate(("base_train/a", "chat_sft/a", "chat_sft/b", "base_train/b")):
-        saved(base / run, 100)
-        os.utime(base / run, (1000 - age, 1000 - age))
-    assert trained() == [("base", "b"), ("base", "a"), ("sft", "b"), ("sft", "a")]
-    assert trained("base")[-1] == ("base", "a")
-    assert trained(tag="b")[-1] == ("sft", "b")
 
 
 @pytest.mark.gpu
@@ -229,4 +218,4 @@ def test_a_save_that_fails_is_told_at_once_and_the_next_one_tries_again(tmp_path
             save(saver, 300)
             with pytest.raises(OSError, match="step 400 is not saved"):
                 save(saver, 400)
-    assert steps(tmp_path) == [200]
+    assert saved_steps(tmp_path) == [200]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import each_row
 from engines import (
+    ID,
     NEVER,
     SETTINGS,
     SIZES,
@@ -231,3 +232,35 @@ def test_jobs_come_and_go_while_others_run(slots, device, seed):
         else:
             assert collected(events) == {(0, 0): (completion.tokens, completion.reason)}
     assert left
+
+
+def test_reserved_memory_never_grows_and_there_are_fewer_slots_where_it_is_short(monkeypatch):
+    model, requests = model_of(), mixed(12)
+    engine = Engine(model, TOKENIZER, slots=4)
+    engine.reserve()
+    store = engine.decoder.cache.store
+    assert (engine.slots, engine.decoder.length) == (4, 192)
+    found = engine.generate(requests)
+    assert engine.decoder.cache.store is store
+    monkeypatch.setattr("nanochat.decoder.free_memory", lambda device: store.nbytes)  # half of it holds 2 of 4 slots
+    few = Engine(model, TOKENIZER, slots=4)
+    few.reserve()
+    assert few.slots == few.decoder.cache.slots == 2
+    assert few.generate(requests) == found
+
+
+def test_a_score_is_a_plain_forwards(monkeypatch):
+    """Each token's log-probability, and those of the likeliest; logits are computed a few positions at a time."""
+    monkeypatch.setattr("nanochat.engine.SCORED_AT_ONCE", 7)
+    model, row = model_of(), [ID["<|bos|>"], *b"The quick brown fox"]
+    plain = model(torch.tensor([row]))[0].log_softmax(-1)
+    found = Engine(model, TOKENIZER).score(row, 3)
+    assert len(found) == len(row) - 1
+    for position, (token, alternatives) in enumerate(zip(row[1:], found, strict=True)):
+        likeliest = plain[position].topk(3).indices.tolist()
+        assert set(alternatives) == {token, *likeliest}
+        assert list(alternatives)[:3] == likeliest
+        expected = [float(plain[position, other]) for other in alternatives]
+        assert list(alternatives.values()) == pytest.approx(expected, abs=1e-5)
+    engine = Engine(model, TOKENIZER)
+    assert all(len(alternatives) == 1 for alternatives in engine.score(row, 0))

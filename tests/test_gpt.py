@@ -44,10 +44,11 @@ def test_flops_of_a_small_model_by_hand():
     model = GPT(GPTConfig(**SMALL))  # width 64, 4 heads of 16, 2 for keys and values; vocabulary 100 → 128
     layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 2 * 64 * 256
     weights = 4 * layer + 2 * 12 * 2 + 128 * 64 + 24  # layers, gates of values, head, smear
-    assert flops_per_token(model) == 6 * weights + 12 * 64 * (129 + 129 + 129 + 512)
+    assert flops_per_token(model, 512) == 6 * weights + 12 * 64 * (129 + 129 + 129 + 512)
+    assert flops_per_token(model, 200) == 6 * weights + 12 * 64 * (129 + 129 + 129 + 200)  # in shorter rows
     tied = GPT(GPTConfig(**SMALL, tie_embeddings=True))
     assert parameter_counts(tied)["head"] == 0
-    assert flops_per_token(tied) == flops_per_token(model)
+    assert flops_per_token(tied, 512) == flops_per_token(model, 512)
 
 
 def test_initial_values():

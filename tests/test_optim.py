@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from nanochat import schedules
 from nanochat.optim import KINDS, Group, Optimizer
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import build_groups, group_rates
 from nanochat.settings import OptimizerSettings
 
 SEED = 20261123  # fixed: where an update is nearly 0, rounding decides whether the weight decays
@@ -122,7 +122,7 @@ class Run:
 
     def __init__(self, rank: int = 0, ranks: int = 1):
         self.rank, self.ranks, self.model = rank, ranks, lively(SMALL)
-        groups = build_groups(self.model, OptimizerSettings(), 0.1, 0.0)
+        groups = build_groups(self.model, group_rates(OptimizerSettings(), self.model.config.width, 0.1, 0.0))
         self.optimizer = Optimizer(groups, rank, ranks, chunk_bytes=1000)
 
     def step(self, number: int):

@@ -5,7 +5,7 @@ import torch
 from torch.nn import Parameter
 
 from nanochat.gpt import GPT, PARAMETERS, GPTConfig
-from nanochat.param_groups import RULES, build_groups
+from nanochat.param_groups import RULES, build_groups, group_rates
 from scripts.base_train import Config
 
 NAMES = [*GPT(GPTConfig(128, depth=2, width=64, heads=2, kv_heads=2, mlp="swiglu")).state_dict()]
@@ -21,7 +21,8 @@ def groups(names: list[str] = NAMES, batch_scale: float = 1.0, width: int = 768,
     shape = SimpleNamespace(width=width, tie_embeddings="head.weight" not in names)
     about = {"config": shape, "parameter_row": GPT.parameter_row}
     model = SimpleNamespace(named_parameters=lambda: named(*names), **about)
-    return {group.name: group for group in build_groups(model, Config(**rates), batch_scale, 0.1)}
+    final = group_rates(Config(**rates), width, batch_scale, 0.1)
+    return {group.name: group for group in build_groups(model, final)}
 
 
 def test_every_parameter_is_in_one_group_or_named(monkeypatch):

@@ -15,7 +15,7 @@ from models import CONFIGS, lively
 from nanochat import engine as engine_module
 from nanochat import schedules
 from nanochat.engine import Completion, Engine
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import build_groups, group_rates
 from nanochat.rollouts import ADVANTAGES, PolicyGradient, Rollouts, answer_row, reinforcement_metrics, row_tokens
 from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
@@ -194,7 +194,8 @@ def test_it_learns_what_is_rewarded(tmp_path):
     narrow = (model.config.width / 768) ** 0.5  # undoes the scaling by width
     rates = OptimizerSettings(unembedding_lr=0.02 * narrow, embedding_lr=0.1 * narrow, scalar_lr=0.05, matrix_lr=0.02)
     constant = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=0.0, final_lr_frac=0.0))
-    settings = {"schedules": constant, "groups": build_groups(model, rates, 1.0, 0.0), "device_batch": 16, "steps": 24}
+    groups = build_groups(model, group_rates(rates, model.config.width, 1.0, 0.0))
+    settings = {"schedules": constant, "groups": groups, "device_batch": 16, "steps": 24}
     records = train(tmp_path, model=model, source=source, objective=PolicyGradient(), **settings).records
     rewards = [record["rl/reward"] for record in records]
     print(rewards)

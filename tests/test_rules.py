@@ -18,18 +18,18 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
     "registry paths log protocols config hardware",
-    "runtime outcome stages settings tokenizer chat calculator",
-    "attention cross_entropy fp8 statistics quantized muon optim schedules",
-    "gpt induction models sharding param_groups scaling",
-    "world data dataloader packing",
+    "runtime outcome stages settings tokenizer chat calculator checkpoint",
+    "attention cross_entropy fp8 statistics quantized quant muon optim schedules",
+    "gpt induction sharding models param_groups scaling cost",
+    "world data start dataloader packing",
     "fused decoder engine",
-    "objectives checkpoint train rollouts run tuning",
-    "evals quant",
+    "objectives train rollouts run",
+    "evals",
     "report serve",
     "jobs",
 ]
 PLACE = {room: (layer, left) for layer, rooms in enumerate(LAYERS) for left, room in enumerate(rooms.split())}
-HIGHEST_LAYER_FOR_TASKS = LAYERS.index("evals quant")
+HIGHEST_LAYER_FOR_TASKS = LAYERS.index("evals")
 OUR_CODE = ("nanochat", "scripts", "tasks", "tracks")
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
@@ -61,7 +61,8 @@ def files(root: Path):
 def python_files(root: Path, *folders: str):
     """(path, tree) of the Python files in these folders; a track's tests are part of "tests"."""
     for path in files(root):
-        top = "tests" if path.startswith("tracks/") and "/tests/" in path else path.split("/")[0]
+        is_test = path.startswith("tracks/") and re.search(r"/(tests/|test_\w+\.py)", path)
+        top = "tests" if is_test else path.split("/")[0]
         if path.endswith(".py") and (not folders or top in folders):
             yield path, ast.parse((root / path).read_text(encoding="utf-8"))
 

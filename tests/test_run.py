@@ -12,20 +12,18 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from base_runs import STEPS, Base, Room, SignalAfter, files_of
 from conftest import ROOT
 from loop_parts import ALONE
+from starts import TINY, start_of
 from torch.testing import assert_close
 
 from nanochat import fp8, runtime
-from nanochat.checkpoint import hold, load, steps
-from nanochat.run import _start_new, build
-from nanochat.scaling import plan_run
-from scripts.base_train import Config
+from nanochat.checkpoint import hold, load, saved_steps
+from nanochat.run import build
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +79,7 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
         said = base.run("parts", before=SignalAfter(last - 1, number))
         assert f"{signal.Signals(number).name}: stopping at the end of this step" in said
         assert said.splitlines()[-1] == f"stopped by a signal after step {last}: run the same command again to resume"
-        assert steps(base.of("parts"))[-1] == last
+        assert saved_steps(base.of("parts"))[-1] == last
         assert not (base.of("parts") / "outcome.json").exists()
     base.run("parts", before=SignalAfter(STEPS, signal.SIGUSR1))  # too late to stop anything
     assert_as_straight(base, "parts")
@@ -93,7 +91,7 @@ def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base):
     flags, whole, parts = ("--compile", "--dtype=bf16"), f"compiled-{ranks}", f"compiled-parts-{ranks}"
     base.start(whole, *flags, ranks=ranks).done(140)  # seconds: it compiles
     base.start(parts, *flags, ranks=ranks, before=SignalAfter(6, signal.SIGTERM)).done(140)
-    assert steps(base.of(parts))[-1] == 7
+    assert saved_steps(base.of(parts))[-1] == 7
     base.start(parts, *flags, ranks=ranks).done(140)
     assert base.losses(parts) == base.losses(whole) != base.losses("straight")
     assert files_of(base.of(parts)) == files_of(base.of(whole))
@@ -107,7 +105,7 @@ def test_the_command_itself_stopped_and_killed_at_random_moments(base, seed):
         said, errors = child.communicate(timeout=60)
         assert (child.returncode, errors) == (0, "")
     stopped = int(re.search(r"stopped by a signal after step (\d+)", said)[1])
-    assert steps(base.of("killed"))[-1] == stopped
+    assert saved_steps(base.of("killed"))[-1] == stopped
     for step in (stopped + chance.randrange(1, 6), 15):
         job = base.start("killed")
         base.wait_for("killed", step)
@@ -126,7 +124,7 @@ def test_a_run_saves_when_its_terminal_closes(base):
     base.wait_for("closed", 5)
     os.close(terminal)  # SIGHUP, and every write to the terminal fails from now on
     assert os.waitpid(child, 0)[1] == 0
-    assert 5 <= steps(base.of("closed"))[-1] < STEPS
+    assert 5 <= saved_steps(base.of("closed"))[-1] < STEPS
     base.run("closed")
     assert_as_straight(base, "closed")
 
@@ -200,7 +198,7 @@ def test_resume_never(base):
     folder = base.copy("straight", "forms")
     for wrong in ("12", "soon"):
         assert f"invalid choice '{wrong}' for argument '--resume'" in base.refused("forms", f"--resume={wrong}")
-    saved = steps(folder)
+    saved = saved_steps(folder)
     base.run("forms", "--resume=never", before=SignalAfter(13, signal.SIGTERM))
     given_up = {path.name: (path / "manifest.json").exists() for path in folder.glob("given_up_*")}
     assert given_up == {f"given_up_step_{step:06d}": True for step in saved}
@@ -255,17 +253,7 @@ def test_room_is_looked_for_before_the_first_step(base):
     for step in (18, 20):
         shutil.rmtree(folder / f"step_{step:06d}")
     base.run("crowded", "--keep-last=2", before=Room(int(1.5e6 * size)))
-    assert steps(base.of("crowded")) == [18, 20]
-
-
-TINY = Config(
-    depth=2, aspect_ratio=32, head_dim=32, max_seq_len=32, total_batch_size=256, num_iterations=4, compile=False
-)
-
-
-def build_plan(config: Config):
-    tokenizer = SimpleNamespace(content_hash="")
-    return build(_start_new(config, plan_run(config, 32768, 32759), tokenizer, None), ALONE)
+    assert saved_steps(base.of("crowded")) == [18, 20]
 
 
 def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch):
@@ -280,24 +268,7 @@ def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch):
     found = []
     monkeypatch.setattr("nanochat.run.largest_device_batch", search)
     monkeypatch.setattr(runtime, "COMPILING_PAYS", 0.0)
-    model, _, rows = build_plan(replace(TINY, compile=True, fp8=True))
+    model, _, rows = build(start_of(replace(TINY, compile=True, fp8=True)), ALONE)
     assert found == [(True, fp8.Float8Linear, True)]
     assert rows == 4
     assert not model.blocks[0].mlp.up.weight.grad.any()
-
-
-HORIZONS = """
-{"num_iterations": 4}, 1e12, False
-{"num_iterations": 4}, 0.0, True
-{"target_seconds": runtime.COMPILING_SECONDS}, 0.0, False
-{"target_seconds": runtime.COMPILING_SECONDS + 1}, 1e12, True
-"""
-
-
-@pytest.mark.parametrize("case", HORIZONS.strip().splitlines())
-def test_a_run_is_compiled_where_that_pays(case, monkeypatch):
-    horizon, flops, pays = eval(case)
-    monkeypatch.setattr(runtime, "COMPILING_PAYS", flops)
-    config = replace(TINY, **{"num_iterations": -1, "compile": True} | horizon)
-    assert build_plan(config)[0].compiled is pays
-    assert not build_plan(replace(config, compile=False))[0].compiled

@@ -13,8 +13,9 @@ from loop_parts import ALONE
 from made_chats import chat
 from tune_runs import STEPS, Tunes, sums
 
-from nanochat.checkpoint import load, load_model, steps
+from nanochat.checkpoint import load, saved_steps
 from nanochat.evals.chat import first_rows
+from nanochat.models import load_model
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,7 @@ def straight(base):
 def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     said = base.tune("parts", before=SignalAfter(4, signal.SIGTERM)).done()
     assert said.splitlines()[-1] == "stopped by a signal after step 5: run the same command again to resume"
-    assert steps(base.of("parts")) == [5]
+    assert saved_steps(base.of("parts")) == [5]
     assert not (base.of("parts") / "outcome.json").exists()
     said = base.tune("parts", "--num-iterations=20").refused()
     assert "and is 20. Take another --tag" in said  # a run that has not ended keeps its horizon

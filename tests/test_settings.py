@@ -6,8 +6,8 @@ import pytest
 from conftest import cells
 
 from nanochat.config import parse
-from nanochat.run import inherit
 from nanochat.settings import ChatTuneSettings, FineTuneSettings
+from nanochat.start import inherit
 
 RATES = {"embedding_lr": 0.3, "unembedding_lr": 0.008, "matrix_lr": 0.02, "scalar_lr": 0.5}
 BASE = {

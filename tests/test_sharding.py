@@ -17,7 +17,7 @@ from nanochat.gpt import GPTConfig
 from nanochat.models import new_model
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
-from nanochat.param_groups import build_groups, parameter_counts, state_bytes
+from nanochat.param_groups import build_groups, group_rates, parameter_counts, state_bytes
 from nanochat.runtime import Runtime, setup
 from nanochat.settings import OptimizerSettings
 from nanochat.sharding import Shards
@@ -53,7 +53,9 @@ def build(options: dict[str, Any], runtime: Runtime, sharded: bool, weights: dic
     if "compiled" in options:
         model.compile_parts()
     # Where an update is nearly 0, rounding decides whether the weight decays.
-    groups = build_groups(model, OptimizerSettings(), 0.1, 0.1 if "exact" in options else 0.0)
+    groups = build_groups(
+        model, group_rates(OptimizerSettings(), model.config.width, 0.1, 0.1 if "exact" in options else 0.0)
+    )
     return model, Optimizer(groups, runtime.rank, runtime.world_size, shards=model.shards)
 
 
@@ -79,7 +81,7 @@ def train(options: dict[str, Any], runtime: Runtime, sharded: bool):
             total += loss.detach() / rows.numel()
         norm = optimizer.step(1 / rows.numel(), clip=0.0 if is_exact else 0.5)
         optimizer.zero_grad()
-        fp8.refresh(model)
+        fp8.requantize(model)
         figures.append(torch.cat([runtime.all_reduce(total), norm.view(1)]))
     with model.whole(), torch.no_grad():
         figures.append(runtime.all_reduce(model(rows[:, :-1], rows[:, 1:], "none").sum(1)) / rows.numel())
@@ -172,7 +174,7 @@ def measure(sharded: bool):
             model.to_empty(device="cpu").init_weights(1)
         for block in model.blocks:
             block.mlp.register_forward_hook(lambda *_: seen.append(held_bytes()))  # beside its whole weights
-        groups = build_groups(model, OptimizerSettings(), 0.1, 0.1)
+        groups = build_groups(model, group_rates(OptimizerSettings(), model.config.width, 0.1, 0.1))
         optimizer = Optimizer(groups, runtime.rank, runtime.world_size, shards=model.shards)
         rows = tokens(1, 5)
         model(rows[:, :-1], rows[:, 1:]).backward()

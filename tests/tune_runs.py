@@ -43,6 +43,8 @@ class Chats(list):
     def rows(self):
         return {"Sums": len(self)}
 
+    examples = rows
+
     def origin(self):
         return {}
 
@@ -69,20 +71,24 @@ def tune(before: Callable | None, flags: list[str], inspect: Callable | None):
     """Fine-tune as a script does, on these conversations; inspect: gets the trainer before the first step."""
     from nanochat.config import run
     from nanochat.evals.chat import chat_validation, task_scores
-    from nanochat.run import training
-    from nanochat.tuning import tune_on_chats
+    from nanochat.objectives import next_token
+    from nanochat.packing import chat_metrics, open_chats
+    from nanochat.run import tuning
+    from tasks.mixing import row_counts
 
     if before:
         before()
 
     def main(config: Config):
-        with training("chat_sft", config) as trainer:
+        with tuning("chat_sft", config) as trainer:
             if inspect:
                 inspect(trainer)
             chats, new_chats = Chats(sums(90)), Chats(sums(30, 100))
+            source = open_chats(trainer, chats, supervise="assistant")
             evaluations = chat_validation(trainer, new_chats, "assistant")
             evaluations += task_scores(trainer, lambda *_, **__: {"Letters": Letters()})
-            tune_on_chats(trainer, chats, new_chats, "assistant", evaluations, {})
+            state = trainer.fit(source, next_token, evaluations)
+            trainer.finish(state, row_counts(chats, new_chats) | chat_metrics(state, source))
 
     sys.argv = ["tune", *flags]
     run(main)

@@ -35,8 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from nanochat.chat import chat_temperature
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
-from nanochat.log import parse_rows
-from nanochat.quant import load_chosen
+from nanochat.models import load_chosen
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
@@ -49,14 +48,14 @@ MAX_CONNECTIONS = 4096
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 # For every response: browsers do not guess types, no other page shows ours in a frame, other sites do not learn our
 # address, and caches keep no conversations.
-HEADERS = parse_rows("""
-    x-content-type-options        nosniff
-    x-frame-options               DENY
-    referrer-policy               no-referrer
-    cross-origin-resource-policy  same-origin
-    cross-origin-opener-policy    same-origin
-    cache-control                 no-store
-""")
+HEADERS = [
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cache-control", "no-store"),
+]
 
 
 # ---- who may use the server ----
@@ -253,10 +252,9 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
     """Load a model into an engine on each GPU, or into one on the CPU."""
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     devices = gpus if runtime.device.type == "cuda" else [runtime.device]
-    workers = []
-    for device in devices:
-        model, tokenizer, checkpoint = load_chosen(choice, replace(runtime, device=device))
-        workers.append(Worker(Engine(model, tokenizer, slots)))
+    loaded = [load_chosen(choice, replace(runtime, device=device)) for device in devices]
+    workers = [Worker(Engine(model, tokenizer, slots)) for model, tokenizer, _ in loaded]
+    model, tokenizer, checkpoint = loaded[0]
     name = f"nanochat-{choice.tag}-{choice.source}"
     temperature = chat_temperature(checkpoint.manifest)
     served = ServedModel(name, tokenizer, model.config.max_seq_len, temperature, choice.source == "base")

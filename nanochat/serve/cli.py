@@ -113,20 +113,21 @@ class TerminalChat:
         self.settings = replace(self.settings, seed=self.settings.seed + 1)
         reply = Reply(tokenizer)
         pieces: list[Piece] = []
+        reason = ""
         with (
             # No exception at Ctrl-C: it could cut an engine's step in the middle.
             collect_signals(signal.SIGINT) if self.interactive else nullcontext([]) as interrupts,
             closing(self.engine.stream([request])) as events,
         ):
             for event in events:
+                reason = event.reason  # the last event has one
                 new = reply.close() if event.token is None else reply.feed(event.token)
                 pieces += new
                 print_pieces(new, self.out)
                 if interrupts:
                     break  # closing the events frees the engine's slot
         print(file=self.out)
-        # The last event has the reason.
-        if event.reason == "length":
+        if reason == "length":
             print_note("the answer reached --max-new-tokens")
         answer = parts(pieces)
         # An answer that is stopped before the first word leaves no trace.

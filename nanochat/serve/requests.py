@@ -1,6 +1,7 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -32,7 +33,7 @@ class ApiError(HTTPException):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         message = message[:1000]  # it may quote the client
         super().__init__(status, message, headers)  # such as retry-after
@@ -176,10 +177,10 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     if fields.stream and fields.logprobs is not None:
         raise ApiError(400, "log-probabilities are not streamed", "stream")
     tokenizer = served.tokenizer
-    rows = fields.prompt
-    is_text = isinstance(rows[0], str)
-    if is_text:
-        rows = [[tokenizer.bos, *tokenizer.encode(text)] for text in rows]
+    texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]  # all prompts or none
+    rows = [prompt for prompt in fields.prompt if not isinstance(prompt, str)]
+    if texts:
+        rows = [[tokenizer.bos, *tokenizer.encode(text)] for text in texts]
     elif max(map(max, rows)) >= tokenizer.vocab_size:
         raise ApiError(400, f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens", "prompt")
     # Programs score a prompt by asking for one token more, and drop this token: then end tokens end a choice here and
@@ -190,7 +191,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         is_chat=False,
         prompts=[engine_request(fields, row, fields.max_tokens, served, "prompt", stop) for row in rows],
         echo=fields.echo,
-        added_tokens=int(is_text),
+        added_tokens=1 if texts else 0,
         alternatives=fields.logprobs,
     )
 

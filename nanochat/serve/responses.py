@@ -133,7 +133,7 @@ class Choice:
         text = "".join(piece.text for piece in pieces if piece.kind == "text")
         if not self.request.is_chat:
             return {"text": text}
-        content = {"content": text}
+        content: Record = {"content": text}
         # A text piece without text ends a call.
         if any(piece.kind != "text" or not piece.text for piece in pieces):
             content["parts"] = parts(pieces, ends=self.request.fields.stream)

@@ -6,7 +6,7 @@ import re
 import pytest
 from base_runs import Base
 
-from nanochat.checkpoint import steps
+from nanochat.checkpoint import saved_steps
 from nanochat.paths import read_json
 from scripts import base_loss
 from scripts.base_loss import Config
@@ -58,7 +58,7 @@ def test_divergence_ends_the_run_and_keeps_the_checkpoint(base):
     said = base.refused("wild", *flags, code=1, ranks=2)
     last = int(re.match(r"step (\d+): the loss is .*(nan|inf)", said)[1]) - 1
     assert last > 0
-    assert steps(base.of("wild")) == list(range(1, last + 1))
+    assert saved_steps(base.of("wild")) == list(range(1, last + 1))
     assert all(math.isfinite(loss) for loss in base.losses("wild"))
 
 

@@ -9,7 +9,7 @@ import pytest
 from base_runs import SignalAfter, files_of
 from tune_runs import FromParent
 
-from nanochat.checkpoint import load, steps
+from nanochat.checkpoint import load, saved_steps
 from nanochat.log import harmless, read_metrics
 
 STEPS = 4
@@ -70,7 +70,7 @@ def test_a_run_and_its_record(runs, whole):
     assert len({record["example"] for record in runs.samples("whole")}) == 16
     scores = runs.series("whole", "eval/pass@1")
     assert [*scores] == [0, 2, 4]
-    assert steps(runs.of("whole")) == [1, 2, 3, 4]
+    assert saved_steps(runs.of("whole")) == [1, 2, 3, 4]
     manifest = load(runs.of("whole"), 4).manifest
     assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 3}
     assert manifest["config"]["chat_temperature"] == 0.6  # a base model has none

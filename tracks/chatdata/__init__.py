@@ -8,7 +8,7 @@ Other packages import from here:
   sources        open_sources, benchmark_questions: tasks, files and folders as rows
   bm25           BM25: search for similar texts
   augment        STYLES, remix, MOST_CHOICES, HANGUL: other styles of questions and answers, and more choices
-  augmented      AUGMENTATIONS: both as words of a task's name
+  augmented      AUGMENTATIONS: both in the name of a task
   teacher        Teacher, TeacherSettings, translate, answer, check_choices, judge, judged_metrics: another
                  model and its uses
 """

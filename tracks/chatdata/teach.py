@@ -25,7 +25,6 @@ class Config(TeacherSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from tasks import TASKS
     from tracks.chatdata.sources import open_sources
 

@@ -24,8 +24,7 @@ class Config(ModelChoice):
 
 
 def main(config: Config) -> None:
-    # Imported here because --help must be fast.
-    from nanochat.quant import load_chosen
+    from nanochat.models import load_chosen
     from nanochat.runtime import setup
     from tracks.export import gguf, hf
 

@@ -39,7 +39,7 @@ def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
 
 def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: str, step: int) -> Path:
     """Write a checkpoint without optimizer state, and its tokenizer, under a new tag; return the run's folder."""
-    from nanochat.checkpoint import Saver, hold, steps
+    from nanochat.checkpoint import Saver, hold, saved_steps
 
     folder = stage_dir(record["stage"], tag)
     tokenizer_path = stage_dir("tok_train", tag) / "tokenizer.json"
@@ -47,7 +47,7 @@ def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: s
     if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
         raise ValueError(f"{tokenizer_path} is another tokenizer, take another --tag")
     with hold(folder):
-        if steps(folder):
+        if saved_steps(folder):
             raise ValueError(f"{folder} holds a run, take another --tag")
         tokenizer.save(tokenizer_path)  # where all stages of the tag find it
         with Saver(folder) as saver:

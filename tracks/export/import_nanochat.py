@@ -23,7 +23,6 @@ class Config(TagSettings):
 
 
 def main(config: Config) -> None:
-    # Imported here because --help must be fast.
     from nanochat.models import record_of
     from nanochat.train import State
     from tracks.export.from_hf import save_imported

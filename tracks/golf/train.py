@@ -22,11 +22,12 @@ class Config(PretrainSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
+    from nanochat.dataloader import open_text
     from nanochat.evals.bpb import text_validation
     from nanochat.models import new_model
     from nanochat.objectives import next_token
-    from nanochat.run import plan_with_tokenizer, training
+    from nanochat.run import training
+    from nanochat.scaling import plan_with_tokenizer
     from nanochat.train import warm_up
     from tracks.golf.model import require_golf
     from tracks.golf.qat import FakeQuantization
@@ -38,13 +39,16 @@ def main(config: Config) -> None:
     # On shapes alone: a mistake in the plan of quantization is found before anything is written.
     FakeQuantization(new_model(plan.model), config.qat, 0)
     if config.dry_run:
+        from nanochat.cost import print_cost
+
+        print_cost(plan, config)
         return
 
     with training("base_train", config, plan, tokenizer) as trainer:
         model = trainer.model
         if config.compile and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
-        source = trainer.text_loader()
+        source = open_text(trainer)
         corpus = source.data
         evaluations = text_validation(trainer, corpus)
         rounding = FakeQuantization(model, config.qat, 1 - config.qat_share)
@@ -62,7 +66,6 @@ def main(config: Config) -> None:
             source,
             next_token,
             evaluations,
-            data=corpus.manifest(),
             after_step=[lambda state: rounding(state.progress)],
         )
         trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, corpus))

@@ -47,7 +47,6 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.checkpoint import MANIFEST, newest
     from tracks.lab import merging as merge
 
@@ -77,9 +76,8 @@ def main(config: Config) -> None:
 
 def dev_score(config: Config, like: "Checkpoint", weights: "Tensors") -> float:
     """Return the mean accuracy of a model with these weights in the development tasks."""
-    from nanochat.checkpoint import build_model, tokenizer_of
     from nanochat.evals.chat import evaluate_task
-    from nanochat.models import config_of
+    from nanochat.models import build_model, config_of, tokenizer_of
     from nanochat.runtime import setup
     from tasks import open_tasks
 

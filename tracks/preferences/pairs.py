@@ -21,9 +21,10 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from nanochat.chat import check_conversation, render_conversation, render_prompt
-from nanochat.checkpoint import MODEL, load_model
+from nanochat.checkpoint import MODEL
 from nanochat.gpt import GPT
 from nanochat.log import Record
+from nanochat.models import load_model
 from nanochat.objectives import Loss
 from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
@@ -104,6 +105,9 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
     if not pairs:
         raise ValueError("no prompt has a better and a worse answer: take more prompts, or a higher temperature")
     return pairs
+
+
+OPTIONS = {"--pairs": make_pairs}  # of scripts.rollouts
 
 
 # ---- the source ----
@@ -331,7 +335,7 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
 
 def preference_metrics(state: State, source: Pairs) -> Metrics:
     """Return the metrics of preference training, on held-out pairs and tasks."""
-    metrics = {
+    metrics: Metrics = {
         "Pairs to learn from": source.count,
         "Held-out pairs": len(source.answers) - source.count,
         "Left out, being too long": source.left_out,

@@ -36,10 +36,9 @@ class Config(AnswerTuneSettings, TaskScoreSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.evals.chat import log_figures, task_scores
-    from nanochat.run import training
-    from nanochat.tuning import print_plan
+    from nanochat.run import tuning
+    from nanochat.start import print_plan
     from tracks.preferences.pairs import Preference, open_pairs, pair_scores, preference_metrics, read_pairs
 
     if config.total_batch_size:
@@ -49,7 +48,7 @@ def main(config: Config) -> None:
     if config.dry_run:
         print_plan(config, lambda tokenizer: pairs[int(len(pairs) * config.held_out) :], config.examples_per_step)
         return
-    with training("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
+    with tuning("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
         source = open_pairs(trainer, pairs, objective)
         scores = log_figures(trainer, lambda: pair_scores(trainer, source, objective, source.held_out))
         state = trainer.fit(source, objective, [scores, *task_scores(trainer, open_tasks, at_start=True)])

@@ -12,16 +12,16 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from nanochat.checkpoint import Checkpoint, build_model, newest, tokenizer_of
+from nanochat.checkpoint import Checkpoint, newest
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
 from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
-from nanochat.models import config_of
+from nanochat.models import build_model, config_of, tokenizer_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.outcome import Metrics, Outcome, measured
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import build_groups, group_rates
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import flops_per_token, rate_scale
@@ -172,9 +172,9 @@ def refit(
     source.load_state_dict(manifest["source"])
     model = model_of_exit(exits, run.checkpoint, runtime)
     settings = TrainingSettings(total_batch_size=batch, save_every=-1)
-    groups = build_groups(model, settings, rate_scale(batch), 0.0)
+    groups = build_groups(model, group_rates(settings, model.config.width, rate_scale(batch), matrix_decay=0.0))
     [head] = [group for group in groups if group.name == "unembedding"]
-    flops = flops_per_token(model)
+    flops = flops_per_token(model, length)
     loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
 
     def measure() -> float:

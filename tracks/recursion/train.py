@@ -18,10 +18,11 @@ class Config(RecursionSettings, base_train.Config):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
+    from nanochat.dataloader import open_text
     from nanochat.evals.bpb import sample_writing
     from nanochat.evals.core import core_scores
-    from nanochat.run import plan_with_tokenizer, training
+    from nanochat.run import training
+    from nanochat.scaling import plan_with_tokenizer
     from tracks.recursion.alarms import refinement_alarms
     from tracks.recursion.exits import exit_validation
     from tracks.recursion.objective import DeepSupervision
@@ -30,17 +31,20 @@ def main(config: Config) -> None:
     objective = DeepSupervision(config.supervision_base, config.improvement_reward)
     plan, tokenizer = plan_with_tokenizer(config)
     if config.dry_run:
+        from nanochat.cost import print_cost
+
+        print_cost(plan, config)
         return
 
     with training("base_train", config, plan, tokenizer) as trainer:
-        source = trainer.text_loader()
+        source = open_text(trainer)
         corpus = source.data
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = exit_validation(trainer, corpus)
         evaluations += refinement_alarms(trainer)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        state = trainer.fit(source, objective, evaluations, data=corpus.manifest())
+        state = trainer.fit(source, objective, evaluations)
         metrics = plan.summary | pretraining_metrics(state, corpus) | scale_metrics(state, trainer.runtime)
         trainer.finish(state, {"model_tag": config.tag} | metrics)
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import zlib
+from dataclasses import replace
 
 import pytest
 from chat_files import write_lines
@@ -52,7 +53,7 @@ def write_problems(tmp_path, monkeypatch):
             write_lines(tmp_path / "hub" / str(path), *rows)
 
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
-    monkeypatch.setattr(livecodebench, "LIMITS", livecodebench.LIMITS._replace(cpu_seconds=1))
+    monkeypatch.setattr(livecodebench, "LIMITS", replace(livecodebench.LIMITS, cpu_seconds=1))
     return write
 
 

@@ -7,7 +7,8 @@ import torch
 from models import leave_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from nanochat.checkpoint import load_model, manifest_hash
+from nanochat.checkpoint import manifest_hash
+from nanochat.models import load_model
 from nanochat.runtime import setup
 from tracks.export import export, hf
 from tracks.export.import_hf import Config, main

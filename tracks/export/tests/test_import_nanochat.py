@@ -10,7 +10,7 @@ from conftest import cells
 from old_models import forward_of_october, leave, october
 from torch.testing import assert_close
 
-from nanochat.checkpoint import load_model
+from nanochat.models import load_model
 from nanochat.runtime import setup
 from scripts.chat_sft import Config as TeachConfig
 from scripts.chat_sft import main as teach

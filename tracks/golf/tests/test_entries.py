@@ -9,7 +9,7 @@ from nanochat.config import parse
 from nanochat.models import config_fields, new_model
 from nanochat.param_groups import build_groups
 from nanochat.quant import assign, matrices
-from nanochat.scaling import plan_run, rate_scale
+from nanochat.scaling import plan_run
 from tracks.golf import entries as golf
 from tracks.golf.train import Config
 
@@ -62,10 +62,8 @@ def run_of(entry, scale):
 
 def test_the_seed_has_the_rates_of_its_own_log():
     """They stand in the row so that our factors for width, batch and size give them back."""
-    config, plan = run_of("seed", "1gpu")
-    groups = build_groups(
-        new_model(plan.model), config, rate_scale(plan.total_batch_size), config.weight_decay * plan.decay_scale
-    )
+    _, plan = run_of("seed", "1gpu")
+    groups = build_groups(new_model(plan.model), plan.rates)
     rates = {group.name: group.lr for group in groups}
     assert rates == pytest.approx({"unembedding": 0.04, "matrices": 0.032, "gains": 0.032}, rel=0.01)
     assert groups[-1].weight_decay == pytest.approx(0.02, rel=0.02)
@@ -75,7 +73,7 @@ def test_the_seed_has_the_rates_of_its_own_log():
 def test_rows_without_clips_fit_their_budget():
     """Nothing scales them: int8-row takes 0.87 to 0.94 bytes a parameter, with scales and header."""
     code = golf.code_bytes()
-    plain = [row for row, flags in golf.ENTRIES.items() if "--plan=int8-row" in flags.split()]
+    plain = [row for row, flags in golf.ENTRIES.items() if flags["--plan"] == "int8-row"]
     assert len(plain) == 3 * len(golf.BASELINES) + 1
     for entry, scale in plain:
         model = run_of(entry, scale)[1].counts["total"] * 0.95

@@ -119,8 +119,10 @@ def test_the_sandbox_shows_what_it_is_given_and_nothing_else(tmp_path):
         (folder / "file").write_text("plum")
     tmp_path.chmod(0o755)
     program = f"print(open({str(given_folder / 'file')!r}).read())\nopen({str(other / 'file')!r})"
-    verdict = sandbox.run(program, sandbox.Limits(seconds=20.0), readable=[str(given_folder)])
+    verdict = sandbox.run_program(program, sandbox.Limits(seconds=20.0), readable=[str(given_folder)])
     assert "plum" in verdict.output
     assert "FileNotFoundError" in verdict.output
-    written = sandbox.run(f"open({str(given_folder / 'file')!r}, 'w')", sandbox.LIMITS, readable=[str(given_folder)])
+    written = sandbox.run_program(
+        f"open({str(given_folder / 'file')!r}, 'w')", sandbox.LIMITS, readable=[str(given_folder)]
+    )
     assert "Read-only file system" in written.output

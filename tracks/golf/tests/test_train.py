@@ -9,7 +9,7 @@ from base_runs import STEPS, Base, SignalAfter, files_of
 from contain import NEEDS_SANDBOX
 
 from nanochat import train
-from nanochat.checkpoint import load, steps
+from nanochat.checkpoint import load, saved_steps
 from tracks.golf import eval as golf_eval
 from tracks.golf import pack as golf_pack
 
@@ -31,7 +31,7 @@ def base_dir(base, monkeypatch):
 def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base):
     for last in (7, 13):
         base.run("parts", *GOLF, script="tracks.golf.train", before=SignalAfter(last - 1, signal.SIGTERM))
-        assert steps(base.of("parts"))[-1] == last
+        assert saved_steps(base.of("parts"))[-1] == last
         with pytest.raises(ValueError, match=r"the run parts has not ended: run tracks\.golf\.train again"):
             golf_pack.main(golf_pack.Config(tag="parts", eval_bytes=2000))
     base.run("parts", *GOLF, script="tracks.golf.train")

@@ -27,10 +27,9 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from nanochat import registry
-from nanochat.checkpoint import build_model, load_model
 from nanochat.decoder import Decoder
 from nanochat.induction import InductionConfig
-from nanochat.models import config_of, record_of
+from nanochat.models import build_model, config_of, load_model, record_of
 from nanochat.scaling import flops_per_token
 from nanochat.tokenizer import Tokenizer
 from tracks.recursion.model import LoopedConfig, LoopedGPT, RecursiveConfig, RecursiveGPT
@@ -74,7 +73,7 @@ def test_flops_are_those_of_the_products(changes):
         number for operation, number in counts.items() if "mm" in str(operation) and "bmm" not in str(operation)
     )
     attention = 12 * 64 * 2 * 32 * (shape.loops + 1) * shape.supervision * (1 + (shape.passes - 1) / 3)
-    assert products / 32 == pytest.approx(flops_per_token(model) - attention, rel=0.01)
+    assert products / 32 == pytest.approx(flops_per_token(model, 32) - attention, rel=0.01)
 
 
 def test_other_numbers_of_exits_are_told(base, capsys, monkeypatch):
@@ -107,7 +106,7 @@ def test_a_looped_model_is_the_stack_over_and_over():
     plain = lively({**CONFIGS["looped"], "sweeps": 1})
     assert plain.config.kind == "gpt"
     blocks = 6 * sum(p.numel() for p in plain.blocks.parameters() if p.ndim == 2)
-    more = flops_per_token(model) - flops_per_token(plain)
+    more = flops_per_token(model, 512) - flops_per_token(plain, 512)
     keys = sum(window or 512 for window in plain.config.windows)
     assert more == 2 * (blocks + 12 * 64 * keys)
 

@@ -8,8 +8,9 @@ from base_runs import Base
 from bench.rehearsal import rehearse
 from bench.rehearse import new_step
 from nanochat.checkpoint import load
+from nanochat.cost import memory
 from nanochat.paths import read_json
-from nanochat.scaling import memory, plan_run
+from nanochat.scaling import plan_run
 from scripts import base_loss
 from tracks.recursion.objective import DeepSupervision
 from tracks.recursion.settings import PRESETS, with_preset

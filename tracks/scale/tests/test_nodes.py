@@ -20,7 +20,7 @@ from conftest import ROOT, copy_runs
 from test_speedrun import until
 
 from nanochat import runtime
-from nanochat.checkpoint import steps
+from nanochat.checkpoint import saved_steps
 
 # In the place of scripts.plan: a check of nothing, and a short base training. test_plan.py has the plan of nodes.
 PLAN = """
@@ -157,7 +157,7 @@ def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(b
     said = job.ends()
     assert [f"checked by rank {rank}" in said for rank in range(4)] == [True] * 4
     stopped = int(re.search(r"stopped by a signal after step (\d+)", said)[1])
-    assert steps(base.of("nodes"))[-1] == stopped < STEPS
+    assert saved_steps(base.of("nodes"))[-1] == stopped < STEPS
     assert (job.home / "requeued").read_text().strip().isdigit()
 
     head, other = sky(base)
@@ -188,7 +188,7 @@ def test_fewer_nodes_go_on_and_one_node_of_slurm_saves_and_requeues(base):
     base.wait_for("nodes", 4)
     job.process.send_signal(signal.SIGUSR1)
     stopped = int(re.search(r"stopped by a signal after step (\d+)", job.ends())[1])
-    assert steps(base.of("nodes"))[-1] == stopped < 300
+    assert saved_steps(base.of("nodes"))[-1] == stopped < 300
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ import pytest
 from conftest import ROOT, plant_world
 
 from bench.common import required
+from nanochat.cost import traffic
 from nanochat.hardware import ACCELERATORS
-from nanochat.scaling import plan_run, traffic
+from nanochat.scaling import plan_run
 from scripts.base_train import Config
 from tracks.scale import simulate as scale
 

@@ -1,0 +1,203 @@
+"""The cost of a plan on paper: memory, time and price, for `base_train --dry-run`, which the job plan reads too.
+
+Training does not import this. Memory is counted, speed is that of an earlier run on such hardware or assumed.
+"""
+
+import json
+import math
+import os
+import re
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+from nanochat.cross_entropy import CHUNK_BYTES
+from nanochat.gpt import GPTConfig
+from nanochat.hardware import Accelerator, Figure, find_accelerator
+from nanochat.log import duration, print0
+from nanochat.models import new_model
+from nanochat.outcome import hardware, read_outcomes
+from nanochat.paths import base_dir
+from nanochat.runtime import asked_precision, planned_hardware
+from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices
+from nanochat.settings import PretrainSettings
+
+CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
+FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
+# Activations per token and channel on a GPU, compiled: kept in each layer, and taken by the backward of one layer. The
+# first key is checkpointing, the second is --fp8. Found by rehearsals (bench/rehearse.py).
+BLOCK_KEEPS = {False: (20.6, 15.8), True: (1.5, 1.5)}
+BLOCK_TAKES = {False: (10, 26), True: (29, 37)}
+REST_KEEPS = 5  # outside the blocks
+
+
+def print_cost(plan: RunPlan, config: PretrainSettings) -> None:
+    """Print the cost on the hardware `config.on`, as lines for people or, with `config.json`, with the plan as JSON."""
+    ranks, accelerator = planned_hardware(config.on)
+    cost, lines = estimate(plan, config, ranks, accelerator)
+    if config.json:
+        record = {"plan": asdict(plan) | {"tokens": plan.tokens}, "estimate": asdict(cost), "lines": lines}
+        lines = [json.dumps(record)]
+    print0(*lines, sep="\n")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a run on some accelerators; None where a figure is unknown."""
+
+    ranks: int
+    device_batch_size: int  # rows
+    memory: dict[str, float]  # a rank's bytes, by part
+    seconds: Figure
+    rate: Figure  # a rank's FLOP/s
+    source: str  # of the rate, such as "measured: run TAG"
+    dollars: Figure
+
+
+def estimate(plan: RunPlan, config: PretrainSettings, ranks: int, accelerator: Accelerator) -> tuple[Cost, list[str]]:
+    """Return a plan's cost on some accelerators, and the same as text for people."""
+    dtype = asked_precision(config.dtype)
+    if dtype == "auto":
+        dtype = accelerator.precision
+    sizes = row_choices(config, plan.total_batch_size, ranks)
+    itemsize = 4 if dtype == "fp32" else 2
+    setting = ranks, config.checkpointing, config.fp8, itemsize
+    needed = {rows: memory(plan, rows, *setting, config.shard_weights) for rows in sizes}
+    # Without a known limit every size fits.
+    limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
+    most = max(sizes[0], CPU_TOKENS // config.max_seq_len) if accelerator.name == "CPU" else sizes[-1]
+    fitting = [rows for rows in sizes if rows <= most and sum(needed[rows].values()) < limit]
+    rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
+
+    rate, source = _rate(config, accelerator, dtype)
+    seconds = plan.seconds  # None: no clock ends the run
+    if plan.tokens is not None and rate:
+        # Without evaluations and compiling.
+        seconds = plan.flops_per_token * plan.tokens / (rate * ranks)
+    hourly = accelerator.dollars  # None: no price is known
+    dollars = None if hourly is None or seconds is None else hourly * ranks * seconds / 3600
+    cost = Cost(ranks, rows, needed[rows], seconds, rate, source, dollars)
+
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in cost.memory.items())  # bytes -> GB
+    total = sum(cost.memory.values()) / 1e9
+    lines = [f"memory of a rank, GB: {total:.2f} with {rows} rows at once ({parts})"]
+    if not fitting:
+        share = f"{FIT_SHARE:.0%} of {accelerator.memory:g} GB"
+        advice = "--checkpointing, or more ranks"
+        if ranks > 1 and not config.shard_weights:
+            sharded = sum(memory(plan, rows, *setting, True).values())
+            advice = f"--shard-weights ({sharded / 1e9:.2f} GB), {advice}"
+        lines.append(f"that is more than {share}: take {advice}")
+    if config.shard_weights and ranks > 1:
+        received, whole = traffic(plan, rows, ranks, 4 if config.fp8 else itemsize)
+        lines.append(f"sharded weights: a rank receives {received / 1e9:,.2f} GB in a step, not {whole / 1e9:,.2f} GB")
+    time = "n/a" if seconds is None else duration(seconds)
+    speed = "n/a" if rate is None else f"{rate / 1e12:,.3g} TFLOP/s each ({source})"
+    price = "n/a" if dollars is None else f"{dollars:,.2f}"
+    lines.append(f"time {time} on {ranks}x{accelerator.name}, {dtype}, {speed}; dollars {price}")
+    return cost, lines
+
+
+def memory(
+    plan: RunPlan,
+    rows: int,
+    ranks: int,
+    checkpointing: bool = False,
+    fp8: bool = False,
+    itemsize: int = 2,
+    sharded: bool = False,
+) -> dict[str, float]:
+    """Return a rank's estimated bytes by part, for micro-batches with so many rows on a GPU, compiled.
+
+    itemsize: bytes of an activation. A rehearsed step has the same peak within 5 %, and takes 15 seconds, too long for
+    a dry run. Uncompiled, activations take a sixth more. Fragmentation, the framework, and caches for evaluation and
+    sampling are left out.
+    """
+    counts, model = plan.counts, plan.model
+    empty = _empty_places(model, ranks)
+    stored = 4 * (counts["total"] + empty)  # in fp32
+    tokens = rows * model.max_seq_len
+    head = counts["head"] or counts["embed"]
+    channels = itemsize * tokens * model.width  # bytes of one activation
+    runs = model.applications
+    times = runs.trained
+    keeps = BLOCK_KEEPS[checkpointing][fp8] + runs.kept[checkpointing]
+    # Each time has a copy, unless the backward makes it again. In fp8 there is one, in two orders.
+    copies = 1 if checkpointing or fp8 else times
+    # A chunk of logits with its gradient, the head in the compute dtype, its gradient in fp32, and one chunk's share;
+    # and for each run of the head but the last its gradient.
+    loss = 2 * min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
+    loss += 4 * head * (runs.heads - 1)
+    others = {
+        "optimizer": (plan.state_bytes + 4 * empty) / ranks,  # each rank keeps a share
+        "activations": channels * (model.depth * times * keeps + REST_KEEPS),
+        "loss or backward": max(loss, channels * BLOCK_TAKES[checkpointing][fp8]),
+    }
+    if sharded and ranks > 1:
+        # The whole weights of one unit with their gradients. There are no empty places.
+        unit = max(head, counts["matrices"] / model.depth)
+        share = 4 * counts["total"] / ranks
+        optimizer = plan.state_bytes / ranks
+        return {"weights": share, "gradients": share, "one block": 8 * unit} | others | {"optimizer": optimizer}
+    return {
+        "weights": stored,  # master copies
+        "weights in the compute dtype": 2 * counts["matrices"] * copies if itemsize == 2 else 0,
+        "gradients": stored,  # summed over micro-batches
+        "summed gradients": stored / ranks if ranks > 1 else 0,  # over the ranks, a share
+        **others,
+    }
+
+
+def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int) -> tuple[float, float]:
+    """Return the bytes that a rank receives in a step with sharded weights, and with whole ones.
+
+    For a model that runs each block and the head once.
+    """
+    parts = plan.total_batch_size // (rows * plan.model.max_seq_len * ranks)  # micro-batches
+    matrices, others = plan.counts["matrices"], plan.counts["total"] - plan.counts["matrices"]
+    # Forward and backward gather the weights, embeddings in fp32 and for the forward alone; gradients are fp32.
+    sharded = parts * (2 * itemsize * matrices + 4 * others + 4 * plan.counts["head"] + 4 * plan.counts["total"])
+    sharded += 8 * matrices / ranks  # for Muon, a rank gets its part of the matrices, and shares of them come back
+    return sharded * (ranks - 1) / ranks, 8 * plan.counts["total"] * (ranks - 1) / ranks
+
+
+@lru_cache
+def _empty_places(model: GPTConfig, ranks: int) -> int:
+    """Return the elements that the optimizer stores beside the parameters.
+
+    Each rank owns the same number of matrices of a shape, so the last ranks may have empty places.
+    """
+    shapes = Counter(parameter.shape for parameter in new_model(model).blocks.parameters())
+    return sum(-count % ranks * shape.numel() for shape, count in shapes.items())
+
+
+def _rate(config: PretrainSettings, accelerator: Accelerator, dtype: str) -> tuple[Figure, str]:
+    """Return a rank's FLOP/s, None if unknown, and its basis in words.
+
+    The basis is the finished run nearest in depth on such hardware, "measured: run TAG", else an assumption. Hardware
+    outside the table of accelerators has to be this machine, or to have the name in --on.
+    """
+    here = hardware()
+    found = []
+    for run in read_outcomes(base_dir()):
+        # A run that was too short has no speed.
+        if run.stage != "base_train" or run.metrics["Tokens per second"] == "n/a":
+            continue
+        there = run.environment["Hardware"]
+        device = re.sub(r"^\d+x ", "", there["GPUs"])  # "8x NVIDIA H200"
+        # A run also records its price and nodes.
+        is_here = not config.on and here.items() <= there.items()
+        same_hardware = is_here or find_accelerator(device).name == accelerator.name
+        if same_hardware and all(run.config[name] == getattr(config, name) for name in ("dtype", "fp8")):
+            flops = run.figure("Tokens per second") * run.figure("Number of FLOPs per token")
+            rate = flops / run.metrics["DDP world size"]  # each rank's FLOP/s
+            found.append((abs(run.config["depth"] - config.depth), rate, f"measured: run {run.tag}"))
+    if found:
+        _, rate, source = min(found)  # nearest depth, then the slower run
+        return rate, source
+    if accelerator.name == "CPU":
+        return CORE_FLOPS * (os.cpu_count() or 1), f"assumed: {CORE_FLOPS / 1e9:g} GFLOP/s a core"
+    peak = accelerator.peak(dtype)
+    if not peak:
+        return None, f"no {dtype} speed of {accelerator.name} is known"
+    return accelerator.mfu * peak, f"assumed: {accelerator.mfu:.0%} of the {dtype} peak"

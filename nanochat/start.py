@@ -1,0 +1,322 @@
+"""The start of a run: everything that is decided before the model is built, complete and final.
+
+`start_new` (from a plan) and `start_from_parent` (from another stage's model) find the checkpoint to resume from, take
+over the settings that were left open, and return a `Start`: shape, weights, tokenizer, batch, horizon, rates of each
+optimizer group, schedules, data. The trainer (run.py) builds what it says; nothing is filled in or multiplied later.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
+
+import torch
+
+from nanochat.chat import render_conversation
+from nanochat.checkpoint import Checkpoint, learned_from, to_resume
+from nanochat.config import flag_of
+from nanochat.data.corpus import shards_for
+from nanochat.gpt import GPTConfig
+from nanochat.log import Record, print0
+from nanochat.models import config_of, find_model, new_model, tokenizer_of, verified
+from nanochat.param_groups import Rates, group_rates
+from nanochat.protocols import Conversations
+from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime
+from nanochat.scaling import RunPlan, flops_per_token, rate_scale, require_multiple, row_choices
+from nanochat.schedules import Schedules, finetuning, pretraining
+from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings
+from nanochat.stages import MODELS
+from nanochat.tokenizer import Tokenizer
+
+SAMPLED = 200  # conversations that are tokenized to estimate the length of all
+
+Config = TypeVar("Config", bound=TrainingSettings, covariant=True)
+Pretraining = TypeVar("Pretraining", bound=PretrainSettings)
+FineTuning = TypeVar("FineTuning", bound=FineTuneSettings)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that a run goes on from, and what is new since."""
+
+    checkpoint: Checkpoint
+    changes: Mapping[str, tuple[Any, Any]]  # settings that --resume=STEP changes: name -> before, now
+    extended: bool  # the run had finished, and is given more steps
+
+
+@dataclass(frozen=True)
+class Start(Generic[Config]):
+    """Everything that training needs to know before the model is built."""
+
+    folder: Path  # of the run
+    config: Config  # no setting is None
+    resumed: Resumed | None  # None: a new run
+    # ---- model ----
+    shape: GPTConfig
+    weights: Checkpoint | int  # a checkpoint's, or the seed of new ones
+    tokenizer: Tokenizer
+    dtype: torch.dtype  # of activations
+    in_fp8: bool
+    compiled: bool  # the blocks are: the run is long enough to gain from it
+    # ---- optimizer ----
+    rates: Mapping[str, Rates]  # initial ones by group
+    schedules: Schedules  # which multiply them
+    warm: bool  # begins with the optimizer state in `weights`, a parent's
+    # ---- batch and horizon ----
+    batch: int  # tokens in a step, over all ranks
+    row_choices: Sequence[int]  # for a micro-batch
+    steps: int | None  # in the whole run; None: `seconds`, or else the source's progress ends it
+    seconds: float | None
+    flops_per_token: int  # with rows of config.max_seq_len
+    # ---- for manifests ----
+    record: Mapping[str, Any]  # parent, tokenizer, data
+
+    @property
+    def rows(self) -> int:
+        """Rows in a step, over all ranks."""
+        return self.batch // self.config.max_seq_len  # tokens -> rows
+
+
+class OpenRun(Protocol[Config]):
+    """What sources of batches use of an open run; run.Trainer is one."""
+
+    @property
+    def start(self) -> Start[Config]: ...
+
+    @property
+    def runtime(self) -> Runtime: ...
+
+
+# ---- a new model ----
+
+
+def start_new(
+    folder: Path, config: Pretraining, plan: RunPlan, tokenizer: Tokenizer, runtime: Runtime
+) -> Start[Pretraining]:
+    """Return the start of a run with a new model; a collective. The folder is locked."""
+    choices = row_choices(config, plan.total_batch_size, runtime.world_size)
+    saved = runtime.broadcast(lambda: to_resume(folder, config.resume))  # one rank reads the files
+    resumed = resume(saved, config, tokenizer)
+    if saved and config_of(saved.manifest) != plan.model:
+        refuse_another_model(saved, plan.model)
+    kept_rows = _kept_rows(saved, choices)
+    changes = _changes_so_far(resumed)
+    flops = plan.flops_per_token * plan.total_batch_size
+    compiled = config.compile and _compiling_pays(runtime, flops, plan.steps, plan.seconds)
+    # A resumed run keeps its shards, also with a longer horizon.
+    kept = saved.manifest["num_shards"] if saved else 0
+    # A clock gives no number of tokens: 0 leaves the choice to the corpus.
+    shards = config.num_shards or kept or shards_for(config.data, plan.tokens or 0)
+    return Start(
+        folder=folder,
+        config=config,
+        resumed=resumed,
+        shape=plan.model,
+        weights=saved or config.seed,  # saved weights win over new ones
+        tokenizer=tokenizer,
+        dtype=_saved_dtype(saved, runtime),
+        in_fp8=config.fp8,
+        compiled=compiled,
+        rates=plan.rates,
+        schedules=pretraining(config, plan.steps),
+        warm=False,
+        batch=plan.total_batch_size,
+        row_choices=kept_rows,
+        steps=plan.steps,
+        seconds=plan.seconds,
+        flops_per_token=plan.flops_per_token,
+        record={
+            "parent": None,
+            "tokenizer": {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash},
+            "num_shards": shards,
+            **changes,
+        },
+    )
+
+
+# ---- another stage's model ----
+
+
+def start_from_parent(folder: Path, config: FineTuning, rows: int, runtime: Runtime) -> Start[FineTuning]:
+    """Return the start of a run with another stage's model; a collective. The folder is locked.
+
+    A resumed run does not need its parent any more. rows: in a step, for a batch that is not counted in tokens.
+    """
+    saved = runtime.broadcast(lambda: to_resume(folder, config.resume))  # one rank reads the files
+    resumed = resume(saved, config)
+    parent = {"stage": MODELS[config.source], "tag": config.model_tag or config.tag}
+    # A resumed run has everything that the parent gave.
+    origin = saved or find_model(parent["stage"], parent["tag"], -1, runtime)
+    manifest = origin.manifest
+    if rows:
+        require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)
+    if config.warm_start and not manifest["optimizer"]:  # an imported model
+        raise ValueError(f"{origin.path} has no optimizer state to start with: give --no-warm-start")
+    config = inherit(config, manifest)  # no field is None from here on
+    if rows:  # answers have different lengths: a step counts rows, each at most as long as the context
+        config = replace(config, total_batch_size=rows * config.max_seq_len)
+    shape = config_of(manifest)
+    batch = config.total_batch_size
+    flops = flops_per_token(new_model(shape), config.max_seq_len)
+    steps = None if config.num_iterations < 0 else config.num_iterations
+    seconds = None if config.target_seconds < 0 else config.target_seconds
+    return Start(
+        folder=folder,
+        config=config,
+        resumed=resumed,
+        shape=shape,
+        weights=origin,
+        tokenizer=tokenizer_of(origin),
+        dtype=_saved_dtype(saved, runtime),
+        in_fp8=False,
+        compiled=config.compile and _compiling_pays(runtime, flops * batch, steps, seconds),
+        rates=group_rates(config, shape.width, rate_scale(batch), config.weight_decay, config.init_lr_frac),
+        schedules=finetuning(config),
+        warm=config.warm_start and saved is None,
+        batch=batch,
+        row_choices=_kept_rows(saved, row_choices(config, batch, runtime.world_size)),
+        steps=steps,
+        seconds=seconds,
+        flops_per_token=flops,
+        record={
+            "parent": manifest["parent"] if saved else parent | {"step": origin.step},
+            "tokenizer": manifest["tokenizer"],
+            "learned": manifest.get("learned", []) if saved else learned_from(manifest),  # by the models before
+            **_changes_so_far(resumed),
+        },
+    )
+
+
+def inherit(config: FineTuning, manifest: Record) -> FineTuning:
+    """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
+    loop = manifest["loop"]
+    # A flag that is newer than the checkpoint had its default; a base model has no temperature for chats.
+    usual = {one.name: one.default for one in fields(TrainingSettings)} | {"chat_temperature": CHAT_TEMPERATURE}
+    parent = usual | manifest["config"]
+    if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
+        parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}  # exact: all steps were equally large
+    found = {name: parent[name] for name, value in asdict(config).items() if value is None}
+    print0("inherited:", *(f"{name}={value}" for name, value in found.items()))
+    config = replace(config, **found)
+    limit = manifest["model"]["max_seq_len"]  # positions beyond were never trained
+    if config.max_seq_len > limit:
+        raise ValueError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
+    return config
+
+
+# ---- both ----
+
+
+def _compiling_pays(runtime: Runtime, flops: float, steps: int | None, seconds: float | None) -> bool:
+    """Return True if a compiler will pay for itself in the run; assumed if its length is unknown. flops: of a step."""
+    if steps is not None:
+        return runtime.compiling_pays(flops * steps)
+    is_short = seconds is not None and seconds <= COMPILING_SECONDS
+    return not (is_short and runtime.device.type == "cpu")
+
+
+def _kept_rows(saved: Checkpoint | None, choices: Sequence[int]) -> Sequence[int]:
+    """Return the rows that a micro-batch may have; a resumed run keeps its number if it may."""
+    before = saved.manifest["loop"]["device_batch"] if saved else None
+    # Free memory may differ by now, and another size would change the rounding.
+    return [before] if before in choices else choices
+
+
+def _saved_dtype(saved: Checkpoint | None, runtime: Runtime) -> torch.dtype:
+    """Return the precision that the run began with: `auto` may differ on another machine."""
+    return DTYPES[saved.manifest["dtype"]] if saved else runtime.dtype
+
+
+# ---- resuming ----
+
+
+def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokenizer | None = None) -> Resumed | None:
+    """Compare a checkpoint with the settings; ValueError for a difference that a run must not have.
+
+    With more steps a finished run goes on, and with --resume=STEP flags of the optimizer may differ. A setting that is
+    None stays as it was, and so does a tokenizer that is None.
+    """
+    if saved is None:
+        return None
+    manifest = saved.manifest
+    is_longer = manifest["loop"]["progress"] >= 1 and config.num_iterations > saved.step
+    differences = []
+    changes = {}
+    for one in fields(config):
+        value = getattr(config, one.name)
+        # A flag that is newer than the checkpoint had its default.
+        before = manifest["config"].get(one.name, one.default)
+        if one.metadata["may_change"] or value in (None, before):
+            continue
+        group = one.metadata["group"]
+        if group == "horizon" and is_longer:
+            continue
+        if group == "optimizer" and isinstance(config.resume, int):
+            changes[one.name] = before, value
+        else:
+            differences.append(f"{flag_of(one.name)} was {before} and is {value}")
+    if tokenizer and manifest["tokenizer"]["hash"] != tokenizer.content_hash:
+        differences.append(f"the tokenizer {manifest['tokenizer']['tag']} was trained again")
+    if differences:
+        found = "; ".join(differences)
+        folder = saved.path.parent
+        raise ValueError(f"{folder} holds another run: {found}. Take another --tag, or start again: --resume=never")
+    return Resumed(saved, changes, is_longer)
+
+
+def refuse_another_model(saved: Checkpoint, model: GPTConfig) -> NoReturn:
+    """Raise a ValueError that names the differences between a saved model and the one that a command line asks for."""
+    before, asked = ({"kind": config.kind, **asdict(config)} for config in (config_of(saved.manifest), model))
+    found = [
+        f"{name} {before.get(name)} and not {asked.get(name)}"
+        for name in before | asked
+        if before.get(name) != asked.get(name)
+    ]
+    folder = saved.path.parent
+    raise ValueError(
+        f"{folder} holds another run: its model has {', '.join(found)}. Use another --tag, or --resume=never"
+    )
+
+
+def _changes_so_far(resumed: Resumed | None) -> Record:
+    """Return the entry of a manifest about all settings that were changed while the run trained; none without any."""
+    if resumed is None:
+        return {}
+    changed = list(resumed.checkpoint.manifest.get("changed_settings", []))
+    if resumed.changes:
+        now = {name: list(pair) for name, pair in resumed.changes.items()}
+        changed.append({"step": resumed.checkpoint.step, "settings": now})
+    return {"changed_settings": changed} if changed else {}
+
+
+# ---- the dry run of fine-tuning ----
+
+
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Conversations], rows_per_step: int = 0) -> None:
+    """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
+
+    open_rows: returns the conversations to learn from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has
+    total_batch_size tokens.
+    """
+    parent = MODELS[config.source], config.model_tag or config.tag
+    checkpoint = verified(*parent)
+    rows = open_rows(checkpoint.manifest["tokenizer"]["tag"])
+    config = inherit(config, checkpoint.manifest)
+    per_step: float = rows_per_step
+    if not per_step:
+        tokenizer = tokenizer_of(checkpoint)
+        sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
+        # A longer conversation is shortened, or left out.
+        per_step = config.total_batch_size / fmean(min(count, config.max_seq_len) for count in sample)
+    steps = config.num_iterations if config.num_iterations != -1 else int(config.epochs * len(rows) / per_step)
+    until = f"about {max(steps, 1):,}"
+    if config.target_seconds != -1:
+        until = f"as many as {config.target_seconds:g} seconds allow"
+    print0(
+        f"Parent: {' '.join(parent)}, step {checkpoint.step:,}",
+        f"Training rows: {len(rows):,}",
+        f"Steps: {until}",
+        f"Learning rates: x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end",
+        sep="\n",
+    )

@@ -1,0 +1,131 @@
+"""The cost of a plan on paper: memory, speed, time and price, and the dry run that prints them."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from nanochat.cost import estimate, memory
+from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
+from nanochat.log import duration
+from nanochat.outcome import Outcome
+from nanochat.scaling import RunPlan, plan_run
+from nanochat.tokenizer import Tokenizer
+from scripts.base_train import Config, main
+
+D24 = Config(depth=24, target_param_data_ratio=8.0)
+H100 = find_accelerator("H100")
+
+
+def plan_of(config: Config = D24) -> RunPlan:
+    return plan_run(config, 32768, 32759)
+
+
+@pytest.fixture(autouse=True)
+def no_runs(base, monkeypatch):
+    monkeypatch.delenv("NANOCHAT_DTYPE", raising=False)
+
+
+def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **flags):
+    config = replace(config, **flags)
+    return estimate(plan_of(config), config, ranks, accelerator)[1][-1]
+
+
+def test_memory():
+    """tests/test_bench.py compares the sum with a step's, also of fp8 and with checkpointing."""
+    plain, single = memory(plan_of(), 16, 8), memory(plan_of(), 16, 8, itemsize=4)
+    assert single["activations"] == 2 * plain["activations"]
+    assert single["weights in the compute dtype"] == 0
+
+
+def test_an_estimate_for_people_and_for_programs():
+    plan, (ranks, h100) = plan_of(), parse_hardware("8xH100")
+    found, (needs, time) = estimate(plan, D24, ranks, h100)
+    seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.5)
+    assert found.seconds == pytest.approx(seconds)
+    price = f"dollars {24 * seconds / 3600:.2f}"
+    assert (
+        time == f"time {duration(seconds)} on 8xH100, bf16, 495 TFLOP/s each (assumed: 50% of the bf16 peak); {price}"
+    )
+    assert needs.startswith(f"memory of a rank, GB: {sum(found.memory.values()) / 1e9:.2f} with ")
+    assert sum(found.memory.values()) < 0.9e9 * h100.memory
+    saving, _ = estimate(plan, replace(D24, checkpointing=True), ranks, h100)
+    assert saving.device_batch_size > found.device_batch_size
+    assert estimate(plan, replace(D24, device_batch_size="2"), ranks, h100)[0].device_batch_size == 2
+
+
+def test_unknown_figures_are_not_available_unless_it_is_this_machine():
+    assert last_line(Accelerator("Q9000")) == "time n/a on 8xQ9000, bf16, n/a; dollars n/a"
+    assert last_line(find_accelerator("L40S")).endswith("; dollars n/a")
+    _, lines = estimate(plan_of(), D24, 1, Accelerator("small", memory=4))
+    assert lines[1] == "that is more than 90% of 4 GB: take --checkpointing, or more ranks"
+    timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
+    assert last_line(H100, 8, timed).startswith("time 1m30s on 8xH100, ")
+    assert last_line(H100, 8, timed).endswith(f"; dollars {8 * 3 * 90 / 3600:.2f}")
+    unknown = Accelerator("MPS")
+    leave_a_run("d2", 2, "", 8.0)
+    assert "0.001 TFLOP/s each (measured: run d2); dollars n/a" in last_line(unknown, 1)
+    assert last_line(unknown, 1, on="MPS", dry_run=True).startswith("time n/a")
+    assert "(assumed: 25 GFLOP/s a core)" in last_line(Accelerator("CPU"), 1, on="CPU", dry_run=True)
+
+
+@pytest.mark.parametrize(("hours", "dollars"), [(0.5, 49), (1, 98), (2, 196), (4, 392)])
+def test_the_given_price_of_a_machine(hours, dollars):
+    """As a public guide counts them for eight H100s at 98 dollars an hour."""
+    timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=3600.0 * hours)
+    cost, lines = estimate(plan_of(timed), timed, *parse_hardware("8xH100@98"))
+    assert (cost.dollars, lines[-1].rpartition("; ")[2]) == (dollars, f"dollars {dollars}.00")
+    assert estimate(plan_of(timed), timed, *parse_hardware("16xH100@0"))[0].dollars == 0
+
+
+def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):
+    t4 = find_accelerator("T4")
+    # A T4 has no bf16.
+    for case in """H100 auto bf16, 495 TFLOP/s | H100 bf16 bf16, 495 TFLOP/s | H100 fp32 fp32, 247 TFLOP/s
+        | T4 auto fp32, 3.24 TFLOP/s | T4 fp16 fp16, 26 TFLOP/s | T4 bf16 bf16, n/a""".split("|"):
+        name, dtype, words = case.strip().split(" ", 2)
+        assert words in last_line(find_accelerator(name), dtype=dtype)
+    with pytest.raises(ValueError, match=r"^precision fp12 is not known, take one of auto, bf16, fp16, fp32$"):
+        last_line(H100, dtype="fp12")
+    monkeypatch.setenv("NANOCHAT_DTYPE", "fp16")
+    assert last_line(t4) == last_line(t4, dtype="fp16") != last_line(t4, dtype="fp32")
+
+
+def leave_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config):
+    """Write the outcome of a run on 8 ranks, whose tokens cost 1e9 FLOPs each."""
+    run = Outcome.begin("base_train", tag, replace(Config(), depth=depth, **config))
+    if gpus:
+        run.environment["Hardware"]["GPUs"] = gpus
+    run.metrics = {"Number of FLOPs per token": {"value": 1e9, "format": ".4e"}, "DDP world size": 8}
+    run.metrics["Tokens per second"] = speed if isinstance(speed, str) else {"value": speed, "format": ",.0f"}
+    run.write()
+
+
+def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
+    leave_a_run("d8", 8, "8x NVIDIA H100 80GB HBM3", 3e6)  # 3e6 x 1e9 / 8 = 375 TFLOP/s of a rank
+    leave_a_run("d26", 26, "8x NVIDIA H200", 4e6)
+    leave_a_run("d25", 25, "8x NVIDIA H100 80GB HBM3", "n/a")
+    leave_a_run("d24", 24, "8x NVIDIA H100 80GB HBM3", 5e6, fp8=True)
+    leave_a_run("d4", 4, "1x NVIDIA H100 80GB HBM3", 9e6)
+    found, _ = estimate(plan_of(), D24, 8, H100)
+    assert (found.source, found.rate) == ("measured: run d8", 375e12)
+    assert "(measured: run d24)" in last_line(H100, fp8=True)
+    assert "(assumed" in last_line(find_accelerator("A100"))
+
+
+@pytest.mark.parametrize("has_tokenizer", [False, True])
+def test_a_dry_run(has_tokenizer, base, capsys):
+    if has_tokenizer:
+        Tokenizer.train(["some text"], 300).save(base / "tok_train/default/tokenizer.json")
+    main(replace(D24, dry_run=True, on="8xH100"))
+    text = capsys.readouterr().out
+    assert ("vocabulary 49,152 = assumed" in text) is not has_tokenizer
+    assert re.search(r"^time \d+h\d\dm on 8xH100, .*; dollars [\d.]+$", text, re.M)
+    main(replace(D24, dry_run=True, on="8xH100", json=True))
+    record = json.loads(capsys.readouterr().out)
+    assert record["plan"]["tokens"] == record["plan"]["steps"] * record["plan"]["total_batch_size"]
+    assert record["estimate"]["source"].startswith("assumed")
+    main(replace(D24, dry_run=True, on="8xH100@0"))
+    assert capsys.readouterr().out.endswith("; dollars 0.00\n")
+    assert not (base / "base_train").exists()

@@ -1,0 +1,143 @@
+"""The start of a run: what is decided before the model is built; and the dry run of fine-tuning."""
+
+import importlib
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import pytest
+import torch
+from loop_parts import ALONE
+from starts import TINY, start_of
+from tune_runs import LONG, Stages
+
+from nanochat import runtime
+from nanochat.chat import render_conversation
+from nanochat.checkpoint import Checkpoint
+from nanochat.config import parse
+from nanochat.param_groups import Rates
+from nanochat.start import inherit, resume, start_from_parent
+from nanochat.tokenizer import Tokenizer
+from scripts.chat_sft import Config as SFT
+from tasks import TASKS
+from tasks.mixing import mix
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    return Stages(tmp_path_factory.mktemp("stages"))
+
+
+@pytest.fixture
+def plan(stages, monkeypatch, capsys):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(stages.folder))
+    monkeypatch.setenv("NANOCHAT_HUB", str(stages.folder / "hub"))
+
+    def print_plan(script: str, *flags: str):
+        module = importlib.import_module(f"scripts.{script}")
+        before = sorted(stages.folder.rglob("*"))
+        module.main(parse(module.Config, ["--tag=parent", "--dry-run", *flags]))
+        assert sorted(stages.folder.rglob("*")) == before
+        return capsys.readouterr().out
+
+    return print_plan
+
+
+def test_steps_follow_from_the_length_of_the_conversations(stages, plan):
+    lines = plan("mid_train", "--mixture=gsm8k:2", "--num-epochs=3", *LONG).splitlines()
+    rows = mix(TASKS, "gsm8k:2", seed=42)
+    tokenizer = Tokenizer.load(stages.folder / "tok_train/default/tokenizer.json")
+    lengths = [min(300, len(render_conversation(rows[number], tokenizer)[0])) for number in range(200)]
+    steps = int(3 * len(rows) * sum(lengths) / 200 / 1200)
+    assert "Parent: base_train parent, step 6" in lines
+    assert f"Training rows: {len(rows)}" in lines
+    assert f"Steps: about {steps}" in lines
+    assert "Learning rates: x 0.8 at the start, x 0 of that at the end" in lines
+
+
+def test_a_horizon_a_missing_parent_and_prompts(plan):
+    assert "Steps: about 7\n" in plan("chat_sft", "--source=base", "--num-iterations=7", *LONG)
+    assert "Steps: as many as 90 seconds allow\n" in plan("chat_sft", "--source=base", "--target-seconds=90", *LONG)
+    with pytest.raises(ValueError, match=r"there is no model in .*: python -m scripts\.mid_train makes one"):
+        plan("chat_sft")
+    # A plan of reinforcement learning counts prompts.
+    flags = ["--source=base", "--examples-per-step=8", "--num-samples=2", "--max-seq-len=300"]
+    said = plan("chat_rl", *flags)
+    steps = len(TASKS["GSM8K"]("train")) // 8
+    assert f"Steps: about {steps}\n" in said
+
+
+# ---- the start ----
+
+HORIZONS = [
+    # flags | FLOPs that pay for a compiler | does it pay?
+    ({"num_iterations": 4}, 1e12, False),
+    ({"num_iterations": 4}, 0.0, True),
+    ({"target_seconds": runtime.COMPILING_SECONDS}, 0.0, False),
+    ({"target_seconds": runtime.COMPILING_SECONDS + 1}, 1e12, True),
+]
+
+
+@pytest.mark.parametrize(("horizon", "flops", "pays"), HORIZONS)
+def test_a_run_is_compiled_where_that_pays(horizon, flops, pays, base, monkeypatch):
+    monkeypatch.setattr(runtime, "COMPILING_PAYS", flops)
+    config = replace(TINY, **{"num_iterations": -1, "compile": True} | horizon)
+    assert start_of(config).compiled is pays
+    assert not start_of(replace(config, compile=False)).compiled
+
+
+def test_the_start_of_a_new_model_is_complete_and_final(base):
+    start = start_of(TINY)
+    assert (start.batch, start.rows, start.steps, start.seconds) == (256, 8, 4, None)
+    assert (start.weights, start.dtype, start.resumed, start.warm) == (TINY.seed, torch.float32, None, False)
+    assert start.row_choices == [1, 2, 4, 8]
+    assert start.rates["matrices"].lr == 0.25 * TINY.matrix_lr  # a small batch
+    assert start.schedules.keys() == {"lr", "momentum", "weight_decay"}
+    assert start.record["num_shards"] == 0  # no data set on the hub is named
+    with pytest.raises(FrozenInstanceError):
+        start.batch = 512
+
+
+def test_the_rates_of_fine_tuning_have_every_factor(stages, tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(stages.folder))
+    config = parse(SFT, ["--source=base", "--model-tag=parent", "--tag=child", "--num-iterations=3"])
+    start = start_from_parent(tmp_path, config, 0, ALONE)
+    assert start.config.matrix_lr == 0.03  # the parent's
+    assert None not in vars(start.config).values()
+    assert start.rates["matrices"] == Rates(0.03 * 0.25 * 0.8, 0.0)
+    assert start.rates["smear"].lr == 0.2 * 0.8
+    assert start.record["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
+    assert start.warm
+    # The parent's context is 300 tokens; attention costs less in shorter rows.
+    shorter = start_from_parent(tmp_path, replace(config, max_seq_len=100, total_batch_size=400), 0, ALONE)
+    assert shorter.flops_per_token < start.flops_per_token
+
+
+# ---- resuming ----
+
+
+def saved_with(**settings) -> Checkpoint:
+    config = vars(SFT(matrix_lr=0.02, warmup_steps=3)) | settings
+    manifest = {"config": config, "loop": {"progress": 0.5, "tokens": 2560, "step": 10}, "model": {"max_seq_len": 64}}
+    return Checkpoint(Path("run/step_000010"), 10, manifest)
+
+
+def test_a_step_to_resume_from_lets_the_optimizers_settings_change():
+    asked = SFT(matrix_lr=0.01, warmup_steps=9, grad_clip=1.0, resume=10)
+    expected = {"matrix_lr": (0.02, 0.01), "warmup_steps": (3, 9), "grad_clip": (None, 1.0)}
+    assert resume(saved_with(), asked).changes == expected
+    assert resume(None, asked) is None
+    with pytest.raises(ValueError, match=r"--matrix-lr was 0.02 and is 0.01; --warmup-steps was 3 and is 9"):
+        resume(saved_with(), replace(asked, resume="auto", grad_clip=None))
+    with pytest.raises(ValueError, match=r"holds another run: --seed was 42 and is 7\. "):
+        resume(saved_with(), replace(asked, seed=7))
+
+
+def test_a_flag_that_is_newer_than_a_checkpoint_had_its_default(capsys):
+    before = saved_with(max_seq_len=64, total_batch_size=256, embedding_lr=0.1, unembedding_lr=0.1, grad_clip=0.0)
+    for name in ("warmup_steps", "scalar_lr"):
+        del before.manifest["config"][name]
+    found = inherit(SFT(), before.manifest)
+    assert (found.scalar_lr, found.embedding_lr) == (0.5, 0.1)  # a new flag has the default of all stages
+    assert resume(before, SFT(matrix_lr=0.02)).changes == {}
+    with pytest.raises(ValueError, match="--warmup-steps was 0 and is 9"):
+        resume(before, SFT(matrix_lr=0.02, warmup_steps=9))
