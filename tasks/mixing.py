@@ -20,8 +20,8 @@ import numpy as np
 from nanochat.chat import render_conversation
 from nanochat.data.hub import HubError
 from nanochat.log import print0
-from nanochat.outcome import Metrics
 from nanochat.paths import stage_dir
+from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
 from tasks.common import DataSet, DataSets, Task, find_task
