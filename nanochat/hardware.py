@@ -4,6 +4,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 
+from nanochat.errors import UserError
 from nanochat.log import parse_table
 
 Figure = float | None  # None: unknown, or lacking
@@ -84,7 +85,7 @@ def parse_hardware(text: str) -> tuple[int, Accelerator]:
     """Return (number, accelerator) for text like 8xH100, or 8xH100@98 (dollars an hour)."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})(?:@(.*))?", text.strip())
     if not match:
-        raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
+        raise UserError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
     count = int(match[1] or 1)
     accelerator = find_accelerator(match[2])
     if match[3] is not None:
@@ -100,7 +101,7 @@ def given_price() -> float | None:
 
 def _price(text: str, given: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise ValueError(f"{given} has no price: give the dollars an hour of the whole machine, such as 98")
+        raise UserError(f"{given} has no price: give the dollars an hour of the whole machine, such as 98")
     return float(text)
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 import rustbpe
 from nanochat.config import collect_signals, stop_signals
+from nanochat.errors import UserError
 from nanochat.hardware import Accelerator, find_accelerator, given_price, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
@@ -101,7 +102,8 @@ class Runtime:
                 answer = work()
         except ValueError as error:
             # It travels like a value: otherwise the other ranks would wait in a collective.
-            answer = ValueError(str(error))
+            kind = UserError if isinstance(error, UserError) else ValueError
+            answer = kind(str(error))
         answer = self.all_gather(answer)[0]
         if isinstance(answer, ValueError):
             raise answer
@@ -248,7 +250,7 @@ def _device(device_type: str) -> torch.device:
     """Return this rank's device; auto: the first of cuda, mps, cpu on this machine."""
     present = [name for name in ("cuda", "mps", "cpu") if torch.get_device_module(name).is_available()]
     if device_type not in ("auto", *present):
-        raise ValueError(f"--device-type={device_type} is not on this machine, take one of {', '.join(present)}")
+        raise UserError(f"--device-type={device_type} is not on this machine, take one of {', '.join(present)}")
     name = present[0] if device_type == "auto" else device_type
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name)
 
@@ -264,7 +266,7 @@ def asked_precision(dtype: str) -> str:
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
     if asked not in ("auto", *DTYPES):
         hint = "; --fp8 adds products in 8 bits" if asked == "fp8" else ""
-        raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
+        raise UserError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
     return asked
 
 
