@@ -18,7 +18,7 @@ class Accelerator:
     fp32: TFLOP/s in dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB.
     bandwidth: of the memory, GB/s. nvlink: GB/s in one direction, where every such board has it. dollars: an hour,
     rented on demand, in 2026; providers differ by a factor of two and more. mfu: the share of the peak that a plan
-    assumes. The public nanochat had it on H100 at depth 24, with FlashAttention 3 in bf16; fp8 gained 17%.
+    assumes. The public nanochat had it on H100 at depth 24, with FlashAttention 3 in bf16; FP8_SPEEDS has those in fp8.
     """
 
     name: str
@@ -66,6 +66,24 @@ ACCELERATORS = parse_table(
     MI300X     Instinct MI300X( OAM)?         1307.4  1307.4  2614.9  163.4  192     5300       -       -      -
     """,
 )
+
+
+@dataclass(frozen=True)
+class Fp8Speed:
+    """A speed of base training in fp8 that others measured."""
+
+    accelerator: str
+    depth: int
+    share: float  # FLOPs over training time, of the bf16 peak
+    source: str
+
+
+# With FlashAttention 3. Ours were not measured on such hardware yet.
+FP8_SPEEDS = [
+    Fp8Speed("H100", depth=22, share=0.56, source="the public nanochat's pull request 830, 81.8 min"),
+    Fp8Speed("H100", depth=24, share=0.59, source="the public nanochat, 99.0 min"),
+]
+NEAR_DEPTH = 4  # layers; a speed says little about models that differ more
 PRICE = "NANOCHAT_DOLLARS_AN_HOUR"  # environment variable: the price of all machines of a run
 
 
@@ -79,6 +97,16 @@ def find_accelerator(name: str) -> Accelerator:
         if re.fullmatch(accelerator.devices, device) or _plain(name) == _plain(accelerator.name):
             return accelerator
     return Accelerator(name)
+
+
+def fp8_speed(accelerator: Accelerator, depth: int) -> Fp8Speed | None:
+    """Return the known speed in fp8 nearest in depth; None if none is near."""
+    near = [
+        speed
+        for speed in FP8_SPEEDS
+        if speed.accelerator == accelerator.name and abs(speed.depth - depth) <= NEAR_DEPTH
+    ]
+    return min(near, key=lambda speed: abs(speed.depth - depth), default=None)
 
 
 def parse_hardware(text: str) -> tuple[int, Accelerator]:
