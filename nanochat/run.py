@@ -18,12 +18,14 @@ from nanochat import fp8
 from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, saved_steps, set_aside
 from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
+from nanochat.metrics import run_metrics, training_curves
 from nanochat.models import build_model, record_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
-from nanochat.outcome import Outcome, run_metrics, training_curves
+from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, setup, stop_requests, watch_gpu
 from nanochat.scaling import RunPlan
@@ -97,7 +99,7 @@ def build(start: Start, runtime: Runtime) -> tuple[GPT, Optimizer, int]:
     rows = start.row_choices[0]
     if len(start.row_choices) > 1:
         if model.shards and runtime.device.type == "cuda":
-            raise ValueError(
+            raise UserError(
                 "--shard-weights needs a --device-batch-size: a rank that runs out of memory stops the others"
             )
         # Last, so that the search runs the step that will be trained, beside all states.
@@ -208,12 +210,12 @@ class Trainer(Generic[Config]):
         saved = resumed.checkpoint
         manifest = saved.manifest
         if manifest["loop"].keys() != State.__dataclass_fields__.keys():
-            raise ValueError(
+            raise UserError(
                 f"{self.folder}: another version of this code has begun the run: start it again with --resume=never"
             )
         before = manifest["data"], manifest["source"]["setting"]
         if before != (data, source.state_dict()["setting"]):
-            raise ValueError(f"{self.folder}: the data is not what the run began with: put it back, or --resume=never")
+            raise UserError(f"{self.folder}: the data is not what the run began with: put it back, or --resume=never")
         # The model has its weights since it was built.
         self.optimizer.load_state_tensors(saved.optimizer_state)
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
