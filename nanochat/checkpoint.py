@@ -22,8 +22,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store
 
+from nanochat.environment import versions
 from nanochat.log import Record, print0
-from nanochat.outcome import versions
 from nanochat.paths import (
     hold_folder,
     publish_folder,

@@ -13,7 +13,7 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
 from types import FrameType
-from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_type_hints
 
 import tyro
 
@@ -60,7 +60,7 @@ _RESUME = tyro.constructors.PrimitiveConstructorSpec(
     is_instance=lambda value: isinstance(value, int | str),
     str_from_instance=lambda value: [str(value)],
 )
-Resume = Annotated[int | str, _RESUME]
+Resume = Annotated[Literal["auto", "never"] | int, _RESUME]
 Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 
 

@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from nanochat.cross_entropy import CHUNK_BYTES
+from nanochat.environment import hardware
 from nanochat.gpt import GPTConfig
 from nanochat.hardware import Accelerator, Figure, find_accelerator
 from nanochat.log import duration, print0
 from nanochat.models import new_model
-from nanochat.outcome import hardware, read_outcomes
+from nanochat.outcome import read_outcomes
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision, planned_hardware
 from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices

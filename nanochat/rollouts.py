@@ -26,9 +26,10 @@ from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
+from nanochat.metrics import kept_figures
 from nanochat.objectives import Loss
-from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
 from nanochat.scaling import require_multiple
+from nanochat.statistics import NOT_KNOWN, Metrics
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer

@@ -20,10 +20,11 @@ from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
+from nanochat.metrics import run_metrics, training_curves
 from nanochat.models import build_model, record_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
-from nanochat.outcome import Outcome, run_metrics, training_curves
+from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, setup, stop_requests, watch_gpu
 from nanochat.scaling import RunPlan

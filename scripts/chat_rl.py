@@ -12,7 +12,7 @@ from tasks import JUDGED, task_to_learn
 from tasks.common import find_task
 
 if TYPE_CHECKING:
-    from nanochat.outcome import Estimate
+    from nanochat.statistics import Estimate
 
 
 @options("objective")

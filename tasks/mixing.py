@@ -19,8 +19,9 @@ import numpy as np
 
 from nanochat.chat import render_conversation
 from nanochat.data.hub import HubError
-from nanochat.log import Record, print0
+from nanochat.log import print0
 from nanochat.paths import stage_dir
+from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
 from tasks.common import DataSet, DataSets, Task, find_task
@@ -73,9 +74,9 @@ class Mixture:
         return {name: {"rows": len(rows), "files": task.hashes()} for name, (task, rows) in self._parts.items()}
 
 
-def row_counts(chats: Mixture, new_chats: Mixture) -> Record:
+def row_counts(chats: Mixture, new_chats: Mixture) -> Metrics:
     """Return the metrics about a stage's conversations, and those for its validation."""
-    metrics: Record = {
+    metrics: Metrics = {
         "Rows by task": ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items()),
         "Training rows": len(chats),
         "Validation rows": len(new_chats),

@@ -118,9 +118,11 @@ def config_lines(module: Module) -> Iterator[str]:
         yield f"flag {module.command} {flag}"
         if one.metadata["short"]:
             yield f"flag {module.command} {one.metadata['short']}"
-        if get_origin(hints[one.name]) is Literal:
-            # The empty value is the default, which nobody types.
-            yield from (f"choice {module.command} {flag}={value}" for value in get_args(hints[one.name]) if value)
+        hint = hints[one.name]
+        for part in (hint, *get_args(hint)):  # the flag may also take something else, like a number
+            if get_origin(part) is Literal:
+                # The empty value is the default, which nobody types.
+                yield from (f"choice {module.command} {flag}={value}" for value in get_args(part) if value)
         if one.metadata["in_card"]:
             yield f"setting {module.command} {flag}"
 
@@ -183,7 +185,8 @@ def route_lines(tree: Tree) -> Iterator[str]:
 def entry_lines(tree: Tree) -> Iterator[str]:
     """Yield the fields of all pydantic models: requests, and files that describe studies. And those of GPTConfig.
 
-    `--model=NAME,field=value` sets a field of GPTConfig, and manifests hold them.
+    `--model=NAME,field=value` sets a field of GPTConfig, and manifests hold them. The config of another kind of model
+    is a class derived from it.
     """
     for module in tree.modules:
         if re.search(r"^from pydantic import", module.text, re.MULTILINE):
@@ -193,7 +196,9 @@ def entry_lines(tree: Tree) -> Iterator[str]:
                 if isinstance(value, type) and issubclass(value, BaseModel) and value.__module__ == module.name:
                     yield from (f"entry {name} {one}" for one in value.model_fields)
         for node in module.tree.body:
-            if isinstance(node, ast.ClassDef) and node.name == "GPTConfig":
+            if not isinstance(node, ast.ClassDef):
+                continue
+            if {node.name, *map(ast.unparse, node.bases)} & {"GPTConfig", "InductionConfig"}:
                 yield from (f"entry GPTConfig {name}" for name in card_promises.fields_of(node))
 
 

@@ -21,8 +21,8 @@ from nanochat.engine import Engine, Request
 from nanochat.evals.bpb import bits_per_byte, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
+from nanochat.metrics import keep_figures
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
 from nanochat.protocols import Conversations, OpenTasks, Task
@@ -30,6 +30,7 @@ from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.settings import AnswerSettings
 from nanochat.stages import MEANS, mean_name
+from nanochat.statistics import Estimate, average, mean_estimate
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 

@@ -11,11 +11,11 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from nanochat.environment import ROOT
 from nanochat.jobs.plan import TRAINING, Setting, planned_nodes, skipped_lines
 from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_share
 from nanochat.log import duration, table_of, terminal_table
-from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
 
 START_SECONDS = {True: 30.0, False: 3.0}  # on a GPU or not: imports, loading and compiling when a stage starts

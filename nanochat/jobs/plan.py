@@ -15,6 +15,7 @@ from typing import Any
 from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
 from nanochat.data.hub import HubFile
+from nanochat.environment import ROOT
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator
 from nanochat.jobs.runner import TORCHRUN, Job, Step, saved_record
@@ -29,7 +30,6 @@ from nanochat.jobs.scales import (
     flag_words,
     scale_flags,
 )
-from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir, world_dir
 from nanochat.registry import PREFLIGHT, module_of
 from nanochat.stages import MODELS, STAGES

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from nanochat.config import Count, collect_signals, option, options, stop_signals
 from nanochat.data.corpus import absolute_data
+from nanochat.environment import ROOT
 from nanochat.jobs.plan import find_hardware
 from nanochat.jobs.runner import TORCHRUN, Job, Step, run_step
-from nanochat.outcome import ROOT, Outcome
+from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, hold_folder, read_json, stage_dir
 from nanochat.settings import TagSettings, TextSettings
 

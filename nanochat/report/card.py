@@ -16,7 +16,8 @@ from urllib.parse import quote
 
 from nanochat.hardware import parse_hardware
 from nanochat.log import Record, duration, format_value, markdown_table, table_of
-from nanochat.outcome import Outcome, read_outcomes, read_preflight
+from nanochat.metrics import read_preflight
+from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
 from nanochat.report.compare import decisions
 from nanochat.stages import STAGES, TITLES

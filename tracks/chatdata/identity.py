@@ -11,8 +11,8 @@ from random import Random
 
 from nanochat.chat import messages
 from nanochat.config import Count, option, options, run
+from nanochat.environment import ROOT
 from nanochat.log import Record, print0
-from nanochat.outcome import ROOT
 from nanochat.paths import read_toml, write_jsonl
 from tracks.chatdata.teacher import Teacher, TeacherSettings
 

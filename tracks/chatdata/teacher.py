@@ -17,8 +17,8 @@ from pathlib import Path
 from nanochat.chat import text_of
 from nanochat.config import Count, option, options
 from nanochat.log import Progress, Record, print0
-from nanochat.outcome import Metrics, mean_estimate
 from nanochat.paths import base_dir, read_json, text_sha256, write_json
+from nanochat.statistics import Metrics, mean_estimate
 
 PROMPTS = Path(__file__).parent / "prompts"
 KEY = "OPENAI_API_KEY"  # environment variable

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nanochat.config import check_names
+from nanochat.environment import ROOT
 from nanochat.jobs.scales import Flags, flag_words, read_flags
 from nanochat.log import Record
-from nanochat.outcome import ROOT
 
 DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
 

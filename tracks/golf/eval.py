@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 from nanochat.config import Count, option, options, run
+from nanochat.environment import ROOT
 from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
-from nanochat.outcome import ROOT, Outcome, measured
+from nanochat.outcome import Outcome
 from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
+from nanochat.statistics import measured
 from tracks.golf.entries import BASELINES, SCALES, Scale, check_size
 from tracks.golf.series import comparison_table, read_arm, require_equal
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
 from nanochat.log import Record, table_of
-from nanochat.outcome import Outcome, measured
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import TagSettings
+from nanochat.statistics import measured
 from tracks.golf.entries import SCALES, code_bytes
 
 if TYPE_CHECKING:

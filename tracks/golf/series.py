@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from nanochat.log import Record, table_of
-from nanochat.outcome import Metrics, Outcome, measured
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.statistics import p_value
+from nanochat.statistics import Metrics, measured, p_value
 
 SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
 EQUAL = ("Scale", "Stride", "Text")  # metrics that runs share, or their scores cannot be compared

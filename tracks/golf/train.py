@@ -4,7 +4,7 @@ python -m tracks.golf.train --model=golf --depth=2 --width=96 --head-dim=32 --ta
 """
 
 from nanochat.config import option, options, run
-from nanochat.outcome import pretraining_metrics
+from nanochat.metrics import pretraining_metrics
 from nanochat.settings import PretrainSettings
 
 WARM_UP = 3  # steps on dummy tokens before the clock starts, to compile

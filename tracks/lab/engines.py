@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from nanochat.environment import ROOT
 from nanochat.jobs.runner import Chain, Job, Step, difference, run_chains, saved_record
-from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, hold_folder, write_text
 
 Chains = Sequence[Chain]

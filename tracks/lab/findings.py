@@ -24,10 +24,11 @@ import numpy as np
 
 from nanochat.jobs.runner import Step
 from nanochat.log import Record, metric_curve, read_metrics, table_of
-from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_json
 from nanochat.report.card import cost
 from nanochat.report.compare import Answers, read_answers
+from nanochat.statistics import Estimate, mean_estimate, measured
 from tracks.lab import significance
 from tracks.lab.alarms import Alarm, alarms
 from tracks.lab.sweep import Run, Spec, base_step, run_steps

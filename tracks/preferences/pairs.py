@@ -26,9 +26,9 @@ from nanochat.gpt import GPT
 from nanochat.log import Record
 from nanochat.models import load_model
 from nanochat.objectives import Loss
-from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
 from nanochat.rollouts import PromptSource, answer_logprobs, batch_order, before_and_after, pad, row_tokens
+from nanochat.statistics import Estimate, Metrics, mean_estimate, measured
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 

@@ -20,13 +20,13 @@ from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import build_model, config_of, tokenizer_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
-from nanochat.outcome import Metrics, Outcome, measured
+from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups, group_rates
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import flops_per_token, rate_scale
 from nanochat.settings import TrainingSettings
-from nanochat.statistics import interval
+from nanochat.statistics import Metrics, interval, measured
 from nanochat.train import State, TrainingLoop
 from tracks.recursion.alarms import LEAST_REFINEMENT, in_order, refinement, validated_exits
 from tracks.recursion.settings import PRESET_FIELDS
