@@ -23,7 +23,7 @@ from nanochat.log import MetricLog, Record, print0
 from nanochat.models import build_model
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
-from nanochat.outcome import Outcome, run_metrics, training_curves
+from nanochat.outcome import Metrics, Outcome, run_metrics, training_curves
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, setup, stop_requests, watch_gpu
 from nanochat.scaling import RunPlan
@@ -157,6 +157,21 @@ class Trainer(Generic[Config]):
         source: a context manager too. after_step: as in TrainingLoop.
         """
         data = self.runtime.broadcast(source.origin)  # one rank reads files and hashes
+        try:
+            return self._train(source, objective, evaluations, after_step, data)
+        except FloatingPointError as error:
+            saved = saved_steps(self.folder)
+            again = f"go on with --resume={saved[-1]} and lower rates" if saved else "start again with lower rates"
+            raise FloatingPointError(f"{error}: {again}, see docs/base_training.md") from None
+
+    def _train(
+        self,
+        source: BatchSource,
+        objective: Objective,
+        evaluations: Sequence[Evaluation],
+        after_step: Sequence[Action],
+        data: DataRecord,
+    ) -> State:
         # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, data) as save:
             loop = TrainingLoop(
@@ -181,7 +196,10 @@ class Trainer(Generic[Config]):
     def finish(self, state: State, metrics: Record) -> None:
         """Write the outcome of a run that has ended; print why there is none otherwise."""
         if state.stop:
-            print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
+            again = "run the same command again"
+            if isinstance(self.config.resume, int):  # which would go back to the step
+                again += " with --resume=auto"
+            print0(f"stopped by {state.stop} after step {state.step:,}: {again} to resume")
             return
         is_old = self.resumed is not None and self.resumed.step == state.step
         if is_old and (self.folder / "outcome.json").exists():  # else a crash came before writing
@@ -190,11 +208,20 @@ class Trainer(Generic[Config]):
         if self.runtime.rank > 0:  # one writer is enough
             return
         self.outcome.config = asdict(self.config)
-        self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime)}
+        self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime), **self._changed_settings()}
         self.outcome.curves = training_curves(self.log.path)  # also from before a resume
         # The manifest has the hashes for all other files.
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
         self.outcome.write()
+
+    def _changed_settings(self) -> Metrics:
+        """Return the metric about settings that were changed while the run trained; none for most runs."""
+        changed = self.start.record.get("changed_settings", [])
+        if not changed:
+            return {}
+        return {
+            "Changed while training": "; ".join(f"step {one['step']:,}: {_phrase(one['settings'])}" for one in changed)
+        }
 
     def _restore(self, source: BatchSource, data: DataRecord) -> State:
         """Return the state to train from; optimizer and source are as they were saved.
@@ -229,8 +256,7 @@ class Trainer(Generic[Config]):
 
     def _log_changes(self, step: int, changes: Mapping[str, tuple[Any, Any]]) -> None:
         """Print and log the settings that --resume=STEP has changed."""
-        found = ", ".join(f"{flag_of(name)} {before} -> {now}" for name, (before, now) in changes.items())
-        print0(f"resumed at step {step:,}: {found}")
+        print0(f"resumed at step {step:,}: {_phrase(changes)}")
         figures: Record = {}
         for name, (before, now) in changes.items():
             figures |= {f"{name}_before": before, f"{name}_after": now}
@@ -279,3 +305,8 @@ class Trainer(Generic[Config]):
 
         with saver, watch_gpu(runtime.device) as take_gpu_use:
             yield save
+
+
+def _phrase(changes: Mapping[str, Sequence[Any]]) -> str:
+    """Return changed settings in words: --matrix-lr 0.02 -> 0.01."""
+    return ", ".join(f"{flag_of(name)} {before} -> {now}" for name, (before, now) in changes.items())
