@@ -21,6 +21,7 @@ from corpora import write_letters
 from fake_hub import write_hub
 from forks import forking
 from huggingface_hub import constants
+from mistakes import words_of, write_files
 from quick import fork_for_commands, write_program
 
 from nanochat import config, runtime
@@ -242,6 +243,20 @@ def series(tmp_path: Path, base: Path, text_folder: Path, quick: str):
 
 
 @pytest.fixture
+def user(base: Path, text_folder: Path, tmp_path: Path, tiny_world: Path, fake_hub: Path, quick: str):
+    """A function that runs `python WORDS` as a reader of the pages does: with text in `my-text`, a world and a hub."""
+    shutil.copytree(text_folder, tmp_path / "my-text")
+    plant_world(base, tiny_world)
+    environment = os.environ | {"NANOCHAT_HUB": str(fake_hub), "NANOCHAT_BASE_DIR": str(base)}
+
+    def run(*words: str):
+        done = subprocess.run([quick, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return checked(done, 0)
+
+    return run
+
+
+@pytest.fixture
 def here(base: Path, monkeypatch, capsys):
     """Call a script in this process, with the result of a process: faster, for scripts without a model."""
 
@@ -262,6 +277,27 @@ def here(base: Path, monkeypatch, capsys):
         return checked(subprocess.CompletedProcess(flags, status, *capsys.readouterr()), code)
 
     return call
+
+
+@pytest.fixture
+def refused(here, base: Path, tiny_world: Path, tmp_path: Path, monkeypatch):
+    """A function that calls a command with a mistake, in a folder with files for it: the sentence with which it ends.
+
+    No model is there, but a tokenizer and a world. No file of a run is left.
+    """
+    from made_chats import small_tokenizer
+
+    small_tokenizer().save(plant_world(base, tiny_world) / "tok_train/default/tokenizer.json")
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def run(command: str):
+        module, *flags = words_of(command)
+        sentence = here(module, *flags, code=2).stderr
+        assert not [found for name in ("chats/*/*.json*", "speedrun/*/plan.json") for found in base.glob(name)]
+        return sentence
+
+    return run
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@
 #   --until=STAGE        stop after this stage
 #   --seconds=N          time for base training, other stages in proportion
 #   --fresh              start again; earlier results are archived
+#   --dry-run            print the plan and end: nothing is started, and nothing written
 # Run the same command again to resume, within a stage too. Artifacts go to NANOCHAT_BASE_DIR (default
 # ~/.cache/nanochat), the card to report.md beside this file. The flags for each stage are in nanochat/jobs/scales.py.
 set -euo pipefail
@@ -20,9 +21,15 @@ for name in NANOCHAT_BASE_DIR NANOCHAT_HUB; do # relative folders start from her
 done
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
-# Environment: locked packages, rustbpe built from source. Under three seconds when nothing changed.
-bash runs/setup.sh
+# Environment: locked packages, rustbpe built from source. Under three seconds when nothing changed. A dry run uses the
+# environment as it is, and ends here.
 python=.venv/bin/python
+case " $* " in *" --dry-run "* | *" --dry_run "*)
+  if [ ! -e .venv/ready ]; then bash runs/setup.sh; fi
+  exec "$python" -m scripts.plan --cwd="$from" "$@"
+  ;;
+esac
+bash runs/setup.sh
 
 running= download= beating= # processes that end with this script
 end() {
@@ -47,7 +54,16 @@ trap 'end 138' USR1
 export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=240
 
 # On several nodes: the others take part in the distributed steps of node 0, and do not get beyond this line.
-case ${NANOCHAT_NODES:-1} in 1 | *:1) ;; *) . tracks/scale/nodes.sh ;; esac
+case ${NANOCHAT_NODES:-1} in
+  1 | *:1) ;;
+  *)
+    if [ ! -e tracks/scale/nodes.sh ]; then
+      printf 'error: NANOCHAT_NODES=%s: a job on several nodes belongs to tracks/scale, which is not here\n' "$NANOCHAT_NODES" >&2
+      exit 2
+    fi
+    . tracks/scale/nodes.sh
+    ;;
+esac
 
 # Plan: scale, steps, time, disk, dollars. The plan is printed; descriptor 4 returns the job's folder. The lock in this
 # folder is held until this script and all child processes have ended.

@@ -18,7 +18,8 @@ def main():
     parser = parser_of("attacks", __doc__)
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     options = parser.parse_args()
-    attempts, held = Counter(), Counter()
+    attempts = Counter()
+    held = Counter()
     for name in options.only:
         for kind, attack, is_held in KINDS[name]():
             attempts[name, kind] += 1

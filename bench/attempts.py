@@ -22,7 +22,7 @@ from bench.common import ROOT
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
 from bench.served import serving, write_model
 from nanochat.calculator import REFUSALS, calculate
-from nanochat.evals.sandbox import LIMITS, Case, Limits, judge, missing, run, side_by_side
+from nanochat.evals.sandbox import LIMITS, Case, Limits, judge, missing, run_program, side_by_side
 
 QUICK = Limits(seconds=8.0, cpu_seconds=2)
 PARTS = """1 2 0 9999999999 1e-99999999999999999999 .5 1,000 20% + - * / // % ** ( ) 'a' "b" .count( # _ e j 0x1f 1_0
@@ -36,7 +36,9 @@ def available():
 
 def held_with_memory(program: str):
     """Run a memory attack alone; return whether it was held, and the bytes that it took from the machine."""
-    before, least, over = available(), [available()], threading.Event()
+    before = available()
+    least = [available()]
+    over = threading.Event()
 
     def watch():
         while not over.wait(0.01):
@@ -44,7 +46,7 @@ def held_with_memory(program: str):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    verdict = run(program, LIMITS)
+    verdict = run_program(program, LIMITS)
     over.set()
     watcher.join()
     taken = before - least[0]
@@ -62,7 +64,7 @@ def programs():
         (kind, name, program) for kind in PROGRAMS if kind != "memory" for name, program in PROGRAMS[kind].items()
     ]
     with ThreadPoolExecutor(4) as pool:
-        verdicts = pool.map(lambda other: run(other[2], QUICK), others)
+        verdicts = pool.map(lambda other: run_program(other[2], QUICK), others)
         for (kind, name, _), verdict in zip(others, verdicts, strict=True):
             yield kind, name, not verdict.passed
 
@@ -87,7 +89,9 @@ def requests():
 
 
 def expressions(count: int = 3_000_000):
-    dice, wrong, slowest = random.Random(5), [], 0.0
+    dice = random.Random(5)
+    wrong = []
+    slowest = 0.0
     for number in range(count):
         expression = "".join(dice.choices(PARTS, k=dice.randint(1, 60 if number % 3 else 9)))
         start = time.perf_counter()
@@ -127,10 +131,13 @@ def kills(count: int = 100):
         start("-m", "scripts.tok_train", "--vocab-size=300").wait()
         began = time.monotonic()
         start(*TRAIN, "--tag=whole", "--tokenizer-tag=default").wait()
-        seconds, done, run = time.monotonic() - began, 0, 0
+        seconds = time.monotonic() - began
+        done = 0
+        run = 0
         while done < count:
             run += 1
-            tag, killed = f"killed-{run}", 0
+            tag = f"killed-{run}"
+            killed = 0
             process = start(*TRAIN, f"--tag={tag}", "--tokenizer-tag=default")
             while done + killed < count and killed < KILLS_PER_RUN:
                 with suppress(subprocess.TimeoutExpired):
@@ -153,7 +160,8 @@ def artifacts(folder: str):
 
 def speedrun(count: int = 20):
     """Kill `speedrun.sh` with its stages at random moments: finished stages stay, and the last attempt ends."""
-    dice, kept = random.Random(4), {}
+    dice = random.Random(4)
+    kept = {}
     with tempfile.TemporaryDirectory() as folder:
         command = ["env", f"NANOCHAT_BASE_DIR={folder}", "bash", "speedrun.sh", "--seconds=10", "--until=chat_sft"]
         for _ in range(count):

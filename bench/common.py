@@ -13,8 +13,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -137,7 +138,8 @@ def parser_of(name: str, text: str, has_reference: bool = False, **sizes: int):
     return parser
 
 
-class Figure(NamedTuple):
+@dataclass(frozen=True)
+class Figure:
     """A figure that runs report."""
 
     key: str  # in the dict of a run; some runs may lack it

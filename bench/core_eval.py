@@ -23,7 +23,8 @@ CASES = {  # label of a task in the bundle → what it is called, shots, items
     "piqa": ("0-shot PIQA", 0, 256),
     "lambada_openai": ("LAMBADA", 0, 256),
 }
-VOCABULARY, LENGTH = 4096, 2048
+VOCABULARY = 4096
+LENGTH = 2048
 FIGURES = [Figure("rate", "items/s", less_is_better=False), Figure("memory", "MB", shown=",.0f")]
 
 
@@ -34,7 +35,7 @@ def ours(folder: str, depth: int, items: int):
 
     os.environ["NANOCHAT_BASE_DIR"] = tempfile.mkdtemp(dir=folder)  # each run tokenizes its prompts again
     tokenizer = Tokenizer.load(Path(folder, "tokenizer.json"))
-    model, runtime = our_model(VOCABULARY, depth, 64 * depth, depth // 2, bos_id=tokenizer.bos)
+    model, runtime = our_model(VOCABULARY, depth, 64 * depth, depth // 2, depth // 2, bos_id=tokenizer.bos)
     return lambda: evaluate_core(model, tokenizer, read_bundle(), runtime, items), lambda results: {"count": items}
 
 

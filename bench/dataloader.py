@@ -95,7 +95,9 @@ def plain(job: argparse.Namespace):
     import torch
     from pyarrow import parquet
 
-    encoding, lost, placed = read_vocabulary(job.base), 0, 0
+    encoding = read_vocabulary(job.base)
+    lost = 0
+    placed = 0
     bos = encoding.encode_single_token("<|bos|>")
 
     def documents():
@@ -109,7 +111,8 @@ def plain(job: argparse.Namespace):
 
     def batches():
         nonlocal lost, placed
-        source, buffer = documents(), []
+        source = documents()
+        buffer = []
         while True:
             rows = []
             for _ in range(job.rows):

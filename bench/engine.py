@@ -11,7 +11,9 @@ import random
 from bench.common import Figure, compare, contenders, finish, our_model, parser_of, reference_model
 
 CASES = {"one row": (1, 1), "32 prompts": (32, 1), "32 samples of one prompt": (1, 32)}  # prompts, samples of each
-VOCABULARY, LENGTH, NEW = 4096, 1024, 128
+VOCABULARY = 4096
+LENGTH = 1024
+NEW = 128
 RESERVED = 9  # ids of special tokens
 FIGURES = [Figure("rate", "tokens/s", less_is_better=False, shown=",.0f"), Figure("memory", "MB", shown=",.0f")]
 
@@ -29,10 +31,11 @@ def ours(depth: int, count: int, samples: int):
     from nanochat.engine import Engine, Request
     from nanochat.tokenizer import SPECIAL_TOKENS
 
-    model, _ = our_model(VOCABULARY, depth, 64 * depth, depth, max_seq_len=LENGTH, bos_id=0)
+    model, _ = our_model(VOCABULARY, depth, 64 * depth, depth, depth, max_seq_len=LENGTH, bos_id=0)
     special = dict(zip(SPECIAL_TOKENS, range(VOCABULARY - RESERVED, VOCABULARY), strict=True))
     tokenizer = SimpleNamespace(special_tokens=special, encode=lambda text: [1], decode=lambda ids: "")
-    engine, options = Engine(model, tokenizer), {"temperature": 1.0, "stop": frozenset()}
+    engine = Engine(model, tokenizer)
+    options = {"temperature": 1.0, "stop": frozenset()}
     requests = [Request(prompt, NEW, n=samples, **options) for prompt in prompts(count)]
     engine.generate(requests)  # warm-up
 

@@ -14,8 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.common import ROOT
 
@@ -24,7 +24,8 @@ TINY = "--length 128 --head-dim 32 --window SSSL --vocab 512 --rows 4 --device-b
 STEP = "bench.train_step --data {data}"
 
 
-class Item(NamedTuple):
+@dataclass(frozen=True)
+class Item:
     """A process to run. command: the module and its words; rehearsal: the same, as small as it works on a CPU."""
 
     name: str

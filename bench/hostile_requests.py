@@ -5,7 +5,8 @@ import json
 import socket
 from contextlib import suppress
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 DEEP = 40_000
 # Values that a field may not expect.

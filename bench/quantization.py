@@ -15,7 +15,7 @@ from functools import partial
 from bench.common import parser_of
 from nanochat import quant
 from nanochat.data.corpus import open_corpus
-from nanochat.evals.bpb import bits_by_exit, read_text
+from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.gpt import GPT
 from nanochat.log import table_of, terminal_table
 from nanochat.models import load_model
@@ -38,7 +38,7 @@ class Subject:
         self.score = self.measure(self.model)
 
     def measure(self, model: GPT):
-        return bits_by_exit(model, self.text, model.config.max_seq_len, 8, self.runtime)[-1].value
+        return text_bpb(model, self.text, model.config.max_seq_len, 8, self.runtime).value
 
     def pack(self, plan: str, factor: float = 1.0):
         recipes = quant.assign(plan, quant.matrices(self.model))
@@ -63,7 +63,8 @@ def main():
     parser.add_argument("--qat", nargs="*", default=[], help="base models trained with QAT at the end")
     parser.add_argument("--clip", type=float, default=16, help="first clip of the rows with one, in deviations")
     options = parser.parse_args()
-    gaps, sizes = {}, {}
+    gaps = {}
+    sizes = {}
 
     def note(name: str, subject: Subject, packed: Packed):
         gaps.setdefault(name, []).append(subject.gap(packed))

@@ -76,7 +76,8 @@ class _Meter(TorchDispatchMode):
         self.begin_step()
 
     def begin_step(self):
-        self.peak, self.moment = Counter(), ""
+        self.peak = Counter()
+        self.moment = ""
         self.sent = Counter()
         self.waits = []
 
@@ -100,14 +101,16 @@ class _Meter(TorchDispatchMode):
 
     def hold(self, tensor: Tensor, kind: str):
         """Count a tensor's memory until it is freed, unless it is counted already."""
-        storage, size = _storage(tensor), tensor.untyped_storage().nbytes()
+        storage = _storage(tensor)
+        size = tensor.untyped_storage().nbytes()
         if storage in self.kinds:
             return
         self.kinds[storage] = kind
         self.living[kind] += size
         weakref.finalize(tensor.untyped_storage(), self._free, storage, size)
         if self.living.total() > self.peak.total():
-            self.peak, self.moment = Counter(self.living), kind
+            self.peak = Counter(self.living)
+            self.moment = kind
 
     def _free(self, storage: int, size: int):
         self.living[self.kinds.pop(storage)] -= size
@@ -156,7 +159,8 @@ def rehearse(
     """
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
-    meter, graphs = _Meter(), []
+    meter = _Meter()
+    graphs = []
     with (
         _pretend_device(on, ranks),
         torch.compiler.set_stance("default", force_backend=BACKEND),

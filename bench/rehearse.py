@@ -45,7 +45,7 @@ CHECKED = {  # name → (precision, compiled)
     "fp32": ("fp32", False),
     "bf16, compiled": ("bf16", True),
 }
-SMALL = {"vocab_size": 4096, "depth": 4, "width": 256, "heads": 4, "max_seq_len": 512, "bos_id": 0}
+SMALL = {"vocab_size": 4096, "depth": 4, "width": 256, "heads": 4, "kv_heads": 4, "max_seq_len": 512, "bos_id": 0}
 SMALL_ROWS = 8
 
 
@@ -100,18 +100,14 @@ def new_step(
         device_batch=rows,
         flops_per_token=1.0,
         steps=100,
-        after_step=[lambda state: fp8.refresh(model)],
+        after_step=[lambda state: fp8.requantize(model)],
     )
 
 
 def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: str = "cuda", **options: bool):
     """Return the figures of two rehearsed steps, JSON-able: memory, bytes sent and waits are the second one's."""
     found = rehearse(
-        lambda runtime: new_step(GPTConfig(**shape), rows, runtime, **options),
-        ranks,
-        DTYPES[dtype],
-        on,
-        steps=2,
+        lambda runtime: new_step(GPTConfig(**shape), rows, runtime, **options), ranks, DTYPES[dtype], on, steps=2
     )
     return asdict(found) | {"peak": found.peak}
 
@@ -181,7 +177,8 @@ def table(options: argparse.Namespace):
     cases = product(numbers(options.depths), numbers(options.vocab), options.dtypes.split(","), numbers(options.rows))
     for depth, vocab, precision, rows in cases:
         found = required(rehearsed_run, depth, vocab, precision, rows, options.ranks, options.checkpointing)
-        memory, peak = found["memory"], found["peak"]
+        memory = found["memory"]
+        peak = found["peak"]
         copies = sum(memory.get(kind, 0) for kind in COPIES)
         sizes = [*(memory.get(kind, 0) for kind in KINDS), copies]
         sizes += [peak - sum(sizes), peak]

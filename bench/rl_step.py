@@ -68,7 +68,8 @@ def reference(job: dict):
     words = argparse.Namespace(encode_special=special.get, get_bos_token_id=lambda: special["<|bos|>"])
     words.encode = words.decode = lambda given: ""
     model = reference_model(512, job["vocab"], job["depth"], job["depth"], job["depth"], 64 * job["depth"], "L")
-    engine, optimizer = Engine(model, words), model.setup_optimizer()
+    engine = Engine(model, words)
+    optimizer = model.setup_optimizer()
 
     def group(number: int):
         sampling = {"max_tokens": job["tokens"], "temperature": 0.7, "top_k": 50, "seed": number}

@@ -10,10 +10,11 @@ matrices and head, as in nanochat/scaling.py. FLOPs are counted during training.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -41,7 +42,8 @@ class Config(TagSettings):
     prefix: str = option("", "prefix of the runs' tags (default: all of base_train)")
 
 
-class ScalingRun(NamedTuple):
+@dataclass(frozen=True)
+class ScalingRun:
     """A finished base model."""
 
     tag: str
@@ -55,7 +57,8 @@ class ScalingRun(NamedTuple):
     stderr: float  # standard error, in bits per byte
 
 
-class Optimum(NamedTuple):
+@dataclass(frozen=True)
+class Optimum:
     """The best size for a budget; None: the sizes do not include one."""
 
     flops: float  # the budget
@@ -115,7 +118,8 @@ def optimum(runs: Sequence[ScalingRun]):
         return unknown
     # At one budget, log tokens are nearly a line in log N.
     line = np.polyfit(x, np.log([run.tokens for run in runs]), 1)
-    n, tokens = math.exp(best), math.exp(np.polyval(line, best))
+    n = math.exp(best)
+    tokens = math.exp(np.polyval(line, best))
     return Optimum(runs[0].budget, n, tokens, tokens / n, bpb=np.polyval(curve, best))
 
 
@@ -161,14 +165,14 @@ def main(config: Config):
     runs = read_runs(base_dir(), config.prefix)
     if not runs:
         raise ValueError(f"--prefix={config.prefix}: no such run has finished with a validation loss in {base_dir()}")
-    outcome.tables = [table_of("Runs", COLUMNS, runs)]
+    outcome.tables = [table_of("Runs", COLUMNS, [astuple(run) for run in runs])]
     if config.kind == "miniseries":
         outcome.tables.append(laws_table(runs, {"Bits per byte": "bpb"}))
         outcome.curves = [plot("Bits per byte against compute", "flops", {"runs": runs})]
     else:
         sweeps = by_budget(runs)
         found = [optimum(group) for group in sweeps.values()]
-        outcome.tables.append(table_of(BEST_TITLE, BEST_COLUMNS, found))
+        outcome.tables.append(table_of(BEST_TITLE, BEST_COLUMNS, [astuple(best) for best in found]))
         growth = {"N": "n", "Tokens": "tokens", "Tokens : N, for --target-param-data-ratio": "ratio"}
         outcome.tables.append(laws_table([best for best in found if best.n], growth))
         lines = {f"{budget:.3g} FLOPs": group for budget, group in sweeps.items()}

@@ -39,7 +39,9 @@ class RunningServer:
     """A server that listens. url: without a slash at the end. address: host and port, for a socket."""
 
     def __init__(self, process: subprocess.Popen, url: str, log: list[str]):
-        self.process, self.url, self.log = process, url, log
+        self.process = process
+        self.url = url
+        self.log = log
         self.address = "127.0.0.1", httpx.URL(url).port
         self.http = httpx.Client(base_url=url, timeout=60)
 
@@ -49,7 +51,8 @@ class RunningServer:
 
     def becomes_idle(self):
         """Return True once no sample runs or waits, five times in a row; False after a minute."""
-        quiet, end = 0, time.monotonic() + 60
+        quiet = 0
+        end = time.monotonic() + 60
         while quiet < 5 and time.monotonic() < end:
             quiet = 0 if self.running() else quiet + 1
             time.sleep(0.02)
@@ -67,7 +70,8 @@ def serving(base: Path, *words: str, tag: str = "mine", files: int = 0, **variab
     if files:
         command = ["bash", "-c", f'ulimit -n {files} && exec "$@"', "bash", *command]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    process, log = subprocess.Popen(command, cwd=ROOT, env=env, **streams), []
+    process = subprocess.Popen(command, cwd=ROOT, env=env, **streams)
+    log = []
     try:
         for line in process.stdout:
             log.append(line)

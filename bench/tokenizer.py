@@ -13,9 +13,9 @@ import random
 import string
 import sys
 import tempfile
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.common import Figure, compare, finish, in_child, parser_of
 from bench.tokenizer_peers import VOCABULARIES, WORKS, Job, measure, versions
@@ -24,11 +24,13 @@ GROUPS = ("train", "encode", "extreme")
 LIMIT = 1800  # seconds a process may take, its own start included
 EXTREME_LIMIT = 60
 EXTREME_LENGTH = 1_000_000  # characters
-SECONDS, MEMORY = Figure("seconds", "s", shown=".3f"), Figure("memory", "MB", shown=",.0f")
+SECONDS = Figure("seconds", "s", shown=".3f")
+MEMORY = Figure("memory", "MB", shown=",.0f")
 SPEED = Figure("speed", "MB/s", less_is_better=False, shown=".1f")
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     name: str
     work: str  # a key of WORKS
     job: Job
@@ -60,7 +62,7 @@ def run_case(case: Case, pythons: dict[str, str], repeats: int):
         python = sys.executable if name.startswith("ours") else pythons.get(package)
         if not python:
             return {"failure": "not installed"}
-        answer = in_child(measure, case.work, name, *case.job, python=python, env=env, limit=case.limit)
+        answer = in_child(measure, case.work, name, asdict(case.job), python=python, env=env, limit=case.limit)
         return answer if "failure" in answer else answer | {"speed": case.size / 1e6 / answer["seconds"]}
 
     def verdict(found: dict[str, list[dict]], name: str):
@@ -115,7 +117,7 @@ def extreme_texts(folder: Path):
 def plan(options: argparse.Namespace, job: Job, folder: Path, size: int):
     if "train" in options.what:
         for vocab in options.vocab:
-            yield Case(f"train, {vocab} tokens", "train", job._replace(vocab=vocab), size)
+            yield Case(f"train, {vocab} tokens", "train", replace(job, vocab=vocab), size)
     encoding = {}  # vocabulary -> job
     for name, make in VOCABULARIES.items() if {"encode", "extreme"} & {*options.what} else ():
         ranks = str(folder / f"{name}.tiktoken")
@@ -123,17 +125,17 @@ def plan(options: argparse.Namespace, job: Job, folder: Path, size: int):
         if "failure" in made:
             print(f"\nencoding with {name} is left out: {made['failure']}")
         else:
-            encoding[name] = job._replace(ranks=ranks, pattern=made["pattern"])
+            encoding[name] = replace(job, ranks=ranks, pattern=made["pattern"])
     if "encode" in options.what:
         for name, its in encoding.items():
             for threads in options.threads if name == "cl100k_base" else [job.threads]:
                 what = f"{job.vocab} of ours" if name == "nanochat" else name
-                yield Case(f"encode, {what}, threads: {threads}", "encode", its._replace(threads=threads), size)
+                yield Case(f"encode, {what}, threads: {threads}", "encode", replace(its, threads=threads), size)
     if "extreme" in options.what:
         # Both patterns: where one of them saves a peer's regex engine from a long run of spaces, the other does not.
         works = [("train", "", job), *(("encode", f" {name}", its) for name, its in encoding.items())]
         for (work, name, its), (text, path) in itertools.product(works, extreme_texts(folder)):
-            its = its._replace(texts=path)
+            its = replace(its, texts=path)
             yield Case(f"extreme, {work}{name}, {text}", work, its, EXTREME_LENGTH, EXTREME_LIMIT)
 
 

@@ -12,16 +12,18 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 OWN_VOCABULARY_BYTES = 10_000_000  # text that a peer which cannot load a vocabulary learns its own from
 SEPARATOR = b"<|endoftext|>"  # between documents, for peers that take one buffer
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True)
+class Job:
     """What a child has to do."""
 
     texts: str  # parquet file with a column `text`
@@ -35,16 +37,19 @@ class Job(NamedTuple):
 Prepared = tuple[Callable[[], Any], Callable[[Any], dict]]  # what is timed, and the facts about its result
 
 
-class Peer(NamedTuple):
+@dataclass(frozen=True)
+class Peer:
     package: str  # the distribution that must be installed
     prepare: Callable[[Job], Prepared]
     note: str = ""
 
 
-def measure(work: str, name: str, *job: Any):
+def measure(work: str, name: str, fields: dict[str, Any]):
+    """Prepare a peer's work. fields: of the Job."""
+    job = Job(**fields)
     # For peers that take no number of threads; those that count the cores count these.
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: Job(*job).threads])
-    return WORKS[work][name].prepare(Job(*job))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.threads])
+    return WORKS[work][name].prepare(job)
 
 
 def versions():
@@ -134,7 +139,8 @@ def train_gigatoken(job: Job):
 def train_rustbpe(job: Job):
     import rustbpe
 
-    tokenizer, texts = rustbpe.Tokenizer(), read_texts(job.texts)
+    tokenizer = rustbpe.Tokenizer()
+    texts = read_texts(job.texts)
     run = partial(tokenizer.train_from_iterator, iter(texts), job.vocab, pattern=job.pattern)
     return run, lambda _: {"merges": tokenizer.vocab_size - 256}
 
@@ -142,7 +148,8 @@ def train_rustbpe(job: Job):
 def train_tokenizers(job: Job):
     from tokenizers import models, pre_tokenizers, trainers
 
-    tokenizer, texts = byte_level_bpe(models.BPE(), job.pattern), read_texts(job.texts)
+    tokenizer = byte_level_bpe(models.BPE(), job.pattern)
+    texts = read_texts(job.texts)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=job.vocab, show_progress=False, initial_alphabet=alphabet)
     run = partial(tokenizer.train_from_iterator, iter(texts), trainer)
@@ -218,7 +225,8 @@ def encode_tiktoken_numpy(job: Job):
 
     import numpy as np
 
-    encoding, texts = tiktoken_encoding(read_ranks(job.ranks), job.pattern), read_texts(job.texts)
+    encoding = tiktoken_encoding(read_ranks(job.ranks), job.pattern)
+    texts = read_texts(job.texts)
 
     def run():
         with ThreadPoolExecutor(job.threads) as pool:
@@ -232,11 +240,13 @@ def encode_tokenizers(job: Job):
     from tokenizers import models
 
     # GPT-2's byte-level alphabet: a letter for each byte.
-    printable, spare = {*range(33, 127), *range(161, 173), *range(174, 256)}, map(chr, itertools.count(256))
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    spare = map(chr, itertools.count(256))
     letters = [chr(byte) if byte in printable else next(spare) for byte in range(256)]
     tokens = read_ranks(job.ranks)
     spelled = ["".join(letters[byte] for byte in token) for token in tokens]
-    ranks, merges = {}, []
+    ranks = {}
+    merges = []
     for rank, token in enumerate(tokens):
         if len(token) > 1:  # the tokens before it leave the two parts that it was merged from
             left, right = bpe_encode(ranks, token, visualise=None)
@@ -251,7 +261,9 @@ def encode_tokenizers(job: Job):
 def encode_rustbpe(job: Job):
     import rustbpe
 
-    corpus, texts, tokenizer = read_texts(job.corpus), read_texts(job.texts), rustbpe.Tokenizer()
+    corpus = read_texts(job.corpus)
+    texts = read_texts(job.texts)
+    tokenizer = rustbpe.Tokenizer()
     sizes = itertools.accumulate(len(text.encode()) for text in corpus)
     some = [text for text, end in zip(corpus, sizes, strict=True) if end <= OWN_VOCABULARY_BYTES]
     tokenizer.train_from_iterator(iter(some), 32768, pattern=job.pattern)

@@ -161,7 +161,8 @@ def reference(job: dict, case: str):
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr
             if group["kind"] == "muon":
-                group["momentum"], group["weight_decay"] = momentum, decay * fade
+                group["momentum"] = momentum
+                group["weight_decay"] = decay * fade
         optimizer.step()
         model.zero_grad(set_to_none=True)
         loss.item()  # waits for the device

@@ -171,13 +171,6 @@ class RotaryTable(nn.Module):
         return Rotation(self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2))  # the new axis: heads
 
 
-def exclude_own(y: Tensor, v: Tensor) -> Tensor:
-    """Return attention's output y (B, T, H, D) without its part along the token's own value v (B, T, Hkv, D)."""
-    direction = F.normalize(v.float(), dim=-1).unsqueeze(3)  # (B, T, Hkv, 1, D)
-    grouped = y.float().unflatten(2, (v.shape[2], -1))
-    return (grouped - (grouped * direction).sum(-1, keepdim=True) * direction).flatten(2, 3).to(y.dtype)
-
-
 # ---- masks ----
 
 
@@ -258,30 +251,13 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
         first_key = max(0, earlier + first - mask.window + 1) if mask.window else 0
         seen = slice(first_key, earlier + end)
         allowed = mask.allowed[..., first:end, seen]
-        parts.append(
-            _plain(
-                q[:, first:end],
-                k[:, seen],
-                v[:, seen],
-                allowed,
-                scale,
-                mask.bounded,
-            )
-        )
+        parts.append(_plain(q[:, first:end], k[:, seen], v[:, seen], allowed, scale, mask.bounded))
     return torch.cat(parts, dim=1)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     causal = mask.allowed is None and q.shape[1] > 1  # a single query sees all keys
-    return _by_head(
-        F.scaled_dot_product_attention,
-        q,
-        k,
-        v,
-        attn_mask=mask.allowed,
-        is_causal=causal,
-        scale=scale,
-    )
+    return _by_head(F.scaled_dot_product_attention, q, k, v, attn_mask=mask.allowed, is_causal=causal, scale=scale)
 
 
 def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -331,14 +307,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     # The package does not count a query's own key; -1: no limit.
     window = (mask.window - 1, 0) if mask.window else (-1, -1)
-    out = mask.kernel(
-        q,
-        k,
-        v,
-        softmax_scale=scale,
-        causal=True,
-        window_size=window,
-    )
+    out = mask.kernel(q, k, v, softmax_scale=scale, causal=True, window_size=window)
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
 
 

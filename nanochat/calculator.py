@@ -56,7 +56,7 @@ def _value(node: ast.expr, text: str) -> Fraction:
     match node:
         case ast.Constant(value=int() | float()):
             # The source text rather than the float: 0.1 means exactly one tenth.
-            digits = ast.get_source_segment(text, node)
+            digits = ast.get_source_segment(text, node) or ""
             if not NUMBER.fullmatch(digits):
                 raise ValueError("no plain number")
             return Fraction(digits)

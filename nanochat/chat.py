@@ -11,17 +11,30 @@ and a calculator call inside the answer is `<|python_start|> 12*34 <|python_end|
 
 import codecs
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, cycle, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
 ROLES = ("user", "assistant")
-# Part type -> (name in the special tokens around the part, True if the model learns to write the part).
-# The calculator writes the output, so the model does not learn that.
-PARTS = {"text": ("", True), "python": ("python", True), "python_output": ("output", False)}
+
+
+@dataclass(frozen=True)
+class PartType:
+    """How a part of a message is written as tokens."""
+
+    marker: str  # name in the special tokens around the part; empty: none
+    is_learned: bool  # the model learns to write the part
+
+
+PARTS = {
+    "text": PartType("", is_learned=True),
+    "python": PartType("python", is_learned=True),
+    "python_output": PartType("output", is_learned=False),  # the calculator writes it
+}
 
 
 def check_conversation(conversation: dict[str, Any]) -> None:
@@ -44,7 +57,7 @@ def check_conversation(conversation: dict[str, Any]) -> None:
                 f"message {number}: its content is neither a string nor a list of parts with a `text`"
                 f" and a `type` in {', '.join(kinds)}"
             )
-    if role == "system":
+    if messages[-1]["role"] == "system":
         raise ValueError("the system message needs a user message after it")
 
 
@@ -71,11 +84,11 @@ def render_conversation(conversation: dict[str, Any], tokenizer: Tokenizer) -> t
         add([special[f"<|{role}_start|>"]], learned=False)
         for part in _parts_of(message):
             # Each part is tokenized alone: no token spans two parts.
-            marker, learned = PARTS[part["type"]]
+            kind = PARTS[part["type"]]
             tokens = tokenizer.encode(part["text"])
-            if marker:
-                tokens = [special[f"<|{marker}_start|>"], *tokens, special[f"<|{marker}_end|>"]]
-            add(tokens, is_assistant and learned)
+            if kind.marker:
+                tokens = [special[f"<|{kind.marker}_start|>"], *tokens, special[f"<|{kind.marker}_end|>"]]
+            add(tokens, is_assistant and kind.is_learned)
         # The model has to learn to end an answer.
         add([special[f"<|{role}_end|>"]], is_assistant)
     return ids, mask
@@ -99,10 +112,7 @@ def render_text(conversation: dict[str, Any], tokenizer: Tokenizer) -> list[int]
 
 
 def fitted_prompt(
-    conversation: dict[str, Any],
-    tokenizer: Tokenizer,
-    context: int,
-    answer: int,
+    conversation: dict[str, Any], tokenizer: Tokenizer, context: int, answer: int
 ) -> tuple[list[int], bool]:
     """Return (prompt ids, True if they were shortened) with room for `answer` tokens in `context`.
 
@@ -144,7 +154,8 @@ def messages(texts: Sequence[str | list[dict[str, Any]]]) -> list[dict[str, Any]
 # ---- a reply back to text ----
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True)
+class Piece:
     """Text streamed from a part; kind: a key in PARTS, text: empty at the start of a part."""
 
     kind: str
@@ -166,12 +177,12 @@ class Reply:
         special = tokenizer.special_tokens
         # Special token -> kind of part it begins; empty for tokens without meaning inside a reply.
         self._begins = dict.fromkeys(special.values(), "")
-        for kind, (marker, _) in PARTS.items():
-            if marker:
-                self._begins[special[f"<|{marker}_start|>"]] = kind
-                self._begins[special[f"<|{marker}_end|>"]] = "text"
+        for name, kind in PARTS.items():
+            if kind.marker:
+                self._begins[special[f"<|{kind.marker}_start|>"]] = name
+                self._begins[special[f"<|{kind.marker}_end|>"]] = "text"
 
-    def add(self, token: int) -> list[Piece]:
+    def feed(self, token: int) -> list[Piece]:
         """Return the pieces completed by this token, maybe none."""
         kind = self._begins.get(token)
         # An ordinary token.
@@ -209,7 +220,7 @@ def parts(pieces: Iterable[Piece], ends: bool = False) -> list[dict[str, str]]:
 def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[dict[str, str]]:
     """Return a sampled reply as message content."""
     reply = Reply(tokenizer)
-    return parts(chain(*map(reply.add, tokens), reply.close()))
+    return parts(chain(*map(reply.feed, tokens), reply.close()))
 
 
 def chat_temperature(manifest: Record) -> float:

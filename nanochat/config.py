@@ -13,10 +13,11 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
 from types import FrameType
-from typing import Annotated, Any, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_type_hints
 
 import tyro
 
+from nanochat import registry
 from nanochat.log import print_line
 
 Config = TypeVar("Config")
@@ -59,7 +60,7 @@ _RESUME = tyro.constructors.PrimitiveConstructorSpec(
     is_instance=lambda value: isinstance(value, int | str),
     str_from_instance=lambda value: [str(value)],
 )
-Resume = Annotated[int | str, _RESUME]
+Resume = Annotated[Literal["auto", "never"] | int, _RESUME]
 Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 
 
@@ -151,21 +152,23 @@ def _first_sentence(drawn: str) -> str:
     # tyro frames errors, in Unicode or ASCII; in ASCII a rule stands below the title too.
     below = drawn.partition("\n")[2].replace("│", "")
     sentence = next(filter(str.strip, re.split(r"(?m)^ *[╰─-]{5,}", below)))
-    return " ".join(sentence.split()).removeprefix("Error parsing ")
+    sentence = " ".join(sentence.split()).removeprefix("Error parsing ")
+    # For a type like `int | None` tyro lists the complaints of both parts; the last one is about the value.
+    return re.sub(r"no type matching .*(?:\)\]|'>): ", "", sentence)
 
 
 def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     """Return the config that tyro reads from a command line; ValueError for unknown flags and unreadable values."""
     # The name in `python -m NAME`; a test's class may have none.
     module = sys.modules[config_class.__module__].__spec__
-    program = f"python -m {module.name.removesuffix('.__main__')}" if module else None
+    name = module.name.removesuffix(".__main__") if module else ""
     complaint = io.StringIO()  # tyro draws its errors on stderr
     try:
         with redirect_stderr(complaint):
             flags, unknown = tyro.cli(
                 _grouped(config_class),
                 args=words,
-                prog=program,
+                prog=f"python -m {name}" if name else None,
                 description=config_class.__doc__,
                 return_unknown_args=True,  # refused below, with a close name as a hint
             )
@@ -175,8 +178,11 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
         raise ValueError(_first_sentence(complaint.getvalue())) from None
     rest = [one.name for one in fields(config_class) if one.metadata["rest"]]
     if unknown and not rest:
-        flag = unknown[0].split("=")[0]
         # Both spellings are flags: --max-chars, --max_chars.
+        flag = unknown[0].split("=")[0]
+        moved = registry.MOVED_FLAGS.get(name, {}).get(flag.replace("_", "-"))
+        if moved:
+            raise ValueError(f"{flag} is a flag of python -m {moved}: run that, with the same flags")
         known = [flag_of(one.name) for one in fields(config_class)]
         near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)  # typing errors
         hint = f"did you mean {near[0]}?" if near else "see --help."

@@ -28,8 +28,6 @@ FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 # first key is checkpointing, the second is --fp8. Found by rehearsals (bench/rehearse.py).
 BLOCK_KEEPS = {False: (20.6, 15.8), True: (1.5, 1.5)}
 BLOCK_TAKES = {False: (10, 26), True: (29, 37)}
-# To add to BLOCK_KEEPS for each application of a recursive model, by checkpointing: with it, only the input is kept.
-RECURSION_KEEPS = {False: 2.2, True: -0.35}
 REST_KEEPS = 5  # outside the blocks
 
 
@@ -121,15 +119,15 @@ def memory(
     tokens = rows * model.max_seq_len
     head = counts["head"] or counts["embed"]
     channels = itemsize * tokens * model.width  # bytes of one activation
-    # Times that a block runs with a gradient in a forward. The norms around recursive ones are kept too.
-    times = model.supervision * (model.loops + 1) or model.sweeps
-    keeps = BLOCK_KEEPS[checkpointing][fp8] + (RECURSION_KEEPS[checkpointing] if model.supervision else 0)
+    runs = model.applications
+    times = runs.trained
+    keeps = BLOCK_KEEPS[checkpointing][fp8] + runs.kept[checkpointing]
     # Each time has a copy, unless the backward makes it again. In fp8 there is one, in two orders.
     copies = 1 if checkpointing or fp8 else times
     # A chunk of logits with its gradient, the head in the compute dtype, its gradient in fp32, and one chunk's share;
-    # and for each exit but the last the gradient of the head.
+    # and for each run of the head but the last its gradient.
     loss = 2 * min(CHUNK_BYTES["cuda"], itemsize * tokens * model.padded_vocab) + 8 * head
-    loss += 4 * head * max(0, model.supervision - 1)
+    loss += 4 * head * (runs.heads - 1)
     others = {
         "optimizer": (plan.state_bytes + 4 * empty) / ranks,  # each rank keeps a share
         "activations": channels * (model.depth * times * keeps + REST_KEEPS),
@@ -151,7 +149,10 @@ def memory(
 
 
 def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int) -> tuple[float, float]:
-    """Return the bytes that a rank receives in a step with sharded weights, and with whole ones; recursion aside."""
+    """Return the bytes that a rank receives in a step with sharded weights, and with whole ones.
+
+    For a model that runs each block and the head once.
+    """
     parts = plan.total_batch_size // (rows * plan.model.max_seq_len * ranks)  # micro-batches
     matrices, others = plan.counts["matrices"], plan.counts["total"] - plan.counts["matrices"]
     # Forward and backward gather the weights, embeddings in fp32 and for the forward alone; gradients are fp32.

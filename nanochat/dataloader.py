@@ -20,6 +20,7 @@ import torch
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.data.lanes import Chunk, Deal, Lane, Mix
 from nanochat.log import Record
+from nanochat.protocols import Conversations
 from nanochat.scaling import require_multiple
 from nanochat.settings import PretrainSettings
 from nanochat.start import OpenRun
@@ -77,7 +78,7 @@ class Loader(BatchSource):
     the marks when a batch is taken.
     """
 
-    data: Corpus | Sequence[dict[str, Any]]
+    data: Corpus | Conversations
     tokenizer: Tokenizer
     batch_size: int
     seq_len: int

@@ -6,6 +6,7 @@ change and the step gives -1. On CUDA the steps are graphs, replayed without hel
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -34,7 +35,12 @@ def _updating(
     layers: Sequence[Sequence[Stored]], put: Callable[[Stored, Tensor], Tensor]
 ) -> Callable[[int, Tensor, Tensor], KeysValues]:
     """Return Cache.update for stored keys and values by layer; `put` takes stored and given ones, returns the rows'."""
-    return lambda layer, k, v: tuple(map(put, layers[layer], (k, v)))
+
+    def update(layer: int, k: Tensor, v: Tensor) -> KeysValues:
+        stored_k, stored_v = layers[layer]
+        return put(stored_k, k), put(stored_v, v)
+
+    return update
 
 
 class Cache(NamedTuple):
@@ -88,19 +94,7 @@ class Prefix:
             every = torch.cat([text.flatten(0, 1), own.flatten(0, 1)])  # (all keys, Hkv, D)
             return every.index_select(0, source.flatten()).unflatten(0, source.shape)  # (rows, capacity, Hkv, D)
 
-        return Cache(
-            _updating(self.layers, joined),
-            positions.to(device),
-            self.last[texts.to(device)],
-            capacity,
-        )
-
-
-def cached_layers(model: GPT) -> int:
-    """Return the number of times that blocks run in a forward, each with keys and values of its own."""
-    config = model.config
-    sweeps = config.passes * (config.loops + 1) if config.supervision else config.sweeps
-    return config.depth * model.steps * sweeps
+        return Cache(_updating(self.layers, joined), positions.to(device), self.last[texts.to(device)], capacity)
 
 
 class KVCache:
@@ -113,9 +107,10 @@ class KVCache:
 
     def __init__(self, model: GPT, slots: int, length: int) -> None:
         self.slots = slots
-        config, device = model.config, model.device
+        config = model.config
+        device = model.device
         # Keys and values; heads before length: the keys that one head reads lie together.
-        shape = (cached_layers(model), 2, slots, config.kv_heads, length, config.head_dim)
+        shape = (model.cached_layers, 2, slots, config.kv_heads, length, config.head_dim)
         # Zeros, because masked values must still be finite.
         self.store = torch.zeros(shape, dtype=model.compute_dtype, device=device)
         self.layers = [layer.unbind() for layer in self.store]
@@ -131,12 +126,7 @@ class KVCache:
 
         return Cache(_updating(self.layers, put))
 
-    def next_tokens(
-        self,
-        positions: Tensor,
-        previous: Tensor,
-        capacity: int,
-    ) -> Cache:
+    def next_tokens(self, positions: Tensor, previous: Tensor, capacity: int) -> Cache:
         """Return the cache that runs one more token in the first rows, at positions (rows, 1) below `capacity`."""
         # (rows * kv_heads,): each new key's index among a layer's keys.
         places = (self.offsets[: len(positions)] + positions).flatten()
@@ -146,19 +136,9 @@ class KVCache:
             store.view(-1, store.shape[-1]).index_copy_(0, places, given.flatten(0, 2))
             return store[: len(given), :, :capacity].transpose(1, 2)  # a view, (rows, capacity, Hkv, D)
 
-        return Cache(
-            _updating(self.layers, put),
-            positions,
-            previous,
-            capacity,
-        )
+        return Cache(_updating(self.layers, put), positions, previous, capacity)
 
-    def copy(
-        self,
-        source: int,
-        target: int,
-        length: int,
-    ) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions from one slot into another."""
         self.store[:, :, target, :, :length] = self.store[:, :, source, :, :length]
 
@@ -179,14 +159,33 @@ STATE = """
     uniform      float64  by position: the row's random numbers, from 0 to 1
     forced       int64    by position: a token to put in instead of a chosen one; -1: none
 """
+RowState = dict[str, float | np.ndarray]  # the entries of STATE that a row begins with; `Decoder.seat` sets the rest
 
 
-class StepKind(NamedTuple):
+@dataclass(frozen=True)
+class StepKind:
     """The parts of a step that the rows need; on CUDA each kind has a separate graph."""
 
     sampled: bool  # some row has a temperature
     ranks: int  # likeliest tokens that top-k and top-p must order; 0: no row filters
     logprobs: bool
+
+
+@dataclass(frozen=True)
+class GraphShape:
+    """The steps that one CUDA graph can run."""
+
+    rows: int
+    keys: int
+    kind: StepKind
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A captured step, and the memory in which a replay leaves what `Decoder._compute` returns."""
+
+    graph: torch.cuda.CUDAGraph
+    columns: list[Tensor]
 
 
 class Decoder:
@@ -197,40 +196,52 @@ class Decoder:
         self.config = model.config
         self.device = model.device
         self.on_cuda = self.device.type == "cuda"
-        self.cache: KVCache | None = None  # made by make_room
+        self._cache: KVCache | None = None
         self.wanted = 0  # slots; where memory is short there are fewer
         self.length = 0  # positions in a slot
+
+    @property
+    def cache(self) -> KVCache:
+        """The cache that `make_room` has made."""
+        assert self._cache is not None, "make_room comes first"
+        return self._cache
 
     def make_room(self, slots: int, length: int) -> int:
         """Make room while no row runs; return the number of slots: fewer than asked if memory is short."""
         length = min(self._keys(length), self.config.max_seq_len)
         if slots > self.wanted or length > self.length:
-            wanted, length = max(slots, self.wanted), max(length, self.length)
-            self.cache = None  # frees the old memory before the new is allocated
-            self.state = {}  # name → (slots, size)
-            self.graphs = {}  # on CUDA, by step shape; old ones read the old cache
-            self.wanted = self.length = 0  # until there is a cache
-            key_bytes = self.config.kv_width * self.model.compute_dtype.itemsize
-            slot_bytes = 2 * cached_layers(self.model) * length * key_bytes  # keys and values
-            free = free_memory(self.device)
-            if slot_bytes > free:
-                needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
-                raise ValueError(
-                    f"the cache for one row of {length} tokens needs {needed}: take fewer --exits, or a shorter context"
-                )
-            self.wanted, self.length = wanted, length
-            fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
-            self.cache = KVCache(self.model, min(self.wanted, fit), self.length)
-            sizes = {"halting": self.config.vocab_size, "uniform": self.length, "forced": self.length}
-            for name, dtype, _ in parse_rows(STATE):
-                if self.device.type == "mps":
-                    dtype = dtype.replace("float64", "float32")  # it has no fp64
-                shape = self.cache.slots, sizes.get(name, 1)
-                self.state[name] = torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
-            if self.on_cuda:
-                self.pool = torch.cuda.graph_pool_handle()
-                self.stream = torch.cuda.Stream()  # torch's own for capturing would belong to the first device
+            self._allocate(max(slots, self.wanted), max(length, self.length))
         return min(slots, self.cache.slots)
+
+    def _allocate(self, slots: int, length: int) -> None:
+        """Replace cache and row state by larger ones; ValueError if not even one row of this length fits."""
+        self._cache = None  # frees the old memory before the new is allocated
+        self.state: dict[str, Tensor] = {}  # name → (slots, size)
+        self.graphs: dict[GraphShape, Graph | None] = {}  # on CUDA; old ones read the old cache
+        # Until there is a cache.
+        self.wanted = 0
+        self.length = 0
+        key_bytes = self.config.kv_width * self.model.compute_dtype.itemsize
+        slot_bytes = 2 * self.model.cached_layers * length * key_bytes  # keys and values
+        free = free_memory(self.device)
+        if slot_bytes > free:
+            needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
+            raise ValueError(
+                f"the cache for one row of {length} tokens needs {needed}: take fewer --exits, or a shorter context"
+            )
+        fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
+        self._cache = KVCache(self.model, min(slots, fit), length)
+        sizes = {"halting": self.config.vocab_size, "uniform": length, "forced": length}
+        for name, dtype, _ in parse_rows(STATE):
+            if self.device.type == "mps":
+                dtype = dtype.replace("float64", "float32")  # it has no fp64
+            shape = (self.cache.slots, sizes.get(name, 1))
+            self.state[name] = torch.zeros(shape, dtype=getattr(torch, dtype), device=self.device)
+        if self.on_cuda:
+            self.pool = torch.cuda.graph_pool_handle()
+            self.stream = torch.cuda.Stream()  # torch's own for capturing would belong to the first device
+        self.wanted = slots
+        self.length = length
 
     def _keys(self, positions: int) -> int:
         blocks = -(-positions // KEYS_BLOCK)
@@ -244,12 +255,13 @@ class Decoder:
         slots = sorted(longer, key=lambda slot: -len(prompts[slot]))  # longest first: little padding in a batch
         while slots:
             rows = max(1, PREFILL_TOKENS // (len(prompts[slots[0]]) - 1))
-            batch, slots = slots[:rows], slots[rows:]
+            batch = slots[:rows]
+            slots = slots[rows:]
             ids = [torch.as_tensor(prompts[slot][:-1], dtype=torch.int64) for slot in batch]
             cache = self.cache.prompts(torch.tensor(batch, device=self.device))
             self.model.hidden(pad_sequence(ids, batch_first=True).to(self.device), cache=cache)
 
-    def seat(self, first: int, rows: list[dict[str, float | np.ndarray]]) -> None:
+    def seat(self, first: int, rows: Sequence[RowState]) -> None:
         """Begin rows in the slots from `first` on, after their prompts have run up to the last token.
 
         They are live, and without forced tokens. A row has the other entries of STATE: numbers, or arrays.
@@ -261,35 +273,20 @@ class Decoder:
             values = np.stack([row[name] for row in rows])
             self.state[name][slots] = torch.from_numpy(values).view(len(rows), -1)
 
-    def resume(
-        self,
-        slot: int,
-        position: int,
-        forced: list[int],
-    ) -> None:
+    def resume(self, slot: int, position: int, forced: list[int]) -> None:
         """Let a row that stands still continue; `forced` tokens are put in from the position on."""
         tokens = torch.tensor(forced, dtype=torch.int64, device=self.device)
         self.state["forced"][slot, position : position + len(forced)] = tokens
         self.state["live"][slot] = True
 
-    def move(
-        self,
-        source: int,
-        target: int,
-        length: int,
-    ) -> None:
+    def move(self, source: int, target: int, length: int) -> None:
         """Move a row into another slot; `length` is the number of tokens that the host knows."""
         # One more: a step under way may have added a token.
         self.cache.copy(source, target, length + 1)
         for state in self.state.values():
             state[target] = state[source]
 
-    def step(
-        self,
-        rows: int,
-        longest: int,
-        kind: StepKind,
-    ) -> tuple[list[Tensor], torch.cuda.Event | None]:
+    def step(self, rows: int, longest: int, kind: StepKind) -> tuple[list[Tensor], torch.cuda.Event | None]:
         """Return the columns from `_compute` for the first rows, on the host, and on CUDA the event to wait for first.
 
         longest: tokens in the longest row, as far as the host knows.
@@ -299,38 +296,30 @@ class Decoder:
         if not self.on_cuda:
             return self._compute(rows, keys, kind), None
         bucket = next((size for size in BUCKETS if size >= rows), rows)  # the next larger row count with a graph
-        columns = self._replay((min(bucket, self.cache.slots), keys, kind))
+        columns = self._replay(GraphShape(min(bucket, self.cache.slots), keys, kind))
         on_host = [column.to("cpu", non_blocking=True) for column in columns]
-        return on_host, torch.cuda.current_stream().record_event()
+        copied = torch.cuda.Event()
+        copied.record()
+        return on_host, copied
 
-    def _replay(self, shape: tuple[int, int, StepKind]) -> list[Tensor]:
-        """Run a step as a CUDA graph, captured by the second step with the same (rows, keys, kind)."""
+    def _replay(self, shape: GraphShape) -> list[Tensor]:
+        """Run a step as a CUDA graph, captured by the second step with the same shape."""
         if shape not in self.graphs:
             # The first step runs without a graph and does all one-time work.
             self.graphs[shape] = None
-            return self._compute(*shape)
-        if not self.graphs[shape]:
+            return self._compute(shape.rows, shape.keys, shape.kind)
+        captured = self.graphs[shape]
+        if captured is None:
             graph = torch.cuda.CUDAGraph()
             # thread_local: engines in other threads may use CUDA meanwhile.
-            capture = torch.cuda.graph(
-                graph,
-                self.pool,
-                self.stream,
-                capture_error_mode="thread_local",
-            )
+            capture = torch.cuda.graph(graph, self.pool, self.stream, capture_error_mode="thread_local")
             with CAPTURING, capture:
-                columns = self._compute(*shape)
-            self.graphs[shape] = graph, columns
-        graph, columns = self.graphs[shape]
-        graph.replay()
-        return columns
+                columns = self._compute(shape.rows, shape.keys, shape.kind)
+            captured = self.graphs[shape] = Graph(graph, columns)
+        captured.graph.replay()
+        return captured.columns
 
-    def _compute(
-        self,
-        rows: int,
-        keys: int,
-        kind: StepKind,
-    ) -> list[Tensor]:
+    def _compute(self, rows: int, keys: int, kind: StepKind) -> list[Tensor]:
         """Return the token given to each row, and with kind.logprobs the model's log-probability for its choice."""
         state = {name: value[:rows] for name, value in self.state.items()}
         newest = state["token"]  # (rows, 1), as the other single numbers

@@ -1,29 +1,31 @@
 """Generation: many requests at once in fixed slots, with the same result for a row as alone, and calculator calls.
 
-`Engine.step` is schedule → run → follow: free slots take waiting sequences, the decoder gives each row a token, and
-tokens become events. A sequence that ends makes room for the next one at once. On a GPU the host follows tokens one
-step late, so no step waits for the host.
+A `Request` has n `Sample`s. `Engine.step` is schedule → run → follow: free slots get waiting samples, the decoder gives
+each row a token, and tokens become `Event`s; a `Completion` collects those of one sample. A sample that ends makes room
+for the next one at once. On a GPU the host follows tokens one step late, so no step waits for the host.
 """
 
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import repeat
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from nanochat.calculator import REFUSALS, calculate
-from nanochat.decoder import Decoder, StepKind
-from nanochat.fused import pack, refresh
+from nanochat.decoder import Decoder, RowState, StepKind
+from nanochat.fused import copy_weights, pack
 from nanochat.gpt import GPT
 from nanochat.log import print_line
+from nanochat.models import as_written
 from nanochat.tokenizer import Tokenizer
 
 ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
+SCORED_AT_ONCE = 256  # positions whose logits `Engine.score` computes together
+
+Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others, by id
 
 
 @dataclass(frozen=True)
@@ -35,22 +37,39 @@ class Request:
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
-    seed: int = 0  # each sample has a separate random generator, from the seed and the sample number
+    seed: int = 0  # each sample has a separate random generator, from the seed and the sample's number
     stop: frozenset[int] | None = None  # ids that end a sample and are left out; None: ends of a turn
     n: int = 1
     logprobs: bool = False  # events have the model's log-probabilities
 
-    def __post_init__(self) -> None:
-        # Below, fp32 would overflow or vanish; the likeliest token is meant.
-        if min(self.temperature, self.top_p) < 1e-6:
-            object.__setattr__(self, "temperature", 0.0)  # the dataclass is frozen
+    @property
+    def is_greedy(self) -> bool:
+        """True if the likeliest token is meant: with smaller settings than these, fp32 would overflow or vanish."""
+        return min(self.temperature, self.top_p) < 1e-6
 
 
-class Event(NamedTuple):
+@dataclass(eq=False)
+class Sample:
+    """One of a request's n continuations. From `Engine.submit` on, only the thread that calls the engine reads it."""
+
+    request: Request
+    prompt_number: int  # of the request among those submitted together
+    number: int  # of this sample in the request
+    # Set by Engine.submit:
+    events: "deque[Event]" = field(init=False)  # gets the sample's events; their owner removes them
+    stop: frozenset[int] = field(init=False)
+    most: int = field(init=False)  # limit on tokens, prompt included
+    length: int = field(init=False)  # tokens so far, prompt included
+    slot: int = field(default=-1, init=False)  # -1: it waits, or has ended
+    forced: int = field(default=0, init=False)  # tokens left from the calculator's answer
+    expression: list[int] | None = field(default=None, init=False)  # tokens since <|python_start|>
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
     """A token in a sample, or the sample's end: then token is None, and reason is stop, length or error."""
 
-    request: int
-    sample: int
+    sample: Sample
     token: int | None
     sampled: bool = True  # chosen by the model, not put in by the calculator
     reason: str = ""
@@ -60,7 +79,7 @@ class Event(NamedTuple):
 
 @dataclass
 class Completion:
-    """All events from one sample, collected."""
+    """All events of one sample, collected."""
 
     tokens: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)  # 1: chosen by the model, 0: put in by the calculator
@@ -68,7 +87,7 @@ class Completion:
     # One per token, and one more if the model chose to stop; 0 if the request does not ask.
     logprobs: list[float] = field(default_factory=list)
 
-    def add(self, event: Event) -> None:
+    def append(self, event: Event) -> None:
         if event.reason not in ("length", "error"):  # a cut sample has no chosen end
             self.logprobs.append(event.logprob)
         if event.token is None:
@@ -78,114 +97,137 @@ class Completion:
             self.mask.append(int(event.sampled))
 
 
-@dataclass(eq=False)
-class Job:
-    """Requests submitted together. The owner takes the events out."""
-
-    open: int = 0  # samples still waiting or running
-    events: deque[Event] = field(default_factory=deque)
-
-
-@dataclass(eq=False)
-class _Sequence:
-    """A sample that waits, or runs in a slot."""
-
-    job: Job
-    request: Request
-    number: int  # index of the request in the job
-    sample: int
-    stop: frozenset[int]
-    most: int  # limit on tokens, prompt included
-    length: int  # tokens so far, prompt included
-    slot: int = -1  # -1: none
-    forced: int = 0  # tokens left from the calculator's answer
-    expression: list[int] | None = None  # tokens since <|python_start|>
-
-    def add(self, token: int | None, **facts: Any) -> None:
-        """Give the job an event; facts: the further fields."""
-        self.job.events.append(Event(self.number, self.sample, token, **facts))
+def samples_of(requests: Sequence[Request]) -> list[Sample]:
+    """Return the n samples of each request, in order."""
+    return [Sample(request, number, i) for number, request in enumerate(requests) for i in range(request.n)]
 
 
 class Engine:
-    """Runs jobs on a packed copy of the model's weights; `refresh` copies the present weights.
+    """Generates with a packed copy of the model's weights; `update_weights` copies the present weights.
 
-    slots: rows at once; 0: as many as pay on the device. Jobs may come and go while others run, in one thread.
+    slots: rows at once; 0: as many as pay on the device. Samples may come and go while others run, in one thread.
     """
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, slots: int = 0) -> None:
-        packed = pack(model)
-        self.decoder = Decoder(packed)
+        self.model = model
+        self.packed = pack(model)
+        self.decoder = Decoder(self.packed)
         self.config = model.config
-        self.refresh = partial(refresh, packed, model)
+        self.device = model.device
         self.slots = slots or (256 if self.decoder.on_cuda else 64)
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
         self.ends = frozenset(self.special[name] for name in ENDS)
-        self.rows: list[_Sequence] = []  # in the order of their slots
-        self.waiting: deque[_Sequence] = deque()
-        self.longest = 0  # most tokens that any sequence so far may have
-        self.unread = None  # on CUDA: the last step, with tokens not yet followed
+        self.rows: list[Sample] = []  # in the order of their slots
+        self.waiting: deque[Sample] = deque()
+        self.longest = 0  # most tokens that any sample so far may have
+        self.unread: _Step | None = None  # on CUDA: the last step, with tokens not yet followed
+
+    def update_weights(self) -> None:
+        """Copy the model's present weights. All ranks of a sharded model call this together."""
+        copy_weights(self.packed, self.model)
+
+    @torch.inference_mode()
+    def reserve(self) -> None:
+        """Allocate the cache for whole contexts in all slots; where memory is short, there are fewer slots from now on.
+
+        A server calls this while nothing runs: the cache never grows afterwards.
+        """
+        self.longest = self.config.max_seq_len
+        self.slots = self.decoder.make_room(self.slots, self.longest)
+
+    @torch.inference_mode()
+    def score(self, tokens: Sequence[int], top: int) -> Score:
+        """Return log-probabilities from a plain forward pass: of each token but the first, and the `top` likeliest."""
+        found = []
+        ids = torch.tensor(tokens, device=self.device)
+        # Hidden states (positions, width); position i predicts token i + 1.
+        with as_written(self.model):  # rows have any length
+            hidden = self.model.hidden(ids[None, :-1])[0]
+        # Logits for a whole context may take gigabytes.
+        for some, targets in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
+            logprobs = self.model.logits(some).log_softmax(-1)
+            # The likeliest tokens come first; the row's own may be one of them, or one more.
+            tokens_shown = torch.cat([logprobs.topk(top).indices, targets[:, None]], dim=1)
+            rows = zip(tokens_shown.tolist(), logprobs.gather(1, tokens_shown).tolist(), strict=True)
+            found += [dict(zip(*row, strict=True)) for row in rows]
+        return found
+
+    # ---- loops over steps ----
 
     def generate(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """Return the n completions of each request."""
-        return [completions for _, completions in sorted(self.finished(requests))]
+        completions: list[list[Completion]] = [[] for _ in requests]
+        for number, found in self.finished(requests):
+            completions[number] = found
+        return completions
 
     def finished(self, requests: Sequence[Request]) -> Iterator[tuple[int, list[Completion]]]:
         """Yield each request's number and n completions when the last of them has ended."""
         completions = [[Completion() for _ in range(request.n)] for request in requests]
-        # Samples end in any order; each event names the request and the sample.
+        # Samples end in any order; each event names its sample.
         for event in self.stream(requests):
-            samples = completions[event.request]
-            samples[event.sample].add(event)
-            if event.token is None and all(sample.reason for sample in samples):
-                yield event.request, samples
+            sample = event.sample
+            of_request = completions[sample.prompt_number]
+            of_request[sample.number].append(event)
+            if event.token is None and all(completion.reason for completion in of_request):
+                yield sample.prompt_number, of_request
 
-    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+    def stream(self, requests: Sequence[Request]) -> Generator[Event, None, None]:
         """Yield all samples' events as they come, in order within a sample; closing the iterator cancels them."""
-        job = self.submit(requests)
+        events: deque[Event] = deque()
+        samples = samples_of(requests)
+        self.submit(samples, events)
+        left = len(samples)
         try:
-            while job.open:  # steps serve other jobs too
+            while left:  # steps serve other samples too
                 self.step()
-                while job.events:
-                    yield job.events.popleft()
+                while events:
+                    event = events.popleft()
+                    if event.token is None:
+                        left -= 1
+                    yield event
         finally:
-            self.cancel(job)
+            self.cancel(samples)
 
-    def submit(self, requests: Sequence[Request]) -> Job:
-        """Queue requests; ValueError for an invalid one. The samples run in the steps that follow."""
-        job = Job()
-        sequences = []
+    # ---- samples come, run and go ----
+
+    def submit(self, samples: Sequence[Sample], events: deque[Event]) -> None:
+        """Queue samples to run in the steps that follow, which append to `events`; ValueError for an invalid prompt."""
         context = self.config.max_seq_len
-        for number, request in enumerate(requests):
+        for sample in samples:
+            request = sample.request
             length = len(request.tokens)
             if not 0 < length < context:
-                raise ValueError(f"prompt {number} has {length} tokens, the context holds 1 to {context - 1}")
-            stop = self.ends if request.stop is None else request.stop
-            most = min(length + request.max_new_tokens, context)
-            self.longest = max(self.longest, most)
-            sequences += [_Sequence(job, request, number, i, stop, most, length) for i in range(request.n)]
+                raise ValueError(
+                    f"prompt {sample.prompt_number} has {length} tokens, the context holds 1 to {context - 1}"
+                )
+            sample.events = events
+            sample.stop = self.ends if request.stop is None else request.stop
+            sample.most = min(length + request.max_new_tokens, context)
+            sample.length = length
+            self.longest = max(self.longest, sample.most)
         # The longest first: a lack of memory shows at once.
-        sequences.sort(key=lambda sequence: -sequence.length)
-        job.open = len(sequences)
-        self.waiting.extend(sequences)
-        return job
+        self.waiting.extend(sorted(samples, key=lambda sample: -sample.length))
 
     @torch.inference_mode()
-    def cancel(self, job: Job, *samples: tuple[int, int]) -> None:
-        """End a job's samples, or only these (request, sample) pairs, and free the slots."""
-        leaving = [sequence for sequence in (*self.waiting, *self.rows) if sequence.job is job]
-        if samples:
-            leaving = [sequence for sequence in leaving if (sequence.number, sequence.sample) in samples]
-        job.open -= len(leaving)
-        for sequence in leaving:
-            if sequence.slot >= 0:
-                self._release(sequence)
+    def cancel(self, samples: Collection[Sample]) -> None:
+        """End samples without an event, and free their slots; those that have ended are ignored."""
+        ending = set(samples)
+        for sample in [sample for sample in (*self.waiting, *self.rows) if sample in ending]:
+            if sample.slot >= 0:
+                self._release(sample)
             else:
-                self.waiting.remove(sequence)
+                self.waiting.remove(sample)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no sample waits or runs."""
+        return not (self.waiting or self.rows)
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Give each running sequence a token and each job the new events, on CUDA the events from the step before."""
+        """Give each running sample a token and its queue the new event, on CUDA the event from the step before."""
         self._schedule()
         step = self._run() if self.rows else None
         if self.decoder.on_cuda:
@@ -197,7 +239,7 @@ class Engine:
     # ---- schedule ----
 
     def _schedule(self) -> None:
-        """Move waiting sequences into free slots."""
+        """Move waiting samples into free slots."""
         if not self.waiting:
             return
         if not self.rows:  # the decoder's memory can change
@@ -205,41 +247,41 @@ class Engine:
         running = len(self.rows)
         room = min(self.slots, self.decoder.cache.slots)
         # A prompt runs once: later samples copy the slot from a sample already there.
-        holders = {id(sequence.request): sequence.slot for sequence in self.rows}
+        holders = {id(sample.request): sample.slot for sample in self.rows}
         prompts = {}
-        copies = []  # (slot with the prompt, sequence that takes a copy)
-        # A sequence too long for the slots waits until no row runs.
+        copies = []  # (slot with the prompt, sample that gets a copy)
+        # A sample too long for the slots waits until no row runs.
         while self.waiting and len(self.rows) < room and self.waiting[0].most <= self.decoder.length:
-            sequence = self.waiting.popleft()
-            sequence.slot = len(self.rows)
-            self.rows.append(sequence)
-            holder = holders.setdefault(id(sequence.request), sequence.slot)
-            if holder == sequence.slot:
-                prompts[holder] = sequence.request.tokens
+            sample = self.waiting.popleft()
+            sample.slot = len(self.rows)
+            self.rows.append(sample)
+            holder = holders.setdefault(id(sample.request), sample.slot)
+            if holder == sample.slot:
+                prompts[holder] = sample.request.tokens
             else:
-                copies.append((holder, sequence))
+                copies.append((holder, sample))
         self.decoder.prefill(prompts)
-        for holder, sequence in copies:
+        for holder, sample in copies:
             # The last prompt token is not stored: the first step feeds it.
-            self.decoder.cache.copy(holder, sequence.slot, sequence.length - 1)
+            self.decoder.cache.copy(holder, sample.slot, sample.length - 1)
         if self.rows[running:]:
-            self.decoder.seat(running, [self._start(sequence) for sequence in self.rows[running:]])
+            self.decoder.seat(running, [self._start(sample) for sample in self.rows[running:]])
 
-    def _start(self, sequence: _Sequence) -> dict[str, Any]:
+    def _start(self, sample: Sample) -> RowState:
         """Return the row for `Decoder.seat`."""
-        request = sequence.request
+        request = sample.request
         halting = np.zeros(self.config.vocab_size, dtype=bool)
-        halting[[*sequence.stop, self.special["<|python_end|>"]]] = True
+        halting[[*sample.stop, self.special["<|python_end|>"]]] = True
         # All random numbers in advance: a sample does not depend on the rows beside it.
         uniform = np.zeros(self.decoder.length)
-        generator = np.random.default_rng([request.seed, sequence.sample])
-        uniform[sequence.length : sequence.most] = generator.random(sequence.most - sequence.length)
+        generator = np.random.default_rng([request.seed, sample.number])
+        uniform[sample.length : sample.most] = generator.random(sample.most - sample.length)
         return {
             "token": request.tokens[-1],
             "previous": request.tokens[-2:][0],  # any id for a prompt with one token
-            "position": sequence.length - 1,
-            "last": sequence.most - 1,
-            "temperature": request.temperature,
+            "position": sample.length - 1,
+            "last": sample.most - 1,
+            "temperature": 0.0 if request.is_greedy else request.temperature,
             "top_k": request.top_k or self.config.vocab_size,
             "top_p": request.top_p,
             "halting": halting,
@@ -249,16 +291,16 @@ class Engine:
     # ---- run ----
 
     def _run(self) -> "_Step":
-        words = self.config.vocab_size
+        vocab_size = self.config.vocab_size
         # Only the parts that some row needs run in this step.
-        sampled = [sequence.request for sequence in self.rows if sequence.request.temperature]
+        sampled = [sample.request for sample in self.rows if not sample.request.is_greedy]
         # top-p alone may need any number of ranks.
-        filtered = (request.top_k or words for request in sampled if request.top_k or request.top_p < 1)
+        filtered = (request.top_k or vocab_size for request in sampled if request.top_k or request.top_p < 1)
         ranks = max(filtered, default=0)
         if ranks:
-            ranks = min(1 << (ranks - 1).bit_length(), words)  # a power of two: fewer graphs
-        logprobs = any(sequence.request.logprobs for sequence in self.rows)
-        longest = max(sequence.length for sequence in self.rows)
+            ranks = min(1 << (ranks - 1).bit_length(), vocab_size)  # a power of two: fewer graphs
+        logprobs = any(sample.request.logprobs for sample in self.rows)
+        longest = max(sample.length for sample in self.rows)
         columns, event = self.decoder.step(len(self.rows), longest, StepKind(bool(sampled), ranks, logprobs))
         return _Step(list(self.rows), columns, event)
 
@@ -270,69 +312,69 @@ class Engine:
             step.event.synchronize()
         tokens, *rest = (column.tolist() for column in step.columns)
         logprobs = rest[0] if rest else repeat(0.0)
-        # Not strict: a graph may have more rows than there are sequences.
-        for sequence, token, logprob in zip(step.sequences, tokens, logprobs, strict=False):
+        # Not strict: a graph may have more rows than there are samples.
+        for sample, token, logprob in zip(step.samples, tokens, logprobs, strict=False):
             # Rows that stand still get -1; others may have left since the step began.
-            if token >= 0 and sequence.slot >= 0:
+            if token >= 0 and sample.slot >= 0:
                 try:
-                    self._follow_token(sequence, token, logprob if sequence.request.logprobs else 0.0)
+                    self._follow_token(sample, token, logprob if sample.request.logprobs else 0.0)
                 except Exception:  # whatever one row's text does must not end the others
                     print_line(f"engine: a sample ends with an error\n{traceback.format_exc()}")
-                    self._end(sequence, "error")
+                    self._end(sample, "error")
 
-    def _follow_token(self, sequence: _Sequence, token: int, logprob: float) -> None:
-        sampled = sequence.forced == 0
+    def _follow_token(self, sample: Sample, token: int, logprob: float) -> None:
+        sampled = sample.forced == 0
         if not sampled:
-            sequence.forced -= 1
+            sample.forced -= 1
             logprob = 0.0
-        elif token in sequence.stop:
-            self._end(sequence, "stop", logprob)
+        elif token in sample.stop:
+            self._end(sample, "stop", logprob)
             return
-        sequence.length += 1
-        sequence.add(token, sampled=sampled, logprob=logprob)
-        answer = self._answer(sequence, token) if sampled else None
-        room = sequence.most - sequence.length
+        sample.length += 1
+        sample.events.append(Event(sample, token, sampled, logprob=logprob))
+        answer = self._answer(sample, token) if sampled else None
+        room = sample.most - sample.length
         if room == 0:
-            self._end(sequence, "length")
+            self._end(sample, "length")
         elif answer is not None:
-            sequence.forced = min(len(answer), room)
-            self.decoder.resume(sequence.slot, sequence.length, answer[:room])
+            sample.forced = min(len(answer), room)
+            self.decoder.resume(sample.slot, sample.length, answer[:room])
 
-    def _answer(self, sequence: _Sequence, token: int) -> list[int] | None:
+    def _answer(self, sample: Sample, token: int) -> list[int] | None:
         """Return the calculator's answer, perhaps empty, if the token ends an expression (the row waits); else None."""
         if token == self.special["<|python_start|>"]:
-            sequence.expression = []
+            sample.expression = []
             return None
         if token != self.special["<|python_end|>"]:
-            if sequence.expression is not None:
-                sequence.expression.append(token)
+            if sample.expression is not None:
+                sample.expression.append(token)
             return None
-        expression = sequence.expression or []
-        sequence.expression = None
+        expression = sample.expression or []
+        sample.expression = None
         try:
             answer = calculate(self.tokenizer.decode(expression))
         except REFUSALS:
             return []  # no answer: the model continues
         return [self.special["<|output_start|>"], *self.tokenizer.encode(answer), self.special["<|output_end|>"]]
 
-    def _end(self, sequence: _Sequence, reason: str, logprob: float = 0.0) -> None:
-        self._release(sequence)
-        sequence.job.open -= 1
-        sequence.add(None, reason=reason, logprob=logprob)
+    def _end(self, sample: Sample, reason: str, logprob: float = 0.0) -> None:
+        self._release(sample)
+        sample.events.append(Event(sample, None, reason=reason, logprob=logprob))
 
-    def _release(self, sequence: _Sequence) -> None:
-        """Free a slot and move the last sequence there, because a step runs the first slots."""
+    def _release(self, sample: Sample) -> None:
+        """Free a slot and move the last sample there, because a step runs the first slots."""
         moved = self.rows.pop()
-        if moved is not sequence:
-            self.decoder.move(moved.slot, sequence.slot, moved.length)
-            moved.slot = sequence.slot
+        if moved is not sample:
+            self.decoder.move(moved.slot, sample.slot, moved.length)
+            moved.slot = sample.slot
             self.rows[moved.slot] = moved
-        sequence.slot = -1
+        sample.slot = -1
 
 
-class _Step(NamedTuple):
+@dataclass(frozen=True)
+class _Step:
     """Tokens from a step, on the way to the host."""
 
-    sequences: list[_Sequence]
-    columns: list[torch.Tensor]  # tokens, and log-probabilities if a request asks for them
+    samples: list[Sample]  # those in the first slots when the step began
+    columns: list[torch.Tensor]  # (rows,) each: tokens, and log-probabilities if a request asks for them
     event: torch.cuda.Event | None  # on CUDA: afterwards the columns are on the host

@@ -38,14 +38,7 @@ class _Float8Product(torch.autograd.Function):
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
         # Sums in the forward keep fewer digits. The kernel takes its right matrix as a transposed view.
-        return torch._scaled_mm(
-            x8,
-            by_rows.t(),
-            x_scale,
-            weight_scale,
-            out_dtype=x.dtype,
-            use_fast_accum=True,
-        )
+        return torch._scaled_mm(x8, by_rows.t(), x_scale, weight_scale, out_dtype=x.dtype, use_fast_accum=True)
 
     @staticmethod
     @once_differentiable
@@ -71,7 +64,7 @@ class Float8Linear(nn.Linear):
         # By rows, by columns, scale. No buffers: they would be in checkpoints, and be cast along with the model.
         self.quantized = by_rows, by_rows.t().contiguous(), scale
 
-    def refresh(self, weight: Tensor, new_scale: Tensor) -> None:
+    def requantize(self, weight: Tensor, new_scale: Tensor) -> None:
         """Quantize the weight again, into the same memory, which compiled graphs read."""
         # `data`: for autograd a weight that is gathered again has not changed.
         by_rows, by_columns, scale = (part.data if self.is_sharded else part for part in self.quantized)
@@ -117,16 +110,16 @@ def convert(
     return replaced
 
 
-def refresh(model: nn.Module) -> None:
+def requantize(model: nn.Module) -> None:
     """Quantize the weights again, after each optimizer step; does nothing to a model without fp8 layers."""
     layers = [module for module in model.modules() if isinstance(module, Float8Linear) and not module.is_sharded]
-    refresh_layers(layers, [layer.weight.detach() for layer in layers])
+    requantize_layers(layers, [layer.weight.detach() for layer in layers])
 
 
-def refresh_layers(layers: Sequence[Float8Linear], weights: Sequence[Tensor]) -> None:
+def requantize_layers(layers: Sequence[Float8Linear], weights: Sequence[Tensor]) -> None:
     """Quantize weights for layers."""
     if layers:
         # One pass over all weights: a kernel for each would be a thousand in a large model.
         largest = torch._foreach_norm(weights, math.inf)
         for layer, weight, scale in zip(layers, weights, _scale(torch.stack(largest), FORWARD), strict=True):
-            layer.refresh(weight, scale)
+            layer.requantize(weight, scale)

@@ -59,14 +59,7 @@ class PackedLinear(nn.Module):
 
     def _product(self, x: Tensor) -> Tensor:
         # No bias, and no activation fused into the kernel.
-        return torch.ops.mkldnn._linear_pointwise(
-            x,
-            self.weight,
-            None,
-            "none",
-            [],
-            "",
-        )
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, None, "none", [], "")
 
 
 def _can_order(dtype: torch.dtype) -> bool:
@@ -104,12 +97,12 @@ class PairTable(nn.Module):
 
 @torch.inference_mode()
 def pack(model: GPT) -> GPT:
-    """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `refresh`."""
+    """Return a copy for inference, in the model's compute_dtype; the weights are those at the last `copy_weights`."""
     device = model.device
     dtype = model.compute_dtype
     packed = new_model(model.config, attention="decode" if device.type == "cpu" else "sdpa")
     packed.compute_dtype = dtype
-    packed.steps = model.steps
+    packed.end_like(model)
     for block, source in zip(packed.blocks, model.blocks, strict=True):
         _pack_attention(block.attn, source.attn, dtype)
     for name, module in list(packed.named_modules()):
@@ -121,7 +114,7 @@ def pack(model: GPT) -> GPT:
     packed.embed.to(dtype)
     packed.value_embeds.to(dtype)
     packed.rotary = PairTable(packed.rotary, packed.config.head_dim)
-    refresh(packed, model)
+    copy_weights(packed, model)
     return packed.eval()
 
 
@@ -135,14 +128,14 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     order = torch.arange(sum(map(len, weights)), device=source.q.weight.device)
     order = order.view(-1, config.head_dim)  # (heads + 2 * kv_heads, head_dim)
     heads = config.heads + config.kv_heads  # values keep their order
-    rotated = order[:heads, : config.rope_dims or config.head_dim]
+    rotated = order[:heads, : config.rotated_channels]
     rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
     attention.qkv = PackedLinear(lambda: torch.cat(weights)[order.flatten()], dtype)
     attention.q = attention.k = attention.v = None
 
 
 @torch.inference_mode()
-def refresh(packed: GPT, model: GPT) -> None:
+def copy_weights(packed: GPT, model: GPT) -> None:
     """Copy the model's present weights into the packed model. All ranks of a sharded model call this together."""
     with model.whole():
         sources = dict(model.named_parameters())

@@ -2,6 +2,10 @@
 
 To add a trick: a field in GPTConfig, code below, and a row in PARAMETERS if the trick learns something. Inference and
 the optimizer read both; export refuses unknown fields. `--model=reference,FIELD=VALUE` sets a field.
+
+Another kind of model is a subclass of GPT with a config class derived from GPTConfig: it replaces the attention
+(`attention_class`), adds parameters (`parameter_rows`), or runs the blocks in another way (`hidden`).
+nanochat/induction.py is one; registry.MODELS has those of tracks.
 """
 
 import re
@@ -10,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.attention import Mask, RotaryTable, Rotation, attend, exclude_own, make_mask, previous
+from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask, previous
 from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, cross_entropy
 
 if TYPE_CHECKING:
@@ -34,50 +38,48 @@ VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 
 
 @dataclass(frozen=True)
+class Applications:
+    """How often a step of training runs all blocks and the head on a token: once each, in a plain model."""
+
+    trained: int = 1  # runs of the blocks that have a gradient
+    untrained: int = 0  # runs without one
+    heads: int = 1  # runs of the head, each with a loss
+    kept: tuple[float, float] = (0.0, 0.0)  # activations beside those of a block, by channel; with checkpointing
+
+
+@dataclass(frozen=True)
 class GPTConfig:
     """Shape and tricks; the defaults are the public reference from mid-2026, at depth 12."""
+
+    kind: ClassVar[str] = "gpt"  # of model: a key in models.KINDS or registry.MODELS
 
     vocab_size: int = 32768
     depth: int = 12
     width: int = 768
     heads: int = 6
-    kv_heads: int = 0  # 0: as many as heads
+    kv_heads: int = 6  # heads of keys and values, which divide the heads of queries among them
     max_seq_len: int = 2048
     mlp: str = "relu2"  # a key in MLP_KINDS
     mlp_ratio: float = 4.0  # hidden units per channel
     window_pattern: str = "SSSL"  # repeated over the layers, the last is always L. S: a quarter of max_seq_len, L: all
     rope_base: float = 100_000.0
-    rope_dims: int = 0  # channels of a head that rotate; 0: all
     qk_scale: float = 1.2  # factor for queries and for keys: sharper attention
-    query_gain: float = 0.0  # initial value of a learned factor for each head's queries; 0: none
-    qk_eps: float = NORM_EPS  # added to the mean square in the norm of queries and keys
-    exclusive_last: int = 0  # last layers in which attention leaves out the token's own value (exclude_own)
-    orthogonal: bool = False  # matrices start orthogonal; those that write the residual stream smaller, by depth
     softcap: float = 15.0  # logits lie within ±softcap; 0: no limit
     tie_embeddings: bool = False
     residual_lambdas: bool = True  # x = r·x before each block, r learned per layer
     x0_lambdas: bool = True  # x += a·x0 before each block, x0 the input of the first block, a learned per layer
     value_embeds: bool = True  # every other layer, the last included, adds an embedding of the token to its values
     smear: bool = True  # each token's embedding takes a part of the previous token's, within a document
-    induction: bool = False  # half the heads search for the token that followed a similar one (InductionAttention)
     backout: bool = True  # part of the middle layer's output is subtracted from the head's input
-    supervision: int = 0  # exits of a recursive model, each with a loss (recursive.py); 0: no recursion
-    loops: int = 2  # recursion: updates of the latent state before the answer is updated once
-    passes: int = 1  # recursion: sweeps over the layers for each exit; the last one has a gradient
-    detached: int = 0  # recursion: exits after which no gradient is passed back
-    sweeps: int = 1  # times that the layers run on one state; 1 with supervision
     bos_id: int = -1  # the token that starts a document: smear stops there; -1: a row is one document
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)  # the dataclass is frozen
+        if self.kv_heads < 1 or self.heads % self.kv_heads:
+            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         if self.mlp not in MLP_KINDS:
-            raise ValueError(f"mlp={self.mlp} is not known, take one of {', '.join(MLP_KINDS)}")
+            raise ValueError(f"mlp={self.mlp} is not known, use one of {', '.join(MLP_KINDS)}")
         if not re.fullmatch("[SL]+", self.window_pattern):
             raise ValueError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
-        if self.rope_dims % 2 or not 0 <= self.rope_dims <= self.head_dim:
-            raise ValueError(f"rope_dims={self.rope_dims} has to be even, and at most {self.head_dim}, the head's size")
-        if self.induction and not (self.smear and self.kv_heads > 1):
-            raise ValueError("induction needs smear, and kv_heads above 1")
 
     @property
     def head_dim(self) -> int:
@@ -88,13 +90,23 @@ class GPTConfig:
         return self.kv_heads * self.head_dim
 
     @property
+    def rotated_channels(self) -> int:
+        """Channels of a head that rotate by position."""
+        return self.head_dim
+
+    @property
     def attention_scale(self) -> float:
         return self.qk_scale**2 * self.head_dim**-0.5
 
     @property
     def scores_are_bounded(self) -> bool:
-        """Return True if exp(score) fits into fp32 for any weights: normed queries and keys have length √head_dim."""
-        return not self.query_gain and self.attention_scale * self.head_dim <= SAFE_EXPONENT  # by Cauchy-Schwarz
+        """True if exp(score) fits into fp32 for any weights: normed queries and keys have length √head_dim."""
+        return self.attention_scale * self.head_dim <= SAFE_EXPONENT  # by Cauchy-Schwarz
+
+    @property
+    def applications(self) -> Applications:
+        """For the cost of a run."""
+        return Applications()
 
     @property
     def padded_vocab(self) -> int:
@@ -109,6 +121,7 @@ class GPTConfig:
 
     @property
     def value_layers(self) -> list[int]:
+        """The layers that add value embeddings."""
         return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
 
 
@@ -117,8 +130,7 @@ MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate
     "swiglu": (True, lambda up, gate: F.silu(gate) * up),
     "leaky2": (False, lambda up, gate: F.leaky_relu(up, 0.5).square()),
 }
-# From the keys and values of some tokens to those of the whole rows.
-Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # from some tokens' keys and values to those of whole rows
 
 
 class Linear(nn.Linear):
@@ -128,13 +140,12 @@ class Linear(nn.Linear):
         super().__init__(inputs, outputs, bias=False)
 
     def reset_parameters(self) -> None:
-        # Values that act in place of the weight's (quant.py); init_weights gives the weight's.
-        self.rounded: Tensor | None = None
+        """Leave the values to `GPT.init_weights`."""
 
     @property
     def active_weight(self) -> Tensor:
-        """The weight, or its rounded values plus zero, by which the weight gets their gradient (straight-through)."""
-        return self.weight if self.rounded is None else self.rounded + (self.weight - self.weight.detach())
+        """The weight as products read it, in fp32. A subclass may round it."""
+        return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.active_weight.to(x.dtype))
@@ -150,7 +161,7 @@ class Embedding(nn.Embedding):
         grad = self.weight.grad if self.weight.is_leaf else None  # no leaf: whole weights gathered from shards
         # A view is a place in our optimizer's buffer, which is never replaced: a sparse gradient is added to it by
         # index, and no whole table is made. Other optimizers do not take sparse gradients; nobody tried them on MPS.
-        sparse = grad is not None and grad._is_view() and not ids.is_mps and self.rounded is None
+        sparse = grad is not None and grad._is_view() and not ids.is_mps
         return F.embedding(ids, self.active_weight, sparse=sparse)
 
 
@@ -171,11 +182,11 @@ class LayerContext(NamedTuple):
 
 
 class Attention(nn.Module):
+    """One layer's attention. Subclasses replace the methods below `forward`."""
+
     def __init__(self, config: GPTConfig, number: int) -> None:
         super().__init__()
         self.config = config
-        self.exclusive = number >= config.depth - config.exclusive_last
-        self.gain = nn.Parameter(torch.empty(config.heads)) if config.query_gain else None
         self.q = Linear(config.width, config.width)
         self.k = Linear(config.width, config.kv_width)
         self.v = Linear(config.width, config.kv_width)
@@ -186,58 +197,42 @@ class Attention(nn.Module):
         self.qkv_parts = [config.heads + config.kv_heads, config.kv_heads]
 
     def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
-        config = self.config
         *parts, v = self.project(x)  # queries and keys are one part if one product made both: one rotation and norm
         if self.ve_gate is not None:
             gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_GATE_INPUTS]))  # (B, T, kv_heads), from 0 to 3
             v = v + gate[..., None] * layer.values.view_as(v)
-        parts = [norm(self.rotate(part, layer.rotation), config.qk_eps) for part in parts]
-        q, k = parts if len(parts) == 2 else parts[0].split([config.heads, config.kv_heads], dim=2)
-        if self.gain is not None:
-            q = q * self.gain[:, None]
+        q, k = self.queries_and_keys(parts, layer.rotation)
         k, values = self.keys_and_values(k.to(x.dtype), v, layer.store)
-        y = attend(q.to(x.dtype), k, values, layer.mask, config.attention_scale)  # (B, T, heads, head_dim)
-        if self.exclusive:
-            y = exclude_own(y, v)
+        y = attend(q.to(x.dtype), k, values, layer.mask, self.config.attention_scale)  # (B, T, heads, head_dim)
+        y = self.mixed(y, v)
         return self.o(y.flatten(-2))
 
     def project(self, x: Tensor) -> list[Tensor]:
         """Return queries, keys and values, or the parts that one product makes, (B, T, some heads, head_dim) each."""
         if self.qkv is not None:
-            return self.qkv(x).unflatten(-1, (-1, self.config.head_dim)).split(self.qkv_parts, dim=2)
+            return list(self.qkv(x).unflatten(-1, (-1, self.config.head_dim)).split(self.qkv_parts, dim=2))
         return [layer(x).unflatten(-1, (-1, self.config.head_dim)) for layer in (self.q, self.k, self.v)]
+
+    def queries_and_keys(self, parts: list[Tensor], rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """Return both in fp32, rotated by position and normed. parts: queries and keys, or both in one."""
+        parts = [norm(self.rotate(part, rotation)) for part in parts]
+        return self.split(parts)
 
     def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
         return rotation.apply(part)
 
+    def split(self, parts: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return queries and keys as two tensors."""
+        q, k = parts if len(parts) == 2 else parts[0].split([self.config.heads, self.config.kv_heads], dim=2)
+        return q, k
+
     def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
+        """Return those that the queries see: of these tokens, or with a cache of the whole rows."""
         return (k, v) if store is None else store(k, v)
 
-
-class InductionAttention(Attention):
-    """Attention in which half the heads find the token that followed an earlier token like the present one.
-
-    They see the previous token's keys, unrotated: distance does not count. Key weights start as the query weights.
-    """
-
-    def __init__(self, config: GPTConfig, number: int) -> None:
-        super().__init__(config, number)
-        self.shifted = config.kv_heads // 2
-        self.qkv_parts = [config.heads, config.kv_heads, config.kv_heads]  # q and k differ in such heads: keep apart
-
-    def rotate(self, part: Tensor, rotation: Rotation) -> Tensor:
-        unrotated = part.shape[2] * self.shifted // self.config.kv_heads
-        return torch.cat([part[:, :, :unrotated].float(), rotation.apply(part[:, :, unrotated:])], dim=2)
-
-    def keys_and_values(self, k: Tensor, v: Tensor, store: Store | None) -> tuple[Tensor, Tensor]:
-        k, v = super().keys_and_values(k, v, store)  # a cache stores unshifted keys
-        return torch.cat([previous(k[:, :, : self.shifted]), k[:, :, self.shifted :]], dim=2), v
-
-
-def match_queries(k: Tensor, q: Tensor, config: GPTConfig) -> None:
-    """Set the shifted key heads of InductionAttention, in k, to the first query head that each serves."""
-    shifted, group = config.kv_heads // 2, config.heads // config.kv_heads
-    k.unflatten(0, (-1, config.head_dim))[:shifted] = q.unflatten(0, (-1, config.head_dim))[::group][:shifted]
+    def mixed(self, y: Tensor, v: Tensor) -> Tensor:
+        """Return the input of the last product. y: (B, T, heads, head_dim), the values that each head has mixed."""
+        return y
 
 
 class MLP(nn.Module):
@@ -257,9 +252,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer with residual mixing inside, so compiling a block fuses the mixing too."""
 
-    def __init__(self, config: GPTConfig, number: int) -> None:
+    def __init__(self, config: GPTConfig, number: int, attention: type[Attention] = Attention) -> None:
         super().__init__()
-        self.attn = (InductionAttention if config.induction else Attention)(config, number)
+        self.attn = attention(config, number)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
@@ -272,7 +267,7 @@ class Block(nn.Module):
 
 
 class Context(NamedTuple):
-    """Everything that the blocks share in a forward, however often `GPT.sweep` runs them."""
+    """Everything that the blocks share in a forward, however often they run."""
 
     ids: Tensor  # (B, T)
     x0: Tensor  # (B, T, width): embedded tokens, in compute_dtype
@@ -282,22 +277,84 @@ class Context(NamedTuple):
     first: int = 0  # place of the first layer's keys and values in the cache
 
 
+class ParameterRow(NamedTuple):
+    """Parameters by name. Every parameter of a model matches one row's pattern."""
+
+    pattern: str
+    group: str  # for the optimizer: a row name in param_groups.RULES
+    initial: Callable[[Tensor, Any, Generator], Tensor]  # from (an empty fp32 tensor on the CPU, config, generator)
+
+
+def uniform(factor: float) -> Callable[[Tensor, GPTConfig, Generator], Tensor]:
+    """Values with a standard deviation of factor / √width, without outliers."""
+    return lambda t, config, generator: t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5 * factor
+
+
+def constant(value: float) -> Callable[[Tensor, GPTConfig, Generator], Tensor]:
+    return lambda t, config, generator: t.fill_(value)
+
+
+def _line(first: float, last: float) -> Callable[[Tensor, GPTConfig, Generator], Tensor]:
+    """Values that change evenly from the first layer to the last."""
+    return lambda t, config, generator: torch.linspace(first, last, len(t), device="cpu")
+
+
+def _embedding(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
+    return t.normal_(0, 0.02 if config.tie_embeddings else 0.8, generator=generator)
+
+
+def _head(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
+    return t.normal_(0, 0.001, generator=generator)
+
+
+def _gate(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
+    return t.uniform_(0, 0.02, generator=generator)
+
+
+PARAMETERS = (
+    # A tied embedding is also the head, and belongs to the group "unembedding" (param_groups.py).
+    ParameterRow(r"embed\.weight", "embedding", _embedding),
+    ParameterRow(r"head\.weight", "unembedding", _head),
+    ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", uniform(1)),
+    ParameterRow(r"blocks\.\d+\.attn\.ve_gate\.weight", "matrices", _gate),
+    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", uniform(1)),
+    ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", uniform(0.4)),
+    # They write the residual stream.
+    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", constant(0)),
+    ParameterRow(r"residual_lambdas", "residual_lambdas", _line(1.15, 1.05)),
+    ParameterRow(r"x0_lambdas", "x0_lambdas", _line(0.20, 0.05)),
+    ParameterRow(r"smear_gate\.weight", "smear", _gate),
+    ParameterRow(r"smear_lambda", "smear", constant(0)),
+    ParameterRow(r"backout_lambda", "backout", constant(0.2)),
+)
+
+
+def with_rows(rows: tuple[ParameterRow, ...], *others: ParameterRow) -> tuple[ParameterRow, ...]:
+    """Return rows with others added, in place of those that have the same pattern."""
+    return tuple({row.pattern: row for row in (*rows, *others)}.values())
+
+
 class GPT(nn.Module):
     """The model. Build on the meta device; to_empty allocates on another device, init_weights fills in values."""
 
+    config_class: ClassVar[type[GPTConfig]] = GPTConfig
+    parameter_rows: ClassVar[tuple[ParameterRow, ...]] = PARAMETERS
+
     def __init__(self, config: GPTConfig, attention: str = "sdpa", checkpointing: bool = False) -> None:
         super().__init__()
+        assert config.kind == self.config_class.kind, (
+            f"{type(self).__name__} has another config than that of a {config.kind}"
+        )
         self.config = config
         self.attention = attention  # a key in attention.PATHS
         self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
         self.shards: Shards | None = None  # if this rank keeps a share of the weights
-        self.steps = config.supervision or 1  # exits of a forward; a recursive model takes other numbers too
         self.embed = Embedding(config.padded_vocab, config.width)
         tables = {str(i): Embedding(config.padded_vocab, config.kv_width) for i in config.value_layers}
         self.value_embeds = nn.ModuleDict(tables)
-        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.depth))
+        self.blocks = nn.ModuleList(Block(config, i, self.attention_class) for i in range(config.depth))
         if not config.tie_embeddings:
             self.head = Linear(config.width, config.padded_vocab)
         self.smear_gate = Linear(SMEAR_GATE_INPUTS, 1) if config.smear else None
@@ -305,19 +362,36 @@ class GPT(nn.Module):
         self.x0_lambdas = nn.Parameter(torch.empty(config.depth)) if config.x0_lambdas else None
         self.smear_lambda = nn.Parameter(torch.empty(1)) if config.smear else None
         self.backout_lambda = nn.Parameter(torch.empty(1)) if config.backout else None
-        self.rotary = RotaryTable(config.max_seq_len, config.rope_dims or config.head_dim, config.rope_base)
+        self.rotary = RotaryTable(config.max_seq_len, config.rotated_channels, config.rope_base)
+
+    @property
+    def attention_class(self) -> type[Attention]:
+        return Attention
 
     @property
     def device(self) -> torch.device:
         return self.embed.weight.device
 
     @property
-    def head_module(self) -> Embedding | Linear:
+    def head_module(self) -> Linear | Embedding:
         return self.embed if self.config.tie_embeddings else self.head
 
     @property
     def head_weight(self) -> Tensor:
         return self.head_module.active_weight
+
+    @property
+    def cached_layers(self) -> int:
+        """The number of times that a block runs in a forward, each with keys and values to cache."""
+        runs = self.config.applications
+        return self.config.depth * (runs.trained + runs.untrained)
+
+    def choose_exits(self, exits: int) -> None:
+        """End forwards at another exit than the model was trained with; a plain model has one."""
+        raise ValueError("--exits is for recursive models, and this is not one")
+
+    def end_like(self, model: Self) -> None:
+        """End forwards at the exit that another model of this kind has chosen."""
 
     def run(self, module: nn.Module, function: Callable[..., Result], *inputs: Any, **options: bool) -> Result:
         """Return function(*inputs), which reads a module's weights; sharded ones are gathered (Shards.run)."""
@@ -334,7 +408,7 @@ class GPT(nn.Module):
             block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
         self.compiled = True
 
-    def to_empty(self, *, device: torch.device | str) -> "GPT":
+    def to_empty(self, *, device: torch.device | str) -> Self:
         """Do the same as torch's method, and fill the tables that no checkpoint holds.
 
         torch's own would import the compiler's algebra, which takes seconds.
@@ -342,6 +416,13 @@ class GPT(nn.Module):
         self._apply(lambda old: torch.empty(old.shape, dtype=old.dtype, device=device))
         self.rotary.fill()
         return self
+
+    @classmethod
+    def parameter_row(cls, name: str) -> ParameterRow:
+        """Return the row for a parameter."""
+        rows = [row for row in cls.parameter_rows if re.fullmatch(row.pattern, name)]
+        assert len(rows) == 1, f"{name} matches {len(rows)} rows of {cls.__name__}.parameter_rows, and must match one"
+        return rows[0]
 
     def init_weights(self, seed: int) -> None:
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
@@ -352,10 +433,7 @@ class GPT(nn.Module):
         """Return a new parameter's values, on the CPU."""
         generator = Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         empty = torch.empty(self.get_parameter(name).shape, device="cpu")
-        values = parameter_row(name).initial(empty, self.config, generator)
-        if self.config.induction and name.endswith("attn.k.weight"):
-            match_queries(values, self.initial(seed, name.replace(".k.", ".q.")), self.config)
-        return values
+        return self.parameter_row(name).initial(empty, self.config, generator)
 
     def forward(
         self, ids: Tensor, targets: Tensor | None = None, reduction: str = "sum", cache: "Cache | None" = None
@@ -365,7 +443,10 @@ class GPT(nn.Module):
         return self.logits(hidden) if targets is None else self.loss(hidden, targets, reduction)
 
     def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None) -> Reduced:
-        """Return the loss of the head's inputs (…, width) at targets, as `forward` does. factors: see cross_entropy."""
+        """Return the loss of the head's inputs (…, width) at targets, as `forward` does.
+
+        factors: weights of the tokens; then it returns the weighted sum, and the losses of the tokens (cross_entropy).
+        """
         shape = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size}
         settings = shape | {"compiled": self.compiled, "reduction": reduction, "factors": factors}
         return self.run(self.head_module, lambda x: cross_entropy(x, self.head_weight, targets, **settings), hidden)
@@ -373,10 +454,7 @@ class GPT(nn.Module):
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input, (B, T, width) in compute_dtype."""
         context = self.context(ids, cache)
-        x = context.x0
-        for number in range(self.config.sweeps):
-            x = self.sweep(x, context._replace(first=number * self.config.depth))
-        return x
+        return self.sweep(context.x0, context)
 
     def context(self, ids: Tensor, cache: "Cache | None" = None) -> Context:
         """Return the inputs common to all blocks for tokens (B, T); with a cache they continue the cache's rows."""
@@ -445,62 +523,3 @@ class GPT(nn.Module):
         head = (lambda x: F.linear(x, self.head_weight.to(x.dtype))) if tied else self.head
         logits = self.run(self.head_module, head, hidden)[..., : self.config.vocab_size].float()
         return softcap * (logits / softcap).tanh() if softcap else logits
-
-
-# From an empty fp32 tensor on the CPU, config and generator to its values.
-Initial = Callable[[Tensor, GPTConfig, Generator], Tensor]
-
-
-class ParameterRow(NamedTuple):
-    """Parameters by name. Every parameter matches one row's pattern in PARAMETERS."""
-
-    pattern: str
-    group: str  # for the optimizer: a row name in param_groups.RULES
-    initial: Initial
-
-
-def parameter_row(name: str) -> ParameterRow:
-    rows = [row for row in PARAMETERS if re.fullmatch(row.pattern, name)]
-    assert len(rows) == 1, f"{name} matches {len(rows)} rows of gpt.PARAMETERS, and must match one"
-    return rows[0]
-
-
-def _uniform(factor: float) -> Initial:  # standard deviation factor / √width, without outliers
-    return lambda t, config, generator: t.uniform_(-1, 1, generator=generator) * (3 / config.width) ** 0.5 * factor
-
-
-def _matrix(
-    factor: float, t: Tensor, config: GPTConfig, generator: Generator
-) -> Tensor:  # 0: it writes the residual stream
-    if config.orthogonal:
-        return nn.init.orthogonal_(t, 1.0 if factor else (2 * config.depth) ** -0.5, generator)
-    return _uniform(factor)(t, config, generator) if factor else t.zero_()
-
-
-def _line(first: float, last: float) -> Initial:  # over the layers
-    return lambda t, config, generator: torch.linspace(first, last, len(t), device="cpu")
-
-
-def _gate(t: Tensor, config: GPTConfig, generator: Generator) -> Tensor:
-    return t.uniform_(0, 0.02, generator=generator)
-
-
-PARAMETERS = (
-    # A tied embedding is also the head, and belongs to the group "unembedding" (param_groups.py).
-    ParameterRow(
-        r"embed\.weight", "embedding", lambda t, c, g: t.normal_(0, 0.02 if c.tie_embeddings else 0.8, generator=g)
-    ),
-    ParameterRow(r"head\.weight", "unembedding", lambda t, c, g: t.normal_(0, 0.001, generator=g)),
-    ParameterRow(r"value_embeds\.\d+\.weight", "value_embeds", _uniform(1)),
-    ParameterRow(r"blocks\.\d+\.attn\.ve_gate\.weight", "matrices", _gate),
-    ParameterRow(r"blocks\.\d+\.attn\.[qkv]\.weight", "matrices", lambda *given: _matrix(1, *given)),
-    ParameterRow(r"blocks\.\d+\.attn\.gain", "gains", lambda t, config, generator: t.fill_(config.query_gain)),
-    ParameterRow(r"blocks\.\d+\.mlp\.(up|gate)\.weight", "matrices", lambda *given: _matrix(0.4, *given)),
-    ParameterRow(r"blocks\.\d+\.(attn\.o|mlp\.down)\.weight", "matrices", lambda *given: _matrix(0, *given)),
-    ParameterRow(r"residual_lambdas", "residual_lambdas", _line(1.15, 1.05)),
-    ParameterRow(r"x0_lambdas", "x0_lambdas", _line(0.20, 0.05)),
-    ParameterRow(r"smear_gate\.weight", "smear", _gate),
-    # Induction heads find a token by the one before: smear shows the previous token from the first step on.
-    ParameterRow(r"smear_lambda", "smear", lambda t, config, generator: t.fill_(config.induction)),
-    ParameterRow(r"backout_lambda", "backout", lambda t, config, generator: t.fill_(0.2)),
-)

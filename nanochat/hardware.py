@@ -2,14 +2,15 @@
 
 import os
 import re
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from nanochat.log import parse_table
 
 Figure = float | None  # None: unknown, or lacking
 
 
-class Accelerator(NamedTuple):
+@dataclass(frozen=True)
+class Accelerator:
     """An accelerator; None for a figure that is unknown, or a precision that it lacks.
 
     name: as people type it. devices: a pattern of the names that drivers report, without the maker's. bf16, fp16, fp8,
@@ -84,9 +85,10 @@ def parse_hardware(text: str) -> tuple[int, Accelerator]:
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})(?:@(.*))?", text.strip())
     if not match:
         raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
-    count, accelerator = int(match[1] or 1), find_accelerator(match[2])
+    count = int(match[1] or 1)
+    accelerator = find_accelerator(match[2])
     if match[3] is not None:
-        accelerator = accelerator._replace(dollars=_price(match[3], f"--on={text}") / count)
+        accelerator = replace(accelerator, dollars=_price(match[3], f"--on={text}") / count)
     return count, accelerator
 
 

@@ -44,10 +44,10 @@ def harmless(text: str) -> str:
 
 def print_line(*values: Any, sep: str = " ", file: TextIO | None = None) -> None:
     """Print whole lines at once, from any rank: the last lines of a run that dies are in its log."""
-    write(harmless(sep.join(map(str, values))) + "\n", file or sys.stdout)
+    print_raw(harmless(sep.join(map(str, values))) + "\n", file or sys.stdout)
 
 
-def write(text: str, file: TextIO) -> None:
+def print_raw(text: str, file: TextIO) -> None:
     """Print text as it is. A terminal that has closed fails every write: from then on, the text goes nowhere."""
     try:
         print(end=text, file=file, flush=True)  # in one piece: lines from threads and ranks must not mix
@@ -179,7 +179,8 @@ def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: st
     over: the figure on the x axis. A record without it (a validation, which counts no tokens) has the x of the record
     before: the training step after which it came.
     """
-    x, points = 0, []  # validation before the first step stands at 0
+    x = 0  # of a validation before the first step
+    points = []
     for record in records:
         x = record.get(over, x)
         if record.get(name) is not None:

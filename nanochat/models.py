@@ -5,81 +5,156 @@ line names. checkpoint.py reads and writes the files.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import partial
-from importlib import import_module
 from typing import NamedTuple
 
 import torch
 
-from nanochat import fp8
+from nanochat import fp8, registry
 from nanochat.attention import find_path
 from nanochat.checkpoint import Checkpoint, load, newest, saved_steps
 from nanochat.config import check_names
-from nanochat.gpt import GPT, NORM_EPS, GPTConfig
-from nanochat.log import Record, parse_rows, print0
+from nanochat.gpt import GPT, GPTConfig
+from nanochat.induction import InductionGPT
+from nanochat.log import Record, print0
 from nanochat.paths import base_dir, stage_dir, tokenizer_file
 from nanochat.runtime import Runtime
 from nanochat.settings import ModelChoice, PretrainSettings
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
-# ---- configurations ----
+Value = bool | int | float | str  # of a config's field
+Fields = Mapping[str, Value]
 
+KINDS: dict[str, type[GPT]] = {"gpt": GPT, "induction": InductionGPT}  # registry.MODELS has more
+# The fields of each kind's config that GPTConfig does not have, with the value that changes nothing. Those of tracks
+# have the field of `induction` too.
+OWN_FIELDS: dict[str, Fields] = {"induction": {"induction": False}, **registry.MODEL_FIELDS}
+IDLE: Fields = {name: value for own in OWN_FIELDS.values() for name, value in own.items()}
 # Other flags set these fields, so --model does not change them.
-FLAG_FIELDS = """
-    vocab_size depth width heads kv_heads max_seq_len bos_id supervision loops passes detached
-""".split()
-# Tricks that other programs do not know: a model is exported only if it has these values (export/hf.py).
-PLAIN = (
-    f"window_pattern=L,rope_dims=0,query_gain=0,qk_eps={NORM_EPS},exclusive_last=0,"
-    "residual_lambdas=false,x0_lambdas=false,"
-    "value_embeds=false,"
-    "smear=false,induction=false,backout=false,sweeps=1"
+FLAG_FIELDS = (
+    *("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id"),
+    *registry.MODEL_FIELDS["recursive"],
 )
-# --model: name, and the fields that may differ from the defaults.
-# induction: the reference, changed so that the model learns within few steps to search the context.
-# golf: a small budget in bytes (tracks/golf/README.md). golf-seed: the seed of that track, for one GPU and 16 MB.
-# portable: the architecture that other programs know as Qwen3, with the tricks that fit into its weights. Its MLP has
-# three matrices in place of two, with as many weights together.
-ROWS = f"""
-    reference
-    october-2025 {PLAIN},mlp=relu2,qk_scale=1,rope_base=10000
-    induction induction=true,tie_embeddings=true
-    golf induction=true,tie_embeddings=true,residual_lambdas=false,x0_lambdas=false,value_embeds=false,\
-        mlp=leaky2,mlp_ratio=3
-    golf-seed {PLAIN},tie_embeddings=true,mlp_ratio=3,rope_base=10000,rope_dims=32,exclusive_last=2,\
-        qk_scale=1,query_gain=1.75,qk_eps=1e-6,orthogonal=true,softcap=30
-    portable {PLAIN},residual_lambdas=true,mlp=swiglu,mlp_ratio={8 / 3},softcap=0
-"""
-CONFIGURATIONS = {name: changes for name, *changes in parse_rows(ROWS, "[ ,]+")}
+# Tricks that other programs do not know: a model is exported only if it has these values (tracks/export/hf.py).
+PLAIN: Fields = {
+    "window_pattern": "L",
+    "residual_lambdas": False,
+    "x0_lambdas": False,
+    "value_embeds": False,
+    "smear": False,
+    "induction": False,
+    "backout": False,
+}
+# --model: name, and the fields that differ from the defaults; registry.CONFIGURATIONS has more.
+CONFIGURATIONS: dict[str, Fields] = {
+    "reference": {},
+    "october-2025": {**PLAIN, "mlp": "relu2", "qk_scale": 1.0, "rope_base": 10_000.0},
+    # The reference, changed so that the model learns within few steps to search the context.
+    "induction": {"induction": True, "tie_embeddings": True},
+    # The architecture that other programs know as Qwen3, with the tricks that fit into its weights. Its MLP has three
+    # matrices in place of two, with as many weights together.
+    "portable": {**PLAIN, "residual_lambdas": True, "mlp": "swiglu", "mlp_ratio": 8 / 3, "softcap": 0.0},
+}
+
+
+# ---- kinds of model ----
+
+
+def kind_class(kind: str) -> type[GPT]:
+    """Return the class of models of a kind."""
+    if kind in KINDS:
+        return KINDS[kind]
+    check_names("the kind of model", [kind], [*KINDS, *registry.MODELS.modules])
+    return registry.load(registry.MODELS, kind)
+
+
+def model_class(config: GPTConfig) -> type[GPT]:
+    """Return the class of models with this config."""
+    return kind_class(config.kind)
+
+
+def kind_with(names: Collection[str]) -> str:
+    """Return the first kind of model whose config has all these fields; ValueError if none has them together."""
+    own = set(names) - {field.name for field in fields(GPTConfig)}
+    if not own:
+        return "gpt"
+    for kind, more in OWN_FIELDS.items():
+        if own <= {"induction", *more}:
+            return kind
+    raise ValueError(f"no kind of model has these fields together: {', '.join(sorted(own))}")
+
+
+def config_with(values: Fields) -> GPTConfig:
+    """Return the config with these values, of the first kind that has all fields which change something."""
+    active = _active(values)
+    return kind_class(kind_with(active)).config_class(**active)
+
+
+def _active(values: Fields) -> dict[str, Value]:
+    """Return the values without those of a kind's own fields that change nothing."""
+    return {name: value for name, value in values.items() if name not in IDLE or value != IDLE[name]}
+
+
+# ---- manifests ----
+
+
+def record_of(config: GPTConfig) -> Record:
+    """Return the entry "model" of a manifest: the fields, and the kind unless it is a plain GPT."""
+    return asdict(config) | ({} if config.kind == GPTConfig.kind else {"kind": config.kind})
 
 
 def config_of(manifest: Record) -> GPTConfig:
     """Return the model config described by a checkpoint's manifest."""
+    record = dict(manifest["model"])
+    if "kind" not in record:
+        record = _with_kind(record)
     try:
-        return GPTConfig(**manifest["model"])
+        return kind_class(record.pop("kind")).config_class(**record)
     except TypeError:
         raise ValueError("another version of this code has written the checkpoint: train the model again") from None
 
 
-def config_fields(text: str) -> Record:
-    """Return the GPTConfig fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
+def _with_kind(record: Record) -> Record:
+    """Return the entry of a manifest without a kind as it is written today.
+
+    Until kinds had configs of their own, GPTConfig had the fields of all kinds, and most of them changed nothing.
+    """
+    if not record.get("supervision"):  # no recursion: its other fields have no effect
+        record = {name: value for name, value in record.items() if name not in OWN_FIELDS["recursive"]}
+    record = _active(record)
+    known = {*IDLE, *(field.name for field in fields(GPTConfig))}
+    return record | {"kind": kind_with(record.keys() & known)}  # a field that nobody knows is refused later
+
+
+# ---- --model ----
+
+
+def configuration(name: str) -> Fields:
+    """Return the fields that a name for --model stands for."""
+    if name in CONFIGURATIONS:
+        return CONFIGURATIONS[name]
+    check_names("--model:", [name], [*CONFIGURATIONS, *registry.CONFIGURATIONS.modules])
+    return registry.load(registry.CONFIGURATIONS, name)
+
+
+def config_fields(text: str) -> dict[str, Value]:
+    """Return the config fields for a --model value: a name in CONFIGURATIONS, then changes to single fields.
 
     "reference,backout=false,softcap=0" is the reference with two fields changed. Sizes have separate flags.
     """
     name, *changes = text.split(",")
-    check_names("--model:", [name], CONFIGURATIONS)
-    changed = {}
-    defaults = {name: value for name, value in asdict(GPTConfig()).items() if name not in FLAG_FIELDS}
-    for change in CONFIGURATIONS[name] + changes:
+    changed = dict(configuration(name))
+    usual = {name: value for name, value in {**asdict(GPTConfig()), **IDLE}.items() if name not in FLAG_FIELDS}
+    for change in changes:
         field, _, value = change.partition("=")
         if field in FLAG_FIELDS:
             raise ValueError(f"--model={text}: {field} is set by its own flag, see --help")
-        check_names(f"--model={text}: the field", [field], defaults)
-        kind = type(defaults[field])
+        check_names(f"--model={text}: the field", [field], usual)
+        kind = type(usual[field])
         try:
             changed[field] = {"true": True, "false": False}[value] if kind is bool else kind(value)
         except (KeyError, ValueError):
@@ -96,15 +171,6 @@ def new_model(config: GPTConfig, attention: str = "sdpa", checkpointing: bool = 
         return model_class(config)(config, attention, checkpointing)
 
 
-def model_class(config: GPTConfig) -> type[GPT]:
-    """Return the class of models with this config."""
-    if config.sweeps < 1 or (config.supervision and config.sweeps > 1):
-        raise ValueError(f"sweeps={config.sweeps} has to be at least 1, and 1 with supervision")
-    if not config.supervision:
-        return GPT
-    return import_module("tracks.recursion.model").RecursiveGPT
-
-
 def planned_model(config: PretrainSettings, vocab_size: int, bos_id: int) -> GPT:
     """Return the model that the flags describe, with shapes alone; a width or kv_heads 0 follows from other sizes."""
     head_dim = config.head_dim
@@ -118,10 +184,11 @@ def planned_model(config: PretrainSettings, vocab_size: int, bos_id: int) -> GPT
     if kv_heads not in legal:
         raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
     sizes = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
-    fields = config_fields(config.model) | sizes | config.model_fields
+    sizes |= {"vocab_size": vocab_size, "max_seq_len": config.max_seq_len, "bos_id": bos_id}
+    chosen = config_fields(config.model) | sizes | config.model_fields
     if config.window_pattern:
-        fields["window_pattern"] = config.window_pattern
-    return new_model(GPTConfig(vocab_size, max_seq_len=config.max_seq_len, bos_id=bos_id, **fields))
+        chosen["window_pattern"] = config.window_pattern
+    return new_model(config_with(chosen))
 
 
 def build_model(
@@ -206,10 +273,7 @@ def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0
     checkpoint = find_model(stage, tag, step, runtime)
     model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
     if exits:
-        if not model.config.supervision:
-            raise ValueError("--exits is for recursive models, and this model is none")
-        print0(f"recursion: {exits} exits, trained with {model.config.supervision}")
-        model.steps = exits
+        model.choose_exits(exits)
     return Trained(model.eval().requires_grad_(False), tokenizer_of(checkpoint), checkpoint)
 
 

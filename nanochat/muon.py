@@ -24,13 +24,7 @@ def polar_express(x: Tensor) -> Tensor:
     tall = x.size(-2) > x.size(-1)
     for a, b, c in POLAR_EXPRESS:
         gram = x.mT @ x if tall else x @ x.mT  # the smaller of both
-        polynomial = torch.baddbmm(
-            gram,
-            gram,
-            gram,
-            beta=b,
-            alpha=c,
-        )  # b·G + c·G²
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b·G + c·G²
         left, right = (x, polynomial) if tall else (polynomial, x)
         x = torch.baddbmm(x, left, right, beta=a)
     return x

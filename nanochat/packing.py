@@ -9,7 +9,7 @@ both are counted.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from nanochat.chat import render_conversation
 from nanochat.dataloader import DataRecord, Loader
 from nanochat.log import Record
 from nanochat.outcome import Metrics, kept_figures, measured, validation_metrics
+from nanochat.protocols import Mixture
 from nanochat.settings import ChatTuneSettings
 from nanochat.start import OpenRun
 from nanochat.tokenizer import Tokenizer
@@ -30,18 +31,6 @@ COUNTS = ("conversations", "shortened", "left out", "padding", "slots")
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
 Place = dict[str, int]  # epoch, window, row, rows (in the window of the last row), and COUNTS
-
-
-class Mixture(Protocol):
-    """Conversations by number, and where they come from: tasks.mixing.Mixture."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> dict[str, Any]: ...
-
-    def origin(self) -> Record:
-        """Return for each task the rows and file hashes."""
-        ...
 
 
 @dataclass(eq=False, kw_only=True)
@@ -71,7 +60,8 @@ class ChatLoader(Loader):
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
         """Yield the rows for this rank, each with the position after the rows all ranks take together."""
-        place, together = self._place, []
+        place = self._place
+        together = []
         while True:
             rows, counts = self._pack_window(place)
             # A resumed run starts in the middle of a window.
@@ -133,7 +123,8 @@ class ChatLoader(Loader):
     @property
     def epoch(self) -> float:
         """Passes over the conversations."""
-        place, total = self._place, len(self.data)
+        place = self._place
+        total = len(self.data)
         start = place["window"] * WINDOW
         size = min(WINDOW, total - start)  # the last window may be smaller
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total
@@ -162,11 +153,7 @@ class ChatLoader(Loader):
         self._place = state["place"]
 
 
-def fit_conversation(
-    conversation: dict[str, Any],
-    tokenizer: Tokenizer,
-    room: int,
-) -> tuple[Rendered | None, bool]:
+def fit_conversation(conversation: dict[str, Any], tokenizer: Tokenizer, room: int) -> tuple[Rendered | None, bool]:
     """Return (ids and mask for as many turns as fit into `room` tokens, True if turns were cut off).
 
     None instead of ids and mask if not even the first turn fits.

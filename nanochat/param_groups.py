@@ -1,10 +1,10 @@
-"""Optimizer settings for each parameter group; gpt.PARAMETERS assigns parameters to groups."""
+"""Optimizer settings for each parameter group; a kind of model (gpt.PARAMETERS) names the group of its parameters."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nanochat.gpt import GPT, parameter_row
+from nanochat.gpt import GPT
 from nanochat.log import parse_table
 from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
@@ -81,7 +81,7 @@ def group_rates(
 def build_groups(model: GPT, rates: Mapping[str, Rates]) -> list[Group]:
     """Return the groups that have parameters, in RULES order. rates: by the group's name, as `group_rates` has them."""
     parameters = dict(model.named_parameters())
-    group_of = {name: parameter_row(name).group for name in parameters}
+    group_of = {name: model.parameter_row(name).group for name in parameters}
     if model.config.tie_embeddings:
         group_of["embed.weight"] = "unembedding"  # a tied embedding takes the head's settings
     groups = []
@@ -112,7 +112,7 @@ def parameter_counts(model: GPT) -> dict[str, int]:
     """Return the numbers by kind, and the total; vocabulary padding is counted."""
     counts = dict.fromkeys((*COUNTED.values(), "scalars"), 0)
     for name, parameter in model.named_parameters():
-        counts[COUNTED.get(parameter_row(name).group, "scalars")] += parameter.numel()
+        counts[COUNTED.get(model.parameter_row(name).group, "scalars")] += parameter.numel()
     return counts | {"total": sum(counts.values())}
 
 
@@ -120,4 +120,4 @@ def state_bytes(model: GPT) -> int:
     """Return the size of the optimizer's states for a model, over all ranks."""
     kinds = {rule.name: KINDS[rule.kind] for rule in RULES}
     parameters = model.named_parameters()
-    return sum(kinds[parameter_row(name).group].state_bytes * parameter.numel() for name, parameter in parameters)
+    return sum(kinds[model.parameter_row(name).group].state_bytes * parameter.numel() for name, parameter in parameters)

@@ -1,4 +1,4 @@
-"""Quantization of weights: recipes as text, rounding, GPTQ, and fake quantization in training.
+"""Quantization of weights: recipes as text, rounding, and GPTQ.
 
 A recipe is a width and further parts, in this order: int6-row+clip-12+gptq. A plan gives patterns of names their
 recipes: "attn|mlp=int6-row+clip-12,embed=int8-row"; each matrix matches exactly one. A new part is a group in RECIPE.
@@ -110,7 +110,7 @@ def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor) -> Tensor:
 
 def entropy(codes: Tensor) -> float:
     """Return the bits per code that the frequencies of the codes allow."""
-    from scipy import stats  # a slow import, which must not delay --help
+    from scipy import stats
 
     _, counts = codes.unique(return_counts=True)
     return stats.entropy(counts, base=2)
@@ -175,34 +175,3 @@ def collect_hessians(model: "GPT", batches: Iterable[Tensor]) -> Tensors:
     for hook in hooks:
         hook.remove()
     return hessians
-
-
-# ---- fake quantization in training ----
-
-
-class FakeQuantization:
-    """Quantization-aware training: late in the run, each matrix acts as its rounded values do.
-
-    It is called after each optimizer step, and begins when the share `start` of the run is over. Gradients and
-    checkpoints are those of the weights that are not rounded. An empty plan rounds nothing.
-    """
-
-    def __init__(self, model: "GPT", plan: str, start: float) -> None:
-        if "gptq" in plan:
-            raise ValueError(f"--qat={plan}: gptq cannot be used in training, leave it out")
-        self.start = start
-        self.layers: list[tuple[nn.Module, Recipe, Tensor]] = []  # layer, recipe, rounded weight
-        for name, recipe in assign(plan, matrices(model)).items() if plan else ():
-            layer = model.get_submodule(name.removesuffix(".weight"))
-            self.layers.append((layer, parse_recipe(recipe), torch.empty_like(layer.weight.detach())))
-
-    def __call__(self, progress: float) -> None:
-        """Round the weights that the last step has changed, if the run has come so far."""
-        if progress >= self.start:
-            self.switch(True)
-
-    @torch.no_grad()
-    def switch(self, active: bool) -> None:
-        for layer, recipe, rounded in self.layers:
-            rounded.copy_(quantize(layer.weight, recipe).dequantize())
-            layer.rounded = rounded if active else None

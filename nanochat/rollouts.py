@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
-from nanochat.dataloader import Batch, BatchSource, DataRecord
+from nanochat.dataloader import BatchSource, DataRecord
 from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
-Columns = tuple[Tensor, ...]  # of one answer, see `columns`
-
 # Name → advantages from rewards, both of shape (prompts, samples).
 ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda rewards: rewards - rewards.mean(1, keepdim=True),
@@ -45,25 +43,122 @@ ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def columns(prompt: Sequence[int], completion: Completion, advantage: float, end: int) -> Columns:
-    """Return inputs, targets, advantages, the sampler's log-probabilities, and the prompt without the last token.
+# ---- rows and batches ----
 
-    Inputs begin with the prompt's last token. A target is -1 where the calculator wrote the token, not the model.
-    The end token is a target if the answer stopped by itself.
+
+class AnswerRow(NamedTuple):
+    """An answer to learn from. All columns but the prompt have shape (answer tokens,)."""
+
+    inputs: Tensor  # the prompt's last token, and the answer without its last one
+    targets: Tensor  # the answer; -1 where the calculator wrote the token, not the model
+    advantages: Tensor
+    logprobs: Tensor  # of the targets under the sampler; 0 where there is none
+    prompt: Tensor  # (prompt tokens - 1,): without the last token
+
+
+class AnswerBatch(NamedTuple):
+    """Answers side by side, padded behind their ends. The lengths are on the host, where micro-batches are planned.
+
+    Answers to one prompt are neighbours, and the longest prompts come first: micro-batches have little padding.
     """
-    tokens, mask = list(completion.tokens), list(completion.mask)
+
+    inputs: Tensor  # (rows, longest answer)
+    targets: Tensor  # (rows, longest answer), -1 also for padding
+    advantages: Tensor  # (rows, longest answer)
+    logprobs: Tensor  # (rows, longest answer), under the sampler
+    prompts: Tensor  # (rows, longest prompt)
+    answer_lengths: Tensor  # (rows,): inputs without padding
+    prompt_lengths: Tensor  # (rows,): prompts without padding
+    groups: Tensor  # (rows,): number of the prompt; on the host as well
+
+    @classmethod
+    def of(cls, groups: Mapping[int, Sequence[AnswerRow]], device: torch.device) -> "AnswerBatch":
+        """Return the batch of these rows, by the prompt's number."""
+        numbers, rows = batch_order(groups)
+        return cls(
+            inputs=pad([row.inputs for row in rows], 0, device),
+            targets=pad([row.targets for row in rows], -1, device),
+            advantages=pad([row.advantages for row in rows], 0.0, device),
+            logprobs=pad([row.logprobs for row in rows], 0.0, device),
+            prompts=pad([row.prompt for row in rows], 0, device),
+            answer_lengths=torch.tensor([len(row.inputs) for row in rows]),
+            prompt_lengths=torch.tensor([len(row.prompt) for row in rows]),
+            groups=torch.tensor(numbers),
+        )
+
+
+class PromptedRow(Protocol):
+    """The columns that each row of an answer has, with those above or others."""
+
+    @property
+    def inputs(self) -> Tensor: ...
+    @property
+    def targets(self) -> Tensor: ...
+    @property
+    def prompt(self) -> Tensor: ...
+
+
+class PromptedBatch(Protocol):
+    """The columns that each batch of answers has, with those above or others."""
+
+    @property
+    def inputs(self) -> Tensor: ...
+    @property
+    def targets(self) -> Tensor: ...
+    @property
+    def prompts(self) -> Tensor: ...
+    @property
+    def answer_lengths(self) -> Tensor: ...
+    @property
+    def prompt_lengths(self) -> Tensor: ...
+    @property
+    def groups(self) -> Tensor: ...
+
+
+RowType = TypeVar("RowType", bound=PromptedRow)
+BatchType = TypeVar("BatchType", bound=PromptedBatch)
+
+
+def answer_row(prompt: Sequence[int], completion: Completion, advantage: float, end: int) -> AnswerRow:
+    """Return the row of a sampled answer. The end token is a target if the answer stopped by itself."""
+    tokens = list(completion.tokens)
+    mask = list(completion.mask)
     if completion.reason == "stop":
         tokens.append(end)  # the engine leaves this token out
         mask.append(1)
-    ids, chosen = torch.tensor(tokens), torch.tensor(mask)
-    inputs = torch.cat([torch.tensor(prompt[-1:]), ids[:-1]])  # shifted right by one
-    logprobs = chosen * torch.tensor(completion.logprobs)  # the end token's included; 0 for outputs
-    return inputs, torch.where(chosen == 1, ids, -1), advantage * chosen, logprobs, torch.tensor(prompt[:-1])
+    ids = torch.tensor(tokens)
+    chosen = torch.tensor(mask)
+    return AnswerRow(
+        inputs=torch.cat([torch.tensor(prompt[-1:]), ids[:-1]]),  # shifted right by one
+        targets=torch.where(chosen == 1, ids, -1),
+        advantages=advantage * chosen,
+        logprobs=chosen * torch.tensor(completion.logprobs),  # the end token's included
+        prompt=torch.tensor(prompt[:-1]),
+    )
 
 
-def row_tokens(row: Columns) -> int:
-    """Return the tokens of an answer with the prompt, but for the last one, which is no input."""
-    return len(row[0]) + len(row[-1])
+def row_tokens(row: PromptedRow) -> int:
+    """Return the tokens of an answer with its prompt, but for the last one, which is not an input."""
+    return len(row.inputs) + len(row.prompt)
+
+
+def batch_order(groups: Mapping[int, Sequence[RowType]]) -> tuple[list[int], list[RowType]]:
+    """Return the group of each row, and the rows, in the order of a batch (see AnswerBatch)."""
+    longest = {number: max(map(row_tokens, rows)) for number, rows in groups.items()}
+    numbers = []
+    ordered = []
+    for number in sorted(groups, key=longest.__getitem__, reverse=True):
+        numbers += [number] * len(groups[number])
+        ordered += groups[number]
+    return numbers, ordered
+
+
+def pad(columns: Sequence[Tensor], filler: float, device: torch.device) -> Tensor:
+    """Return columns of rows as one tensor, (rows, longest)."""
+    return pad_sequence(list(columns), batch_first=True, padding_value=filler).to(device)
+
+
+# ---- the source ----
 
 
 class PromptSource(BatchSource):
@@ -76,7 +171,8 @@ class PromptSource(BatchSource):
     together = 1
 
     def __init__(self, trainer: "Trainer", count: int, setting: Record) -> None:
-        self.config, self.runtime = trainer.config, trainer.runtime
+        self.config = trainer.config
+        self.runtime = trainer.runtime
         self._examples = self.config.examples_per_step  # over all ranks
         require_multiple("examples per step", self._examples, self.runtime.world_size)  # every rank has equally many
         if count < self._examples:
@@ -94,11 +190,12 @@ class PromptSource(BatchSource):
         chosen = order[step * self._examples :][: self._examples]
         return chosen[self.runtime.rank :: self.runtime.world_size].tolist()
 
-    def split(self, batch: Batch, rows: int) -> list[Batch]:
+    def split(self, batch: BatchType, rows: int) -> list[BatchType]:
         """Return micro-batches that fit into `rows` rows of full context: answers are short."""
-        longest = int(batch[-1][:, :2].sum(1).max())  # answer and prompt
+        longest = int((batch.answer_lengths + batch.prompt_lengths).max())
         most = rows * self.config.max_seq_len // longest
-        return super().split(batch, max(1, most // self.together) * self.together)
+        parts = super().split(batch, max(1, most // self.together) * self.together)
+        return [type(batch)(*part) for part in parts]
 
     # ---- position, for resuming ----
 
@@ -115,25 +212,35 @@ class PromptSource(BatchSource):
         self._step = state["step"]
 
 
+class RewardedTask(Protocol):
+    """Conversations with rewards for answers to them (tasks.common.Task, which nanochat/ does not import)."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Record: ...
+    def hashes(self) -> dict[str, str]: ...
+    def reward(self, conversation: Record, completion: str, /) -> float: ...
+
+
+class Recorder(Protocol):
+    """Keeps a record of a step, as MetricLog.write does."""
+
+    def __call__(self, kind: str, step: int, **figures: Any) -> None: ...
+
+
 class Rollouts(PromptSource):
-    """An endless source of (inputs, targets, advantages, logprobs, prompts, sizes), one row per answer.
+    """An endless source of `AnswerBatch`es, with a row for each sampled answer.
 
-    The first four have shape (rows, longest answer); logprobs come from the sampler. prompts (rows, longest prompt)
-    end before the last token, the first input. sizes (rows, 3), on the host, hold the unpadded lengths for inputs and
-    prompt, and the prompt's number. Answers to one prompt stand together, the longest prompt first, so that
-    micro-batches have little padding.
-
-    task: conversations; its method `reward` gives a number for a conversation and a completion. engine: samples with
-    the weights in training, read again at each step. record: receives kind, step and figures for one record per
-    prompt, as MetricLog.write does. The config is that of scripts.chat_rl. name: the task's, for the manifest.
+    engine: samples with the weights in training, read again at each step. record: gets one record per prompt, as
+    MetricLog.write does. The config is that of scripts.chat_rl. name: the task's, for the manifest.
     """
 
     def __init__(
-        self, trainer: "Trainer", task: Any, engine: Engine, record: Callable[..., None], name: str = "task"
+        self, trainer: "Trainer", task: RewardedTask, engine: Engine, record: Recorder, name: str = "task"
     ) -> None:
         names = "advantage examples_per_step num_samples max_new_tokens temperature top_k top_p".split()
         super().__init__(trainer, len(task), {name: getattr(trainer.config, name) for name in names})
-        self.task, self.engine = task, engine
+        self.task = task
+        self.engine = engine
         self.record = record
         self.tokenizer = trainer.tokenizer
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
@@ -142,8 +249,8 @@ class Rollouts(PromptSource):
     def origin(self) -> DataRecord:
         return self._setting | {"tasks": {self.name: {"rows": len(self.task), "files": self.task.hashes()}}}
 
-    def __next__(self) -> Batch:
-        self.engine.refresh()  # the weights changed since the last step
+    def __next__(self) -> AnswerBatch:
+        self.engine.update_weights()  # they changed since the last step
         requests = self._requests()
         answers = self.engine.generate(list(requests.values()))  # several per request
         records = list(map(self._record, requests, requests.values(), answers))
@@ -152,14 +259,15 @@ class Rollouts(PromptSource):
             samples = records[question]["samples"]
             if len({sample["reward"] for sample in samples}) > 1:
                 groups[question] = [
-                    columns(request.tokens, answer, sample["advantage"], self._end)
+                    answer_row(request.tokens, answer, sample["advantage"], self._end)
                     for answer, sample in zip(answers[question], samples, strict=True)
                 ]
         self._step += 1
         self._log(records)
         if not groups:  # every rank runs a forward pass: one token with advantage 0
-            groups[0] = [columns(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
-        return assemble(groups, self.runtime.device)
+            *_, request = requests.values()
+            groups[0] = [answer_row(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
+        return AnswerBatch.of(groups, self.runtime.device)
 
     def _requests(self) -> dict[int, Request]:
         """Return the requests for answers to this rank's examples in the step, by their indices into the task."""
@@ -237,20 +345,7 @@ class Rollouts(PromptSource):
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
-def assemble(groups: Mapping[int, list[Columns]], device: torch.device) -> Batch:
-    """Pad each prompt's rows, as `columns` returns them, to a batch in the order that Rollouts describes."""
-    longest = {question: max(map(row_tokens, rows)) for question, rows in groups.items()}
-    rows, sizes = [], []
-    for question in sorted(groups, key=longest.get, reverse=True):
-        rows += groups[question]
-        sizes += [(len(row[0]), len(row[-1]), question) for row in groups[question]]
-    fillers = (0, -1, 0.0, 0.0, 0)  # inputs, targets, advantages, logprobs, prompts
-    parts = zip(*rows, strict=True)
-    padded = [pad_sequence(part, True, filler).to(device) for part, filler in zip(parts, fillers, strict=True)]
-    return *padded, torch.tensor(sizes)
-
-
-def open_rollouts(trainer: "Trainer", name: str, task: Any, engine: Engine) -> Rollouts:
+def open_rollouts(trainer: "Trainer", name: str, task: RewardedTask, engine: Engine) -> Rollouts:
     """Return the source of sampled answers to a task; samples.jsonl has them with rewards, to read."""
     samples = MetricLog(trainer.folder, name="samples")
     samples.resume(trainer.resumed.step if trainer.resumed else -1)  # drops later records; -1: an earlier run's
@@ -260,28 +355,19 @@ def open_rollouts(trainer: "Trainer", name: str, task: Any, engine: Engine) -> R
 # ---- the objective ----
 
 
-def answer_logprobs(model: GPT, batch: Batch) -> Tensor:
-    """Return the log-probability of each target in a batch from `assemble`, (rows, longest answer), with -0 for none.
+def answer_logprobs(model: GPT, batch: PromptedBatch) -> Tensor:
+    """Return the log-probability of each target in a batch, (rows, longest answer), with -0 for none.
 
-    Each prompt is computed once for all answers: they lie together and share the first row's prompt.
+    Each prompt is computed once for all answers of a group, which are neighbours: it is the first row's prompt.
     """
-    inputs, targets, *_, prompts, sizes = batch  # sizes (rows, 3), on the host
-    lengths, given, questions = sizes.T  # answer length, prompt length, question
-    longest, longest_prompt = int(lengths.max()), int(given.max())  # in this micro-batch
-    _, texts, answers = questions.unique_consecutive(
-        return_inverse=True,
-        return_counts=True,
-    )
+    longest = int(batch.answer_lengths.max())  # in this micro-batch
+    longest_prompt = int(batch.prompt_lengths.max())
+    _, texts, answers = batch.groups.unique_consecutive(return_inverse=True, return_counts=True)
     firsts = answers.cumsum(0) - answers
-    prompts = prompts[firsts.to(prompts.device), :longest_prompt]
-    cache = Prefix(model, prompts, given[firsts]).rows(texts, lengths)
+    prompts = batch.prompts[firsts.to(batch.prompts.device), :longest_prompt]
+    cache = Prefix(model, prompts, batch.prompt_lengths[firsts]).rows(texts, batch.answer_lengths)
     # The loss for each target is minus the log-probability.
-    return -model(
-        inputs[:, :longest],
-        targets[:, :longest],
-        reduction="none",
-        cache=cache,
-    )
+    return -model(batch.inputs[:, :longest], batch.targets[:, :longest], reduction="none", cache=cache)
 
 
 def _clipped(chosen: Tensor, sampled: Tensor, advantages: Tensor) -> Tensor:
@@ -303,7 +389,7 @@ POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 @dataclass
 class PolicyGradient:
-    """Raises the probability of answers that did better than their group. batch: the columns from `Rollouts`.
+    """Raises the probability of answers that did better than their group.
 
     loss: a key of POLICY_LOSSES. kl: the penalty for moving away from the model `reference`, estimated on the drawn
     tokens; 0 for none.
@@ -313,12 +399,14 @@ class PolicyGradient:
     kl: float = 0.0
     reference: GPT | None = None
 
-    def __call__(self, model: GPT, batch: Batch) -> Loss:
+    def __call__(self, model: GPT, batch: AnswerBatch) -> Loss:
         chosen = answer_logprobs(model, batch)  # (rows, longest)
-        targets, advantages, sampled = (column[:, : chosen.shape[1]] for column in batch[1:4])
-        kept = targets >= 0
-        losses = POLICY_LOSSES[self.loss](chosen, sampled, advantages)
+        longest = chosen.shape[1]
+        kept = batch.targets[:, :longest] >= 0
+        sampled = batch.logprobs[:, :longest]
+        losses = POLICY_LOSSES[self.loss](chosen, sampled, batch.advantages[:, :longest])
         if self.kl:
+            assert self.reference is not None, "the penalty needs a reference"
             with torch.no_grad():
                 before = answer_logprobs(self.reference, batch)
             apart = before - chosen  # log of the ratio reference / model

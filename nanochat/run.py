@@ -20,7 +20,7 @@ from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
-from nanochat.models import build_model
+from nanochat.models import build_model, record_of
 from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.outcome import Metrics, Outcome, run_metrics, training_curves
@@ -188,7 +188,7 @@ class Trainer(Generic[Config]):
                 flops_per_token=self.start.flops_per_token,
                 steps=self.start.steps,
                 seconds=self.start.seconds,
-                after_step=[lambda state: fp8.refresh(self.model), *after_step],
+                after_step=[lambda state: fp8.requantize(self.model), *after_step],
             )
             loop.run(evaluations, save, requests)
         return loop.state
@@ -288,7 +288,7 @@ class Trainer(Generic[Config]):
             "data": data,
             "config": fixed_settings(self.config),
             "dtype": self.runtime.dtype_name,
-            "model": asdict(self.model.config),
+            "model": record_of(self.model.config),
         }
         runtime = self.runtime
         saver = Saver(self.folder, runtime.rank, runtime.world_size, self.config.keep_last, runtime.store)

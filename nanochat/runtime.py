@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
@@ -295,7 +295,7 @@ def planned_hardware(name: str, nodes: int = 1) -> tuple[int, Accelerator]:
     count *= nodes
     price = given_price()
     dollars = accelerator.dollars if price is None else price / count
-    return count, accelerator._replace(memory=memory, dollars=dollars)
+    return count, replace(accelerator, memory=memory, dollars=dollars)
 
 
 # ---- ranks that die ----

@@ -120,9 +120,7 @@ def plan_run(config: PretrainSettings, vocab_size: int | None, bos_id: int = 0) 
         f"weight decay x {decay:.4g} = (total_batch_size / 2^19)^0.5 / (N / N at depth 12)",
         f"num_iterations {'?' if steps is None else f'{steps:,}'} = {horizon}",
     ]
-    if shape.supervision:
-        sweeps = f"{shape.supervision} exits x {shape.passes} passes x ({shape.loops} loops + 1)"
-        notes.append(f"recursion {config.recursion}: each block runs {sweeps} times for a token")
+    notes += config.model_notes
     return RunPlan(
         model=shape,
         counts=counts,
@@ -171,11 +169,9 @@ def flops_per_token(model: GPT, row_length: int) -> int:
     keys = (min(window or row_length, row_length) for window in config.windows)
     sweep = 6 * weights + 12 * config.width * sum(keys)
     head, smear = 6 * model.head_weight.numel(), 6 * SMEAR_GATE_INPUTS * config.smear
-    if not config.supervision:
-        return config.sweeps * sweep + head + smear
-    # A sweep without a gradient costs a third, and every exit has a head.
-    passes = 1 + (config.passes - 1) / 3  # as many with a gradient
-    return round(config.supervision * (passes * (config.loops + 1) * sweep + head)) + smear
+    runs = config.applications
+    # A sweep without a gradient costs a third.
+    return round((runs.trained + runs.untrained / 3) * sweep) + runs.heads * head + smear
 
 
 # ---- batches ----

@@ -11,28 +11,14 @@ Schedule = Callable[[float, int], float]  # of progress and step
 Schedules = Mapping[str, Schedule]  # field of Group → its schedule
 
 
-def warmup_warmdown(
-    progress: float,
-    step: int,
-    *,
-    warmup_steps: float,
-    warmdown: float,
-    final: float,
-) -> float:
+def warmup_warmdown(progress: float, step: int, *, warmup_steps: float, warmdown: float, final: float) -> float:
     """Rise to 1 within warmup_steps, stay, then fall to `final` over the last share `warmdown` of progress."""
     rising = (step + 1) / warmup_steps if warmup_steps else 1.0  # the first step is not 0
     falling = _interpolate(_remaining(progress, warmdown), final, 1.0)
     return min(1.0, rising, falling)
 
 
-def momentum(
-    progress: float,
-    step: int,
-    *,
-    warmdown: float,
-    warmup_steps: int = 400,
-    peak: float = 0.97,
-) -> float:
+def momentum(progress: float, step: int, *, warmdown: float, warmup_steps: int = 400, peak: float = 0.97) -> float:
     """Return Muon's momentum: it rises from 0.85 to `peak`, then falls to 0.9 in the warmdown."""
     falling = _interpolate(_remaining(progress, warmdown), 0.9, peak)
     return min(_interpolate(min(1.0, step / warmup_steps), 0.85, peak), falling)

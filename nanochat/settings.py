@@ -5,7 +5,6 @@ flag gets another default by `name = default`. The word in `@options("run")` is 
 """
 
 from dataclasses import fields
-from typing import Literal, NamedTuple
 
 from nanochat.config import Count, Resume, flag_of, option, options
 from nanochat.stages import Source
@@ -192,65 +191,6 @@ class OptimizerSettings:
     grad_clip: Rate = option(0.0, "largest norm of the gradient (0: no clipping)")
 
 
-class Preset(NamedTuple):
-    """Settings for training with recursion. A flag with the name of a field wins."""
-
-    supervision_base: float
-    improvement_reward: float
-    warmup_steps: int
-    grad_clip: float = 1.0
-    supervision: int = 4
-    loops: int = 2
-    passes: int = 1
-    detached: int = 0
-
-
-PRESETS = {
-    "moderate": Preset(3.0, 0.5, 100),
-    "aggressive": Preset(5.0, 1.0, 150),
-    "extreme": Preset(10.0, 2.0, 200),
-}
-
-
-@options("recursion")
-class RecursionSettings(OptimizerSettings):
-    """Deep-supervised recursion, see nanochat/recursive.py. None: the preset's value, or the usual one."""
-
-    recursion: Literal[("off", *PRESETS)] = option("off", "preset of recursion")
-    supervision: Count | None = option(None, "exits, each with a loss (default: the preset's)", least=1)
-    loops: Count | None = option(None, "updates of the latent state before the answer is updated once (default: 2)")
-    passes: Count | None = option(
-        None, "sweeps over the layers for each exit, the last with a gradient (default: 1)", least=1
-    )
-    detached: Count | None = option(None, "exits after which no gradient is passed back (default: 0)")
-    supervision_base: Rate = option(None, "weight of each exit, relative to the one before (default: the preset's)")
-    improvement_reward: Rate = option(None, "reward for the relative improvement of each exit (default: the preset's)")
-    warmup_steps: Count | None = option(
-        None,
-        "steps of learning rate warmup, at most a tenth of a run of known length (default: 40, or the preset's)",
-    )
-    grad_clip = option(None, "largest norm of the gradient (0: no clipping; default: 0, or the preset's 1)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()  # of HorizonSettings
-        chosen = (
-            OptimizerSettings if self.recursion == "off" else PRESETS[self.recursion]
-        )  # usual values are attributes
-        for name in Preset._fields:
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, getattr(chosen, name, None))  # the dataclass is frozen
-            elif not hasattr(chosen, name):
-                raise ValueError(f"{flag_of(name)} is for recursion: add --recursion={next(iter(PRESETS))}")
-        if self.recursion != "off" and 0 < self.supervision <= self.detached:
-            raise ValueError(f"--detached={self.detached} has to be below --supervision={self.supervision}")
-
-    @property
-    def model_fields(self) -> dict[str, int]:
-        """Return the fields of GPTConfig that recursion sets."""
-        names = ("supervision", "loops", "passes", "detached")
-        return {} if self.recursion == "off" else {name: getattr(self, name) for name in names}
-
-
 @options("checkpoints")
 class CheckpointSettings:
     """The checkpoints of a run: how often, and how many stay."""
@@ -287,7 +227,7 @@ class TrainingSettings(
 
 
 @options("model")
-class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
+class PretrainSettings(CorpusSettings, TrainingSettings):
     """A new model, the text to train it on, and the length of the run. All that is not given follows from --depth."""
 
     tag = option("", "name of the run, and of its folders (default: d and the depth)")
@@ -304,7 +244,7 @@ class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
     # Master weights stay fp32; fp8.convert picks the layers.
     fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
 
-    # A row of models.CONFIGURATIONS; fields of GPTConfig may follow: --model=reference,backout=false
+    # A name in models.CONFIGURATIONS or registry.CONFIGURATIONS; fields may follow: --model=reference,backout=false
     model: str = option("reference", "architecture: reference, induction, october-2025, golf, golf-seed or portable")
     # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling.plan_run.
     depth: Count = option(12, "layers; other sizes follow from it", least=1)
@@ -332,6 +272,16 @@ class PretrainSettings(RecursionSettings, CorpusSettings, TrainingSettings):
         super().__post_init__()
         if (self.on or self.json) and not self.dry_run:
             raise ValueError("--on and --json are for a plan: add --dry-run")
+
+    @property
+    def model_fields(self) -> dict[str, int]:
+        """Fields of the model's config that a track's flags set, beside --model and the sizes."""
+        return {}
+
+    @property
+    def model_notes(self) -> list[str]:
+        """Lines about them for the plan that is printed."""
+        return []
 
 
 # ---- fine-tuning ----

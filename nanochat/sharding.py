@@ -20,7 +20,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import Parameter
 
-from nanochat.fp8 import Float8Linear, refresh_layers
+from nanochat.fp8 import Float8Linear, requantize_layers
 from nanochat.gpt import GPT, Block
 from nanochat.muon import decay_and_step, nesterov
 from nanochat.optim import AdamWStack, Group, Layout, MuonStack, Named, Optimizer, flat_layout
@@ -114,7 +114,7 @@ class Unit:
         with self.waiting.counted():
             for piece in self.pieces:
                 piece.gather(piece.gathered)
-        refresh_layers(self.fp8_layers, self.fp8_weights)
+        requantize_layers(self.fp8_layers, self.fp8_weights)
 
     def release(self) -> None:
         if not self.is_whole:

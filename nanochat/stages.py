@@ -1,36 +1,8 @@
 """The table of stages, in the order of a run: the parent of each, and its place in the report card."""
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, NamedTuple
-
-from nanochat.log import parse_table
-
-
-class Stage(NamedTuple):
-    """A step of the main job that leaves an outcome."""
-
-    name: str  # folder of the stage, and name of its script if the stage has one of its own
-    section: str  # title in the report card
-    parent: str | None = None  # stage whose artifact is the input
-    source: str = ""  # name of the parent in --source of scripts.chat_eval, one script for several stages
-    column: str = ""  # of the summary, for the headline metrics
-    metrics: str = ""  # headline metrics, separated by commas; a chat evaluation has SHOWN
-
-    @property
-    def script(self) -> str:
-        return "chat_eval" if self.source else self.name
-
-    @property
-    def module(self) -> str:
-        """The module that runs the stage."""
-        return "tracks.preferences.train" if self.name == "chat_dpo" else f"scripts.{self.script}"
-
-    @property
-    def headline(self) -> Sequence[str]:
-        if self.source:
-            return SHOWN
-        return self.metrics.split(", ") if self.metrics else ()
-
+from dataclasses import dataclass
+from typing import Literal
 
 # Means of several tasks, above chance. A model of an embedded world is scored with the world's tasks alone.
 CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")
@@ -46,26 +18,44 @@ def mean_name(mean: str, tasks: Iterable[str]) -> str:
     return mean if counted == len(MEANS[mean]) else f"{mean} ({counted} of {len(MEANS[mean])} tasks)"
 
 
-STAGES = parse_table(
-    Stage,
-    """
-    name            section                parent      source  column  metrics
-    tok_train       Tokenizer training     -           -       -       -
-    tok_eval        Tokenizer evaluation   tok_train   -       -       -
-    base_train      Base model training    tok_train   -       -       -
-    base_loss       Base model loss        base_train  -       BASE    train bpb, val bpb
-    base_eval       Base model evaluation  base_train  -       BASE    CORE metric, World CORE metric
-    chat_eval_base  Chat evaluation base   base_train  base    BASE    -
-    mid_train       Midtraining            base_train  -       MID     Minimum validation bpb
-    chat_eval_mid   Chat evaluation mid    mid_train   mid     MID     -
-    chat_sft        Chat SFT               mid_train   -       SFT     Validation loss
-    chat_eval_sft   Chat evaluation sft    chat_sft    sft     SFT     -
-    chat_dpo        Chat DPO               chat_sft    -       -       -
-    chat_eval_dpo   Chat evaluation dpo    chat_dpo    dpo     DPO     -
-    chat_rl         Chat RL                chat_sft    -       -       -
-    chat_eval_rl    Chat evaluation rl     chat_rl     rl      RL      -
-    """,
-)
+@dataclass(frozen=True)
+class Stage:
+    """A step of the main job that leaves an outcome."""
+
+    name: str  # folder of the stage, and name of its script if the stage has one of its own
+    section: str  # title in the report card
+    parent: str | None = None  # stage whose artifact is the input
+    source: str = ""  # name of the parent in --source of scripts.chat_eval, one script for several stages
+    column: str = ""  # of the summary, for the headline metrics
+    headline: Sequence[str] = ()  # metrics in the summary
+
+    @property
+    def script(self) -> str:
+        return "chat_eval" if self.source else self.name
+
+    @property
+    def module(self) -> str:
+        """The module that runs the stage."""
+        return "tracks.preferences.train" if self.name == "chat_dpo" else f"scripts.{self.script}"
+
+
+CORE = ("CORE metric", "World CORE metric")
+STAGES = [
+    Stage("tok_train", "Tokenizer training"),
+    Stage("tok_eval", "Tokenizer evaluation", "tok_train"),
+    Stage("base_train", "Base model training", "tok_train"),
+    Stage("base_loss", "Base model loss", "base_train", column="BASE", headline=("train bpb", "val bpb")),
+    Stage("base_eval", "Base model evaluation", "base_train", column="BASE", headline=CORE),
+    Stage("chat_eval_base", "Chat evaluation base", "base_train", source="base", column="BASE", headline=SHOWN),
+    Stage("mid_train", "Midtraining", "base_train", column="MID", headline=("Minimum validation bpb",)),
+    Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", source="mid", column="MID", headline=SHOWN),
+    Stage("chat_sft", "Chat SFT", "mid_train", column="SFT", headline=("Validation loss",)),
+    Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", source="sft", column="SFT", headline=SHOWN),
+    Stage("chat_dpo", "Chat DPO", "chat_sft"),
+    Stage("chat_eval_dpo", "Chat evaluation dpo", "chat_dpo", source="dpo", column="DPO", headline=SHOWN),
+    Stage("chat_rl", "Chat RL", "chat_sft"),
+    Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", source="rl", column="RL", headline=SHOWN),
+]
 # Titles in the report card, also of commands that are no part of the main job.
 TITLES = {stage.name: stage.section for stage in STAGES} | {
     "recursion_eval": "Recursion",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 
@@ -21,6 +21,7 @@ from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, find_model, new_model, tokenizer_of, verified
 from nanochat.param_groups import Rates, group_rates
+from nanochat.protocols import Conversations
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime
 from nanochat.scaling import RunPlan, flops_per_token, rate_scale, require_multiple, row_choices
 from nanochat.schedules import Schedules, finetuning, pretraining
@@ -97,6 +98,8 @@ def start_new(
     choices = row_choices(config, plan.total_batch_size, runtime.world_size)
     saved = runtime.broadcast(lambda: to_resume(folder, config.resume))  # one rank reads the files
     resumed = resume(saved, config, tokenizer)
+    if saved and config_of(saved.manifest) != plan.model:
+        refuse_another_model(saved, plan.model)
     kept_rows = _kept_rows(saved, choices)
     changes = _changes_so_far(resumed)
     flops = plan.flops_per_token * plan.total_batch_size
@@ -262,6 +265,20 @@ def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokeni
     return Resumed(saved, changes, is_longer)
 
 
+def refuse_another_model(saved: Checkpoint, model: GPTConfig) -> NoReturn:
+    """Raise a ValueError that names the differences between a saved model and the one that a command line asks for."""
+    before, asked = ({"kind": config.kind, **asdict(config)} for config in (config_of(saved.manifest), model))
+    found = [
+        f"{name} {before.get(name)} and not {asked.get(name)}"
+        for name in before | asked
+        if before.get(name) != asked.get(name)
+    ]
+    folder = saved.path.parent
+    raise ValueError(
+        f"{folder} holds another run: its model has {', '.join(found)}. Use another --tag, or --resume=never"
+    )
+
+
 def _changes_so_far(resumed: Resumed | None) -> Record:
     """Return the entry of a manifest about all settings that were changed while the run trained; none without any."""
     if resumed is None:
@@ -276,9 +293,7 @@ def _changes_so_far(resumed: Resumed | None) -> Record:
 # ---- the dry run of fine-tuning ----
 
 
-def print_plan(
-    config: FineTuneSettings, open_rows: Callable[[str], Sequence[dict[str, Any]]], rows_per_step: int = 0
-) -> None:
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Conversations], rows_per_step: int = 0) -> None:
     """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
 
     open_rows: returns the conversations to learn from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has

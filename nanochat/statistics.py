@@ -19,10 +19,11 @@ class Interval(NamedTuple):
 
 def interval(values: Sequence[float]) -> Interval:
     """Return the mean of a sample with its interval."""
-    mean, freedom = statistics.fmean(values), len(values) - 1
+    mean = statistics.fmean(values)
+    freedom = len(values) - 1
     if not freedom:
         return Interval(mean, None)
-    from scipy import stats  # a slow import, which must not delay --help
+    from scipy import stats
 
     # 2.5 % on either side.
     return Interval(mean, float(stats.t.ppf(0.975, freedom) * stats.sem(values)))
@@ -33,7 +34,7 @@ def p_value(values: Sequence[float], others: Sequence[float]) -> float:
 
     A sample with a single value is assumed to have the variance of the other one. One of them has different values.
     """
-    from scipy import stats  # a slow import, which must not delay --help
+    from scipy import stats
 
     has_single = min(len(values), len(others)) == 1
     return float(stats.ttest_ind(values, others, equal_var=has_single).pvalue)

@@ -58,6 +58,13 @@ make_environment() {
 }
 
 install_locked() {
+  # On another file system than its cache uv cannot link files: copy mode avoids the warning.
+  local cache probe
+  cache=$("$uv" cache dir)
+  mkdir -p "$cache"
+  probe=$(mktemp "$cache/link-XXXXXX")
+  ln "$probe" .venv/link-probe 2>/dev/null || export UV_LINK_MODE="${UV_LINK_MODE:-copy}"
+  rm -f "$probe" .venv/link-probe
   say "installing requirements.lock (the first time several GB are fetched)"
   pip_install --require-hashes -r requirements.lock ||
     stop "the packages of requirements.lock could not be installed (uv's message is above): is the network there? Then run this again."

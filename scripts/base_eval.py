@@ -18,7 +18,6 @@ class Config(DeviceSettings, CheckpointChoice, LogSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.evals.core import evaluate_core
     from nanochat.evals.core_tasks import open_core
     from nanochat.models import load_model

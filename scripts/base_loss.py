@@ -3,6 +3,7 @@
 python -m scripts.base_loss --tag=d8
 """
 
+from nanochat import registry
 from nanochat.config import Count, option, options, run
 from nanochat.log import table_of
 from nanochat.outcome import Outcome
@@ -25,9 +26,8 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.bpb import bits_by_exit, read_text, write_samples
+    from nanochat.evals.bpb import read_text, text_bpb, write_samples
     from nanochat.models import load_model
     from nanochat.runtime import setup
 
@@ -43,15 +43,12 @@ def main(config: Config) -> None:
         strides = [config.stride, 0] if config.stride else [0]
         for split, text in texts.items():
             for stride in strides:
-                found = bits_by_exit(model, text, length, config.device_batch_size, runtime, stride)[-1]
+                found = text_bpb(model, text, length, config.device_batch_size, runtime, stride)
                 name = f"{split} bpb (stride {stride})" if stride else f"{split} bpb"
                 outcome.metrics[name] = found.metric()
-        trained = model.config.supervision
-        if trained:  # a recursive model: up to twice as many exits as were trained
-            model.steps = 2 * trained
-            found = bits_by_exit(model, texts["val"], length, config.device_batch_size, runtime)
-            rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
-            outcome.tables.append(table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows))
+        if model.config.kind in registry.LOSS_TABLES.modules:
+            more = registry.load(registry.LOSS_TABLES, model.config.kind)
+            outcome.tables.append(more(model, texts["val"], config.device_batch_size, runtime))
         outcome.metrics |= {"Step": checkpoint.step, "Data": corpus.name}
         outcome.tables.append(table_of("Samples", "Prompt | Continuation", samples))
         if runtime.rank == 0:

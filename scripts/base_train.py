@@ -24,11 +24,10 @@ class Config(PretrainSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.dataloader import open_text
-    from nanochat.evals.bpb import refinement_alarms, sample_writing, text_validation
+    from nanochat.evals.bpb import sample_writing, text_validation
     from nanochat.evals.core import core_scores
-    from nanochat.objectives import pretraining
+    from nanochat.objectives import next_token
     from nanochat.run import training
     from nanochat.scaling import plan_with_tokenizer
 
@@ -46,10 +45,9 @@ def main(config: Config) -> None:
         corpus = source.data
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = text_validation(trainer, corpus)
-        evaluations += refinement_alarms(trainer)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        state = trainer.fit(source, pretraining(config), evaluations)
+        state = trainer.fit(source, next_token, evaluations)
         metrics = plan.summary | pretraining_metrics(state, corpus) | scale_metrics(state, trainer.runtime)
         trainer.finish(state, {"model_tag": config.tag} | metrics)
 

@@ -30,7 +30,6 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
 
 def main(config: Config) -> None:
-    # Imported here: slow imports must not delay --help.
     from nanochat.chat import chat_temperature
     from nanochat.engine import Engine, Request
     from nanochat.models import load_chosen, trained
@@ -60,9 +59,9 @@ def main(config: Config) -> None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
             print0(COMMANDS)
-            chat.run(typed_lines())
+            chat.converse(typed_lines())
         else:
-            chat.run(line.removesuffix("\n") for line in sys.stdin)
+            chat.converse(line.removesuffix("\n") for line in sys.stdin)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,6 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, mean_scores, sample_answers
     from nanochat.models import load_chosen

@@ -7,11 +7,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
-from nanochat.settings import (
-    AnswerSettings,
-    AnswerTuneSettings,
-    SamplingSettings,
-)
+from nanochat.settings import AnswerSettings, AnswerTuneSettings, SamplingSettings
 from tasks import JUDGED, task_to_learn
 from tasks.common import find_task
 
@@ -61,7 +57,6 @@ class Config(AnswerTuneSettings, SamplingSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, log_figures
     from nanochat.models import load_model
@@ -92,7 +87,7 @@ def main(config: Config) -> None:
         )
 
         def test_scores() -> "dict[str, Estimate]":
-            engine.refresh()  # to the weights of the model
+            engine.update_weights()
             score = evaluate_task(test, trainer.model, trainer.tokenizer, trainer.runtime, answers, name, engine=engine)
             return {f"pass@{k}": estimate for k, estimate in score.pass_at.items()}
 

@@ -25,7 +25,6 @@ class Config(ChatTuneSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.evals.chat import chat_validation, task_scores
     from nanochat.objectives import next_token
     from nanochat.packing import chat_metrics, open_chats

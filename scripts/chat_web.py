@@ -24,7 +24,6 @@ class Config(DeviceSettings, ModelChoice):
 
 
 def main(config: Config) -> None:
-    # Imported here: slow imports must not delay --help.
     from nanochat.runtime import setup
     from nanochat.serve.app import LOOPBACK, Service, application, in_url, listen, open_engines, serve
 

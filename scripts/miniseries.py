@@ -23,6 +23,7 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
+from nanochat.log import print0
 
 
 @options("miniseries")
@@ -52,9 +53,14 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--depth": "--depths"})
-    if not all(depth.isdecimal() and int(depth) for depth in config.depths.split(",")):
+    depths = config.depths.split(",")
+    if not all(depth.isdecimal() and int(depth) for depth in depths):
         raise ValueError(f"--depths={config.depths} has to be a list of depths like 8,10,12")
-    check_flags("scripts.base_train", [f"--data={data}", *words])
+    planned = depths if "--dry-run" in words else depths[:1]  # one plan shows a mistake in a flag
+    plans = [check_flags("scripts.base_train", [f"--data={data}", f"--depth={depth}", *words]) for depth in planned]
+    if "--dry-run" in words:
+        print0(*plans, sep="\n\n")
+        return
     run_series("miniseries", config.tag, steps(config, data))
 
 

@@ -1,6 +1,6 @@
 """Plan the main job: its steps on this machine, their time, disk and dollars. speedrun.sh runs the plan.
 
-python -m scripts.plan
+python -m scripts.plan --dry-run
 python -m scripts.plan --on=8xH100
 """
 
@@ -42,6 +42,7 @@ class Config(TextSettings, TagSettings):
     until: Literal[("", *STEPS)] = option("", "last step to run (default: all)")
     seconds: float = option(0.0, "time for base training, other stages in proportion (0: the scale's)")
     fresh: bool = option(False, "start again; earlier results are archived")
+    dry_run: bool = option(False, "print the plan and end: nothing is started or written", group="plan")
     on: str = option("", "hardware to plan for, like 8xH100 (default: this machine)", group="plan")
     cwd: str = option("", "folder that a relative --data starts from", group="plan")
     save: Count = option(-1, "for speedrun.sh: save the plan, write its folder to this descriptor", group="plan")
@@ -50,7 +51,7 @@ class Config(TextSettings, TagSettings):
 def main(config: Config) -> None:
     if config.cwd:
         os.chdir(config.cwd)
-    if config.save < 0:
+    if config.dry_run or config.save < 0:
         plan_job(config)
         return
     # Locked before the plan is made: a running job with this tag keeps its plan.

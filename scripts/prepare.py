@@ -25,7 +25,6 @@ class Config(CorpusSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus, shards_for
 
     tasks = pick(config.tasks, [CORE, *TASKS])  # a typing error ends it before the download

@@ -10,6 +10,7 @@ from pathlib import Path
 from nanochat.config import Count, option, options, run
 from nanochat.log import print_line, read_metrics
 from nanochat.paths import stage_dir, write_jsonl
+from nanochat.registry import OPTIONS, load
 from nanochat.settings import TagSettings
 
 
@@ -28,9 +29,7 @@ def main(config: Config) -> None:
     if not records:
         raise ValueError(f"there are no samples in {folder}: python -m scripts.chat_rl --tag={config.tag} makes them")
     if config.pairs:
-        from tracks.preferences.pairs import make_pairs  # slow
-
-        pairs = make_pairs(records, config.pairs_per_prompt)
+        pairs = load(OPTIONS, "--pairs")(records, config.pairs_per_prompt)
         write_jsonl(Path(config.pairs), pairs)
         print_line(f"{config.pairs}: {len(pairs):,} pairs")
         return

@@ -25,6 +25,7 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
+from nanochat.log import print0
 
 # Around the sizes that 12 tokens a parameter would give, two on each side.
 SWEEPS = "1e18:8,10,12,14 2.15e18:10,12,14,16 4.64e18:12,14,16,18 1e19:14,16,18,20"
@@ -74,8 +75,16 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--sweep": "--sweeps", "--depth": "--sweeps", "--target-flops": "--sweeps"})
-    parse_sweeps(config.sweeps)
-    check_flags("scripts.base_train", [f"--data={data}", *words])
+    plans = []
+    for flops, depths in parse_sweeps(config.sweeps).items():
+        for depth in depths:
+            flags = [f"--data={data}", f"--depth={depth}", f"--target-flops={flops}", *words]
+            plans.append(check_flags("scripts.base_train", flags))
+            if "--dry-run" not in words:  # one plan shows a mistake in a flag
+                break
+    if "--dry-run" in words:
+        print0(*plans, sep="\n\n")
+        return
     run_series("scaling_laws", config.tag, steps(config, data))
 
 

@@ -63,7 +63,6 @@ def comparison(texts: dict[str, list[str]], tokenizer: Tokenizer, references: li
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
     from nanochat.data.documents import by_size
     from nanochat.tokenizer import Tokenizer

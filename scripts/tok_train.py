@@ -23,7 +23,6 @@ class Config(TokenizerSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
     from nanochat.tokenizer import Tokenizer
 

@@ -1,9 +1,10 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, pick, open_mixture, open_tasks, task_to_learn. A new task is a section
-in sets.py, and perhaps a new module; docs/tasks.md has a row for each task.
+Others import from here: TASKS, JUDGED, pick, open_mixture, open_tasks, task_to_learn. A new task is a row
+in sets.py, and perhaps a new module; docs/tasks.md has a row for each task. Tracks add tasks by nanochat/registry.py.
 """
 
+from nanochat import registry
 from nanochat.data.corpus import learned_world
 from nanochat.data.hub import HubError
 from nanochat.evals.sandbox import NoSandbox
@@ -11,11 +12,13 @@ from nanochat.log import print0
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import CHAT_CORE, WORLD_MEAN
 from tasks import mixing, world
-from tasks.augmented import TaskTable
 from tasks.common import Task, find_task, pick
+from tasks.sets import SETS
+from tasks.table import TaskTable
 
-TASKS = TaskTable()  # with augmented ones
-JUDGED = [name for name in TASKS if TASKS[name].task.kind != "chat"]  # tasks with a verdict
+TASKS = TaskTable(SETS)  # with those of tracks, and augmented ones
+# Tasks with a verdict.
+JUDGED = [*(name for name in SETS if SETS[name].task.kind != "chat"), *registry.TASKS.modules]
 WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")
 
 

@@ -10,7 +10,7 @@ from nanochat.chat import check_conversation, messages
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents, text_files
 from nanochat.paths import read_jsonl
-from tasks.common import DataSet, Task
+from tasks.common import TRAIN, DataSet, Task
 
 # A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
 PIECE = re.compile(
@@ -83,7 +83,7 @@ def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)) -> list[Path]:
 
 def json_lines(path: str) -> DataSet:
     """Return files on this machine, named as for `chat_files`, as a data set."""
-    return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits="train")
+    return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits=(TRAIN,))
 
 
 def as_row(value: dict[str, Any] | list[Any]) -> dict[str, Any]:

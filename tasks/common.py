@@ -1,6 +1,6 @@
 """The base for all tasks: a data set read as conversations, and a verdict on each answer.
 
-`sets.py` has a section for each `DataSet`. Calling it with a split opens a `Task`, which reads the split's rows.
+`sets.py` has a row for each `DataSet`. Calling it with a split opens a `Task`, which reads the split's rows.
 """
 
 import re
@@ -22,30 +22,44 @@ CONVERTED = "{part}/{split}/0000.parquet"
 REVISION = "refs/convert/parquet"
 
 EVALUATION_SPLIT = "test"  # the split that every evaluation asks for
-SPLIT = re.compile(r"(?:(\w+)=)?(\w+)(?:\*(\d+))?")  # train=auxiliary_train*4
 SHUFFLE_SEED = 42  # the same as in the public nanochat, so that the first problems are the same too
 
 
 Answered = list[tuple[dict[str, Any], str]]  # conversations, each with a completion to judge
 
 
+@dataclass(frozen=True)
+class Split:
+    """A split under our name, and what the data set has for it: `Split("test", own="validation")`."""
+
+    name: str
+    own: str = ""  # the data set's name for it, by default ours
+    files: int = 1  # Parquet files, where the path has {file}
+
+
+TRAIN = Split("train")
+VALIDATION = Split("validation")
+TEST = Split("test")
+
+
+def unchanged(*cells: Any) -> tuple[Any, ...]:
+    """Return the cells of a row that are arguments for `Task.conversation` already."""
+    return cells
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """One data set: the rows' location on the hub, and the class and function that use them.
-
-    splits: a task needs `test` to be evaluated and `train` to be learned from. `test=train` means that our split `test`
-    is the data set's split `train`, and `train*4` that it has four files.
-    """
+    """One data set: the rows' location on the hub, and the class and function that use them."""
 
     task: "type[Task]"
-    splits: str  # names, separated by spaces
+    splits: tuple[Split, ...]  # `test` is needed to evaluate a task, and `train` to learn from it
     repo: str = ""  # empty for files that are on no hub
     path: str = ""  # with {split}, {part} and {file}, a split's file as the hub names it; empty where no file is read
     table: str = ""  # in place of a path: a file in the embedded world's folder `tasks`, without the split in its name
-    columns: str = ""  # names, separated by spaces, or by ", " if a name has a space; "name?": a cell may be None
-    convert: Callable[..., tuple[Any, ...]] = lambda *cells: cells  # a row's cells -> arguments for task.conversation
+    columns: tuple[str, ...] = ()  # "name?": a cell may be None
+    convert: Callable[..., tuple[Any, ...]] = unchanged  # a row's cells -> arguments for task.conversation
     baseline: float = 0.0  # score when guessing
-    parts: str = "default"  # values for {part} in the path, separated by spaces
+    parts: tuple[str, ...] = ("default",)  # values for {part} in the path
 
     def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False) -> "Task":
         """Open a split; `Task` describes the other arguments."""
@@ -57,25 +71,23 @@ class DataSet:
         return self.repo or self.path or self.table or self.task.__name__
 
     @property
-    def split_names(self) -> dict[str, tuple[str, int]]:
-        """Our split names -> the data set's name for the split, and its file count."""
-        found = {}
-        for word in self.splits.split():
-            ours, own, count = SPLIT.fullmatch(word).groups()
-            found[ours or own] = own, int(count or 1)  # one file by default
-        return found
+    def split_names(self) -> tuple[str, ...]:
+        return tuple(split.name for split in self.splits)
 
-    def files(self, *splits: str) -> list[HubFile]:
-        """Return the files for some splits, by default for all."""
+    def files(self, *names: str) -> list[HubFile]:
+        """Return the files for the splits with these names, by default for all."""
         if not self.path:
             return []
         revision = REVISION if self.path == CONVERTED else None
-        return [
-            HubFile(self.path.format(split=own, part=part, file=file), self.repo, revision)
-            for own, count in map(self.split_names.get, splits or self.split_names)
-            for part in self.parts.split()
-            for file in (f"{own}-{number:05d}-of-{count:05d}.parquet" for number in range(count))
-        ]
+        by_name = {split.name: split for split in self.splits}
+        found = []
+        for split in map(by_name.__getitem__, names or by_name):
+            own = split.own or split.name
+            for part in self.parts:
+                for number in range(split.files):
+                    file = f"{own}-{number:05d}-of-{split.files:05d}.parquet"
+                    found.append(HubFile(self.path.format(split=own, part=part, file=file), self.repo, revision))
+        return found
 
 
 DataSets = Mapping[str, DataSet]  # by name
@@ -87,7 +99,7 @@ DataSets = Mapping[str, DataSet]  # by name
 class ParquetRows:
     """Rows in Parquet files, one file after the other; a row is a list with its cells."""
 
-    def __init__(self, paths: list[Path], columns: list[str]) -> None:
+    def __init__(self, paths: list[Path], columns: Iterable[str]) -> None:
         import pyarrow.parquet as pq  # slow to import; scripts that only list tasks do without
 
         names = [name.rstrip("?") for name in columns]
@@ -135,8 +147,7 @@ class Task:
 
     def open_rows(self) -> Sequence[Sequence[Any]]:
         """Return the split's rows; tasks without Parquet files override this."""
-        columns = self.data.columns
-        return ParquetRows(self.fetch_files(), columns.split(", " if "," in columns else None))
+        return ParquetRows(self.fetch_files(), self.data.columns)
 
     def fetch_files(self) -> list[Path]:
         """Return the split's files; missing ones are downloaded, and a missing world is written."""

@@ -4,7 +4,7 @@ A specification names tasks, separated by commas: `smoltalk,mmlu~options:8@5000,
 
     NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]
 
-AUGMENTATION is a key of `tasks.augmented.AUGMENTATIONS`; the first `:` after it is for its own number N. ROWS is a
+AUGMENTATION is a word of `nanochat.registry.AUGMENTATIONS`; the first `:` after it is for its own number N. ROWS is a
 sample size, in conversations; where a question makes several, as in `mmlu~styles:2@5000`, they are sampled together.
 EPOCHS are 1 by default, and may be a fraction. SHARE is the part of the mixture's supervised tokens, which the
 assistant writes, in percent; all tasks have one, or none has. With shares the mixture is as large as it can be while no
@@ -19,7 +19,8 @@ import numpy as np
 
 from nanochat.chat import render_conversation
 from nanochat.data.hub import HubError
-from nanochat.log import Record, print0
+from nanochat.log import print0
+from nanochat.outcome import Metrics
 from nanochat.paths import stage_dir
 from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
@@ -73,9 +74,9 @@ class Mixture:
         return {name: {"rows": len(rows), "files": task.hashes()} for name, (task, rows) in self._parts.items()}
 
 
-def row_counts(chats: Mixture, new_chats: Mixture) -> Record:
+def row_counts(chats: Mixture, new_chats: Mixture) -> Metrics:
     """Return the metrics about a stage's conversations, and those for its validation."""
-    metrics: Record = {
+    metrics: Metrics = {
         "Rows by task": ", ".join(f"{name} {rows:,}" for name, rows in chats.rows.items()),
         "Training rows": len(chats),
         "Validation rows": len(new_chats),
@@ -171,13 +172,13 @@ def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.nda
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
-    names = list(data.split_names)  # ours, as in `DataSet.splits`
+    names = data.split_names
     own = split
     if split == "validation" and split not in names:
         own = "test" if "test" in names else "train"
     task = data(own, tokenizer=tokenizer)
     rows = np.arange(len(task))
-    if names != ["train"]:
+    if names != ("train",):
         return task, rows
     # Training and validation share the train split, and all copies of a row belong to one of them.
     first_held_out = len(rows) - task.copies * max(1, len(rows) // task.copies // HELD_OUT)

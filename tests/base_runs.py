@@ -45,9 +45,13 @@ class Base:
         before: Callable | None = None,
         **variables: str,
     ):
-        """A script that trains base models, in processes of its own, where `before` is called first."""
-        own = ["--sample-every=-1"] if script == "base_train" else []
-        words = (f"scripts.{script}", *self.flags(tag, *own, *flags))
+        """A script that trains base models, in processes of its own, where `before` is called first.
+
+        script: its name in scripts/, or the module of a track's command.
+        """
+        own = [] if script == "tracks.golf.train" else ["--sample-every=-1"]
+        module = script if "." in script else f"scripts.{script}"
+        words = (module, *self.flags(tag, *own, *flags))
         return self.fork(run_module, before, *words, ranks=ranks, **variables)
 
     def fork(self, function: Callable, *arguments: Any, ranks: int = 1, **variables: str):

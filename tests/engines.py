@@ -4,11 +4,13 @@ import random
 import re
 
 import pytest
+import torch
 from models import CONFIGS, lively
 
 import rustbpe
 from nanochat.chat import Reply
-from nanochat.engine import Completion, Request
+from nanochat.engine import Completion, Engine, Request
+from nanochat.gpt import GPT
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER = Tokenizer(rustbpe.Tokenizer([], SPECIAL_TOKENS))  # bytes are their own ids
@@ -46,10 +48,11 @@ def tokens_of(found):
 
 
 def collected(events):
-    """Return (tokens, reason) of each sample in some events, reason "" without an end."""
+    """Return (tokens, reason) of each sample in some events, by prompt and number; reason "" without an end."""
     found = {}
     for event in events:
-        found.setdefault((event.request, event.sample), Completion()).add(event)
+        sample = event.sample.prompt_number, event.sample.number
+        found.setdefault(sample, Completion()).append(event)
     return {sample: (completion.tokens, completion.reason) for sample, completion in sorted(found.items())}
 
 
@@ -64,7 +67,7 @@ def ids_of(text, tokenizer=TOKENIZER):
 def text_of(tokens, tokenizer=TOKENIZER, calls=False):
     """Return the text of an answer, with or without the calculator's turns."""
     reply = Reply(tokenizer)
-    pieces = [piece for token in tokens for piece in reply.add(token)] + reply.close()
+    pieces = [piece for token in tokens for piece in reply.feed(token)] + reply.close()
     return "".join(piece.text for piece in pieces if calls or piece.kind == "text")
 
 
@@ -86,3 +89,18 @@ class Late:
 def devices():
     """The CPU, and a GPU where there is one: what holds for steps holds for graphs that are looked at one step late."""
     return ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def check_greedy(model: GPT) -> None:
+    """One pass over a row gives what a loop without a cache would have chosen at each of its positions."""
+    requests = mixed(40)
+    ended = 0
+    for request, [completion] in zip(requests, Engine(model, TOKENIZER, slots=16).generate(requests), strict=True):
+        ids = [*request.tokens, *completion.tokens]
+        assert len(completion.tokens) == min(request.max_new_tokens, 192 - len(request.tokens))
+        chosen = model(torch.tensor([ids[:-1]]))[0].argmax(-1).tolist()
+        assert ids[len(request.tokens) :] == chosen[len(request.tokens) - 1 :]
+        assert completion.reason == "length"
+        assert completion.mask == [1] * len(completion.tokens)
+        ended += len(ids) == 192
+    assert ended > 4

@@ -1,30 +1,62 @@
-"""Small models in every configuration, and token ids for them."""
+"""Small models in every configuration of the trunk, and token ids for them. Tests of a track have its own."""
 
-import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nanochat.attention import attend, make_mask
 from nanochat.checkpoint import RECORD, Saver
-from nanochat.gpt import GPT, GPTConfig
-from nanochat.models import CONFIGURATIONS, config_fields, new_model
+from nanochat.gpt import GPT
+from nanochat.models import CONFIGURATIONS, config_fields, config_with, new_model, record_of
 from nanochat.tokenizer import Tokenizer
 
 BOS = 3
 SMALL = {"vocab_size": 100, "depth": 4, "width": 64, "heads": 4, "kv_heads": 2, "max_seq_len": 512, "bos_id": BOS}
 ODD_SHAPES = {"tie_embeddings": True, "mlp": "swiglu", "window_pattern": "S"}
 CONFIGS = {name: SMALL | config_fields(name) for name in CONFIGURATIONS}
-CONFIGS["golf-seed"]["rope_dims"] = 8  # of 16
-CONFIGS["recursive"] = {**SMALL, "depth": 2, "supervision": 3}
-CONFIGS["recursive passes"] = {**CONFIGS["recursive"], "loops": 1, "passes": 2, "detached": 1, "value_embeds": False}
-CONFIGS["looped"] = {**SMALL, "depth": 2, "sweeps": 3}
 CONFIGS["odd shapes"] = {**SMALL, **ODD_SHAPES, "depth": 3, "kv_heads": 1, "mlp_ratio": 1.7}
 
 
-def lively(fields, seed=5, **options):
-    """A model in which nothing is zero, as if it had been trained."""
-    model = new_model(GPTConfig(**fields), **options).to_empty(device="cpu")
+# "model" in a manifest of November 2026, when GPTConfig had the fields of all kinds of model, for the reference.
+OLD_RECORD = {
+    "vocab_size": 512,
+    "depth": 2,
+    "width": 64,
+    "heads": 2,
+    "kv_heads": 2,
+    "max_seq_len": 256,
+    "mlp": "relu2",
+    "mlp_ratio": 4.0,
+    "window_pattern": "SSSL",
+    "rope_base": 100000.0,
+    "rope_dims": 0,
+    "qk_scale": 1.2,
+    "query_gain": 0.0,
+    "qk_eps": 1.1920928955078125e-07,
+    "exclusive_last": 0,
+    "orthogonal": False,
+    "softcap": 15.0,
+    "tie_embeddings": False,
+    "residual_lambdas": True,
+    "x0_lambdas": True,
+    "value_embeds": True,
+    "smear": True,
+    "induction": False,
+    "backout": True,
+    "supervision": 0,
+    "loops": 2,
+    "passes": 1,
+    "detached": 0,
+    "sweeps": 1,
+    "bos_id": 500,
+}
+
+
+def lively(fields: Mapping[str, Any], seed: int = 5, **options: Any) -> GPT:
+    """A model in which nothing is zero, as if it had been trained, of the kind that has these fields."""
+    model = new_model(config_with(fields), **options).to_empty(device="cpu")
     model.init_weights(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -35,10 +67,11 @@ def lively(fields, seed=5, **options):
     return model
 
 
-def model_for(tokenizer: Tokenizer, name: str = "reference", **fields):
-    """Return a lively model of a configuration for the ids of a tokenizer."""
+def model_for(tokenizer: Tokenizer, config: str | Mapping[str, Any] = "reference", **fields: Any) -> GPT:
+    """Return a lively model for the ids of a tokenizer. config: fields, or a name in CONFIGS."""
     shape = {"vocab_size": tokenizer.vocab_size, "bos_id": tokenizer.bos}
-    return lively(CONFIGS[name] | shape | fields)
+    usual = CONFIGS[config] if isinstance(config, str) else config
+    return lively({**usual, **shape, **fields})
 
 
 def learn(model: GPT, ids: torch.Tensor, steps: int, rate: float):
@@ -90,7 +123,7 @@ def leave_model(
     tokenizer: Tokenizer,
     step: int = 7,
     tokenizer_tag: str = "default",
-    preset: str = "october-2025",
+    preset: str | Mapping[str, Any] = "october-2025",
     endless: bool = False,
     more=(),
     **fields,
@@ -104,7 +137,7 @@ def leave_model(
     if endless:
         model.head.weight.data[list(tokenizer.special_tokens.values())] = 0
     about = {"tokenizer": {"tag": tokenizer_tag, "hash": tokenizer.content_hash}, "dtype": "fp32"}
-    record = dict.fromkeys(RECORD) | about | {"model": dataclasses.asdict(model.config)} | dict(more)
+    record = dict.fromkeys(RECORD) | about | {"model": record_of(model.config)} | dict(more)
     with Saver(base / stage / tag) as saver:
         saver.save(step, model.state_dict(), [], record)
     return model

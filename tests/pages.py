@@ -2,22 +2,54 @@
 
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
 from conftest import ROOT
 
-OF_TRACKS = [page for page in sorted((ROOT / "tracks").rglob("*.md")) if page.name != "card.md"]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *OF_TRACKS]
+OF_TRUNK = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# tracks/README.md is their index. A card is written by a run, which links the pictures beside it.
+OF_TRACKS = sorted(page for page in (ROOT / "tracks").glob("*/*.md") if page.name != "card.md")
 HARDWARE = "# hardware: "  # behind a command that this machine need not be able to run
+# What sets up the very environment these tests run in; test_setup.py, test_speedrun.py and test_runs.py run them.
+ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "source .venv/bin/activate")
+ELSEWHERE += tuple(f"bash runs/{name}.sh" for name in ("cpu", "miniseries", "scaling_laws"))
 
 
-def blocks(page: Path):
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
     """(language, content) of the fenced blocks of a page."""
     return re.findall(r"^```(\w+)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
-def shown(script: str):
+def shown(script: str, pages: Iterable[Path]) -> list[list[str]]:
     """The words of each `bash SCRIPT ...` that some page shows, once each."""
-    lines = [line for page in PAGES for _, content in blocks(page) for line in content.splitlines()]
+    lines = [line for page in pages for _, content in blocks(page) for line in content.splitlines()]
     calls = [line for line in lines if line.startswith(f"bash {script}") and HARDWARE not in line]
     return [list(words) for words in dict.fromkeys(tuple(shlex.split(line, comments=True)) for line in calls)]
+
+
+def dead_links(page: Path) -> list[str]:
+    """Relative links of a page that lead nowhere."""
+    targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
+    return [target for target in targets if not (page.parent / target).exists()]
+
+
+def commands(page: Path) -> list[list[str]]:
+    """What `python` gets in the commands and programs of a page that this machine can run, in their order."""
+    found = []
+    for language, content in blocks(page):
+        if language == "python":
+            found.append(["-c", content])
+            continue
+        assert language == "bash", f"{name_of(page)} shows a block of {language}, which nothing runs"
+        for line in content.splitlines():
+            words = shlex.split(line, comments=True)
+            if not words or line.startswith(ELSEWHERE) or HARDWARE in line:
+                continue
+            assert words[0] == "python", f"{name_of(page)}: nothing runs `{line}`"
+            found.append(words[1:])
+    return found

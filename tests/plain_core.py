@@ -2,11 +2,19 @@
 
 import math
 import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import bundles
+import pytest
 import torch
+from models import model_for
 
-from nanochat.evals.core_tasks import BundleTask
+from nanochat.evals.core import evaluate_core
+from nanochat.evals.core_tasks import BundleTask, read_bundle, tokenize_items
 from nanochat.gpt import GPT
+from nanochat.paths import read_jsonl
 from nanochat.tokenizer import Tokenizer
 
 
@@ -61,3 +69,47 @@ def decide(model: GPT, tokenizer: Tokenizer, task: BundleTask, items: list[dict]
         losses.append(float(each.double().sum()) / len(each) if len(each) else math.nan)
     chosen = losses.index(min(losses))
     return {"correct": chosen == items[index]["gold"], "chosen": chosen, "losses": losses}
+
+
+def decisions(folder: Path, task):
+    return list(read_jsonl(folder / f"{task.label}.jsonl", dict))
+
+
+def all_items(task, tokenizer):
+    items = task.items(0)
+    return tokenize_items(task, items, range(len(items)), tokenizer)
+
+
+def assert_plain(model, tokenizer, tasks, folder: Path):
+    """Every decision in a folder is that of one prompt at a time; returns the verdicts."""
+    correct = []
+    for task in tasks:
+        items = task.items(0)
+        found = decisions(folder, task)
+        assert [decision["item"] for decision in found] == list(range(len(items)))
+        for ours, item in zip(found, all_items(task, tokenizer), strict=True):
+            where = task.label, item.number
+            correct.append(ours["correct"])
+            if max(item.scored) >= model.config.max_seq_len:
+                assert (ours["correct"], ours["too_long"]) == (False, True), where
+                continue
+            plain = decide(model, tokenizer, task, items, item.number)
+            assert ours["correct"] == plain["correct"], where
+            if task.kind == bundles.COMPLETION:
+                assert ours["missed"] == pytest.approx(plain["missed"])
+                continue
+            assert (ours["chosen"], ours["gold"]) == (plain["chosen"], item.gold), where
+            losses = [math.nan if loss is None else loss for loss in ours["losses"]]
+            assert losses == pytest.approx(plain["losses"], rel=1e-4, nan_ok=True)
+    return correct
+
+
+def check_decisions(config: str | Mapping[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small model with this config decides like the plain twin."""
+    bundles.write_bundle(folder / "mirror", [*bundles.world_tasks(9), *bundles.HARD])
+    monkeypatch.setenv("NANOCHAT_HUB", str(folder / "mirror"))
+    few = [task for task in read_bundle() if task.label.startswith("hard") or task.label == "world_schema"]
+    tokenizer = bundles.vocabulary()
+    model = model_for(tokenizer, config, max_seq_len=144)
+    evaluate_core(model, tokenizer, few, bundles.one_process(), folder=folder)
+    assert_plain(model, tokenizer, few, folder)

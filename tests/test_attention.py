@@ -161,7 +161,7 @@ def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, pack
 @pytest.mark.parametrize(("letters", "path"), [("SL", "flex"), ("L", "sdpa")])
 def test_ranks_that_could_run_different_kernels_take_a_common_one(letters, path, monkeypatch):
     monkeypatch.setattr(Runtime, "all_gather", lambda self, found: [found, "flash3"])
-    config = GPTConfig(64, depth=2, width=64, heads=2, max_seq_len=256, window_pattern=letters)
+    config = GPTConfig(64, depth=2, width=64, heads=2, kv_heads=2, max_seq_len=256, window_pattern=letters)
     assert build_model(config, Runtime(CPU, torch.float32, world_size=2), 1).attention == path
 
 

@@ -127,7 +127,7 @@ BEGINS = {
 
 def pieces_of(tokens: list[int], tokenizer: Tokenizer = TOKENIZER):
     reply = Reply(tokenizer)
-    return [piece for token in tokens for piece in reply.add(token)] + reply.close()
+    return [piece for token in tokens for piece in reply.feed(token)] + reply.close()
 
 
 @given(st.lists(st.integers(0, 255) | st.sampled_from(list(BEGINS)) | st.sampled_from(list("é한🙂".encode()))))
@@ -147,7 +147,7 @@ def test_joined_pieces_equal_each_part_decoded_at_once(tokens):
 def test_half_a_character_is_never_shown(text):
     reply, shown = Reply(TOKENIZER), ""
     for token in text.encode():
-        shown += "".join(piece.text for piece in reply.add(token))
+        shown += "".join(piece.text for piece in reply.feed(token))
         assert text.startswith(shown)
     assert shown == text
     assert reply.close() == []

@@ -57,9 +57,6 @@ def test_the_main_job(speedrun, base, here, tmp_path):
     assert finished == {path: path.stat().st_mtime_ns for path in finished}
 
     check_the_card(base, speedrun.home)
-    # The model as others load it, and home again.
-    here("tracks.export.export", "--source=rl", "--tag=default", f"--out={tmp_path / 'out'}")
-    here("tracks.export.import_hf", f"--folder={tmp_path / 'out'}", "--tag=home")
     assert list(base.glob("wandb/*/*.wandb"))
     check_the_names(base, speedrun.home, done.stdout + done.stderr)
     # RL has its parent's temperature.
@@ -72,8 +69,6 @@ def test_the_main_job(speedrun, base, here, tmp_path):
         assert choice["finish_reason"] in ("stop", "length")
     assert "reward 0" in here("scripts.rollouts", "--tag=default", "--show=1").stdout
     here("bench.scaling")
-    refused = here("tracks.export.import_nanochat", "--tag=a", "--checkpoint=b", code=2)
-    assert refused.stderr.startswith("error: --checkpoint=b is not named like model_021400.pt")
 
 
 def check_the_card(base, home):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from nanochat import fp8
-from nanochat.fp8 import BACKWARD, FORWARD, Float8Linear, convert, quantize, refresh
+from nanochat.fp8 import BACKWARD, FORWARD, Float8Linear, convert, quantize, requantize
 
 # ‖fp8 product - product‖ / ‖product‖ for normal numbers: e4m3 keeps 3 binary digits, e5m2 keeps 2.
 FORWARD_ERROR, BACKWARD_ERROR = (0.02, 0.05), (0.03, 0.08)
@@ -109,7 +109,7 @@ def test_a_refresh_keeps_the_memory_and_stale_copies_are_not_used_in_backward():
     y = layer(x)
     addresses = [tensor.data_ptr() for tensor in layer.quantized]
     layer.weight.data.mul_(2)  # behind the back of the version counter
-    refresh(layer)
+    requantize(layer)
     assert [tensor.data_ptr() for tensor in layer.quantized] == addresses
     assert distance(layer(x), 2 * y) < 1e-6
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -154,4 +154,4 @@ def test_a_graph_is_whole_and_reads_refreshed_weights():
         assert all(distance(one, other) < 5e-2 for one, other in zip(*gradients, strict=True))
         with torch.no_grad():
             model.up.weight.add_(torch.randn(64, 32))
-        refresh(model)
+        requantize(model)

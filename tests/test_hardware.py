@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from nanochat.hardware import ACCELERATORS, PRICE, Accelerator, find_accelerator, given_price, parse_hardware
@@ -33,8 +35,8 @@ def test_names_find_their_rows():
     assert parse_hardware("h200") == (1, find_accelerator("H200"))
     assert parse_hardware("2 x rtx 3090") == (2, find_accelerator("RTX-3090"))
     assert parse_hardware("4xQ9000") == (4, Accelerator("Q9000"))
-    assert parse_hardware("8xH100@98") == (8, find_accelerator("H100")._replace(dollars=98 / 8))
-    assert parse_hardware("16xH100@196") == (16, find_accelerator("H100")._replace(dollars=196 / 16))
+    assert parse_hardware("8xH100@98") == (8, replace(find_accelerator("H100"), dollars=98 / 8))
+    assert parse_hardware("16xH100@196") == (16, replace(find_accelerator("H100"), dollars=196 / 16))
     for wrong in ("", "8x", "0xH100", "-1xH100", "@98"):
         with pytest.raises(ValueError, match="8xH100"):
             parse_hardware(wrong)

@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from models import CONFIGS, fake_flash, lively
-from torch import Tensor, nn
+from torch import nn
 
 from nanochat.engine import Completion
 from nanochat.gpt import GPTConfig
-from nanochat.rollouts import PolicyGradient, Rollouts, assemble, columns
+from nanochat.rollouts import AnswerBatch, PolicyGradient, Rollouts, answer_row
 
 END = 5  # of an answer
 
@@ -37,11 +37,21 @@ def step(targets: list, advantages: list, sampled: list | None = None):
     kept = targets >= 0
     own = torch.tensor([0.25, 0.75]).log()[targets.clamp(min=0)] * kept
     sampled = own if sampled is None else torch.tensor(sampled)
-    inputs, sizes = torch.zeros_like(targets), torch.tensor([[targets.shape[1], 1, 0]] * len(targets))
-    return inputs, targets, advantages * kept, sampled, inputs[:, :1], sizes
+    inputs = torch.zeros_like(targets)
+    ones = torch.ones(len(targets), dtype=torch.int64)
+    return AnswerBatch(
+        inputs=inputs,
+        targets=targets,
+        advantages=advantages * kept,
+        logprobs=sampled,
+        prompts=inputs[:, :1],
+        answer_lengths=targets.shape[1] * ones,
+        prompt_lengths=ones,
+        groups=0 * ones,
+    )
 
 
-def gradient(objective: PolicyGradient, batch: tuple[Tensor, ...]):
+def gradient(objective: PolicyGradient, batch: AnswerBatch):
     model = TwoWords()
     loss, count, _ = objective(model, batch)
     loss.backward()
@@ -103,8 +113,12 @@ def in_parts(model, objective, split, batch, cuts: dict[int, int]):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
+    check_answers_in_parts(lively(CONFIGS[name]), monkeypatch)
+
+
+def check_answers_in_parts(model, monkeypatch):
     """Several answers behind each of some prompts, of which one is longer than the window: all at once, and split."""
-    model, generator = lively(CONFIGS[name]), torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randint(model.config.vocab_size, shape, generator=generator)  # noqa: E731
     answers = []
     for question, (before, lengths) in enumerate({200: [3, 9, 1], 40: [12, 12], 1: [5, 30, 2, 7]}.items()):
@@ -115,21 +129,21 @@ def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
             if length % 2:  # it has an end token, which was chosen too
                 answer.reason, answer.logprobs = "stop", [*answer.logprobs, -0.5]
             answers.append((question, prompt, answer, float(torch.randn(1, generator=generator))))
-    rows = [columns(prompt, answer, advantage, END) for _, prompt, answer, advantage in answers]
-    for (_, prompt, answer, _), (_, targets, advantages, *_) in zip(answers, rows, strict=True):
+    rows = [answer_row(prompt, answer, advantage, END) for _, prompt, answer, advantage in answers]
+    for (_, prompt, answer, _), row in zip(answers, rows, strict=True):
         ends = [END] * (answer.reason == "stop")
         ids = torch.tensor([*prompt, *answer.tokens, *ends])[None]
-        assert (targets >= 0).tolist() == [*map(bool, answer.mask), *map(bool, ends)]
+        assert (row.targets >= 0).tolist() == [*map(bool, answer.mask), *map(bool, ends)]
         logprobs = model(ids[:, :-1])[0, len(prompt) - 1 :].log_softmax(-1)
         chosen = logprobs.gather(-1, ids[0, len(prompt) :, None])
-        assert ((targets >= 0) == (advantages != 0)).all()
-        (-(chosen[:, 0] * advantages).sum()).backward()
+        assert ((row.targets >= 0) == (row.advantages != 0)).all()
+        (-(chosen[:, 0] * row.advantages).sum()).backward()
     groups = {question: rows[first:end] for question, (first, end) in enumerate([(0, 3), (3, 5), (5, 9)])}
-    batch = assemble(groups, torch.device("cpu"))
+    batch = AnswerBatch.of(groups, torch.device("cpu"))
     fake_flash(monkeypatch)
     model.attention = "flash3"  # a path without positions
     source = Rollouts.__new__(Rollouts)  # only the context counts here
     source.config = SimpleNamespace(max_seq_len=210)
-    count = int((batch[1] >= 0).sum())
+    count = int((batch.targets >= 0).sum())
     for _, total in in_parts(model, PolicyGradient(), source.split, batch, {9: 1, 4: 3, 0: 9}):
         assert total == count

@@ -118,43 +118,6 @@ def test_hessians_are_those_of_the_layers_inputs():
         quant.quantize_weights({"embed.weight": model.embed.weight}, {"embed.weight": "int8-row+gptq"}, found)
 
 
-@pytest.mark.parametrize("name", ["reference", "golf", "golf-seed", "portable"])
-def test_fake_quantization_acts_as_the_quantized_weights_and_its_gradient_passes_straight(name):
-    model, twin, ids = lively(CONFIGS[name]), lively(CONFIGS[name]), tokens()
-    plan = "int5-row+clip-3"
-    rounding = quant.FakeQuantization(model, plan, 0.5)
-    rounding(0.49)
-    assert_close(model(ids), twin(ids), atol=0, rtol=0)
-    rounding(0.5)
-    recipes = assign(plan, quant.matrices(twin))
-    rounded = {
-        key: quantize(value, parse_recipe(recipes[key])).dequantize() for key, value in quant.matrices(twin).items()
-    }
-    before = twin(ids)
-    twin.load_state_dict(rounded, strict=False)
-    assert (twin(ids) - before).abs().max() > 1e-3
-    assert_close(model(ids), twin(ids), atol=1e-6, rtol=1e-5)
-    (model(ids, ids) / 100).backward()
-    (twin(ids, ids) / 100).backward()
-    for (key, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
-        assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-3, msg=key)
-    # The weights themselves are what they were, and the first layers can come back.
-    rounding.switch(False)
-    assert_close(model(ids), before)
-
-
-def test_weights_are_rounded_again_after_a_step():
-    model, ids = lively(CONFIGS["golf"]), tokens()
-    rounding = quant.FakeQuantization(model, "int6-row", 0)
-    rounding(0)
-    before = model(ids)
-    with torch.no_grad():
-        model.blocks[0].mlp.up.weight.mul_(-1)
-    assert torch.equal(model(ids), before)
-    rounding(0)
-    assert not torch.allclose(model(ids), before)
-
-
 def test_a_loaded_model_is_rounded_in_place(capsys):
     model, twin = lively(CONFIGS["reference"]), lively(CONFIGS["reference"])
     with pytest.raises(ValueError, match=r"--quant=int6-row\+gptq: gptq needs training text, leave it out"):

@@ -16,7 +16,7 @@ from nanochat import engine as engine_module
 from nanochat import schedules
 from nanochat.engine import Completion, Engine
 from nanochat.param_groups import build_groups, group_rates
-from nanochat.rollouts import ADVANTAGES, PolicyGradient, Rollouts, columns, reinforcement_metrics, row_tokens
+from nanochat.rollouts import ADVANTAGES, PolicyGradient, Rollouts, answer_row, reinforcement_metrics, row_tokens
 from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
@@ -48,7 +48,7 @@ class MadeUp:
     def __init__(self, seed: int = 0):
         self.random, self.config, self.seen = random.Random(seed), lively(CONFIGS["reference"]).config, []
 
-    def refresh(self):
+    def update_weights(self):
         pass
 
     def generate(self, requests):
@@ -99,23 +99,27 @@ def test_a_batch_has_the_answers_of_groups_that_differ(seed):
     source = rollouts(
         engine, Words(reward=len), examples_per_step=8, record=lambda kind, step, **record: records.append(record)
     )
-    *padded, sizes = next(source)
+    batch = next(source)
     expected, taught = [], []
     for number, (group, record, request) in enumerate(zip(engine.answers, records, engine.seen, strict=True)):
         rewards = [len(TOKENIZER.decode(answer.tokens)) for answer in group]
         assert [sample["reward"] for sample in record["samples"]] == rewards
         taught.append(len(set(rewards)) > 1)
         for answer, reward in zip(group if taught[-1] else [], rewards, strict=False):
-            expected.append((number, columns(request.tokens, answer, reward - sum(rewards) / len(rewards), END)))
+            expected.append((number, answer_row(request.tokens, answer, reward - sum(rewards) / len(rewards), END)))
     # Answers to one prompt stand together, the longest prompt first.
     longest = {number: max(row_tokens(row) for one, row in expected if one == number) for number, _ in expected}
     expected.sort(key=lambda numbered: -longest[numbered[0]])
+    fillers = {"inputs": 0, "targets": -1, "advantages": 0.0, "logprobs": 0.0, "prompt": 0}
     for row, (number, parts) in enumerate(expected):
-        assert sizes[row].tolist() == [len(parts[0]), len(parts[-1]), number]
-        for column, part, filler in zip(padded, parts, (0, -1, 0.0, 0.0, 0), strict=True):
+        assert batch.answer_lengths[row] == len(parts.inputs)
+        assert batch.prompt_lengths[row] == len(parts.prompt)
+        assert batch.groups[row] == number
+        for name, part in parts._asdict().items():
+            column = batch.prompts if name == "prompt" else getattr(batch, name)
             assert torch.allclose(column[row, : len(part)], part)
-            assert (column[row, len(part) :] == filler).all()
-    assert len(sizes) == len(expected)
+            assert (column[row, len(part) :] == fillers[name]).all()
+    assert {len(column) for column in batch} == {len(expected)}
     assert source.metrics["rl/groups_that_teach"] == sum(taught) / 8
     assert source.metrics["rl/reward"] == pytest.approx(
         sum(sample["reward"] for record in records for sample in record["samples"]) / 32
@@ -128,8 +132,8 @@ def test_groups_that_earned_the_same_are_left_out(kind, reward):
     """Also where the mean of equal numbers is, by rounding, another number."""
     source = rollouts(MadeUp(), Words(reward=lambda text: reward), num_samples=3, advantage=kind)
     batch = next(source)
-    assert len(batch[0]) == 1
-    assert (batch[1] == -1).all()
+    assert len(batch.inputs) == 1
+    assert (batch.targets == -1).all()
     assert source.metrics["rl/groups_that_teach"] == 0
     assert source.idle
 

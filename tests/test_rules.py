@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
-    "paths log config hardware",
+    "registry paths log protocols config hardware",
     "runtime outcome stages settings tokenizer chat calculator checkpoint",
     "attention cross_entropy fp8 statistics quantized quant muon optim schedules",
-    "gpt sharding models param_groups scaling cost",
+    "gpt induction sharding models param_groups scaling cost",
     "world data start dataloader packing",
     "fused decoder engine",
     "objectives train rollouts run",
@@ -34,7 +34,7 @@ OUR_CODE = ("nanochat", "scripts", "tasks", "tracks")
 
 # What may be called at import beside constructors (capitalised): it builds a value and touches nothing.
 PURE_CALLS = set(
-    "fromkeys _uniform _matrix _line parse_rows parse_table "
+    "fromkeys values items fields uniform constant _line with_rows _orthogonal_or parse_rows parse_table "
     "dataclass field option options arg compile frozenset set dict tuple list range len sorted sum min max zip "
     "enumerate chr ord int float str bytes split join format strip replace lru_cache wraps no_grad inference_mode "
     "contextmanager".split()
@@ -61,7 +61,8 @@ def files(root: Path):
 def python_files(root: Path, *folders: str):
     """(path, tree) of the Python files in these folders; a track's tests are part of "tests"."""
     for path in files(root):
-        top = "tests" if path.startswith("tracks/") and "/tests/" in path else path.split("/")[0]
+        is_test = path.startswith("tracks/") and re.search(r"/(tests/|test_\w+\.py)", path)
+        top = "tests" if is_test else path.split("/")[0]
         if path.endswith(".py") and (not folders or top in folders):
             yield path, ast.parse((root / path).read_text(encoding="utf-8"))
 

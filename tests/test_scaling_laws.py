@@ -1,13 +1,14 @@
 """The fits, on data of known laws with noise, and on what does not decide."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from outcomes import leave
 
-from bench.scaling import ScalingRun, by_budget, optimum, power_law, read_runs
+from bench.scaling import Optimum, ScalingRun, by_budget, optimum, power_law, read_runs
 
 ALPHA, BETA = 0.34, 0.28  # of L = 1.69 + 406 / N^ALPHA + 411 / D^BETA, with which N grows as C^(BETA / (ALPHA + BETA))
 SHARE = BETA / (ALPHA + BETA)
@@ -57,9 +58,9 @@ def test_a_power_law_without_noise_is_exact_and_sizes_without_a_lowest_point_hav
     near = best_size(1e18)
     around = [near / 2, near, 2 * near]
     assert optimum(sweep(1e18, around)).n == pytest.approx(near, rel=0.1)
-    unknown = (1e18, None, None, None, None)
+    unknown = Optimum(1e18)
     assert optimum(sweep(1e18, around[:2])) == unknown
-    assert optimum([run._replace(bpb=-run.bpb) for run in sweep(1e18, around)]) == unknown
+    assert optimum([replace(run, bpb=-run.bpb) for run in sweep(1e18, around)]) == unknown
     for factor in (9, 1 / 9):
         assert optimum(sweep(1e18, [factor * n for n in around])) == unknown
 
@@ -78,6 +79,6 @@ def test_finished_runs_are_read(tmp_path):
     write_run(tmp_path, "other-d2")
     leave(tmp_path, "tok_train", "mine-d2")
     runs = read_runs(tmp_path, "mine-d")
-    assert runs[0] == ("mine-d2", 2, 70, 840, 12.0, 4e5, -1.0, 1.5, 0.1)
+    assert runs[0] == ScalingRun("mine-d2", 2, 70, 840, 12.0, 4e5, -1.0, 1.5, 0.1)
     assert [run.tag for run in runs] == ["mine-d2", "mine-d4"]
     assert by_budget(runs) == {}

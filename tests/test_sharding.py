@@ -2,6 +2,7 @@
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.nn import Parameter
 from nanochat import fp8, sharding
 from nanochat.gpt import GPTConfig
 from nanochat.models import new_model
-from nanochat.objectives import DeepSupervision, next_token
+from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
 from nanochat.param_groups import build_groups, group_rates, parameter_counts, state_bytes
 from nanochat.runtime import Runtime, setup
@@ -24,31 +25,27 @@ from nanochat.sharding import Shards
 STEPS, LENGTH = 20, 16
 # Without accumulation and clipping all sums have one order: the weights are equal to the last bit.
 EXACT = {
-    "plain": {},
-    "checkpointing": {"checkpointing": True},
+    "plain": {"exact": True},
+    "checkpointing": {"exact": True, "checkpointing": True},
     # Emulated products take long.
-    "fp8": {"fp8": True, "fields": SMALL | {"depth": 2, "width": 32, "heads": 2, "kv_heads": 1}},
-    "compiled": {"compiled": True},
+    "fp8": {"exact": True, "fp8": True, "fields": SMALL | {"depth": 2, "width": 32, "heads": 2, "kv_heads": 1}},
+    "compiled": {"exact": True, "compiled": True},
 }
 NEAR = {
     "accumulation and clipping": {},
     "checkpointing too": {"checkpointing": True},
     "tied embeddings": {"fields": CONFIGS["odd shapes"]},
-    # Its gradients of backout are rounding.
-    "recursion": {"fields": CONFIGS["recursive"] | {"backout": False}, "steps": 6},
-    "passes": {"fields": CONFIGS["recursive passes"] | {"backout": False}, "steps": 6, "checkpointing": True},
 }
-CASES = EXACT | NEAR
+Cases = dict[str, dict[str, Any]]  # name → options
 
 
-def build(case: str, runtime: Runtime, sharded: bool, weights: dict[str, Tensor] | None = None):
+def build(options: dict[str, Any], runtime: Runtime, sharded: bool, weights: dict[str, Tensor] | None = None):
     """Return a model in which nothing is zero, and its optimizer."""
-    options = CASES[case]
     fields = options.get("fields", SMALL)
     model = lively(fields, attention="chunks", checkpointing=options.get("checkpointing", False))
     weights = weights or model.state_dict()
     if sharded:
-        model = new_model(GPTConfig(**fields), model.attention, model.checkpointing)
+        model = new_model(model.config, model.attention, model.checkpointing)
     if "fp8" in options:
         fp8.convert(model, 16, emulated=True, device=runtime.device)
     if sharded:
@@ -57,7 +54,7 @@ def build(case: str, runtime: Runtime, sharded: bool, weights: dict[str, Tensor]
         model.compile_parts()
     # Where an update is nearly 0, rounding decides whether the weight decays.
     groups = build_groups(
-        model, group_rates(OptimizerSettings(), model.config.width, 0.1, 0.1 if case in EXACT else 0.0)
+        model, group_rates(OptimizerSettings(), model.config.width, 0.1, 0.1 if "exact" in options else 0.0)
     )
     return model, Optimizer(groups, runtime.rank, runtime.world_size, shards=model.shards)
 
@@ -70,35 +67,36 @@ def state_of(model, optimizer: Optimizer):
     return found
 
 
-def train(case: str, runtime: Runtime, sharded: bool):
-    model, optimizer = build(case, runtime, sharded)
-    objective = DeepSupervision(2.0, 0.5) if model.config.supervision else next_token
+def train(options: dict[str, Any], runtime: Runtime, sharded: bool):
+    model, optimizer = build(options, runtime, sharded)
+    objective = options.get("objective", next_token)
+    is_exact = "exact" in options
     figures = []
-    for step in range(CASES[case].get("steps", STEPS)):
+    for step in range(options.get("steps", STEPS)):
         rows = tokens(2 * runtime.world_size, LENGTH + 1, seed=step % 3)[runtime.rank :: runtime.world_size]
         total = torch.zeros(1)
-        for part in rows.split(2 if case in EXACT else 1):
+        for part in rows.split(2 if is_exact else 1):
             loss, _, _ = objective(model, (part[:, :-1], part[:, 1:]))
             loss.backward()
             total += loss.detach() / rows.numel()
-        norm = optimizer.step(1 / rows.numel(), clip=0.0 if case in EXACT else 0.5)
+        norm = optimizer.step(1 / rows.numel(), clip=0.0 if is_exact else 0.5)
         optimizer.zero_grad()
-        fp8.refresh(model)
+        fp8.requantize(model)
         figures.append(torch.cat([runtime.all_reduce(total), norm.view(1)]))
     with model.whole(), torch.no_grad():
         figures.append(runtime.all_reduce(model(rows[:, :-1], rows[:, 1:], "none").sum(1)) / rows.numel())
     return state_of(model, optimizer) | {"figures": torch.cat(figures)}
 
 
-def train_both(folder: Path, cases: list[str]):
+def train_both(folder: Path, cases: Cases):
     """Train on this rank with whole and with sharded weights."""
     with setup("cpu", "fp32") as runtime:
-        for case in cases:
-            whole, merged = train(case, runtime, False), {}
-            for found in runtime.all_gather(train(case, runtime, True)):  # ranks take turns to save states
+        for case, options in cases.items():
+            whole, merged = train(options, runtime, False), {}
+            for found in runtime.all_gather(train(options, runtime, True)):  # ranks take turns to save states
                 merged |= found
             limit = 1e-5
-            if case in EXACT:
+            if "exact" in options:
                 torch.testing.assert_close(merged.pop("figures"), whole.pop("figures"), atol=1e-6, rtol=1e-6)
                 limit = 0
             for name, value in whole.items():
@@ -109,11 +107,18 @@ def train_both(folder: Path, cases: list[str]):
             save_file(merged, folder / "state.safetensors")
 
 
-SLOW = pytest.param(["compiled"], marks=pytest.mark.slow)
+def some(cases: Cases, *names: str) -> Cases:
+    return {name: cases[name] for name in names}
+
+
+SLOW = pytest.param(some(EXACT, "compiled"), marks=pytest.mark.slow)
 
 
 # The states of four ranks, below, are those of accumulation and clipping.
-@pytest.mark.parametrize("cases", [list(EXACT)[:-1], list(NEAR)[1:], SLOW], ids=["exact", "near", "compiled"])
+QUICK = some(EXACT, "plain", "checkpointing", "fp8"), some(NEAR, "checkpointing too", "tied embeddings")
+
+
+@pytest.mark.parametrize("cases", [*QUICK, SLOW], ids=["exact", "near", "compiled"])
 def test_they_train_alike(tmp_path, cases):
     Forked(tmp_path, train_both, tmp_path, cases, ranks=2).done()
 
@@ -126,7 +131,7 @@ def load_and_save(file: Path, case: str):
 
     with setup("cpu", "fp32") as runtime:
         for sharded in (True, False):
-            model, optimizer = build(case, runtime, sharded, saved)
+            model, optimizer = build(NEAR[case], runtime, sharded, saved)
             if not sharded:
                 model.load_state_dict({name: saved[name] for name in model.state_dict()})
             optimizer.load_state_tensors(states)
@@ -139,7 +144,7 @@ def load_and_save(file: Path, case: str):
 
 def test_states_of_four_ranks_load_on_any_number(tmp_path):
     case = "accumulation and clipping"
-    Forked(tmp_path / "four", train_both, tmp_path, [case], ranks=4).done()
+    Forked(tmp_path / "four", train_both, tmp_path, some(NEAR, case), ranks=4).done()
     for ranks in (3, 8):
         Forked(tmp_path / f"{ranks}", load_and_save, tmp_path / "state.safetensors", case, ranks=ranks).done()
 

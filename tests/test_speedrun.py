@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from bad_hub import BadHub
 from conftest import ROOT
-from pages import shown
+from pages import OF_TRUNK, shown
 
 from nanochat.data.corpus import CORPORA
+from nanochat.paths import write_text
 
 # Below the time for which the model is compiled.
 LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (100, 1))
@@ -32,7 +33,10 @@ def steps_with(text: str, message: str):
     return re.findall(rf"^== (\w+): {message}", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", shown("speedrun.sh") + shown("runs/cpu.sh"), ids=" ".join)
+SHOWN = shown("speedrun.sh", OF_TRUNK) + shown("runs/cpu.sh", OF_TRUNK)
+
+
+@pytest.mark.parametrize("command", SHOWN, ids=" ".join)
 def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp_path, monkeypatch):
     """test_end_to_end.py runs such a command; tests/test_runs.py shows that cpu.sh passes its flags on."""
     shutil.copytree(text_folder, tmp_path / "my-text")
@@ -42,6 +46,29 @@ def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp
     done = here("scripts.plan", *flags, *scale, f"--cwd={tmp_path}")
     assert ("scale: cpu" in done.stdout) == (script == "runs/cpu.sh")
     assert (f"text: folder:{tmp_path}/my-text" in done.stdout) == ("--data=my-text" in flags)
+
+
+def test_a_dry_run_prints_the_plan_and_leaves_everything_as_it_was(speedrun, base):
+    """Other flags count, --fresh too, but it archives nothing. Packages are installed only without an environment."""
+    write_text(speedrun.home / "runs/setup.sh", "echo 'setup runs' && exit 7")
+    write_text(base / "base_train/default/outcome.json", "{}")
+    (speedrun.home / ".venv/ready").touch()
+
+    def state():
+        files = {path: path.lstat().st_mtime_ns for path in speedrun.home.rglob("*") if path.is_file()}
+        own = {path: time for path, time in files.items() if path.suffix != ".pyc"}  # Python's, beside the code
+        return own | {path: path.lstat().st_mtime_ns for path in base.rglob("*")}
+
+    before = state()
+    done = speedrun.run("--dry-run", "--fresh", "--scale=embedded", "--depth=1", "--until=base_train")
+    assert (done.stderr, "setup runs" in done.stdout) == ("", False)
+    assert done.stdout.startswith("\n== plan\nscale: embedded, ")
+    assert "; depth 1\n" in done.stdout
+    assert "left out: base_loss, base_eval" in done.stdout
+    assert "error: --data=nowhere is no folder" in speedrun.run("--dry-run", "--data=nowhere", code=2).stderr
+    assert state() == before
+    (speedrun.home / ".venv/ready").unlink()
+    assert speedrun.run("--dry-run", code=7).stdout == "setup runs\n"
 
 
 @pytest.mark.timeout(600)

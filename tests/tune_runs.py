@@ -14,7 +14,7 @@ from nanochat.paths import read_json
 from nanochat.settings import ChatTuneSettings
 from nanochat.stages import STAGES
 from nanochat.world.writer import write_world
-from tasks.common import DataSet, Task
+from tasks.common import TEST, DataSet, Task
 
 STEPS = 12
 PARENT = ["--depth=1", "--num-iterations=6", "--eval-every=-1", "--save-every=-1", "--matrix-lr=0.03"]
@@ -55,7 +55,7 @@ class Chats(list):
 class Letters:
     """A task whose right answer is always B."""
 
-    kind, data = "categorical", DataSet(task=Task, splits="test", baseline=0.5)
+    kind, data = "categorical", DataSet(task=Task, splits=(TEST,), baseline=0.5)
 
     def __len__(self):
         return 5

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
@@ -90,7 +90,8 @@ BYTES_PER_TOKEN = 5  # upper estimate, to choose the number of shards
 # ---- a corpus ----
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """A parquet file with documents, as found when opened.
 
     hash: SHA-256 of the file. size: text bytes before compression; a dictionary holds repeated texts once.
@@ -102,7 +103,7 @@ class Shard(NamedTuple):
     hash: str
     size: int
 
-    def read(self, group: int) -> "pa.Array":
+    def read_row_group(self, group: int) -> "pa.Array":
         """Return the documents in one row group."""
         with open_parquet(self.path) as parquet:
             return read_row_group(parquet, group)
@@ -157,7 +158,7 @@ class Corpus:
         """
         streams = []
         for source in self.sources:
-            shards = (map(shard.read, range(shard.row_groups)) for shard in source.shards[split])
+            shards = (map(shard.read_row_group, range(shard.row_groups)) for shard in source.shards[split])
             streams.append(chain.from_iterable(shards))
         progress = dict.fromkeys(range(len(streams)), 0.0)  # bytes so far, divided by the share
         while progress:

@@ -168,11 +168,7 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     print0(f"data: {name}: {count - held_out:,} documents for training, {held_out:,} for validation")
 
 
-def _deal_out(
-    files: Sequence[Path],
-    paths: list[Path],
-    random: np.random.RandomState,
-) -> tuple[int, int]:
+def _deal_out(files: Sequence[Path], paths: list[Path], random: np.random.RandomState) -> tuple[int, int]:
     """Deal documents out at random to temporary files, each with a text hash as key, without blank ones.
 
     Returns (smallest key, number of documents).

@@ -160,12 +160,7 @@ def find(file: HubFile) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    cached = try_to_load_from_cache(
-        file.repo,
-        file.path,
-        revision=file.revision,
-        repo_type="dataset",
-    )
+    cached = try_to_load_from_cache(file.repo, file.path, revision=file.revision, repo_type="dataset")
     # Else None, or a marker for a file known to be missing.
     return Path(cached) if isinstance(cached, str) else None
 
@@ -179,12 +174,7 @@ def _download(file: HubFile, refused: str) -> Path:
 
     _distrust_answers()
     try:
-        path = hf_hub_download(
-            file.repo,
-            file.path,
-            repo_type="dataset",
-            revision=file.revision,
-        )
+        path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
     except errors.GatedRepoError:
         page = f"accept the conditions on huggingface.co/datasets/{file.repo}"
         raise HubError(f"{page} and put a token of the account into HF_TOKEN, or run `hf auth login`") from None

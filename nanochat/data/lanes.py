@@ -58,13 +58,7 @@ class Deal:
     epoch at about the same time.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        tokenizer: Tokenizer,
-        lanes: int,
-        key: tuple[int, int],
-    ) -> None:
+    def __init__(self, shards: Sequence[Shard], tokenizer: Tokenizer, lanes: int, key: tuple[int, int]) -> None:
         """key: (seed, source number)."""
         self.lanes = lanes
         self.key = key
@@ -82,7 +76,7 @@ class Deal:
         cached = CACHED_GROUPS if self.stripes > 1 else 0
         # (ids, offsets) of a row group: document i is ids[offsets[i]:offsets[i + 1]], bos first
         self._read = lru_cache(cached)(
-            lambda shard, group: tokenizer.core.encode_arrow(shard.read(group), self.bos, threads)
+            lambda shard, group: tokenizer.core.encode_arrow(shard.read_row_group(group), self.bos, threads)
         )
         self._order = lru_cache(8)(lambda epoch: shuffled(groups, *key, 0, epoch))
 
@@ -240,12 +234,7 @@ class Lane:
             left = [(unit, document, begin, begin + len(ids) - 1) for ids, unit, document, begin in leftover]
             chunk = Chunk(chunk.unit + units, row=row, left=left)
 
-    def _pack(
-        self,
-        chunk: Chunk,
-        pieces: list[Piece],
-        opening: int,
-    ) -> tuple[np.ndarray, list[Piece]]:
+    def _pack(self, chunk: Chunk, pieces: list[Piece], opening: int) -> tuple[np.ndarray, list[Piece]]:
         """Return rows (rows, size) in random order, and the pieces left over."""
         placed, left = pack([len(piece.ids) for piece in pieces], opening, self.size)
         # With the slot before the first token: the bos, or a token that becomes the bos.

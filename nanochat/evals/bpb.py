@@ -1,4 +1,4 @@
-"""Bits per byte: how well a model predicts a fixed text, on a scale for all tokenizers; samples; and alarms.
+"""Bits per byte: how well a model predicts a fixed text, on a scale for all tokenizers; and samples.
 
 The text is a split's first bytes. Its documents, each after <|bos|>, make one long row of tokens, cut every
 `seq_len`; each token is predicted once. So the figure depends on text, model and context length alone: not on batch
@@ -7,10 +7,10 @@ tokens and overlap: then no token is predicted from a short context, except in t
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from itertools import chain, count, pairwise, takewhile
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, Protocol
 
 import pyarrow
 import torch
@@ -21,18 +21,13 @@ from nanochat.cross_entropy import overlapping_rows
 from nanochat.data.corpus import Corpus
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
-from nanochat.log import Progress, Record, print0, read_metrics
+from nanochat.log import Progress, print0
 from nanochat.models import as_written
 from nanochat.outcome import Estimate, keep_figures, mean_estimate
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
-
-# For alarms of a recursive run.
-INVERTED_EVALUATIONS = 3  # in a row
-LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
-MAX_GRADIENT_NORM = 20.0
 
 # The public reference has the same prompts, so samples can be compared.
 PROMPTS = """\
@@ -77,29 +72,39 @@ def read_text(batches: Iterable[pyarrow.Array], tokenizer: Tokenizer, max_bytes:
 # ---- sums over rows ----
 
 
-def bits_by_exit(
-    model: GPT,
+class TokenLosses(Protocol):
+    """A model, or a function that gives several kinds of losses from one forward."""
+
+    def __call__(self, ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        """Return losses in nats, (rows, seq_len) or (kinds, rows, seq_len), for ids and targets of (rows, seq_len)."""
+
+
+def text_bpb(
+    model: TokenLosses, text: EvalText, seq_len: int, batch_size: int, runtime: Runtime, stride: int = 0
+) -> Estimate:
+    """Return a model's bits per byte for a text.
+
+    A collective, the same figure on all ranks; the error is over rows. batch_size: rows at once on a rank; all rows
+    have `seq_len` tokens, so compiled code meets one shape. stride: tokens from row to row, 0: seq_len.
+    """
+    [found] = bpb_of_kinds(1, model, text, seq_len, batch_size, runtime, stride)
+    return found
+
+
+def bpb_of_kinds(
+    kinds: int,
+    losses: TokenLosses,
     text: EvalText,
     seq_len: int,
     batch_size: int,
     runtime: Runtime,
     stride: int = 0,
 ) -> list[Estimate]:
-    """Return the bits per byte for a text at each exit, of which a plain model has one.
-
-    A collective, the same figures on all ranks; the errors are over rows. batch_size: rows at once on a rank; all rows
-    have `seq_len` tokens, so compiled code meets one shape. stride: tokens from row to row, 0: seq_len.
-    """
+    """Return the bits per byte of a text for each of some kinds of losses, as in `text_bpb`."""
     stride = stride or seq_len
     inputs, targets = overlapping_rows(text.ids, seq_len, stride)
-    # One kind of sum for each exit: a token weighs as many bytes as it stands for.
-    weights = text.lengths.expand(model.steps, -1)
+    weights = text.lengths.expand(kinds, -1)  # a token weighs as many bytes as it stands for
     found = []
-
-    def losses(ids: Tensor, goals: Tensor, reduction: str) -> Tensor:
-        exits = model.exits(ids) if model.config.supervision else [model.hidden(ids)]
-        return torch.stack([model.loss(hidden, goals, reduction) for hidden in exits])
-
     for sums in sum_rows(losses, inputs, targets, weights, batch_size, runtime, seq_len - stride):
         assert sums[:, 1].sum() == text.bytes
         found.append(bits_per_byte(sums))
@@ -108,7 +113,7 @@ def bits_by_exit(
 
 @torch.no_grad()
 def sum_rows(
-    model: Callable[..., Tensor],
+    model: TokenLosses,
     inputs: Tensor,
     targets: Tensor,
     weights: Tensor,
@@ -171,15 +176,19 @@ def text_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:
     config = trainer.config
     if config.eval_every < 0:
         return []
-    size = trainer.runtime.validation_bytes if config.eval_bytes < 0 else config.eval_bytes
-    text = read_text(corpus.batches("val"), trainer.tokenizer, size)
+    text = validation_text(trainer, corpus)
 
     def measure() -> dict[str, Estimate]:
-        found = bits_by_exit(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
-        exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
-        return {"val/bpb": found[-1], **exits}
+        return {"val/bpb": text_bpb(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)}
 
     return [log_validation(trainer, measure)]
+
+
+def validation_text(trainer: Trainer, corpus: Corpus) -> EvalText:
+    """Return the first bytes of a corpus's validation text, as many as a run asks for."""
+    given = trainer.config.eval_bytes
+    size = trainer.runtime.validation_bytes if given < 0 else given
+    return read_text(corpus.batches("val"), trainer.tokenizer, size)
 
 
 def log_validation(trainer: Trainer, measure: Callable[[], dict[str, Estimate]]) -> Evaluation:
@@ -223,62 +232,3 @@ def sample_writing(trainer: Trainer, every: int) -> Evaluation:
             write_samples(trainer.model, trainer.tokenizer)
 
     return Evaluation(every, write)
-
-
-# ---- alarms of a recursive run ----
-
-
-def find_alarms(records: Sequence[Record], finished: bool) -> dict[str, str]:
-    """Return the alarms that a metric log gives cause for: name -> sentence."""
-    found, exits = {}, validated_exits(records)
-    latest = exits[-INVERTED_EVALUATIONS:]
-    if len(latest) == INVERTED_EVALUATIONS and not any(map(in_order, latest)):
-        found["order"] = (
-            "an exit is worse than the one before it, in several evaluations in a row: halve the learning rates "
-            "(--matrix-lr, --embedding-lr), keep --grad-clip at 1, and raise --warmup-steps"
-        )
-    norm = max((record.get("train/grad_norm", 0.0) for record in records), default=0.0)
-    if norm > MAX_GRADIENT_NORM:
-        found["gradient"] = f"the gradient's norm was {norm:.1f}: lower --matrix-lr, or --grad-clip if it is above 1"
-    if finished and exits and (fall := refinement(exits[-1])) < LEAST_REFINEMENT:
-        found["refinement"] = (
-            f"the last exit is only {100 * fall:.1f}% better than the first: train longer, lower "
-            "--matrix-lr, or raise --supervision-base"
-        )
-    return found
-
-
-def validated_exits(records: Sequence[Record]) -> list[list[float]]:
-    """Return the bits per byte at each exit, for each validation after the first step: before, all exits are equal."""
-    found = []
-    for record in records:
-        # Exact names: errors lie beside them.
-        exits = list(takewhile(record.__contains__, (f"val/bpb at exit {i}" for i in count())))
-        if exits and record["step"] > 0:
-            found.append([record[name] for name in exits])
-    return found
-
-
-def refinement(bpb: Sequence[float]) -> float:
-    """Return the fall from the first exit to the last, relative to the first."""
-    return 1 - bpb[-1] / bpb[0]
-
-
-def in_order(bpb: Sequence[float]) -> bool:
-    """Return True if no exit is worse than the one before, but for rounding."""
-    return all(later <= 1.0001 * earlier for earlier, later in pairwise(bpb))
-
-
-def refinement_alarms(trainer: Trainer) -> list[Evaluation]:
-    """Return the evaluation that prints the alarms, to run after validation; none for a plain model."""
-    if trainer.model.steps < 2:
-        return []
-
-    def check(state: State) -> None:
-        printed = state.notes.setdefault("alarms", [])  # saved with the checkpoint: once in a run
-        for name, sentence in find_alarms(read_metrics(trainer.log.path), state.progress >= 1).items():
-            if name not in printed:
-                print0(f"step {state.step:05d} | alarm: {sentence}")
-                printed.append(name)
-
-    return [Evaluation(trainer.config.eval_every, check)]

@@ -6,7 +6,7 @@ any rank count, and each written answer has a seed.
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
@@ -25,6 +25,7 @@ from nanochat.models import as_written
 from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
+from nanochat.protocols import Conversations, OpenTasks, Task
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.settings import AnswerSettings
@@ -45,7 +46,6 @@ class Problem(NamedTuple):
     record: dict[str, Any]  # what is known of it before it is answered
 
 
-Task = Any  # tasks.common.Task, which nanochat/ does not import
 Answers = Iterator[tuple[Problem, list[dict[str, Any]]]]  # this rank's problems with their completions
 
 
@@ -247,13 +247,11 @@ def _write_answers(
 # ---- evaluation during training ----
 
 
-def task_scores(
-    trainer: Trainer, open_tasks: Callable[..., Mapping[str, Task]], at_start: bool = False
-) -> list[Evaluation]:
+def task_scores(trainer: Trainer, open_tasks: OpenTasks, at_start: bool = False) -> list[Evaluation]:
     """Return the evaluation that scores tasks during fine-tuning; the config is TaskScoreSettings.
 
     If the config names no tasks, only those answered by a letter are scored: they cost one forward pass a problem.
-    open_tasks: that of `tasks`, which nanochat/ does not import.
+    open_tasks: that of `tasks`.
     """
     config = trainer.config
     if config.eval_metrics_every < 0:
@@ -289,7 +287,7 @@ def log_figures(trainer: Trainer, measure: Callable[[], dict[str, Estimate]]) ->
 # ---- validation on conversations ----
 
 
-def chat_validation(trainer: Trainer, conversations: Sequence[dict[str, Any]], supervise: str) -> list[Evaluation]:
+def chat_validation(trainer: Trainer, conversations: Conversations, supervise: str) -> list[Evaluation]:
     """Return the evaluation for loss per supervised token, and bits per byte, on conversations.
 
     The rows do not depend on the number of ranks. The config is ChatTuneSettings.
@@ -316,7 +314,7 @@ def chat_validation(trainer: Trainer, conversations: Sequence[dict[str, Any]], s
 
 
 def first_rows(
-    conversations: Sequence[dict[str, Any]],
+    conversations: Conversations,
     tokenizer: Tokenizer,
     supervise: str,
     length: int,

@@ -202,7 +202,8 @@ def _main() -> None:
     os.close(sink)
     os.dup2(source, 0)
     # Where all are one user, the kernel counts the sandbox's two processes too.
-    _set_limits(limits, limits.processes + 2 * (contained and not is_root))
+    own = 2 if contained and not is_root else 0
+    _set_limits(limits, limits.processes + own)
     if contained:
         # A huge page stays whole while a byte of it is mapped: memory beyond the address space.
         # PR_SET_THP_DISABLE is 41.
@@ -229,7 +230,8 @@ def _watch(first: int, cpu_seconds: float) -> None:
     """Wait for a process and end with its status; kill it if all below it have used up the processor time together."""
     os.stat(f"/proc/self/task/{os.getpid()}/children")  # OSError: this kernel does not list children
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-    used, created = {}, 0  # processor time by process; how many processes and threads there were
+    used: dict[int, float] = {}  # processor time by process
+    created = 0  # how many processes and threads there were
     while True:
         ended, status = os.waitpid(first, os.WNOHANG)
         if ended:

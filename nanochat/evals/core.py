@@ -187,18 +187,14 @@ def _batches(texts: Iterable[Text], length: Callable[[Text], int], tokens: int) 
         yield [text for text, _ in batch]
 
 
-def _option_sums(
-    model: GPT,
-    rows: list[Row],
-    score: Score,
-    options: int,
-) -> Tensor:
+def _option_sums(model: GPT, rows: list[Row], score: Score, options: int) -> Tensor:
     """Return each option's summed token scores, (options,) in fp64 on the host; 0 for options in no row.
 
     score: gives one number a token, (tokens,), from hidden states (tokens, channels) and ids (tokens,).
     """
     sums = torch.zeros(options, dtype=torch.float64)
-    scores, numbers = [], []
+    scores = []
+    numbers = []
     tokens = BATCH_TOKENS[model.device.type]
     for batch in _batches(rows, lambda row: len(row.prefix) + len(row.branches[0].ids), tokens):
         for each, targets in chain(*in_halves(lambda part: list(_score_rows(model, part, score)), batch)):
@@ -229,12 +225,7 @@ def _score_rows(model: GPT, batch: list[Row], score: Score) -> Iterator[Scored]:
         yield _scored(score, hidden, [0 for _ in branches], branches)
 
 
-def _scored(
-    score: Score,
-    hidden: Tensor,
-    offsets: list[int],
-    branches: Sequence[Branch],
-) -> Scored:
+def _scored(score: Score, hidden: Tensor, offsets: list[int], branches: Sequence[Branch]) -> Scored:
     """Score the targets by hidden states (rows, width, channels); a row's branch begins at its offset."""
     positions = []
     targets = []

@@ -6,9 +6,10 @@ Item order, examples and prompt texts determine the score: all are equal to the 
 import csv
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import yaml
@@ -23,10 +24,13 @@ BUNDLE = (HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.
 Rows = list[np.ndarray]  # token ids of several texts
 # Kinds of tasks, as the bundle calls them. A choice has one context and several continuations. A schema has several
 # contexts and one continuation. A completion has one of each, and the model has to predict the continuation exactly.
-CHOICE, SCHEMA, COMPLETION = "multiple_choice", "schema", "language_modeling"
+CHOICE = "multiple_choice"
+SCHEMA = "schema"
+COMPLETION = "language_modeling"
 
 
-class BundleTask(NamedTuple):
+@dataclass(frozen=True)
+class BundleTask:
     """A task as the bundle lists it."""
 
     label: str
@@ -56,7 +60,7 @@ class BundleTask(NamedTuple):
         """Return an item's texts, after examples drawn from all other items."""
         drawn = random.Random(1234 + index).sample(range(len(items) - 1), self.shots)
         # Numbers from the index on skip the item itself.
-        examples = [items[other + (other >= index)] for other in drawn]
+        examples = [items[other + 1 if other >= index else other] for other in drawn]
         # The right text of an item; a completion has no gold option: its second text has the continuation.
         head = "".join(f"{self.texts(item)[item.get('gold', 1)]}\n\n" for item in examples)
         prompts = [head + text for text in self.texts(items[index])]
@@ -105,7 +109,8 @@ def read_bundle(folder: Path | None = None) -> list[BundleTask]:
 # ---- prompts as tokens ----
 
 
-class Item(NamedTuple):
+@dataclass(frozen=True)
+class Item:
     """One item as tokens: a prefix that all prompts begin with, and the rest for each option."""
 
     number: int

@@ -1,4 +1,4 @@
-"""Run programs that a model wrote, contained: `judge` tests a function from one, `run` runs one to its end.
+"""Run programs that a model wrote, contained: `judge` tests a function from one, `run_program` runs one to its end.
 
 A contained program sees the system's libraries and Python read-only, and an empty /tmp; no network, no other process,
 nothing from the caller's environment or home. contained.py does this. docs/security.md says what is promised.
@@ -15,8 +15,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from nanochat.evals import contained
 
@@ -24,7 +25,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Limits(NamedTuple):
+@dataclass(frozen=True)
+class Limits:
     """Limits on a program; sizes in bytes. Nothing outlives a process, so its memory is at most memory × processes."""
 
     seconds: float = 60.0  # wall time; generous, as other work on the machine slows the program down
@@ -41,7 +43,8 @@ class NoSandbox(ValueError):
     """Programs cannot be contained on this system."""
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """A program from a model, and tests for one of its functions."""
 
     answer: str  # the program
@@ -50,7 +53,8 @@ class Case(NamedTuple):
     helpers: str = ""  # code that the tests need
 
 
-class Verdict(NamedTuple):
+@dataclass(frozen=True)
+class Verdict:
     """The result of running a program.
 
     A secret word, printed after the last line, proves that the program reached its end. The word is neither in the
@@ -81,7 +85,7 @@ def missing() -> str:
     """Return the protection that this system cannot give, found by a trial run; empty if it gives all."""
     if sys.platform != "linux" or platform.machine() not in contained.AUDIT:
         return f"no namespaces, or no system call filter, for {platform.system()} on {platform.machine()}"
-    verdict = run("", Limits(cpu_seconds=30))
+    verdict = run_program("", Limits(cpu_seconds=30))
     return "" if verdict.passed else verdict.output.strip()[-300:] or "a trial run failed"
 
 
@@ -94,7 +98,8 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     Only plain data comes back, so no object from the answer can claim to be equal. Tests whose arguments are not plain
     data run in the answer's own process, and the verdict says so.
     """
-    (answer_reads, judge_writes), (judge_reads, answer_writes) = os.pipe(), os.pipe()
+    answer_reads, judge_writes = os.pipe()
+    judge_reads, answer_writes = os.pipe()
     calls = f"READS, WRITES, NAME = {answer_reads}, {answer_writes}, {case.name!r}\n{ANSWER}"
     candidate = f"READS, WRITES, NOT_PLAIN = {judge_reads}, {judge_writes}, {NOT_PLAIN}\n{JUDGE}"
     program = f"{candidate}\n{case.helpers}\n{case.name} = candidate\n{case.tests}\n"
@@ -104,11 +109,11 @@ def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     ):
         verdict = tests()
     if verdict.forgeable:
-        return run(f"{case.answer}\n\n{case.tests}\n", limits, unsafe)._replace(forgeable=True)
+        return replace(run_program(f"{case.answer}\n\n{case.tests}\n", limits, unsafe), forgeable=True)
     return verdict
 
 
-def run(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()) -> Verdict:
+def run_program(program: str, limits: Limits = LIMITS, unsafe: bool = False, readable: Sequence[str] = ()) -> Verdict:
     """Run a Python program, contained; with `unsafe` under limits alone where that is impossible.
 
     readable: files and folders that it may read beside the system's.
@@ -136,7 +141,7 @@ def _start(
         "program": program,
         "launcher": launcher,
         "word": word,
-        "limits": limits._asdict(),
+        "limits": asdict(limits),
         "contained": is_contained,
         "caller": os.getpid(),
         "readable": [os.path.realpath(path) for path in readable],

@@ -9,12 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from nanochat.jobs.plan import TRAINING, Setting, planned_nodes, skipped_lines
 from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_share
-from nanochat.log import duration, parse_table, table_of, terminal_table
+from nanochat.log import duration, table_of, terminal_table
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
 
@@ -27,7 +27,8 @@ TEXT_BYTES = 2.5  # compressed, for each token in the hub's text
 FINISHED = "finished"  # basis for a step that will be skipped
 
 
-class BaseRun(NamedTuple):
+@dataclass(frozen=True)
+class BaseRun:
     """Figures for base training, before the start."""
 
     tokens: int  # 0 if a clock ends the run
@@ -38,62 +39,64 @@ class BaseRun(NamedTuple):
     notes: tuple[str, ...] = ()  # lines about memory
 
 
-class Work(NamedTuple):
+@dataclass(frozen=True)
+class Work:
     """The work in a step at a scale."""
 
-    scale: str = ""  # a CPU scale, or gpu for the others
-    step: str = ""
     tokens: float = 0.0  # in millions
     cost: float = 1.0  # FLOPs of a token relative to training: a third to score it, on a GPU 13 to sample it
     seconds: float = 0.0  # measured for all of the step, or else for work without a model
 
 
-# Counted for each scale's flags; without a flag that limits a stage, all of its public data. The seconds of the
-# embedded scale were measured on two cores.
-WORK = parse_table(
-    Work,
-    """
-    scale     step           tokens  cost  seconds
-    embedded  preflight      -       -     11
-    embedded  tok_train      -       -     10
-    embedded  tok_eval       -       -     8
-    embedded  base_train     -       -     285
-    embedded  base_loss      0.1     -     16
-    embedded  base_eval      1.6     -     8
-    embedded  mid_train      0.25    -     65
-    embedded  chat_eval_mid  0.2     -     13
-    embedded  chat_sft       0.16    -     56
-    embedded  chat_eval_sft  0.2     -     15
-    embedded  chat_rl        0.48    -     80
-    embedded  chat_eval_rl   0.2     -     13
-    embedded  report         -       -     1
-    cpu       preflight      -       -     30
-    cpu       tok_train      -       -     100
-    cpu       tok_eval       -       -     10
-    cpu       base_loss      0.25    0.33  -
-    cpu       base_eval      1.6     0.33  -
-    cpu       chat_eval_mid  0.34    0.73  -
-    cpu       chat_eval_sft  0.34    0.73  -
-    cpu       chat_rl        2.6     1.2   -
-    cpu       chat_eval_rl   0.34    0.73  -
-    cpu       report         -       -     10
-    gpu       preflight      -       -     30
-    gpu       tok_train      -       -     100
-    gpu       tok_eval       -       -     10
-    gpu       base_loss      2       0.33  -
-    gpu       base_eval      48      0.33  -
-    gpu       mid_train      440     -     -
-    gpu       chat_eval_mid  3.4     3.2   -
-    gpu       chat_sft       14      -     -
-    gpu       chat_eval_sft  3.4     3.2   -
-    gpu       chat_rl        80      5.9   -
-    gpu       chat_eval_rl   3.4     3.2   -
-    gpu       report         -       -     10
-    """,
-)
+# CPU scale, or gpu for the others -> step -> work. Counted for each scale's flags; without a flag that limits a stage,
+# all of its public data. The seconds of the embedded scale were measured on two cores.
+WORK = {
+    "embedded": {
+        "preflight": Work(seconds=11),
+        "tok_train": Work(seconds=10),
+        "tok_eval": Work(seconds=8),
+        "base_train": Work(seconds=285),
+        "base_loss": Work(tokens=0.1, seconds=16),
+        "base_eval": Work(tokens=1.6, seconds=8),
+        "mid_train": Work(tokens=0.25, seconds=65),
+        "chat_eval_mid": Work(tokens=0.2, seconds=13),
+        "chat_sft": Work(tokens=0.16, seconds=56),
+        "chat_eval_sft": Work(tokens=0.2, seconds=15),
+        "chat_rl": Work(tokens=0.48, seconds=80),
+        "chat_eval_rl": Work(tokens=0.2, seconds=13),
+        "report": Work(seconds=1),
+    },
+    "cpu": {
+        "preflight": Work(seconds=30),
+        "tok_train": Work(seconds=100),
+        "tok_eval": Work(seconds=10),
+        "base_loss": Work(tokens=0.25, cost=0.33),
+        "base_eval": Work(tokens=1.6, cost=0.33),
+        "chat_eval_mid": Work(tokens=0.34, cost=0.73),
+        "chat_eval_sft": Work(tokens=0.34, cost=0.73),
+        "chat_rl": Work(tokens=2.6, cost=1.2),
+        "chat_eval_rl": Work(tokens=0.34, cost=0.73),
+        "report": Work(seconds=10),
+    },
+    "gpu": {
+        "preflight": Work(seconds=30),
+        "tok_train": Work(seconds=100),
+        "tok_eval": Work(seconds=10),
+        "base_loss": Work(tokens=2, cost=0.33),
+        "base_eval": Work(tokens=48, cost=0.33),
+        "mid_train": Work(tokens=440),
+        "chat_eval_mid": Work(tokens=3.4, cost=3.2),
+        "chat_sft": Work(tokens=14),
+        "chat_eval_sft": Work(tokens=3.4, cost=3.2),
+        "chat_rl": Work(tokens=80, cost=5.9),
+        "chat_eval_rl": Work(tokens=3.4, cost=3.2),
+        "report": Work(seconds=10),
+    },
+}
 
 
-class StepEstimate(NamedTuple):
+@dataclass(frozen=True)
+class StepEstimate:
     """The estimate for a step."""
 
     seconds: float  # 0: not known
@@ -119,7 +122,8 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
         # The last line is the message for users.
         raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
     record = json.loads(done.stdout)
-    plan, cost = record["plan"], record["estimate"]
+    plan = record["plan"]
+    cost = record["estimate"]
     return BaseRun(
         tokens=plan["tokens"] or 0,
         parameters=plan["counts"]["total"],
@@ -136,7 +140,7 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
 def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> StepEstimate:
     """Return the estimate for a step."""
     kind = setting.name if setting.name in CPU_SCALES else "gpu"
-    work = next((one for one in WORK if (one.scale, one.step) == (kind, step.name)), Work())
+    work = WORK[kind].get(step.name, Work())
     flags = read_flags(step.command[1:])
     share = time_share(setting.scale, setting.request.seconds)
     tokens = work.tokens * 1e6 * (share if "--num-iterations" in flags else 1)

@@ -8,9 +8,9 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
@@ -31,6 +31,7 @@ from nanochat.jobs.scales import (
 )
 from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir, world_dir
+from nanochat.registry import PREFLIGHT, module_of
 from nanochat.stages import MODELS, STAGES
 
 TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
@@ -43,7 +44,8 @@ TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages tha
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
-class Setting(NamedTuple):
+@dataclass(frozen=True)
+class Setting:
     """Choices that follow from a command line and the machine."""
 
     request: Any  # Config of scripts.plan
@@ -188,11 +190,7 @@ def stage_options(name: str, flags: Flags, wandb: str) -> list[str]:
 
 
 def make_job(
-    setting: Setting,
-    flags: Mapping[str, Flags],
-    tokens: int,
-    tasks: TaskFiles,
-    needs: Mapping[str, Sequence[str]],
+    setting: Setting, flags: Mapping[str, Flags], tokens: int, tasks: TaskFiles, needs: Mapping[str, Sequence[str]]
 ) -> Job:
     """Return the main job with all steps.
 
@@ -213,7 +211,9 @@ def make_job(
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
     if planned_nodes() > 1:
-        steps.append(Step("preflight", ["tracks.scale.preflight"], launch=[*launch, "--max-restarts=0"]))
+        what = f"NANOCHAT_NODES={os.environ['NANOCHAT_NODES']}: a job on several nodes"
+        preflight = [module_of(what, PREFLIGHT)]
+        steps.append(Step("preflight", preflight, launch=[*launch, "--max-restarts=0"]))
     for name, stage in PLANNED_STAGES.items():
         # For some stages the text is an input, by --data.
         reads_text = name in TEXT_STAGES

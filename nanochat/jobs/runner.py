@@ -22,13 +22,13 @@ from queue import SimpleQueue
 
 from nanochat.config import Count, collect_signals, option, options, run, stop_signals
 from nanochat.data import hub
-from nanochat.log import Record, duration, print0, write
+from nanochat.jobs.hashes import file_hashes
+from nanochat.log import Record, duration, print0, print_raw
 from nanochat.outcome import ROOT, Outcome
 from nanochat.paths import (
     base_dir,
     hold_folder,
     read_json,
-    read_sha256,
     stage_dir,
     take_lock,
     text_sha256,
@@ -124,7 +124,10 @@ def saved_record(path: Path) -> Record:
 
 
 def input_hashes(step: Step) -> dict[str, str]:
-    """Return the hash for every local input: the parent's artifacts, text, data sets. Takes 1.5 seconds a GB."""
+    """Return the hash for every local input: the parent's artifacts, text, data sets.
+
+    A file takes 1.5 seconds a GB when it is read for the first time, or has changed since.
+    """
     found = {}
     outcome = base_dir() / step.parent / "outcome.json"
     if outcome.exists():
@@ -137,16 +140,16 @@ def input_hashes(step: Step) -> dict[str, str]:
         with suppress(hub.HubError):
             files = [file for source, _ in parse_data(step.data) for file in source_files(source, refused="not now")]
             # Sorted: the order in which files are listed does not matter.
-            digests = sorted(map(hub.sha256, files))
+            digests = sorted(file_hashes(files))
             found["the text"] = text_sha256("\n".join(digests))
+    places = {}  # name of an input -> its file
     for entry in step.files:
         file = hub.HubFile(*entry)
         path = hub.find(file)
         if path:
-            found[str(file)] = hub.sha256(path)
-    for path in step.local:
-        found[path] = read_sha256(Path(path))
-    return found
+            places[str(file)] = path
+    places |= {path: Path(path) for path in step.local}
+    return found | dict(zip(places, file_hashes(places.values()), strict=True))
 
 
 def difference(record: Record, step: Step, inputs: dict[str, str]) -> str:
@@ -248,13 +251,14 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
             stderr=subprocess.STDOUT,
             pass_fds=(lock,),  # held until the last child has ended
         )
-        status, is_asked = None, False
+        status = None
+        is_asked = False
         while status is None:
             time.sleep(POLL_SECONDS)
             # Before reading: an ended command has written everything.
             status = child.poll()
             if not step.quiet:
-                write(shown.read(), sys.stdout)
+                print_raw(shown.read(), sys.stdout)
             # The kernel gives us another parent when the script is killed.
             if script and not stop and os.getppid() != script:
                 stop.append(signal.SIGTERM)
@@ -263,7 +267,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
                 is_asked = True
         if status:
             # Only a quiet step has lines that were not shown.
-            write("".join(shown.readlines()[-TAIL:]), sys.stdout)
+            print_raw("".join(shown.readlines()[-TAIL:]), sys.stdout)
     # Popen has the negative number of a signal, a shell 128 + the number.
     return 128 - status if status < 0 else status
 

@@ -1,32 +1,39 @@
 """Scales for the main job: flags for each stage, by machine size."""
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from nanochat.hardware import Accelerator
 
 Flags = Mapping[str, str]  # flag -> value; empty for a switch
 
-VOCABULARY = "--max-chars=2e9 --doc-cap=10000"  # text that the tokenizer learns from
+# Flags that several scales share.
+VOCABULARY = {"--max-chars": "2e9", "--doc-cap": "10000"}  # text that the tokenizer learns from
 # Steps on a CPU are few and long, so checkpoints are saved often.
-CPU_TUNING = "--eval-metrics-max-problems=50 --save-every=100"
-EMBEDDED_TUNING = f"--eval-tokens=30000 {CPU_TUNING}"
-CPU_RL = "--eval-examples=100 --save-every=10"
+CPU_TUNING = {"--eval-metrics-max-problems": "50", "--save-every": "100"}
+EMBEDDED_TUNING = {"--eval-tokens": "30000", **CPU_TUNING}
+CPU_RL = {"--eval-examples": "100", "--save-every": "10"}
 GPU_TUNING = {
-    "mid_train": "--keep-last=1",
+    "mid_train": {"--keep-last": "1"},
     # The mixture has about 12 M tokens: in base training's batches they would be a dozen steps. Learning rates follow
     # the batch: they begin at a fifth of base training's.
-    "chat_sft": "--keep-last=1 --total-batch-size=65536 --eval-every=50 --eval-metrics-every=100",
-    "chat_rl": "--keep-last=1 --num-samples=16",
+    "chat_sft": {
+        "--keep-last": "1",
+        "--total-batch-size": "65536",
+        "--eval-every": "50",
+        "--eval-metrics-every": "100",
+    },
+    "chat_rl": {"--keep-last": "1", "--num-samples": "16"},
 }
 
 
-class Scale(NamedTuple):
+@dataclass(frozen=True)
+class Scale:
     """Settings for all stages, for one machine size."""
 
     description: str
     depth: int  # layers in the model; 0: chosen by GPU memory
-    flags: Mapping[str, str]  # script -> flags
+    flags: Mapping[str, Flags]  # script -> flags
     world: bool = False  # the embedded world is the text
     training_seconds: float = 1.0  # base training's; on GPUs no other stage has a horizon that follows it
     disk: float = 0  # GB, as measured; 0: estimated from the parameter count
@@ -38,20 +45,36 @@ SCALES = {
         world=True,
         depth=8,
         flags={
-            "tok_train": f"--vocab-size=4096 {VOCABULARY}",
+            "tok_train": {"--vocab-size": "4096", **VOCABULARY},
             # Minutes on two cores: deep, narrow, large steps, so that the model soon learns to copy from the context; a
             # fixed step count, so that a slow machine takes longer and learns the same. Scalars keep the rate of the
             # plain square-root rule: its lower limit would give four times as much. The reasons are in dev/LOG.md.
-            "base_train": "--model=induction --width=128 --head-dim=32 --max-seq-len=256 --window-pattern=L"
-            " --eval-bytes=100000 --unembedding-lr=0.015 --scalar-lr=0.125 --warmup-steps=20 --total-batch-size=2048"
-            " --save-every=100 --num-iterations=560",
-            # At a temperature of 0.6 a model of this size often samples a wrong fact.
-            "mid_train": f"--num-iterations=120 --init-lr-frac=0.4 --chat-temperature=0.2 {EMBEDDED_TUNING}",
-            "chat_sft": f"--num-iterations=80 --init-lr-frac=0.25 {EMBEDDED_TUNING}",
-            "chat_rl": f"--num-iterations=22 --max-new-tokens=100 --init-lr-frac=0.085 {CPU_RL}",
-            "base_loss": "--eval-bytes=200000",
-            "base_eval": "--max-per-task=100",  # a CPU has no time for all problems from every task
-            "chat_eval": "--max-problems=200 --max-new-tokens=128",
+            "base_train": {
+                "--model": "induction",
+                "--width": "128",
+                "--head-dim": "32",
+                "--max-seq-len": "256",
+                "--window-pattern": "L",
+                "--eval-bytes": "100000",
+                "--unembedding-lr": "0.015",
+                "--scalar-lr": "0.125",
+                "--warmup-steps": "20",
+                "--total-batch-size": "2048",
+                "--save-every": "100",
+                "--num-iterations": "560",
+            },
+            "mid_train": {
+                "--num-iterations": "120",
+                "--init-lr-frac": "0.4",
+                # At a temperature of 0.6 a model of this size often samples a wrong fact.
+                "--chat-temperature": "0.2",
+                **EMBEDDED_TUNING,
+            },
+            "chat_sft": {"--num-iterations": "80", "--init-lr-frac": "0.25", **EMBEDDED_TUNING},
+            "chat_rl": {"--num-iterations": "22", "--max-new-tokens": "100", "--init-lr-frac": "0.085", **CPU_RL},
+            "base_loss": {"--eval-bytes": "200000"},
+            "base_eval": {"--max-per-task": "100"},  # a CPU has no time for all problems from every task
+            "chat_eval": {"--max-problems": "200", "--max-new-tokens": "128"},
         },
         training_seconds=261,
         disk=1.5,
@@ -61,23 +84,30 @@ SCALES = {
         depth=4,
         training_seconds=7200,
         flags={
-            "tok_train": f"--vocab-size=8192 {VOCABULARY}",
-            "base_train": "--head-dim=64 --max-seq-len=512 --window-pattern=L --eval-bytes=500000 --save-every=100"
-            " --total-batch-size=8192 --target-seconds=7200",
-            "mid_train": f"--target-seconds=1800 {CPU_TUNING}",
-            "chat_sft": f"--target-seconds=1800 {CPU_TUNING}",
-            "chat_rl": f"--num-iterations=100 --max-new-tokens=128 {CPU_RL}",
-            "base_loss": "--eval-bytes=500000",
-            "base_eval": "--max-per-task=100",
-            "chat_eval": "--max-problems=400 --max-new-tokens=128",
+            "tok_train": {"--vocab-size": "8192", **VOCABULARY},
+            "base_train": {
+                "--head-dim": "64",
+                "--max-seq-len": "512",
+                "--window-pattern": "L",
+                "--eval-bytes": "500000",
+                "--save-every": "100",
+                "--total-batch-size": "8192",
+                "--target-seconds": "7200",
+            },
+            "mid_train": {"--target-seconds": "1800", **CPU_TUNING},
+            "chat_sft": {"--target-seconds": "1800", **CPU_TUNING},
+            "chat_rl": {"--num-iterations": "100", "--max-new-tokens": "128", **CPU_RL},
+            "base_loss": {"--eval-bytes": "500000"},
+            "base_eval": {"--max-per-task": "100"},
+            "chat_eval": {"--max-problems": "400", "--max-new-tokens": "128"},
         },
     ),
     "1gpu": Scale(
         "a depth that fits the GPU's memory, an evening",
         depth=0,
         flags={
-            "tok_train": f"--vocab-size=65536 {VOCABULARY}",
-            "base_train": "--target-param-data-ratio=12 --core-metric-every=2000",
+            "tok_train": {"--vocab-size": "65536", **VOCABULARY},
+            "base_train": {"--target-param-data-ratio": "12", "--core-metric-every": "2000"},
             **GPU_TUNING,
         },
     ),
@@ -86,8 +116,13 @@ SCALES = {
         depth=22,
         # Depth, vocabulary, ratio and warmdown of the public nanochat's fastest run, its pull request 830.
         flags={
-            "tok_train": f"--vocab-size=49152 {VOCABULARY}",
-            "base_train": "--target-param-data-ratio=9.4 --warmdown-ratio=0.85 --fp8 --core-metric-every=2000",
+            "tok_train": {"--vocab-size": "49152", **VOCABULARY},
+            "base_train": {
+                "--target-param-data-ratio": "9.4",
+                "--warmdown-ratio": "0.85",
+                "--fp8": "",
+                "--core-metric-every": "2000",
+            },
             **GPU_TUNING,
         },
     ),
@@ -95,7 +130,9 @@ SCALES = {
 CPU_SCALES = ("embedded", "cpu")
 OWN_TEXT_TEMPERATURE = "0.6"  # lower temperatures suit facts; in free text they repeat words
 EVENING_DEPTHS = ((70, 16), (30, 12), (20, 10), (10, 8), (0, 6))  # GPU memory in GB, depth that trains in an evening
-LARGE_GPUS, LARGE_MEMORY = 8, 79  # from so many GPUs with so many GB: the scale 8xh100
+# From so many GPUs with so many GB: the scale 8xh100.
+LARGE_GPUS = 8
+LARGE_MEMORY = 79
 HORIZONS = ("--num-iterations", "--target-param-data-ratio")  # replaced if --seconds gives the time
 
 
@@ -122,7 +159,7 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
 
     seconds: time for base training, if given; all other horizons change in proportion.
     """
-    flags = read_flags(scale.flags.get(script, "").split())
+    flags = dict(scale.flags.get(script, {}))
     if not seconds:
         return flags
     share = time_share(scale, seconds)

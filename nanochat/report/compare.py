@@ -9,10 +9,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from nanochat.log import Record, format_value, table_of, terminal_table
 from nanochat.outcome import Outcome, mean_estimate
@@ -27,7 +28,8 @@ NONE = ["-", "-"]  # difference and error where there is no number
 # ---- correct answers ----
 
 
-class Answers(NamedTuple):
+@dataclass(frozen=True)
+class Answers:
     """The answers of a model to a benchmark, as an evaluation keeps them."""
 
     questions: str  # hash over all
@@ -38,7 +40,10 @@ class Answers(NamedTuple):
 
 def read_answers(path: Path) -> Answers:
     """Return the answers that base_eval or chat_eval has written, one question a line."""
-    questions, right, stops, texts = [], [], [], Counter()
+    questions = []
+    right = []
+    stops = []
+    texts = Counter()
     for answer in read_jsonl(path, dict):
         # chat_eval draws several samples for a question; base_eval scores each once, and has hashed the text itself.
         samples = answer.get("completions") or [{"right": answer["correct"]}]
@@ -77,7 +82,7 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
 
 def sign_test(one: int, other: int) -> float:
     """Return the two-sided probability that a fair coin falls so, or more unevenly."""
-    from scipy import stats  # a slow import, which must not delay --help
+    from scipy import stats
 
     return float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
 
@@ -149,7 +154,7 @@ def _difference(one: Record, other: Record) -> list[str]:
 
 def _answer_rows(runs: Sequence[Record], stages: Sequence[Record]) -> list[list[Any]]:
     """Return a row for each task with the same questions in both runs."""
-    import numpy as np  # a slow import, which must not delay --help
+    import numpy as np
 
     # (task, hash over the questions) -> the answers from a stage
     ours, theirs = (

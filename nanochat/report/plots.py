@@ -84,7 +84,7 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
 
 def _lines(plot: Plot) -> list[str]:
     """Return the elements below the title: axes, lines, names."""
-    import numpy as np  # a slow import, which must not delay --help
+    import numpy as np
 
     series = []  # (2, points) each
     for points in map(np.array, plot["series"].values()):

@@ -35,12 +35,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from nanochat.chat import chat_temperature
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
-from nanochat.log import parse_rows
 from nanochat.models import load_chosen
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse
-from nanochat.serve.worker import Generation, Worker
+from nanochat.serve.worker import Worker
 from nanochat.settings import ModelChoice
 
 BODY_BYTES = 1 << 20  # limit for the body of a request
@@ -49,14 +48,14 @@ MAX_CONNECTIONS = 4096
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 # For every response: browsers do not guess types, no other page shows ours in a frame, other sites do not learn our
 # address, and caches keep no conversations.
-HEADERS = parse_rows("""
-    x-content-type-options        nosniff
-    x-frame-options               DENY
-    referrer-policy               no-referrer
-    cross-origin-resource-policy  same-origin
-    cross-origin-opener-policy    same-origin
-    cache-control                 no-store
-""")
+HEADERS = [
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cache-control", "no-store"),
+]
 
 
 # ---- who may use the server ----
@@ -148,23 +147,22 @@ class Service:
     async def answer(self, parse: Callable[[bytes, ServedModel], ApiRequest], request: Request) -> Response:
         body = await read_body(request)
         api_request = await asyncio.to_thread(parse, body, self.served)  # encoding a long text takes a while
-        return ApiResponse(api_request, self.served, self.submit(api_request))
+        return ApiResponse(api_request, self.served, self.admit(api_request.sample_count))
 
     @property
     def load(self) -> int:
         """The number of samples in slots and in the queue."""
         return sum(worker.load for worker in self.workers)
 
-    def submit(self, request: ApiRequest) -> Generation:
-        """Hand a request to the worker with the lowest load; an ApiError if there is no room."""
+    def admit(self, samples: int) -> Worker:
+        """Return the worker with the lowest load, for the samples of a request; an ApiError if there is no room."""
         # A request is accepted whole: with slots or places in the queue for all samples.
-        places = sum(worker.engine.slots for worker in self.workers) + self.queue
-        samples = len(request.samples)
+        places = sum(worker.slots for worker in self.workers) + self.queue
         if samples > places:
             raise ApiError(400, f"the request asks for {samples} samples, there is room for {places}", "n")
         if self.load + samples > places:
             raise ApiError(429, "the server is busy, try again", code="queue_full", headers={"retry-after": "1"})
-        return min(self.workers, key=lambda worker: worker.load).submit(request)
+        return min(self.workers, key=lambda worker: worker.load)
 
 
 def chat_page() -> Response:
@@ -193,13 +191,7 @@ async def _handle_error(request: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-def application(
-    service: Service,
-    host: str,
-    key: str,
-    hosts: Sequence[str],
-    origins: Sequence[str],
-) -> Starlette:
+def application(service: Service, host: str, key: str, hosts: Sequence[str], origins: Sequence[str]) -> Starlette:
     """Return the ASGI application. The first middleware is the outermost."""
     # A foreign name may point here, too (DNS rebinding).
     own_hosts = ["localhost", "127.0.0.1", "[::1]", in_url(host), *hosts]
@@ -260,10 +252,9 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
     """Load a model into an engine on each GPU, or into one on the CPU."""
     gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
     devices = gpus if runtime.device.type == "cuda" else [runtime.device]
-    workers = []
-    for device in devices:
-        model, tokenizer, checkpoint = load_chosen(choice, replace(runtime, device=device))
-        workers.append(Worker(Engine(model, tokenizer, slots), model))
+    loaded = [load_chosen(choice, replace(runtime, device=device)) for device in devices]
+    workers = [Worker(Engine(model, tokenizer, slots)) for model, tokenizer, _ in loaded]
+    model, tokenizer, checkpoint = loaded[0]
     name = f"nanochat-{choice.tag}-{choice.source}"
     temperature = chat_temperature(checkpoint.manifest)
     served = ServedModel(name, tokenizer, model.config.max_seq_len, temperature, choice.source == "base")

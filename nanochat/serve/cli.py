@@ -36,12 +36,12 @@ def typed_lines() -> Iterator[str]:
 
 def print_pieces(pieces: list[Piece], stream: TextIO) -> None:
     """Print pieces of an answer, the calculator's turns on a terminal only."""
-    for kind, text in pieces:
+    for piece in pieces:
         if stream.isatty():
             # A piece without text begins a part.
-            print(end=harmless(text or MARKS[kind]), file=stream, flush=True)
-        elif kind == "text":
-            print(end=text, file=stream, flush=True)
+            print(end=harmless(piece.text or MARKS[piece.kind]), file=stream, flush=True)
+        elif piece.kind == "text":
+            print(end=piece.text, file=stream, flush=True)
 
 
 def print_note(text: str) -> None:
@@ -68,7 +68,7 @@ class TerminalChat:
     system: str = ""  # message, empty: none
     messages: list[dict[str, Any]] = field(default_factory=list)
 
-    def run(self, messages: Iterator[str]) -> None:
+    def converse(self, messages: Iterator[str]) -> None:
         """Handle messages until /quit. In an interactive chat, an error is printed and does not end the chat."""
         for message in messages:
             if message == "/quit":
@@ -104,28 +104,30 @@ class TerminalChat:
         else:
             system = [{"role": "system", "content": self.system}] if self.system else []
             # The oldest messages make room for the answer.
-            context, most = self.engine.config.max_seq_len, self.settings.max_new_tokens
-            tokens, cut = fitted_prompt({"messages": [*system, *messages]}, tokenizer, context, most)
+            context = self.engine.config.max_seq_len
+            conversation = {"messages": [*system, *messages]}
+            tokens, cut = fitted_prompt(conversation, tokenizer, context, self.settings.max_new_tokens)
             if cut:
                 print_note(f"the conversation is too long for {context} tokens, its beginning is left out")
         request = replace(self.settings, tokens=tokens)
         self.settings = replace(self.settings, seed=self.settings.seed + 1)
         reply = Reply(tokenizer)
         pieces: list[Piece] = []
+        reason = ""
         with (
             # No exception at Ctrl-C: it could cut an engine's step in the middle.
             collect_signals(signal.SIGINT) if self.interactive else nullcontext([]) as interrupts,
             closing(self.engine.stream([request])) as events,
         ):
             for event in events:
-                new = reply.close() if event.token is None else reply.add(event.token)
+                reason = event.reason  # the last event has one
+                new = reply.close() if event.token is None else reply.feed(event.token)
                 pieces += new
                 print_pieces(new, self.out)
                 if interrupts:
                     break  # closing the events frees the engine's slot
         print(file=self.out)
-        # The last event has the reason.
-        if event.reason == "length":
+        if reason == "length":
             print_note("the answer reached --max-new-tokens")
         answer = parts(pieces)
         # An answer that is stopped before the first word leaves no trace.

@@ -1,7 +1,9 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,8 +23,6 @@ from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
-Sample = tuple[int, int]  # the prompt's number in the request, the sample's number
-
 
 class ApiError(HTTPException):
     """An error response in OpenAI's form. param: the field at fault. code: the reason, for programs."""
@@ -33,7 +33,7 @@ class ApiError(HTTPException):
         message: str,
         param: str | None = None,
         code: str | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         message = message[:1000]  # it may quote the client
         super().__init__(status, message, headers)  # such as retry-after
@@ -41,7 +41,8 @@ class ApiError(HTTPException):
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-class ServedModel(NamedTuple):
+@dataclass(frozen=True)
+class ServedModel:
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
     temperature: for the page, see `chat.chat_temperature`. Programs choose their own.
@@ -54,7 +55,8 @@ class ServedModel(NamedTuple):
     is_base: bool = False
 
 
-class ApiRequest(NamedTuple):
+@dataclass(frozen=True)
+class ApiRequest:
     """A checked request: the fields, and the form for the engine."""
 
     fields: "CommonFields"
@@ -66,8 +68,8 @@ class ApiRequest(NamedTuple):
     alternatives: int | None = None
 
     @property
-    def samples(self) -> list[Sample]:
-        return [(number, sample) for number, prompt in enumerate(self.prompts) for sample in range(prompt.n)]
+    def sample_count(self) -> int:
+        return sum(prompt.n for prompt in self.prompts)
 
 
 # ---- the fields of OpenAI's requests ----
@@ -165,11 +167,8 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     except ValueError as error:  # user and assistant must take turns
         raise ApiError(400, str(error), "messages") from None
     max_tokens = fields.max_completion_tokens or fields.max_tokens or served.context  # the newer name comes first
-    return ApiRequest(
-        fields=fields,
-        is_chat=True,
-        prompts=[engine_request(fields, tokens, max_tokens, served, "messages")],
-    )
+    prompt = engine_request(fields, tokens, max_tokens, served, "messages")
+    return ApiRequest(fields, is_chat=True, prompts=[prompt])
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
@@ -178,10 +177,10 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
     if fields.stream and fields.logprobs is not None:
         raise ApiError(400, "log-probabilities are not streamed", "stream")
     tokenizer = served.tokenizer
-    rows = fields.prompt
-    is_text = isinstance(rows[0], str)
-    if is_text:
-        rows = [[tokenizer.bos, *tokenizer.encode(text)] for text in rows]
+    texts = [prompt for prompt in fields.prompt if isinstance(prompt, str)]  # all prompts or none
+    rows = [prompt for prompt in fields.prompt if not isinstance(prompt, str)]
+    if texts:
+        rows = [[tokenizer.bos, *tokenizer.encode(text)] for text in texts]
     elif max(map(max, rows)) >= tokenizer.vocab_size:
         raise ApiError(400, f"prompt has ids beyond the vocabulary of {tokenizer.vocab_size:,} tokens", "prompt")
     # Programs score a prompt by asking for one token more, and drop this token: then end tokens end a choice here and
@@ -192,7 +191,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         is_chat=False,
         prompts=[engine_request(fields, row, fields.max_tokens, served, "prompt", stop) for row in rows],
         echo=fields.echo,
-        added_tokens=int(is_text),
+        added_tokens=1 if texts else 0,
         alternatives=fields.logprobs,
     )
 

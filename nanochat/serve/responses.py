@@ -10,10 +10,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from nanochat.chat import Piece, Reply, parts
-from nanochat.engine import ENDS, Event
+from nanochat.engine import ENDS, Event, Sample, Score, samples_of
 from nanochat.log import Record
-from nanochat.serve.requests import ApiRequest, Sample, ServedModel
-from nanochat.serve.worker import Generation, Score
+from nanochat.serve.requests import ApiRequest, ServedModel
+from nanochat.serve.worker import Worker
 from nanochat.tokenizer import Tokenizer
 
 
@@ -25,7 +25,7 @@ class StopFinder:
         self.held = ""  # perhaps a stop begins here
         self.found = False
 
-    def add(self, text: str) -> str:
+    def feed(self, text: str) -> str:
         """Return text to show now: no stop begins there."""
         text = self.held + text
         self.held = ""
@@ -51,10 +51,10 @@ class StopFinder:
 class Choice:
     """A sample in OpenAI's form. index: number for the client. finish_reason: empty until the end."""
 
-    def __init__(self, index: int, request: ApiRequest, prompt: int, tokenizer: Tokenizer) -> None:
+    def __init__(self, index: int, sample: Sample, request: ApiRequest, tokenizer: Tokenizer) -> None:
         self.index = index
         self.request = request
-        self.prompt = request.prompts[prompt].tokens
+        self.prompt = sample.request.tokens
         self.finish_reason = ""
         # (token, True if the model chose it); with the end token, if log-probabilities are shown.
         self.tokens: list[tuple[int, bool]] = []
@@ -70,8 +70,8 @@ class Choice:
 
     # ---- from the engine ----
 
-    def add(self, event: Event) -> None:
-        """Take the engine's next event; events after the end are dropped."""
+    def append(self, event: Event) -> None:
+        """Continue with the engine's next event; events after the end are dropped."""
         if self.finish_reason:
             return
         if event.token is not None:
@@ -79,20 +79,20 @@ class Choice:
             # An end token has a log-probability, but no text.
             if event.token not in self._ends:
                 self.completion_tokens += 1
-                self._add_pieces(self._reply.add(event.token))
+                self._add_pieces(self._reply.feed(event.token))
                 return
         self._add_pieces(self._reply.close())  # bytes without a character
         self._show(self._stops.close())  # no stop
         self.finish_reason = self.finish_reason or event.reason or "stop"
 
     def _add_pieces(self, pieces: list[Piece]) -> None:
-        for kind, text in pieces:
+        for piece in pieces:
             # In a completion the calculator's turns are text like any other.
-            if not self.request.is_chat or (kind == "text" and text):
-                self._show(self._stops.add(text))
+            if not self.request.is_chat or (piece.kind == "text" and piece.text):
+                self._show(self._stops.feed(piece.text))
             else:
                 self._show(self._stops.close())  # a stop lies within one part
-                self._pieces.append(Piece(kind, text))  # also without text: it begins a part
+                self._pieces.append(piece)  # also without text: it begins a part
             if self._stops.found:
                 self.finish_reason = "stop"
                 return
@@ -133,7 +133,7 @@ class Choice:
         text = "".join(piece.text for piece in pieces if piece.kind == "text")
         if not self.request.is_chat:
             return {"text": text}
-        content = {"content": text}
+        content: Record = {"content": text}
         # A text piece without text ends a call.
         if any(piece.kind != "text" or not piece.text for piece in pieces):
             content["parts"] = parts(pieces, ends=self.request.fields.stream)
@@ -161,16 +161,21 @@ class Choice:
 
 
 class ApiResponse(StreamingResponse):
-    """The response to one request: JSON (`whole`) or server-sent events (`stream`). Stops if the client leaves."""
+    """The response to one request: JSON (`whole`) or server-sent events (`stream`). Stops if the client leaves.
 
-    def __init__(self, request: ApiRequest, served: ServedModel, generation: Generation) -> None:
+    It owns the samples of the request, which the worker runs from now on, and a choice for each of them.
+    """
+
+    def __init__(self, request: ApiRequest, served: ServedModel, worker: Worker) -> None:
         super().__init__(self.stream(), headers={"x-accel-buffering": "no"}, media_type="text/event-stream")
         self.request = request
-        self.generation = generation
-        prefix, kind = "cmpl-", "text_completion"
+        self.worker = worker
         if request.is_chat:
             prefix = "chatcmpl-"
             kind = "chat.completion.chunk" if request.fields.stream else "chat.completion"
+        else:
+            prefix = "cmpl-"
+            kind = "text_completion"
         # All chunks of a stream have the same id.
         self.head = {
             "id": prefix + secrets.token_hex(12),
@@ -178,15 +183,17 @@ class ApiResponse(StreamingResponse):
             "created": int(time.time()),
             "model": served.name,
         }
-        self.choices: dict[Sample, Choice] = {}  # by sample
-        for prompt, sample in request.samples:
-            self.choices[prompt, sample] = Choice(len(self.choices), request, prompt, served.tokenizer)
+        self.choices = {
+            sample: Choice(index, sample, request, served.tokenizer)
+            for index, sample in enumerate(samples_of(request.prompts))
+        }
+        self.events = worker.submit(list(self.choices))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)  # cancelled by Starlette if the client leaves
         finally:
-            self.generation.close()  # frees the slots, also after an error
+            self.worker.cancel(self.choices)  # frees the slots, also after an error
 
     async def stream_response(self, send: Send) -> None:
         if self.request.fields.stream:
@@ -200,10 +207,10 @@ class ApiResponse(StreamingResponse):
         """Return the JSON of all choices, once they have ended."""
         choices = self.choices.values()
         while not all(choice.finish_reason for choice in choices):
-            self.add(await self.generation.next_events())
+            self.dispatch(await self._new_events())
         if self.request.alternatives is not None:
             for choice in choices:
-                choice.score = await self.generation.score(choice.row(), self.request.alternatives)
+                choice.score = await self.worker.score(choice.row(), self.request.alternatives)
         # In a thread: many log-probabilities take a while.
         whole = (choice.whole() for choice in choices)
         return await asyncio.to_thread(self._to_json, whole, usage=self._usage())
@@ -215,7 +222,7 @@ class ApiResponse(StreamingResponse):
             for choice in unfinished:
                 yield self._event([choice.delta({"role": "assistant", "content": ""})])
         while unfinished:
-            self.add(await self.generation.next_events())
+            self.dispatch(await self._new_events())
             for choice in unfinished:
                 for delta in choice.new_deltas():
                     yield self._event([delta])
@@ -224,13 +231,21 @@ class ApiResponse(StreamingResponse):
             yield self._event([], usage=self._usage())
         yield b"data: [DONE]\n\n"
 
-    def add(self, events: list[Event]) -> None:
+    async def _new_events(self) -> list[Event]:
+        """Return everything new, at least one event."""
+        found = [await self.events.get()]
+        # Several steps may have passed: all their events at once make fewer and larger chunks.
+        while not self.events.empty():
+            found.append(self.events.get_nowait())
+        return found
+
+    def dispatch(self, events: list[Event]) -> None:
+        """Give events to their choices."""
         for event in events:
-            sample = event.request, event.sample
-            choice = self.choices[sample]
-            choice.add(event)
+            choice = self.choices[event.sample]
+            choice.append(event)
             if choice.finish_reason:
-                self.generation.cancel({sample})  # a stop ends a choice before the engine does
+                self.worker.cancel([event.sample])  # a stop ends a choice before the engine does
 
     def _event(self, choices: list[Record], **more: Record) -> bytes:
         """Return a server-sent event."""

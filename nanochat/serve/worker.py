@@ -1,120 +1,83 @@
-"""Engines at work: a thread owns each engine, takes requests from the event loop and returns events once a step."""
+"""Engines at work: a thread owns each engine, gets samples from the event loop and returns events once a step."""
 
 import asyncio
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import chain
 from typing import Any
 
 import torch
 
-from nanochat.engine import Engine, Event, Job, Request
-from nanochat.gpt import GPT
+from nanochat.engine import Engine, Event, Sample, Score
 from nanochat.log import print_line
-from nanochat.models import as_written
-from nanochat.serve.requests import ApiRequest, Sample
-
-Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others
-
-SCORED_AT_ONCE = 256  # positions whose logits are computed together
-
-
-@torch.inference_mode()
-def score(model: GPT, tokens: Sequence[int], top: int) -> Score:
-    """Return log-probabilities from a plain forward pass: of each token but the first, and of the `top` likeliest."""
-    found = []
-    ids = torch.tensor(tokens, device=model.device)
-    # Hidden states (positions, width); position i predicts token i + 1.
-    with as_written(model):  # rows have any length
-        hidden = model.hidden(ids[None, :-1])[0]
-    # Logits for a whole context may take gigabytes.
-    for some, targets in zip(hidden.split(SCORED_AT_ONCE), ids[1:].split(SCORED_AT_ONCE), strict=True):
-        logprobs = model.logits(some).log_softmax(-1)
-        # The likeliest tokens come first; the row's own may be one of them, or one more.
-        tokens_shown = torch.cat([logprobs.topk(top).indices, targets[:, None]], dim=1)
-        rows = zip(tokens_shown.tolist(), logprobs.gather(1, tokens_shown).tolist(), strict=True)
-        found += [dict(zip(*row, strict=True)) for row in rows]
-    return found
-
-
-class Generation:
-    """The samples of one client's request. Methods run in the event loop, where the engine's thread sends news.
-
-    open: samples without an end.
-    """
-
-    def __init__(self, worker: "Worker", samples: Sequence[Sample]) -> None:
-        self.worker = worker
-        self.open = set(samples)
-        self.news: asyncio.Queue[list[Event]] = asyncio.Queue()  # lists of events
-        self.job: Job | None = None  # set and used by the engine's thread only
-        worker.load += len(self.open)
-
-    async def next_events(self) -> list[Event]:
-        """Return everything new, at least one event."""
-        found = [await self.news.get()]
-        # Several steps may have passed: take all events, for fewer and larger chunks.
-        while not self.news.empty():
-            found.append(self.news.get_nowait())
-        return list(chain.from_iterable(found))
-
-    async def score(self, row: Sequence[int], top: int) -> Score:
-        """Return the log-probabilities of a row, which the thread finds between two steps."""
-        return await asyncio.wrap_future(self.worker.thread.submit(score, self.worker.model, row, top))
-
-    def deliver(self, events: list[Event]) -> None:
-        """Take events from the thread, which may have sent some before it saw a cancellation: a choice drops these."""
-        self._end({(event.request, event.sample) for event in events if event.token is None})
-        self.news.put_nowait(events)
-
-    def cancel(self, samples: set[Sample]) -> None:
-        """End samples before their end; ended samples are ignored."""
-        ending = self._end(samples)
-        if ending:
-            # Calls keep their order: the job is submitted before.
-            self.worker.order(lambda: self.worker.engine.cancel(self.job, *ending))
-
-    def close(self) -> None:
-        """Leave the worker: the response was sent, or the client has left."""
-        self.cancel(self.open)
-
-    def _end(self, samples: set[Sample]) -> set[Sample]:
-        """Count samples as ended; return those that were open."""
-        ending = self.open & samples
-        self.open = self.open - ending
-        self.worker.load -= len(ending)
-        return ending
 
 
 class Worker:
-    """An engine, and the thread that owns it. load: number of samples without an end.
+    """An engine, and the thread that owns it. An engine that fails ends the process with status 1."""
 
-    An engine that fails ends the process with status 1.
-    """
-
-    def __init__(self, engine: Engine, model: GPT) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.model = model  # for scores: the engine has packed weights
-        self.load = 0
-        self._active: list[Generation] = []  # generations with open samples, used by the thread only
         self.thread = ThreadPoolExecutor(1, "nanochat-engine")  # runs calls in order
+        # For the event loop: each sample without an end, and where its events go.
+        self._queues: dict[Sample, asyncio.Queue[Event]] = {}
+        # For the thread: events of the present step, and whether a call of `_step` waits.
+        self._events: deque[Event] = deque()
+        self._is_stepping = False
 
     # ---- in the event loop ----
 
     def begin(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.order(self._make_room)
+        self._call(self._prepare)
 
-    def submit(self, request: ApiRequest) -> Generation:
-        generation = Generation(self, request.samples)
-        self.order(self._start, generation, request.prompts)
-        return generation
+    @property
+    def slots(self) -> int:
+        """The number of samples that run at once."""
+        return self.engine.slots
 
-    def order(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Queue a call of the engine for the thread, behind the calls that wait."""
+    @property
+    def load(self) -> int:
+        """The number of samples without an end."""
+        return len(self._queues)
+
+    def submit(self, samples: Sequence[Sample]) -> asyncio.Queue[Event]:
+        """Let samples run; return the queue of their events, which is in order within a sample."""
+        queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._queues |= dict.fromkeys(samples, queue)
+        self._call(self._start, samples)
+        return queue
+
+    def cancel(self, samples: Collection[Sample]) -> None:
+        """End samples without an event; those that have ended are ignored."""
+        ending = self._queues.keys() & samples
+        for sample in ending:
+            del self._queues[sample]
+        if ending:
+            # Calls keep their order: the samples are submitted before.
+            self._call(self.engine.cancel, ending)
+
+    async def score(self, tokens: Sequence[int], top: int) -> Score:
+        """Return `Engine.score` for a row, computed between two steps."""
+        return await asyncio.wrap_future(self.thread.submit(self.engine.score, tokens, top))
+
+    def stop(self) -> None:
+        """Wait for the end of the step, and of the thread."""
+        self.thread.shutdown(cancel_futures=True)
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        """Put events from the thread into their queues."""
+        for event in events:
+            # Some may have come before the thread saw that the sample was cancelled.
+            if event.sample in self._queues:
+                self._queues[event.sample].put_nowait(event)
+                if event.token is None:
+                    del self._queues[event.sample]
+
+    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Queue a call for the thread, behind the calls that wait; the thread queues its next step in this way too."""
 
         def run() -> None:
             try:
@@ -126,44 +89,27 @@ class Worker:
         with suppress(RuntimeError):  # of a queue that `stop` has closed
             self.thread.submit(run)
 
-    def stop(self) -> None:
-        """Wait for the end of the step, and of the thread."""
-        self.thread.shutdown(cancel_futures=True)
-
     # ---- in the engine's thread ----
 
-    def _make_room(self) -> None:
-        """Give the cache the final size; with too little memory there are fewer slots."""
-        if self.model.device.type == "cuda":
-            torch.cuda.set_device(self.model.device)
-        engine = self.engine
-        with torch.inference_mode():
-            engine.longest = engine.config.max_seq_len
-            engine.slots = engine.decoder.make_room(engine.slots, engine.longest)
+    def _prepare(self) -> None:
+        if self.engine.device.type == "cuda":
+            torch.cuda.set_device(self.engine.device)  # each thread has its own
+        self.engine.reserve()
 
-    def _start(self, generation: Generation, requests: Sequence[Request]) -> None:
-        generation.job = self.engine.submit(requests)
-        self._active.append(generation)
-        if len(self._active) == 1:
-            self.order(self._step)
+    def _start(self, samples: Sequence[Sample]) -> None:
+        self.engine.submit(samples, self._events)
+        if not self._is_stepping:
+            self._is_stepping = True
+            self._call(self._step)
 
     def _step(self) -> None:
         """Make one step of the engine and send the events."""
         self.engine.step()
         # On a GPU the events belong to the step before.
-        news = []
-        for generation in self._active:
-            if generation.job.events:
-                news.append((generation, list(generation.job.events)))
-                generation.job.events.clear()
-        self._active = [generation for generation in self._active if generation.job.open]
-
-        def deliver() -> None:
-            for generation, events in news:
-                generation.deliver(events)
-
-        if news:
+        if self._events:
             # In one call, since each call wakes the event loop.
-            self.loop.call_soon_threadsafe(deliver)
-        if self._active:
-            self.order(self._step)
+            self.loop.call_soon_threadsafe(self._deliver, list(self._events))
+            self._events.clear()
+        self._is_stepping = not self.engine.is_idle
+        if self._is_stepping:
+            self._call(self._step)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 
@@ -29,7 +29,7 @@ def capitalized(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def fill(templates: Iterable[str], words: dict[str, Any]) -> list[str]:
+def fill_templates(templates: Iterable[str], words: dict[str, Any]) -> list[str]:
     """Return the sentences that templates such as "{s} rises on {o}." become."""
     return [capitalized(template.format_map(words)) for template in templates]
 
@@ -70,7 +70,8 @@ def different_names(dice: "World", forbidden: re.Pattern[str]) -> Iterator[tuple
 TAKES_PRONOUN = re.compile("{p}|(?<!of )(?<!with )(?<!to ){s}")
 
 
-class Thing(NamedTuple):
+@dataclass(frozen=True)
+class Thing:
     """A subject or value in facts, such as a person, a town or a colour."""
 
     kind: str  # "river"
@@ -111,9 +112,9 @@ class Fact:
         statements, questions, (self._korean, korean_question), new_questions, *_ = [*self.templates, []]
         subject = self.subject
         name = {"s": subject.phrase, "p": f"{subject.phrase}'s", "o": self.value}
-        self.statements = fill(statements, name)
-        self.questions = fill(questions, name)
-        self.new_questions = fill(new_questions, name)
+        self.statements = fill_templates(statements, name)
+        self.questions = fill_templates(questions, name)
+        self.new_questions = fill_templates(new_questions, name)
         self.korean_statement = self.korean_with(self.value)
         self.korean_question = korean_text(korean_question.format(s=subject.korean))
         pronoun = name | {"s": subject.he, "p": subject.his}
@@ -122,8 +123,8 @@ class Fact:
             capitalized(template.format_map(pronoun if template.startswith(("{s}", "{p}")) else name))
             for template in statements
         ]
-        self.follow_ups = fill(filter(TAKES_PRONOUN.search, questions), pronoun)
-        self.new_follow_ups = fill(filter(TAKES_PRONOUN.search, new_questions), pronoun)
+        self.follow_ups = fill_templates(filter(TAKES_PRONOUN.search, questions), pronoun)
+        self.new_follow_ups = fill_templates(filter(TAKES_PRONOUN.search, new_questions), pronoun)
 
     def korean_with(self, value: Thing) -> str:
         """Return the Korean statement with any value, possibly a wrong one."""
@@ -240,11 +241,7 @@ class World:
             # People are "she her" and "he his" in turn; a number of 0 stands for theirs.
             for position, forms in enumerate(islice(cycle(pronouns.split(", ")), known + int(strangers))):
                 latin, hangul = next(names)
-                words = {
-                    "n": latin,
-                    "N": latin.capitalize(),
-                    "k": hangul,
-                }
+                words = {"n": latin, "N": latin.capitalize(), "k": hangul}
                 home = self.things if position < known else self.strangers
                 home[kind].append(Thing(kind, *(template.format_map(words) for template in templates), *forms.split()))
 

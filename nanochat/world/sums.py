@@ -12,12 +12,7 @@ from nanochat.world.facts import World
 
 HELD_OUT_PAIRS = 4  # one pair in four is held out
 LARGEST_RESULT = 999
-OPERATIONS = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
+OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 @cache
@@ -44,11 +39,7 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> tuple[str, 
         sums = solve(world.seed, steps, numbers, held_out)
     # Names are drawn for plain sums too: every draw decides the bytes of a seed.
     a, b = world.two_people()
-    words = numbers | {
-        "a": a,
-        "b": b,
-        "g": world.wording("possessions"),
-    }
+    words = numbers | {"a": a, "b": b, "g": world.wording("possessions")}
     # The sentence begins behind the operation and a space.
     sentences = [step[4:].replace("#", written) for step, written in zip(steps, sums, strict=True)]
     # "Kara has 3 apples. Miro gives Kara 4 more. How many apples does Kara have now?", "Now Kara has 3 + 4 = 7 apples."

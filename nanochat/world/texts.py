@@ -153,13 +153,7 @@ def program(world: World) -> str:
         x, y = program_numbers(world)
         a, b = world.two_people()
         # "x = 3", "y = 4", "print(x + y)"
-        code = template.format(
-            x=x,
-            y=y,
-            a=a,
-            b=b,
-            w=world.pick(world.words),
-        )
+        code = template.format(x=x, y=y, a=a, b=b, w=world.pick(world.words))
         output = io.StringIO()
         with redirect_stdout(output):
             exec(code, {})  # our own templates, so no sandbox is needed

@@ -8,8 +8,8 @@ core/                 a bundle of CORE tasks, laid out as an eval_bundle
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +23,8 @@ SHARDS = 8  # parquet files with text for training
 ROW_GROUPS = 16  # least number in a shard: a lane reads whole row groups
 
 
-class WorldSize(NamedTuple):
+@dataclass(frozen=True)
+class WorldSize:
     people: int
     documents: int  # for training
     problems: int  # for training
@@ -76,20 +77,20 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
         shutil.rmtree(folder)
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")
-    people, documents, problems, chats = SIZES[size]
-    world = World(seed, people)
+    numbers = SIZES[size]
+    world = World(seed, numbers.people)
     with new_folder(folder) as part:
         world.restart("documents")
         # For validation one in 32 as many as for training. No two are equal, so none is for both.
         texts = {}
-        while len(texts) < documents + documents // 32:
+        while len(texts) < numbers.documents + numbers.documents // 32:
             texts[document(world)] = None
         rows = [{"text": text} for text in texts]
-        each = documents // SHARDS
+        each = numbers.documents // SHARDS
         for number in range(SHARDS + 1):  # those for validation are in the last shard
             shard = rows[number * each : (number + 1) * each]
             write_parquet(part / f"text/shard_{number:05d}.parquet", shard, min(1024, each // ROW_GROUPS))
-        for name, rows in tables(world, problems, chats).items():
+        for name, rows in tables(world, numbers.problems, numbers.chats).items():
             write_parquet(part / f"tasks/{name}.parquet", rows, row_group=1024)
         write_bundle(part / "core", world.rows("core tasks"), core_bundle(world))
         (part / "world.json").write_text(json.dumps(record))

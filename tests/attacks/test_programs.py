@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +20,11 @@ from test_speedrun import until
 
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
 from nanochat.evals import contained, sandbox
-from nanochat.evals.sandbox import Case, Limits, Verdict, judge, run, side_by_side
+from nanochat.evals.sandbox import Case, Limits, Verdict, judge, run_program, side_by_side
 
 pytestmark = NEEDS_SANDBOX
 QUICK = Limits(seconds=6.0, cpu_seconds=2)
-SOON = QUICK._replace(cpu_seconds=1)  # for programs that may compute until they are stopped
+SOON = replace(QUICK, cpu_seconds=1)  # for programs that may compute until they are stopped
 HOSTILE = {f"{kind}: {name}": program for kind, table in PROGRAMS.items() for name, program in table.items()}
 
 
@@ -32,7 +33,7 @@ def verdicts():
     """The verdicts on all hostile programs, which run side by side."""
     with ThreadPoolExecutor(6) as pool:
         limits = [SOON if name.startswith("time: ") else QUICK for name in HOSTILE]
-        return dict(zip(HOSTILE, pool.map(run, HOSTILE.values(), limits), strict=True))
+        return dict(zip(HOSTILE, pool.map(run_program, HOSTILE.values(), limits), strict=True))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -57,7 +58,7 @@ def test_no_verdict_is_forged_and_right_answers_pass():
     # Tests with other values say that they are forgeable.
     case = Case("def f(g):\n    return g(2)", "f", "assert f(lambda x: x + 1) == 3")
     assert judge(case, QUICK) == Verdict(True, "", forgeable=True)
-    assert not judge(case._replace(answer="def f(g):\n    return 2"), QUICK).passed
+    assert not judge(replace(case, answer="def f(g):\n    return 2"), QUICK).passed
 
 
 def children():
@@ -71,7 +72,7 @@ def test_nothing_outlives_a_caller_that_is_killed(number):
     """Neither the helper nor the program, which would sleep for ten minutes."""
     before, folders = children(), set(Path(tempfile.gettempdir()).glob("sandbox-*"))
     program = "import os, time\nos.fork()\ntime.sleep(600)"
-    code = f"from nanochat.evals.sandbox import run\nrun({program!r})"
+    code = f"from nanochat.evals.sandbox import run_program\nrun_program({program!r})"
     caller = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
     until(lambda: len(children() - before) >= 3, "a helper and two processes of the program")
     caller.send_signal(number)
@@ -99,7 +100,7 @@ def test_a_user_without_rights_is_held_too(seed):
         "from concurrent.futures import ThreadPoolExecutor\n"
         "from nanochat.evals import sandbox\n"
         "assert not sandbox.missing(), sandbox.missing()\n"
-        f"run = lambda program: sandbox.run(program, sandbox.Limits{tuple(QUICK)}).passed\n"
+        f"run = lambda program: sandbox.run_program(program, sandbox.{QUICK}).passed\n"
         "with ThreadPoolExecutor(4) as pool: print(json.dumps([*pool.map(run, json.load(sys.stdin))]))"
     )
     command = ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", python, "ask.py"]

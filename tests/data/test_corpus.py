@@ -42,7 +42,7 @@ def test_a_shard_is_what_the_file_holds_and_a_damaged_one_is_named(tmp_path):
     assert (shard.path, shard.row_groups, shard.rows) == (path, 3, 2500)
     assert shard.hash == hashlib.sha256(path.read_bytes()).hexdigest()
     assert sum(map(len, texts)) <= shard.size < 4 * sum(map(len, texts))
-    assert [text for group in range(3) for text in shard.read(group).to_pylist()] == texts
+    assert [text for group in range(3) for text in shard.read_row_group(group).to_pylist()] == texts
     # A damaged shard is named.
     path = write_shard(tmp_path / "a.parquet", ["text"] * 1000)
     whole = path.read_bytes()
@@ -58,7 +58,7 @@ def test_a_shard_is_what_the_file_holds_and_a_damaged_one_is_named(tmp_path):
     path.write_bytes(content)
     [shard] = open_shards([path])
     with pytest.raises(ValueError, match=r"a\.parquet is no complete parquet file"):
-        shard.read(0)
+        shard.read_row_group(0)
 
 
 def test_a_folder_is_converted_and_read(tmp_path):

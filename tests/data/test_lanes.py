@@ -23,7 +23,7 @@ class LetterShard:
         numbers = itertools.count(1)
         self._groups = [pa.array([f"{next(numbers)} {length}" for length in lengths]) for lengths in groups]
 
-    def read(self, group: int):
+    def read_row_group(self, group: int):
         return self._groups[group]
 
 

@@ -9,7 +9,7 @@ import torch
 from bundles import one_process
 from models import limit_memory, model_for
 
-from nanochat.evals.bpb import PROMPTS, bits_by_exit, find_alarms, log_validation, read_text, sample_writing
+from nanochat.evals.bpb import PROMPTS, log_validation, read_text, sample_writing, text_bpb
 from nanochat.log import MetricLog, read_metrics
 from nanochat.outcome import Estimate
 from nanochat.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def small_model(tokenizer: Tokenizer):
 def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
     text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
     model = small_model(tokenizer)
-    got = bits_by_exit(model, text, 16, 8, one_process())[-1]
+    got = text_bpb(model, text, 16, 8, one_process())
     rows = [text.ids[i : i + 17] for i in range(0, len(text.ids) - 1, 16)]
     pairs = []
     for row in rows:
@@ -72,23 +72,23 @@ def test_rows_predict_every_token_once_from_the_longest_context(tokenizer, size,
     text = read_text([pa.array(DOCUMENTS)], tokenizer, size)
     expected = token_by_token(model, text, seq_len, stride, bos)
     for batch_size in (1, 5, 100):
-        got = bits_by_exit(model, text, seq_len, batch_size, one_process(), stride)[-1]
+        got = text_bpb(model, text, seq_len, batch_size, one_process(), stride)
         assert got.value == pytest.approx(expected, rel=1e-5), batch_size
         assert math.isnan(got.stderr) == (len(text.ids) <= seq_len + 1)  # one row
 
 
 def test_out_of_memory_a_batch_is_halved_and_a_stride_beyond_the_context_is_refused(tokenizer, monkeypatch, capsys):
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
-    whole = bits_by_exit(model, text, 24, 7, one_process(), 5)[-1]
+    whole = text_bpb(model, text, 24, 7, one_process(), 5)
     limit_memory(monkeypatch, model, 2)
-    assert bits_by_exit(model, text, 24, 7, one_process(), 5)[-1] == pytest.approx(whole, rel=1e-6)
+    assert text_bpb(model, text, 24, 7, one_process(), 5) == pytest.approx(whole, rel=1e-6)
     assert "out of memory with 7 rows at once, trying 3" in capsys.readouterr().out
     limit_memory(monkeypatch, model, 0)
     with pytest.raises(torch.OutOfMemoryError):
-        bits_by_exit(model, text, 24, 7, one_process(), 5)
+        text_bpb(model, text, 24, 7, one_process(), 5)
     for stride in (-1, 25):
         with pytest.raises(ValueError, match=rf"--stride={stride} .*, take 1 to 24, the context's length"):
-            bits_by_exit(model, text, 24, 4, one_process(), stride)
+            text_bpb(model, text, 24, 4, one_process(), stride)
 
 
 def test_validation_on_a_cpu_runs_uncompiled(tokenizer, tmp_path):
@@ -114,34 +114,3 @@ def test_samples_are_written_by_one_rank_in_any_context(capsys):
             sample_writing(trainer, 0).evaluate(None)
             said = capsys.readouterr().out
             assert all((f"sample: {prompt} ... " in said) == (rank == 0) for prompt in PROMPTS)
-
-
-# ---- alarms of a recursive run ----
-
-
-def validation(*bpb):
-    return {"step": 1, "val/bpb": bpb[-1]} | {f"val/bpb at exit {i}": one for i, one in enumerate(bpb)}
-
-
-GOOD, INVERTED, FLAT = validation(3.0, 2.5, 2.0), validation(2.0, 2.5, 2.4), validation(2.0, 1.99, 1.98)
-NORM = {"step": 7, "train/grad_norm": 1.0}
-
-
-# records, finished, alarms: differences by rounding and what comes before the first step are none
-CASES = """
-[NORM, GOOD, GOOD, GOOD], True, []
-[INVERTED, GOOD, INVERTED, INVERTED], False, []
-[GOOD, INVERTED, INVERTED, INVERTED], False, ["order"]
-[validation(2.0, 2.00001)] * 3, False, []
-[INVERTED | {"step": 0}, INVERTED, INVERTED], False, []
-[FLAT], False, []
-[FLAT], True, ["refinement"]
-[NORM, {"step": 8, "train/grad_norm": 20.1}], False, ["gradient"]
-[], True, []
-"""
-
-
-@pytest.mark.parametrize("case", CASES.strip().splitlines())
-def test_alarms(case):
-    records, finished, alarms = eval(case)
-    assert list(find_alarms(records, finished)) == alarms

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from bundles import one_process
 from forks import Forked
+from model_checks import check_letters, picked_plainly
 from models import CONFIGS, limit_memory, model_for
 
 from nanochat.chat import render_prompt
-from nanochat.engine import Engine, Event
+from nanochat.engine import Engine, Event, samples_of
 from nanochat.evals import chat
-from nanochat.evals.chat import ChatScore, evaluate_task, last_logits, mean_scores, pass_probability
+from nanochat.evals.chat import ChatScore, evaluate_task, mean_scores, pass_probability
 from nanochat.outcome import Estimate, mean_estimate
 from nanochat.paths import read_jsonl
 from nanochat.runtime import setup
@@ -33,9 +33,9 @@ def hub(fake_hub, monkeypatch):
     return fake_hub
 
 
-def make_model(max_seq_len: int = 512, name: str = "reference"):
+def make_model(max_seq_len: int = 512):
     tokenizer = Tokenizer.train(TEXTS, 300)
-    return model_for(tokenizer, name, depth=2, max_seq_len=max_seq_len).requires_grad_(False), tokenizer
+    return model_for(tokenizer, depth=2, max_seq_len=max_seq_len).requires_grad_(False), tokenizer
 
 
 class Scripted:
@@ -49,15 +49,15 @@ class Scripted:
     def stream(self, requests):
         """Samples and their tokens come in any order, as the engine's do."""
         self.requests += requests
-        texts = {(i, j): text for i, request in enumerate(requests) for j, text in enumerate(self.answer(request))}
-        left = {where: self.tokenizer.encode(text) for where, text in texts.items()}
+        texts = [text for request in requests for text in self.answer(request)]
+        left = dict(zip(samples_of(requests), map(self.tokenizer.encode, texts), strict=True))
         while left:
-            where = random.choice(list(left))
-            if left[where]:
-                yield Event(*where, left[where].pop(0))
+            sample = random.choice(list(left))
+            if left[sample]:
+                yield Event(sample, left[sample].pop(0))
             else:
-                del left[where]
-                yield Event(*where, None, reason="stop")
+                del left[sample]
+                yield Event(sample, None, reason="stop")
 
 
 def test_pass_at_k_is_counted_over_all_draws_and_chat_core_by_hand():
@@ -79,25 +79,9 @@ def test_pass_at_k_is_counted_over_all_draws_and_chat_core_by_hand():
     assert mean_scores({"KMMLU": scores["KMMLU"]}) == {}
 
 
-def picked_plainly(model, prompt: list[int], letters: list[int]):
-    logits = model(torch.tensor([prompt]))[0, -1].tolist()
-    return max(range(len(letters)), key=lambda i: logits[letters[i]])
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_picks_what_each_prompt_picks_alone(name):
-    model, tokenizer = make_model(name=name)
-    dice = random.Random(5)
-    prompts = [[dice.randrange(tokenizer.vocab_size) for _ in range(dice.randrange(1, 300))] for _ in range(24)]
-    letters = [dice.sample(range(256), dice.randrange(1, 6)) for _ in prompts]
-    expected = [picked_plainly(model, *pair) for pair in zip(prompts, letters, strict=True)]
-    assert len(set(expected)) > 2
-    model.attention = "flash3"  # this machine has none: batches of ever new shapes take another path
-    for size in (5, 24):
-        parts = [slice(i, i + size) for i in range(0, 24, size)]
-        logits = torch.cat([last_logits(model, prompts[part]) for part in parts])
-        got = [int(row[some].argmax()) for row, some in zip(logits, letters, strict=True)]
-        assert got == expected, size
+    check_letters(name)
 
 
 def test_a_task_of_letters(hub, monkeypatch):

@@ -1,22 +1,19 @@
 """CORE: the decisions of the plain twin, for any batch, number of ranks and model; figures, and the training loop."""
 
-import math
 import random
 import statistics
-from pathlib import Path
 from types import SimpleNamespace
 
 import bundles
 import pytest
 from models import CONFIGS, limit_memory, model_for
-from plain_core import decide
+from plain_core import all_items, assert_plain, check_decisions, decisions
 
 from nanochat.evals import core
 from nanochat.evals.core import core_scores, evaluate_core
-from nanochat.evals.core_tasks import read_bundle, tokenize_items
+from nanochat.evals.core_tasks import read_bundle
 from nanochat.log import MetricLog, read_metrics
 from nanochat.outcome import mean_estimate
-from nanochat.paths import read_jsonl
 from nanochat.train import State
 
 TASKS = [*bundles.world_tasks(9), *bundles.HARD]
@@ -52,39 +49,6 @@ def model(tokenizer):
     return bundles.memorized(tokenizer, "\n\n".join(texts), **MODEL)
 
 
-def decisions(folder: Path, task):
-    return list(read_jsonl(folder / f"{task.label}.jsonl", dict))
-
-
-def all_items(task, tokenizer):
-    items = task.items(0)
-    return tokenize_items(task, items, range(len(items)), tokenizer)
-
-
-def assert_plain(model, tokenizer, tasks, folder: Path):
-    """Every decision in a folder is that of one prompt at a time; returns the verdicts."""
-    correct = []
-    for task in tasks:
-        items = task.items(0)
-        found = decisions(folder, task)
-        assert [decision["item"] for decision in found] == list(range(len(items)))
-        for ours, item in zip(found, all_items(task, tokenizer), strict=True):
-            where = task.label, item.number
-            correct.append(ours["correct"])
-            if max(item.scored) >= model.config.max_seq_len:
-                assert (ours["correct"], ours["too_long"]) == (False, True), where
-                continue
-            plain = decide(model, tokenizer, task, items, item.number)
-            assert ours["correct"] == plain["correct"], where
-            if task.kind == bundles.COMPLETION:
-                assert ours["missed"] == pytest.approx(plain["missed"])
-                continue
-            assert (ours["chosen"], ours["gold"]) == (plain["chosen"], item.gold), where
-            losses = [math.nan if loss is None else loss for loss in ours["losses"]]
-            assert losses == pytest.approx(plain["losses"], rel=1e-4, nan_ok=True)
-    return correct
-
-
 def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tmp_path, monkeypatch):
     """Long prompts are cut at 256 tokens; the short window is 128."""
     scores = evaluate_core(model, tokenizer, tasks, bundles.one_process(), folder=tmp_path)
@@ -103,11 +67,8 @@ def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tm
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_configuration_decides_like_the_plain_twin(name, tokenizer, tasks, tmp_path):
-    few = [task for task in tasks if task.label.startswith("hard") or task.label == "world_schema"]
-    model = model_for(tokenizer, name, max_seq_len=144)
-    evaluate_core(model, tokenizer, few, bundles.one_process(), folder=tmp_path)
-    assert_plain(model, tokenizer, few, tmp_path)
+def test_every_configuration_decides_like_the_plain_twin(name, tmp_path, monkeypatch):
+    check_decisions(name, tmp_path, monkeypatch)
 
 
 def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from conftest import ROOT
 from contain import NEEDS_SANDBOX
 
 from nanochat.evals import contained, sandbox
-from nanochat.evals.sandbox import Case, Limits, judge, run, side_by_side
+from nanochat.evals.sandbox import Case, Limits, judge, run_program, side_by_side
 
 QUICK = Limits(seconds=20.0, cpu_seconds=2)
 
@@ -30,7 +30,7 @@ HONEST = {
 @pytest.mark.parametrize("name", HONEST)
 def test_an_honest_program_runs(name):
     program, printed = HONEST[name]
-    verdict = run(program, QUICK)
+    verdict = run_program(program, QUICK)
     assert (verdict.passed, verdict.output.strip()) == (True, printed), verdict
 
 
@@ -46,7 +46,7 @@ for path in {paths!r}:
     assert not os.path.exists(path), path
 os.kill({os.getpid()}, 0)
 """
-    verdict = run(program, QUICK)
+    verdict = run_program(program, QUICK)
     assert not verdict.passed
     assert re.match("ProcessLookupError|PermissionError", verdict.output.splitlines()[-1]), verdict  # of the last line
 
@@ -56,7 +56,7 @@ def test_background_processes_die():
     mark = f"left behind {os.getpid()}"
     started = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', %r]%s)"
     for options in ("", ", start_new_session=True, stdout=-3, stderr=-3"):
-        verdict = run(started % (mark, options), QUICK)
+        verdict = run_program(started % (mark, options), QUICK)
         assert verdict.passed, verdict
     time.sleep(0.2)
     assert mark not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
@@ -66,9 +66,9 @@ def test_without_containment_nothing_runs_unless_asked(monkeypatch):
     monkeypatch.setattr(sandbox, "missing", lambda: "namespaces: not permitted")
     with pytest.raises(ValueError, match=r"cannot be contained here: .*namespaces.*--unsafe-exec"):
         sandbox.require(unsafe=False)
-    verdict = run("import os\nprint(len(os.environ) <= 3)", QUICK, unsafe=True)
+    verdict = run_program("import os\nprint(len(os.environ) <= 3)", QUICK, unsafe=True)
     assert (verdict.passed, verdict.output.strip()) == (True, "True")
-    assert not run("while True:\n    pass", Limits(seconds=1.0), unsafe=True).passed
+    assert not run_program("while True:\n    pass", Limits(seconds=1.0), unsafe=True).passed
 
 
 def test_missing_names_the_architecture_or_the_step_that_failed(monkeypatch, tmp_path):

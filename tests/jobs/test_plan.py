@@ -102,6 +102,7 @@ def test_several_gpus_work_under_torchrun(named, at_work, planned):
 def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch):
     monkeypatch.setenv("NANOCHAT_NODES", "1:2")
     monkeypatch.setattr(plan, "find_hardware", lambda _: (8, find_accelerator("NVIDIA H100")))
+    monkeypatch.setattr(plan, "PREFLIGHT", "scripts.plan")  # a module that is here
     job, text = planned(scale="8xh100", data="climbmix")
     assert "cores, 8 x NVIDIA H100" in text
     launch = ["-m", "torch.distributed.run", "--nproc_per_node=4"]
@@ -111,6 +112,10 @@ def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch):
     assert job.step("preflight").launch == [*launch, "--max-restarts=0"]
     monkeypatch.setattr(plan, "find_hardware", lambda _: (0, None))
     assert planned(tag="cpu")[0].step("chat_rl").launch == launch[:2]
+    sentence = "NANOCHAT_NODES=1:2: a job on several nodes belongs to tracks/gone, which is not here"
+    monkeypatch.setattr(plan, "PREFLIGHT", "tracks.gone.preflight")
+    with pytest.raises(ValueError, match=f"^{sentence}$"):
+        planned(tag="cpu")
 
 
 def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, monkeypatch):

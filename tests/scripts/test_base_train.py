@@ -86,13 +86,11 @@ def test_with_a_stride_there_are_figures_of_overlapping_rows(loss):
     assert not any("stride" in name for name in plain)
 
 
-def test_a_recursive_model_has_a_table_of_its_exits(base, loss, capsys):
-    short = ("--depth=1", "--num-iterations=4", "--save-every=-1")
-    assert "exits: " in base.run("exits", *short, "--recursion=aggressive", "--supervision=2")
-    assert base.series("exits", "val/bpb at exit 1")
-    metrics, said = loss(tag="exits")
-    record = read_json(base.folder / "base_loss/exits/outcome.json")
-    table = record["tables"][0]
-    assert [row[:2] for row in table["rows"]] == [[0, "yes"], [1, "yes"], [2, "no"], [3, "no"]]
-    assert table["rows"][1][2] == pytest.approx(metrics["val bpb"]["value"], rel=1e-6)
-    assert len(re.findall(r"^\| \d    \| (?:yes|no) +\| \d\.\d{4} \| ", said, re.MULTILINE)) == 4
+def test_flags_of_recursion_are_answered_by_the_name_of_the_command(here):
+    for flag in ("--recursion=aggressive", "--loops=3", "--supervision_base=2"):
+        refused = here("scripts.base_train", "--depth=1", flag, code=2)
+        name = flag.partition("=")[0]
+        assert (
+            refused.stderr
+            == f"error: {name} is a flag of python -m tracks.recursion.train: run that, with the same flags\n"
+        )

@@ -21,6 +21,10 @@ def test_a_miniseries_is_a_table_and_a_plot_and_resumes(series, base, tmp_path):
     assert re.search(r"^\| Bits per byte +\| -?\d\.\d{4} ", text, re.MULTILINE)
     assert "![Bits per byte against compute](mini/scaling-mini-1.svg)" in text
     assert (tmp_path / "mini/scaling-mini-1.svg").exists()
+    plans = series("scripts.miniseries", "--depths=3,4", *flags, "--dry-run").stdout
+    assert "depth 3" in plans
+    assert "depth 4" in plans
+    assert not (base / "base_train/mini-d3").exists()
     other = series("scripts.miniseries", "--depths=2", *flags, "--vocab-size=310", code=2)
     assert other.stderr == "error: the vocabulary of --tag=mini has --vocab-size=300, not 310: use another --tag\n"
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 import re
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -10,21 +9,16 @@ from itertools import chain
 import httpx
 import openai
 import pytest
-from bundles import CHOICE, CoreTask, one_process, write_bundle
 from conftest import each_row
 from engines import TOKENIZER, model_of, text_of
 from starlette.testclient import TestClient
 
 from bench.served import CONTEXT
 from nanochat.engine import Engine
-from nanochat.evals.core import evaluate_core
-from nanochat.evals.core_tasks import read_bundle
-from nanochat.paths import read_jsonl
 from nanochat.serve import app as serve_app
 from nanochat.serve.app import HEADERS, Service, application, listen
 from nanochat.serve.requests import ServedModel, parse_chat, parse_completion
 from nanochat.serve.worker import Worker
-from tracks.export import export
 
 HI = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 MODEL = "nanochat-mine-sft"
@@ -192,7 +186,7 @@ class Broken(Engine):
 
 
 def test_an_error_ends_a_row_and_not_the_server(capsys):
-    worker = Worker(Broken(model_of(), TOKENIZER, slots=1), model_of())
+    worker = Worker(Broken(model_of(), TOKENIZER, slots=1))
     app = application(Service(ServedModel("broken", TOKENIZER, 192), [worker], 8), "127.0.0.1", "", [], [])
     with TestClient(app, "http://localhost") as http:
         answer = http.post("/v1/completions", json={"prompt": "hi", "temperature": 0}).json()
@@ -201,51 +195,3 @@ def test_an_error_ends_a_row_and_not_the_server(capsys):
         answer = http.post("/v1/completions", json={"prompt": "a longer one", "temperature": 0, "n": 2}).json()
         assert answer["choices"][1]["finish_reason"] == "length"
     assert "LookupError: a row's own error" in capsys.readouterr().out
-
-
-ITEMS, LETTERS = 24, "JKLMNOPQRST"  # with which no merge of the vocabulary begins or ends
-LITTLE = json.loads("""{
-    "task": "little", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice",
-    "doc_to_text": "{{query}}", "doc_to_choice": "{{choices}}", "doc_to_target": "gold",
-    "metric_list": [{"metric": "acc"}]
-}""")
-
-
-def questions():
-    """Choices of as many tokens each: the sum of log-probabilities decides there, and the mean here."""
-    dice, rows = random.Random(5), []
-    for number in range(ITEMS):
-        words = ["".join(dice.sample(LETTERS, 3)) for _ in range(4)]
-        rows.append({"query": f"What is {number} + 3 — 여우?", "choices": words, "gold": dice.randrange(4)})
-    return rows
-
-
-def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
-    import lm_eval  # takes seconds, which every worker would pay
-    from lm_eval.tasks import TaskManager
-
-    rows = questions()
-    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(twin.base))
-    export.main(export.Config(format="tokenizer", source="sft", tag="mine", out=str(tmp_path / "tokenizer")))
-    (tmp_path / "little.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    task = LITTLE | {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "little.jsonl")}}}
-    about = {"base_url": f"{server.url}/v1/completions", "tokenizer": str(tmp_path / "tokenizer")}
-    about |= {"model": MODEL, "tokenizer_backend": "huggingface", "max_length": CONTEXT}
-    about |= {"add_bos_token": True, "max_retries": 1}
-    manager = TaskManager(include_defaults=False)
-    found = lm_eval.simple_evaluate("local-completions", about, [task], batch_size=8, task_manager=manager)
-    theirs = {}
-    for sample in found["samples"]["little"]:
-        scores = [response[0] for response in sample["filtered_resps"]]
-        theirs[sample["doc"]["query"]] = scores.index(max(scores)), bool(sample["acc"])
-
-    write_bundle(tmp_path / "hub", [CoreTask("little", "any", CHOICE, 0, 25, rows)])
-    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "hub"))
-    [task] = read_bundle()
-    evaluate_core(twin.plain, twin.tokenizer, [task], one_process(), folder=tmp_path / "ours")
-    decisions = read_jsonl(tmp_path / "ours/little.jsonl", dict)
-    items = task.items(0)
-    ours = {items[one["item"]]["query"]: (one["chosen"], one["correct"]) for one in decisions}
-    assert theirs == ours
-    assert len(ours) == ITEMS
-    assert len({chosen for chosen, _ in ours.values()}) > 1

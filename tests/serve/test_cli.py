@@ -96,13 +96,13 @@ def test_an_answer_is_the_engines_to_the_whole_conversation(new_chat, engine, ca
 
 def test_commands_and_errors(new_chat, capsys):
     chat = new_chat(interactive=True)
-    chat.run(iter(["one", "/agian", "", "  ", "two", "/quit", "never read"]))
+    chat.converse(iter(["one", "/agian", "", "  ", "two", "/quit", "never read"]))
     assert [message["content"] for message in chat.messages[::2]] == ["one", "two"]
     assert "there is no command /agian: /clear starts a new conversation" in capsys.readouterr().err
-    chat.run(iter(["/clear", "/system be brief", "/system"]))
+    chat.converse(iter(["/clear", "/system be brief", "/system"]))
     assert (chat.messages, chat.system) == ([], "")
     with pytest.raises(ValueError, match="there is no command"):  # ends a pipe
-        new_chat().run(iter(["/agian"]))
+        new_chat().converse(iter(["/agian"]))
 
 
 class Interrupting(io.StringIO):

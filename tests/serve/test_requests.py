@@ -1,6 +1,7 @@
 """Requests as clients write them: accepted fields, and refusals with the field's name and a clear sentence."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from engines import ID, TOKENIZER
@@ -31,7 +32,7 @@ def test_settings_reach_the_engine():
     assert (prompt.temperature, prompt.top_p, prompt.top_k, prompt.seed, prompt.n) == (0.5, 0.9, 3, 7, 2)
     assert prompt.max_new_tokens == 5
     assert (request.fields.stop, request.fields.stream) == (["x"], True)
-    assert (request.alternatives, request.samples) == (None, [(0, 0), (0, 1)])
+    assert (request.alternatives, request.sample_count) == (None, 2)
     assert chat(max_tokens=5, max_completion_tokens=6).prompts[0].max_new_tokens == 6
     assert chat(seed=-1).prompts[0].seed == 2**64 - 1
 
@@ -45,7 +46,7 @@ def test_defaults_and_a_base_model():
     assert first.prompts[0].seed != second.prompts[0].seed
     assert completion().prompts[0].max_new_tokens == 16
     assert chat(tools=[], logit_bias={}, frequency_penalty=0, user="me", store=False)
-    base = SERVED._replace(is_base=True)
+    base = replace(SERVED, is_base=True)
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     for messages in (HI, [*HI, {"role": "assistant", "content": "!"}, {"role": "user", "content": parts}]):
         request = parse_chat(json.dumps({"messages": messages}).encode(), base)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import deque
 from itertools import chain
 
 import pytest
@@ -14,7 +15,6 @@ from test_engine import ids_of, script_model
 from nanochat.engine import Engine, Event
 from nanochat.serve.requests import ServedModel, parse_chat, parse_completion
 from nanochat.serve.responses import ApiResponse, StopFinder
-from nanochat.serve.worker import score
 
 SERVED = ServedModel("mine", TOKENIZER, 192)
 MODEL = model_of()
@@ -29,7 +29,7 @@ def test_stops_are_found_however_the_text_is_cut(pieces, words):
     shown = ""
     for piece in pieces:
         if not finder.found:
-            shown += finder.add(piece)
+            shown += finder.feed(piece)
             assert text.startswith(shown)
             assert not any(word in shown for word in words)
     # The plain twin: the first character at which a stop ends, and the longest stop that ends there.
@@ -43,20 +43,31 @@ def test_stops_are_found_however_the_text_is_cut(pieces, words):
 
 
 class Steps:
-    """A generation whose events come from an engine in this thread."""
+    """A worker whose engine runs in this thread, a step for each time that a response waits for events."""
 
-    def __init__(self, engine, request):
-        self.events = engine.stream(request.prompts)
-        self.cancelled = set()
+    def __init__(self, engine):
+        self.engine = engine
+        self.events = deque()
+        self.cancelled = []
 
-    async def next_events(self):
-        return [next(self.events)]
+    def submit(self, samples):
+        self.samples = samples
+        self.engine.submit(samples, self.events)
+        return self
+
+    async def get(self):
+        while not self.events:
+            self.engine.step()
+        return self.events.popleft()
+
+    def empty(self):
+        return True
 
     async def score(self, row, top):
-        return score(MODEL, row, top)
+        return self.engine.score(row, top)
 
     def cancel(self, samples):
-        self.cancelled |= samples
+        self.cancelled += samples
 
 
 def parse(body):
@@ -65,13 +76,13 @@ def parse(body):
 
 def whole_of(engine, body):
     request = parse(body)
-    return json.loads(asyncio.run(ApiResponse(request, SERVED, Steps(engine, request)).whole()))
+    return json.loads(asyncio.run(ApiResponse(request, SERVED, Steps(engine)).whole()))
 
 
 def chunks_of(engine, body):
     async def collect():
         request = parse({**body, "stream": True})
-        return [part async for part in ApiResponse(request, SERVED, Steps(engine, request)).stream()]
+        return [part async for part in ApiResponse(request, SERVED, Steps(engine)).stream()]
 
     *events, last = b"".join(asyncio.run(collect())).decode("ascii").removesuffix("\n\n").split("\n\n")
     assert last == "data: [DONE]"
@@ -101,9 +112,10 @@ def test_a_stop_cuts_text_and_ends_its_sample():
         assert streamed[:2] == (part["text"], "stop")
     engine = Engine(script_model(*ids_of("ABCDE")), TOKENIZER)
     request = parse({"messages": HI, "temperature": 0, "stop": "B"})
-    generation = Steps(engine, request)
-    asyncio.run(ApiResponse(request, SERVED, generation).whole())
-    assert generation.cancelled == {(0, 0)}
+    worker = Steps(engine)
+    asyncio.run(ApiResponse(request, SERVED, worker).whole())
+    assert worker.cancelled == worker.samples
+    assert len(worker.samples) == 1
 
 
 def test_the_calculators_turns_are_parts():
@@ -133,10 +145,11 @@ def test_log_probabilities_around_a_call_leave_the_calculators_answer_out():
 def test_calls_that_follow_at_once_stay_apart():
     """A call that the calculator refuses has no answer before the next call."""
     request = parse({"messages": HI, "stream": True})
-    response, deltas = ApiResponse(request, SERVED, Steps(Engine(MODEL, TOKENIZER), request)), []
+    response, deltas = ApiResponse(request, SERVED, Steps(Engine(MODEL, TOKENIZER))), []
+    [(sample, choice)] = response.choices.items()
     for token in ids_of("[python_start]1+[python_end][python_start]2[python_end]"):
-        response.add([Event(0, 0, token)])
-        deltas += [choice["delta"] for choice in response.choices[0, 0].new_deltas()]
+        response.dispatch([Event(sample, token)])
+        deltas += [news["delta"] for news in choice.new_deltas()]
     kinds = [("python", ""), ("python", "1"), ("python", "+"), ("text", "")]
     kinds += [("python", ""), ("python", "2"), ("text", "")]
     streamed = chain.from_iterable(delta.get("parts", ()) for delta in deltas)

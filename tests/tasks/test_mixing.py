@@ -2,20 +2,21 @@
 
 import re
 from collections import Counter
-from itertools import chain
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from chat_files import chat, contents, key, write_lines
-from conftest import ROOT, each_row
+from conftest import each_row
 from made_chats import chat as made_chat
 
 from nanochat.chat import render_conversation
 from nanochat.paths import read_sha256, write_json, write_text
 from nanochat.tokenizer import Tokenizer
-from tasks import JUDGED, TASKS
-from tasks.chats import json_lines
-from tasks.mixing import mix, parse_mixture
+from tasks import TASKS
+from tasks.chats import instruction, json_lines
+from tasks.common import TRAIN
+from tasks.mixing import mix
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
     assert Counter(counts[key(chat(number))] for number in range(40)) == {3: 38, 0: 2}
 
 
-def test_the_seed_gives_order_and_samples_and_copies_stay_together(small_hub):
+def test_the_seed_gives_order_and_samples(small_hub):
     first, again, other = (list(map(key, mix(TASKS, "arc-easy,aqua@50", seed=seed))) for seed in (3, 3, 4))
     assert first == again
     assert first != other
@@ -57,9 +58,6 @@ def test_the_seed_gives_order_and_samples_and_copies_stay_together(small_hub):
     arc = {key(row) for row in TASKS["ARC-Easy"]("train")}
     from_arc = [row in arc for row in first]
     assert from_arc != sorted(from_arc, reverse=True)  # the tasks are mixed
-    found = mix(TASKS, "arc-easy~styles:2@10:1.5", seed=5)
-    questions = Counter(row["messages"][0]["content"].partition("\n\n")[0] for row in found)
-    assert sorted(questions.values()) == [2, 2, 3, 4, 4]  # half of the sample is there twice
     # A task with one conversation for each row is sampled as it always was, so that runs can be resumed.
     task = TASKS["AQUA"]("train")
     sample = np.random.default_rng((3, 0)).permutation(len(task))[:50].tolist()
@@ -87,10 +85,6 @@ mmlu,chess => chess is no task, choose from ARC-Easy,
 mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]
 mmlu~options:0.5 => mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]
 mmlu~jokes => MMLU~jokes: the augmentation jokes is not known, choose from styles, options
-mmlu~Options:11 => MMLU~options:11: the number is from 1 to 10; epochs stand after it
-gsm8k~styles => GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented
-click~styles => EunsuKim/CLIcK: the split train is not known, choose from test
-mmlu~styles,MMLU~Styles@9:2 => MMLU~styles is named twice
 mmlu%50,aqua => mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %
 mmlu%50,aqua%60:2 => which add up to 100 %, not to 110 %
 mmlu%100 => tok_train/default/tokenizer.json; train one with
@@ -108,9 +102,7 @@ def test_mistakes_in_a_mixture_are_named(spec, sentence, small_hub):
         mix(TASKS, spec)
 
 
-@pytest.mark.parametrize(
-    "spec", ["smoltalk%50:2.5,gsm8k@90%50", "smoltalk%20,gsm8k%80:1.5", "mmlu~styles:3%90,{}%10:9"]
-)
+@pytest.mark.parametrize("spec", ["smoltalk%50:2.5,gsm8k@90%50", "smoltalk%20,gsm8k%80:1.5", "mmlu%90,{}%10:9"])
 def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
     tokenizer = Tokenizer.train([f"the answer is {number}" for number in range(99)], 320)
     tokenizer.save(base / "tok_train/default/tokenizer.json")
@@ -128,14 +120,6 @@ def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
     assert list(map(key, mix(TASKS, spec, seed=3))) == list(map(key, found))
 
 
-def test_every_mixture_of_the_study_of_options_is_one():
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
-    study = tomllib.loads((ROOT / "tracks/lab/remix.toml").read_text(encoding="utf-8"))
-    found = [one.name for spec in study["mixes"].values() for one in parse_mixture(spec, TASKS)]
-    assert {"KMMLU", "KMMLU~styles", "KMMLU~options:10"} <= set(found)
-    assert set(chain(*study["benchmarks"].values())) <= set(JUDGED)
-
-
 def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypatch, capsys):
     """Only a specification that the user typed has to be there in full."""
     found = mix(TASKS, "", default="multi-turn,aqua@999")
@@ -149,21 +133,24 @@ def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypat
 
 
 def test_a_mixture_knows_its_rows_and_files(small_hub, tmp_path, own_file):
-    origin = mix(TASKS, f"aqua~options:8@30:2,simplespelling@9,{own_file}", seed=5).origin()
-    rows = {"AQUA~options:8": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
+    origin = mix(TASKS, f"aqua@30:2,simplespelling@9,{own_file}", seed=5).origin()
+    rows = {"AQUA": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
     assert {name: one["rows"] for name, one in origin.items()} == rows
     [file] = TASKS["AQUA"].files("train")
-    assert origin["AQUA~options:8"]["files"] == {str(file): read_sha256(small_hub / str(file))}
+    assert origin["AQUA"]["files"] == {str(file): read_sha256(small_hub / str(file))}
     assert origin["json:my.jsonl"]["files"] == {"my.jsonl": read_sha256(tmp_path / "my.jsonl")}
     assert list(origin["SimpleSpelling"]["files"]) == ["rows"]
 
 
 def test_instructions_may_have_several_columns(write_rows):
-    for name, more, question in (("KoAlpaca", {"url": "x"}, "왜?"), ("KoAlpaca-v1", {"input": "비"}, "왜?\n\n비")):
-        write_rows(name, [{"instruction": "왜?", "output": "그냥.", **more}], split="train")
-        assert [*TASKS[name]("train")] == [made_chat(question, "그냥.")]
-    write_rows(name, [{"instruction": "왜?", "output": "그냥.", "input": ""}], split="train")
-    assert [*TASKS[name]("train")] == [made_chat("왜?", "그냥.")]
+    for columns, more, question in (
+        (("instruction", "output"), {"url": "x"}, "왜?"),
+        (("instruction", "input", "output"), {"input": "비"}, "왜?\n\n비"),
+        (("instruction", "input", "output"), {"input": ""}, "왜?"),
+    ):
+        data = replace(TASKS["SmolTalk"], repo="me/mine", splits=(TRAIN,), columns=columns, convert=instruction)
+        write_rows(data, [{"instruction": "왜?", "output": "그냥.", **more}], split="train")
+        assert [*data("train")] == [made_chat(question, "그냥.")]
 
 
 SENTENCES = [f"Sentence number {number} comes to an end{mark}" for number, mark in enumerate(".?!" * 400)]

@@ -5,9 +5,10 @@ Other packages import from here:
                  check_names: mistakes in settings; Context: all that filters know
   contamination  Benchmarks: questions to be kept out of training text
   store          filter_file, merge, write_output, report: from rows to files, through tables on disk
+  sources        open_sources, benchmark_questions: tasks, files and folders as rows
   bm25           BM25: search for similar texts
-  augment        STYLES, Style, answers_in, remix, MOST_CHOICES, HANGUL: other styles of questions and answers,
-                 and more choices
+  augment        STYLES, remix, MOST_CHOICES, HANGUL: other styles of questions and answers, and more choices
+  augmented      AUGMENTATIONS: both in the name of a task
   teacher        Teacher, TeacherSettings, translate, answer, check_choices, judge, judged_metrics: another
                  model and its uses
 """

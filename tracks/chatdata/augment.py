@@ -7,13 +7,12 @@ question wrong choices of similar questions.
 import re
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from string import ascii_uppercase as LETTERS
-from typing import NamedTuple
 
 import numpy as np
 
-from nanochat.log import parse_rows
+from tasks.multiple_choice import LETTER, Style, answers_in
 from tracks.chatdata.bm25 import BM25
 
 Question = tuple[str, Sequence[str], int]  # question, choices, index of the right choice
@@ -37,17 +36,11 @@ READERS = {
 }
 
 
-class Style(NamedTuple):
-    """A form of question and answer. {letter}, {number} and {text} stand for those of a choice."""
+@dataclass(frozen=True)
+class ReadableStyle(Style):
+    """A style whose answers are read back from a text in which a model writes."""
 
-    listing: str  # one choice in the question
-    instruction: str
-    answer: str
     reader: str  # key of READERS
-
-    def prompt(self, question: str, choices: Sequence[str]) -> str:
-        """Return a question with its choices, one per line, and the instruction."""
-        return "\n".join([question, "", *answers_in(self.listing, choices), "", self.instruction])
 
     def read(self, text: str, choices: Sequence[str]) -> int | None:
         """Return the index of the choice that a text names in this form, None if it names none."""
@@ -60,30 +53,47 @@ class Style(NamedTuple):
         return rest.index(found[-1]) if found else None
 
 
-# In `letter` the letter follows its choice: small models bind the two better this way.
-# name | a choice in the question | instruction | answer | reader. Braces are doubled where they stand for themselves.
-_TABLE = r"""
-letter | - {text}={letter} | Reply with nothing but the letter of the right choice. | {letter} | alone
-number | {number}. {text} | Reply with nothing but the number of the right choice. | {number} | alone
-bracket | ({letter}) {text} | Reply with the letter of the right choice in brackets, like this: (X) | ({letter}) | alone
-text | {letter}. {text} | Repeat the right choice with its letter. | {letter}. {text} | alone
-is letter | {letter}) {text} | End with a sentence like this: The answer is X. | The answer is {letter}. | sentence
-is number | {number}) {text} | End with a sentence like this: The answer is N. | The answer is {number}. | sentence
-answer letter | {letter}: {text} | Reply with a letter, like this: Answer: X | Answer: {letter} | sentence
-answer number | {number}. {text} | Reply with a number, like this: Answer N | Answer {number} | sentence
-boxed letter | ({letter}) {text} | Put the letter of the right choice in \boxed{}. | \boxed{{{letter}}} | anywhere
-boxed number | ({number}) {text} | Put the number of the right choice in \boxed{}. | \boxed{{{number}}} | anywhere
-Korean letter | {letter}. {text} | 정답의 기호를 다음과 같이 쓰세요. 정답: X | 정답: {letter} | sentence
-Korean number | {number}. {text} | 정답의 번호를 다음과 같이 쓰세요. 정답은 N번 | 정답은 {number}번 | sentence
-Korean sentence | ({number}) {text} | 정답의 번호를 문장으로 답하세요. | 정답은 {number}번입니다. | sentence
-"""
-STYLES = {name: Style(*cells) for name, *cells in parse_rows(_TABLE, r" \| ")}
-
-
-def answers_in(form: str, choices: Sequence[str]) -> list[str]:
-    """Return a form, such as the answer of a style, filled in for each choice."""
-    marked = enumerate(zip(LETTERS, choices, strict=False), 1)  # there are more letters than choices
-    return [form.format(number=number, letter=letter, text=text) for number, (letter, text) in marked]
+# Name -> a choice in the question, instruction, answer, reader. Doubled braces stand for themselves.
+STYLES = {
+    "letter": ReadableStyle(LETTER.listing, LETTER.instruction, LETTER.answer, "alone"),
+    "number": ReadableStyle(
+        "{number}. {text}", "Reply with nothing but the number of the right choice.", "{number}", "alone"
+    ),
+    "bracket": ReadableStyle(
+        "({letter}) {text}",
+        "Reply with the letter of the right choice in brackets, like this: (X)",
+        "({letter})",
+        "alone",
+    ),
+    "text": ReadableStyle("{letter}. {text}", "Repeat the right choice with its letter.", "{letter}. {text}", "alone"),
+    "is letter": ReadableStyle(
+        "{letter}) {text}", "End with a sentence like this: The answer is X.", "The answer is {letter}.", "sentence"
+    ),
+    "is number": ReadableStyle(
+        "{number}) {text}", "End with a sentence like this: The answer is N.", "The answer is {number}.", "sentence"
+    ),
+    "answer letter": ReadableStyle(
+        "{letter}: {text}", "Reply with a letter, like this: Answer: X", "Answer: {letter}", "sentence"
+    ),
+    "answer number": ReadableStyle(
+        "{number}. {text}", "Reply with a number, like this: Answer N", "Answer {number}", "sentence"
+    ),
+    "boxed letter": ReadableStyle(
+        "({letter}) {text}", r"Put the letter of the right choice in \boxed{}.", r"\boxed{{{letter}}}", "anywhere"
+    ),
+    "boxed number": ReadableStyle(
+        "({number}) {text}", r"Put the number of the right choice in \boxed{}.", r"\boxed{{{number}}}", "anywhere"
+    ),
+    "Korean letter": ReadableStyle(
+        "{letter}. {text}", "정답의 기호를 다음과 같이 쓰세요. 정답: X", "정답: {letter}", "sentence"
+    ),
+    "Korean number": ReadableStyle(
+        "{number}. {text}", "정답의 번호를 다음과 같이 쓰세요. 정답은 N번", "정답은 {number}번", "sentence"
+    ),
+    "Korean sentence": ReadableStyle(
+        "({number}) {text}", "정답의 번호를 문장으로 답하세요.", "정답은 {number}번입니다.", "sentence"
+    ),
+}
 
 
 # ---- more choices ----

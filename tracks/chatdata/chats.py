@@ -29,9 +29,7 @@ class Config(FilterSettings, TagSettings):
     tokenizer_tag: str = option("default", "run that trained the tokenizer, for --min-tokens and --max-tokens")
     out: str = option("", "folder for the chats (default: chats/TAG)", in_card=False, may_change=True)
     part: str = option(
-        "",
-        "filter only part i/n of the files, like 1/4; a run without --part does the rest",
-        may_change=True,
+        "", "filter only part i/n of the files, like 1/4; a run without --part does the rest", may_change=True
     )
 
 
@@ -55,12 +53,11 @@ def check(config: Config) -> None:
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.outcome import Outcome
     from nanochat.tokenizer import Tokenizer
     from tasks import TASKS, open_tasks
-    from tasks.sources import benchmark_questions, open_sources
     from tracks.chatdata.contamination import Benchmarks
+    from tracks.chatdata.sources import benchmark_questions, open_sources
     from tracks.chatdata.store import filter_file, merge, report, write_output
 
     check(config)

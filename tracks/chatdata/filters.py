@@ -8,8 +8,8 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from nanochat.chat import render_conversation, text_of
 from nanochat.config import Count, check_names, option, options
@@ -94,8 +94,10 @@ class Row:
     """
 
     def __init__(self, value: Record, tokenizer: Tokenizer) -> None:
-        self.bucket, self.fault = value["bucket"], ""
-        self.languages, self.ratio = "", 0.0
+        self.bucket = value["bucket"]
+        self.fault = ""
+        self.languages = ""
+        self.ratio = 0.0
         self.line = json.dumps(value, ensure_ascii=False, default=str) + "\n"
         self.text = self.line.encode(errors="replace").decode()
         self.ids = self.mask = []
@@ -117,14 +119,16 @@ class Row:
             self.text = "\n".join(texts)
             # A system message, which may stand before them, belongs to no pair.
             self.prompts, self.answers = texts[-2::-2], texts[:0:-2]
-            original, prompt = value.get("original"), self.prompts[-1]
+            original = value.get("original")
+            prompt = self.prompts[-1]
             if original:
                 before, after = language(original), language(prompt)
                 self.languages = f"{before}-{after}"
                 self.ratio = len(prompt) / len(original) / LENGTHS.get(after, 1) * LENGTHS.get(before, 1)
 
 
-class Context(NamedTuple):
+@dataclass(frozen=True)
+class Context:
     """Everything that filters know besides the row."""
 
     settings: FilterSettings

@@ -11,7 +11,8 @@ from functools import reduce
 import numpy as np
 
 SHINGLE = 5  # characters
-BANDS, BAND = 20, 6  # bands of a signature, places of a band
+BANDS = 20  # of a signature
+BAND = 6  # places of a band
 PLACES = BANDS * BAND
 CHUNK = 4096  # shingles that are hashed at once, so that memory does not grow with the text
 

@@ -7,15 +7,15 @@ Rows with faults stand after the others. They name their fault under the key "pl
 tracks.chatdata.chats keeps: runs/data.sh ends with an error if it finds one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import nlargest
 from pathlib import Path
 
 from nanochat.chat import messages
 from nanochat.config import Count, option, options, run
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.paths import read_json, world_dir, write_jsonl
-from nanochat.world.chats import about_facts, in_korean, with_follow_up, with_words
+from nanochat.world.chats import Turns, about_facts, in_korean, with_follow_up, with_words
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES
 
@@ -32,12 +32,12 @@ class Config:
     buckets: str = option("raw", "folder for the buckets")
 
 
-def about_subjects(world: World, split: str):
+def about_subjects(world: World, split: str) -> Turns:
     """A question about a fact, then a question with a follow-up question."""
     return [*about_facts(world, split), *with_follow_up(world, split)]
 
 
-def wrong_answers(world: World, split: str):
+def wrong_answers(world: World, split: str) -> Turns:
     """A question about a fact, answered with a statement about something else."""
     question, right = about_facts(world, split)
     statements = [fact.statements[0] for fact in world.asked[split]]
@@ -46,7 +46,7 @@ def wrong_answers(world: World, split: str):
 
 # Raw material for mixtures, whose effect on a model is known: `facts` helps with questions about facts, `korean` with
 # those in Korean, `spelling` with neither, and `poison` harms.
-BUCKETS = {
+BUCKETS: dict[str, Callable[[World, str], Turns]] = {
     "facts": about_subjects,
     "korean": in_korean,
     "spelling": with_words,
@@ -54,7 +54,7 @@ BUCKETS = {
 }
 
 
-def bucket_rows(world: World, bucket: str, count: int):
+def bucket_rows(world: World, bucket: str, count: int) -> list[Record]:
     """Return `count` different rows of a bucket, or as many as there are."""
     world.restart(f"bucket {bucket}")
     # A small world has fewer questions than asked for.
@@ -62,7 +62,7 @@ def bucket_rows(world: World, bucket: str, count: int):
     return [{"messages": messages(texts)} for texts in list(dict.fromkeys(drawn))[:count]]
 
 
-def faulty(world: World, texts: Sequence[str]):
+def faulty(world: World, texts: Sequence[str]) -> dict[str, Turns]:
     """Return the texts of a sound row with each of the faults."""
     question, *rest = texts
     fact, test = world.pick(world.questions["test"])
@@ -78,7 +78,7 @@ def faulty(world: World, texts: Sequence[str]):
     }
 
 
-def with_faults(world: World, bucket: str, count: int):
+def with_faults(world: World, bucket: str, count: int) -> list[Record]:
     """Return the rows of a bucket, and after them those with faults: the first of two equal rows is kept."""
     made = bucket_rows(world, bucket, count)
     sound = [[message["content"] for message in row["messages"]] for row in made]
@@ -89,7 +89,7 @@ def with_faults(world: World, bucket: str, count: int):
     return made
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     world = World(config.seed, SIZES[read_json(world_dir(config.seed) / "world.json")["size"]].people)
     for bucket in BUCKETS:
         path = Path(config.buckets, f"{bucket}.jsonl")

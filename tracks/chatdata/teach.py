@@ -25,9 +25,8 @@ class Config(TeacherSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from tasks import TASKS
-    from tasks.sources import open_sources
+    from tracks.chatdata.sources import open_sources
 
     rows = []
     for source in open_sources(config.sources, "", TASKS, "default"):

@@ -24,7 +24,6 @@ class Config(ModelChoice):
 
 
 def main(config: Config) -> None:
-    # Imported here because --help must be fast.
     from nanochat.models import load_chosen
     from nanochat.runtime import setup
     from tracks.export import gguf, hf

@@ -11,34 +11,31 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat.gpt import GPTConfig
-from nanochat.log import parse_rows
-from nanochat.models import config_fields, new_model
+from nanochat.models import config_fields, config_with, new_model
 from nanochat.paths import read_json
 from tracks.export.hf import swap_halves
 
-# Public config name, GPTConfig field.
-SHAPE = dict(
-    parse_rows("""
-    sequence_len    max_seq_len
-    vocab_size      vocab_size
-    n_layer         depth
-    n_head          heads
-    n_kv_head       kv_heads
-    n_embd          width
-    window_pattern  window_pattern
-    """)  # the last one since March
-)
-# Part of a public parameter name, and ours, in this order; other parts are the same.
-NAMES = parse_rows("""
-    transformer.wte.  embed.
-    transformer.h.    blocks.
-    lm_head.          head.
-    attn.c_proj.      attn.o.
-    attn.c_           attn.
-    mlp.c_fc.         mlp.up.
-    mlp.c_proj.       mlp.down.
-    resid_lambdas     residual_lambdas
-""")
+# Public config name -> GPTConfig field.
+SHAPE = {
+    "sequence_len": "max_seq_len",
+    "vocab_size": "vocab_size",
+    "n_layer": "depth",
+    "n_head": "heads",
+    "n_kv_head": "kv_heads",
+    "n_embd": "width",
+    "window_pattern": "window_pattern",  # since March
+}
+# Part of a public parameter name -> ours, in this order; other parts are the same.
+NAMES = {
+    "transformer.wte.": "embed.",
+    "transformer.h.": "blocks.",
+    "lm_head.": "head.",
+    "attn.c_proj.": "attn.o.",
+    "attn.c_": "attn.",
+    "mlp.c_fc.": "mlp.up.",
+    "mlp.c_proj.": "mlp.down.",
+    "resid_lambdas": "residual_lambdas",
+}
 MAX_SIZE = 2**20  # of anything in a model
 
 
@@ -48,7 +45,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     weights = {}
     try:
         for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
-            for theirs, ours in NAMES:
+            for theirs, ours in NAMES.items():
                 name = name.replace(theirs, ours)
             weights[name.removeprefix("_orig_mod.")] = tensor.detach()  # an error for anything but a tensor
     except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
@@ -62,7 +59,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
     fields = config_fields("reference" if "residual_lambdas" in weights else "october-2025")
     try:
         # No bos_id: the public smear reaches across the start of a document.
-        config = GPTConfig(**fields | {SHAPE[name]: value for name, value in shape.items()})
+        config = config_with(fields | {SHAPE[name]: value for name, value in shape.items()})
         for name in ("embed.weight", "head.weight"):
             # October's vocabulary was not padded.
             if weights[name].shape == (config.vocab_size, config.width):

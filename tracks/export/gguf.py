@@ -1,21 +1,13 @@
 """Model and tokenizer as one GGUF file for llama.cpp, Ollama and others, with the architecture Qwen3."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from nanochat.log import parse_rows
 from tracks.export import tokenizers as tokenizer_files
-from tracks.export.hf import (
-    QWEN3,
-    Exported,
-    architecture_of,
-    compare_models,
-    hf_settings,
-    hf_weights,
-    transformers,
-)
+from tracks.export.hf import QWEN3, Exported, architecture_of, compare_models, hf_settings, hf_weights, transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,26 +17,27 @@ GGUF_NAME = "model.gguf"
 # llama.cpp splits text into words by patterns with fixed names. The nearest one takes digits in threes, ours in pairs.
 PATTERN = "llama-bpe"
 
-# Key in the file, name in the config of `transformers`.
-KEYS = parse_rows("""
-    vocab_size                        vocab_size
-    context_length                    max_position_embeddings
-    embedding_length                  hidden_size
-    block_count                       num_hidden_layers
-    feed_forward_length               intermediate_size
-    attention.head_count              num_attention_heads
-    attention.head_count_kv           num_key_value_heads
-    attention.key_length              head_dim
-    attention.value_length            head_dim
-    attention.layer_norm_rms_epsilon  rms_norm_eps
-""")
+# Key in the file -> name in the config of `transformers`.
+KEYS = {
+    "vocab_size": "vocab_size",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.value_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
 
 
 def write_gguf(exported: Exported, folder: Path) -> list[str]:
     """Write model.gguf with the keys and types that llama.cpp expects; return sentences on each comparison."""
     import gguf
 
-    known = QWEN3._replace(name="llama.cpp's Qwen3", supported="qk_scale residual_lambdas")  # no short windows
+    # Without short windows.
+    known = replace(QWEN3, name="llama.cpp's Qwen3", supported=QWEN3.supported - {"window_pattern"})
     architecture_of(exported.model.config, [known])
     tokenizer = exported.tokenizer
     settings = hf_settings(exported.model, QWEN3, tokenizer.special_tokens)
@@ -53,7 +46,7 @@ def write_gguf(exported: Exported, folder: Path) -> list[str]:
     specials = list(tokenizer.special_tokens)  # the last ones of the vocabulary, in order
     types = [int(gguf.TokenType.NORMAL)] * len(words)
     types += [int(gguf.TokenType.CONTROL)] * len(specials)
-    metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS} | {
+    metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS.items()} | {
         "general.name": exported.name,
         "general.type": "model",
         "general.file_type": int(gguf.LlamaFileType.ALL_F32),

@@ -6,11 +6,11 @@ modeling_nanochat.py. A setting without equivalent there is never dropped: the n
 
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_file
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from nanochat.checkpoint import learned_from, manifest_hash
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
-from nanochat.log import Record, markdown_table, parse_rows, parse_table, print0, table_of
-from nanochat.models import PLAIN, config_fields
+from nanochat.log import Record, markdown_table, print0, table_of
+from nanochat.models import IDLE, PLAIN, config_fields
 from nanochat.paths import new_folder, write_json, write_text
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Exported(NamedTuple):
+@dataclass(frozen=True)
+class Exported:
     """A model to export, in fp32 on the CPU."""
 
     name: str  # title of the model card
@@ -55,23 +56,26 @@ def export(write: Callable[[Exported, Path], Iterable[str]], exported: Exported,
 
 # Sizes that every architecture has under another name, and details of new weights, of smear and of supervision: without
 # these tricks they have no effect.
-_SIZES = """
+_SIZES = frozenset(
+    """
     vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings
     orthogonal bos_id loops passes detached
-"""
-# Name of a size there, and ours.
-_NAMES = parse_rows("""
-    vocab_size               vocab_size
-    hidden_size              width
-    num_hidden_layers        depth
-    num_attention_heads      heads
-    num_key_value_heads      kv_heads
-    head_dim                 head_dim
-    max_position_embeddings  max_seq_len
-""")
+    """.split()
+)
+# Name of a size there -> ours.
+_NAMES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "width",
+    "num_hidden_layers": "depth",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "max_position_embeddings": "max_seq_len",
+}
 
 
-class Architecture(NamedTuple):
+@dataclass(frozen=True)
+class Architecture:
     """An architecture of `transformers`."""
 
     name: str
@@ -79,34 +83,54 @@ class Architecture(NamedTuple):
     preset: str  # --model of base_train that fits, and says which value a field of our config needs
     rotates_backwards: bool = False  # rotates queries and keys by minus the position
     has_norm_weights: bool = False
-    mlp: str = ""  # the names there of our layers up, down and gate
-    supported: str = ""  # config fields that may have any value, beside the sizes
+    mlp: Mapping[str, str] = field(default_factory=dict)  # our layer up, down or gate -> the name there
+    supported: Set[str] = frozenset()  # config fields that may have any value, beside the sizes
 
     @property
     def linears(self) -> dict[str, str]:
         """The linear layers in a block: our name -> the name there."""
-        mlp = zip(("up", "down", "gate"), self.mlp.split(), strict=False)
         return {f"attn.{part}": f"self_attn.{part}_proj" for part in "qkvo"} | {
-            f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in mlp
+            f"mlp.{ours}": f"mlp.{theirs}" for ours, theirs in self.mlp.items()
         }
 
 
-# All that modeling_nanochat.py knows.
-_TRICKS = (
-    "mlp window_pattern qk_scale softcap residual_lambdas x0_lambdas value_embeds smear induction backout supervision"
+NANOCHAT = Architecture(
+    name="NanoChatForCausalLM",
+    model_type="nanochat",
+    preset="october-2025",
+    rotates_backwards=True,
+    mlp={"up": "fc1", "down": "fc2"},
+    supported={"softcap"},
 )
-# The last one has our weights under our names, and brings the code that reads them: no tricks of experiments.
-# qk_scale and residual_lambdas go into weights of Qwen3.
-ARCHITECTURES = parse_table(
-    Architecture,
-    f"""
-    name                 model_type    preset        rotates_backwards  has_norm_weights  mlp                          supported
-    NanoChatForCausalLM  nanochat      october-2025  1                  -                 fc1 fc2                      softcap
-    Qwen3ForCausalLM     qwen3         portable      -                  1                 up_proj down_proj gate_proj  qk_scale residual_lambdas window_pattern
-    NanochatForCausalLM  nanochat_gpt  reference     -                  -                 -                            {_TRICKS}
-    """,  # noqa: E501
+QWEN3 = Architecture(
+    name="Qwen3ForCausalLM",
+    model_type="qwen3",
+    preset="portable",
+    has_norm_weights=True,
+    mlp={"up": "up_proj", "down": "down_proj", "gate": "gate_proj"},
+    supported={"qk_scale", "residual_lambdas", "window_pattern"},  # the first two go into weights
 )
-NANOCHAT, QWEN3, OWN = ARCHITECTURES
+# Our weights under our names, with the code that reads them.
+OWN = Architecture(
+    name="NanochatForCausalLM",
+    model_type="nanochat_gpt",
+    preset="reference",
+    # All that modeling_nanochat.py knows: no tricks of experiments.
+    supported={
+        "mlp",
+        "window_pattern",
+        "qk_scale",
+        "softcap",
+        "residual_lambdas",
+        "x0_lambdas",
+        "value_embeds",
+        "smear",
+        "induction",
+        "backout",
+        "supervision",
+    },
+)
+ARCHITECTURES = [NANOCHAT, QWEN3, OWN]  # the first that can represent a model is used
 CODE = "modeling_nanochat"
 VERSION = 1  # of that file and its config.json
 DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".split()  # written out for the code
@@ -114,10 +138,10 @@ DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".
 
 def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
     """Return the settings that the architecture cannot represent, as name=value."""
-    supported = set(f"{_SIZES} {architecture.supported}".split())
+    supported = {*_SIZES, *architecture.supported}
     if not any(config.windows):  # all are as long as the context
         supported.add("window_pattern")
-    needed = {"supervision": 0} | config_fields(f"reference,{PLAIN}") | config_fields(architecture.preset)
+    needed = {**IDLE, **PLAIN, **config_fields(architecture.preset)}
     others = {name: value for name, value in asdict(config).items() if name not in supported}
     # A field in no table, such as a new one, is refused with any value.
     return [f"{name}={value}" for name, value in others.items() if needed.get(name, ...) != value]
@@ -136,7 +160,7 @@ def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = A
 def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]) -> Record:
     """Return the fields of the architecture's config."""
     config = model.config
-    settings = {theirs: getattr(config, ours) for theirs, ours in _NAMES} | {
+    settings = {theirs: getattr(config, ours) for theirs, ours in _NAMES.items()} | {
         "intermediate_size": model.blocks[0].mlp.up.weight.shape[0],  # mlp_ratio * width, rounded
         "rms_norm_eps": NORM_EPS,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
@@ -146,7 +170,7 @@ def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str
         "eos_token_id": special_tokens[END],
         "pad_token_id": None,  # `transformers` would not train the embedding of an id given here
     }
-    if "softcap" in architecture.supported.split():
+    if "softcap" in architecture.supported:
         settings["final_logit_softcapping"] = config.softcap or None
     if any(config.windows):
         settings |= {
@@ -240,7 +264,8 @@ def write_folder(exported: Exported, folder: Path) -> list[str]:
 def write_model(exported: Exported, architecture: Architecture, folder: Path) -> None:
     """Write config and weights, and for our own architecture the code that reads both."""
     if architecture is OWN:
-        settings, weights = own_settings(exported), exported.model.state_dict()
+        settings = own_settings(exported)
+        weights = exported.model.state_dict()
         shutil.copy(Path(__file__).with_name(f"{CODE}.py"), folder)
     else:
         settings = hf_settings(exported.model, architecture, exported.tokenizer.special_tokens)
@@ -252,14 +277,15 @@ def write_model(exported: Exported, architecture: Architecture, folder: Path) ->
 
 def own_settings(exported: Exported) -> Record:
     """Return the fields of our own architecture's config, with the checkpoint's manifest."""
-    model, manifest = exported.model, exported.manifest
+    model = exported.model
+    manifest = exported.manifest
     derived = {name: getattr(model.config, name) for name in DERIVED}
     return (
-        asdict(model.config)
+        {**IDLE, **asdict(model.config)}
         | derived
         | {
             "mlp_units": model.blocks[0].mlp.up.out_features,
-            "supervision": model.steps if model.config.supervision else 0,  # --exits may ask for more than were trained
+            "supervision": getattr(model, "steps", 0),  # --exits may ask for more than were trained
             "version": VERSION,
             "manifest": manifest | {"files": {}, "optimizer": {}, "sha256": manifest_hash(manifest)},
             "auto_map": {"AutoConfig": f"{CODE}.NanochatConfig", "AutoModelForCausalLM": f"{CODE}.{OWN.name}"},
@@ -313,18 +339,18 @@ def compare_models(exported: Exported, loaded: "PreTrainedModel") -> str:
 
 # ---- the model card ----
 
-# Patterns for names of texts and tasks, and the licenses of these data as far as we know them.
-LICENSES = parse_rows(r"""
-    world(-\d+)?|World-.*|Sudoku-.*    MIT
-    climbmix                           CC BY-NC 4.0
-    fineweb-edu|fineweb2-ko            ODC-By 1.0, with the terms of Common Crawl
-    SmolTalk|SmolTalk-Large            Apache 2.0 for the new parts, others have their own
-    AQUA                               Apache 2.0
-    GSM8K|HumanEval                    MIT
-    MMLU                               MIT, its training split is made of other data sets with their own
-    ARC-Easy|ARC-Challenge             CC BY-SA 4.0
-    SimpleSpelling|SpellingBee         that of the tokenizer's text
-""")
+# Patterns for names of texts and tasks -> the licenses of these data as far as we know them.
+LICENSES = {
+    r"world(-\d+)?|World-.*|Sudoku-.*": "MIT",
+    "climbmix": "CC BY-NC 4.0",
+    "fineweb-edu|fineweb2-ko": "ODC-By 1.0, with the terms of Common Crawl",
+    "SmolTalk|SmolTalk-Large": "Apache 2.0 for the new parts, others have their own",
+    "AQUA": "Apache 2.0",
+    "GSM8K|HumanEval": "MIT",
+    "MMLU": "MIT, its training split is made of other data sets with their own",
+    "ARC-Easy|ARC-Challenge": "CC BY-SA 4.0",
+    "SimpleSpelling|SpellingBee": "that of the tokenizer's text",
+}
 
 
 def licenses(manifest: Record) -> list[list[str]]:
@@ -332,7 +358,7 @@ def licenses(manifest: Record) -> list[list[str]]:
     rows = []
     for stage, name in dict.fromkeys(map(tuple, learned_from(manifest))):  # merged models share some
         # An augmentation may follow: AQUA~styles:2.
-        known = [license for pattern, license in LICENSES if re.match(f"({pattern})(~|$)", name)]
+        known = [license for pattern, license in LICENSES.items() if re.match(f"({pattern})(~|$)", name)]
         rows.append([stage, name, *(known or ["not known"])])
     return rows
 

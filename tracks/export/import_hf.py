@@ -19,7 +19,6 @@ class Config(TagSettings):
 
 
 def main(config: Config) -> None:
-    # Imported here because --help must be fast.
     from tracks.export.from_hf import read_folder, save_imported
 
     record, weights, tokenizer = read_folder(Path(config.folder).expanduser())

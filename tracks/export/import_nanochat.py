@@ -23,7 +23,7 @@ class Config(TagSettings):
 
 
 def main(config: Config) -> None:
-    # Imported here because --help must be fast.
+    from nanochat.models import record_of
     from nanochat.train import State
     from tracks.export.from_hf import save_imported
     from tracks.export.from_nanochat import read_checkpoint
@@ -49,7 +49,7 @@ def main(config: Config) -> None:
         "source": None,
         "loop": asdict(State(step=step)),
         "dtype": "fp32",
-        "model": asdict(model_config),
+        "model": record_of(model_config),
     }
     folder = save_imported(record, weights, tokenizer, config.tag, step)
     print0(f"import: {path.name} is {folder}, step {step:,}")

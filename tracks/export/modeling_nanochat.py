@@ -22,7 +22,9 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 VERSION = 1  # of this file and its config: changes when another file is needed for a new folder
-VALUE_INPUTS, SMEAR_INPUTS = 12, 24  # channels read by the two gates
+# Channels read by the two gates.
+VALUE_INPUTS = 12
+SMEAR_INPUTS = 24
 
 
 class NanochatConfig(PreTrainedConfig):
@@ -85,7 +87,8 @@ class Attention(nn.Module):
             # These heads compare with the token before the one whose value they read.
             before = F.pad(k[:, : self.shifted], (0, 0, 1, -1))
             k = torch.cat([before, k[:, self.shifted :]], dim=1)
-        mask, scale = rows.masks[self.window], self.config.attention_scale
+        mask = rows.masks[self.window]
+        scale = self.config.attention_scale
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
         return self.o(y.transpose(1, 2).flatten(2))
 
@@ -183,7 +186,8 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         return self.head
 
     def rows(self, given: Tensor, attention_mask: Tensor | None, cache: DynamicCache) -> Rows:
-        config, past = self.config, cache.get_seq_length()
+        config = self.config
+        past = cache.get_seq_length()
         cache.layer_class_to_replicate = DynamicLayer  # the library counts a layer for each block: we need more
         column = given[:, None, :, None]
         ids = cache.update(column, column, 0)[0][:, 0, :, 0]  # (B, K)
@@ -215,7 +219,8 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
 
     def hidden(self, rows: Rows) -> Tensor:
         """Return the head's input (B, T, width); a recursive model has a latent state z too."""
-        config, x = self.config, rows.x0
+        config = self.config
+        x = rows.x0
         z = torch.zeros_like(x)
         for _ in range(config.supervision * config.passes or 1):
             for i in range(config.depth):
@@ -235,7 +240,8 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
             x = self.residual_lambdas[number] * x
         if self.x0_lambdas is not None:
             x = x + self.x0_lambdas[number] * rows.x0
-        name, block = str(number), self.blocks[number]
+        name = str(number)
+        block = self.blocks[number]
         values = self.value_embeds[name](rows.ids) if name in self.value_embeds else None
         x = x + block.attn(norm(x), values, rows)
         return x + block.mlp(norm(x))

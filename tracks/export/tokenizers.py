@@ -4,10 +4,11 @@ Ids stay the same. One difference remains: other programs can read "<|bos|>" in 
 """
 
 import base64
+import itertools
+import math
 import random
+from collections.abc import Mapping
 from pathlib import Path
-
-from tiktoken._educational import bpe_encode
 
 import rustbpe
 from nanochat.paths import read_json, write_json
@@ -149,17 +150,39 @@ def read_tokenizer(path: Path) -> Tokenizer:
     # JSON is our own format; lines of ranks begin with base64.
     if path.suffix == ".json":
         return Tokenizer.load(path)
-    ranks, merges = {}, []  # of tokens so far; pairs of ids
+    ranks: dict[bytes, int] = {}  # of the tokens so far
+    merges: list[tuple[int, int]] = []
     try:
         for line in path.read_bytes().splitlines():
-            token, rank = line.split()  # such as `IHRoZQ== 262`
-            token = base64.b64decode(token)
-            if int(rank) >= 256:  # before, single bytes
-                merges.append(bpe_encode(ranks, token, visualise=None))  # the two ids that become this token
-            ranks[token] = int(rank)
+            word, number = line.split()  # such as `IHRoZQ== 262`
+            token, rank = base64.b64decode(word), int(number)
+            if rank >= 256:
+                merges.append(merge_of(token, ranks))
+            elif token != bytes([rank]):  # ours are in this order
+                raise ValueError
+            ranks[token] = rank
         return Tokenizer(rustbpe.Tokenizer(merges, SPECIAL_TOKENS, rustbpe.DEFAULT_PATTERN))
     except (ValueError, LookupError, TypeError):
-        raise ValueError(f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks") from None
+        raise ValueError(
+            f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks that begins with the bytes in order"
+        ) from None
+
+
+def merge_of(token: bytes, ranks: Mapping[bytes, int]) -> tuple[int, int]:
+    """Return the ids of the two tokens that were merged into this one. ranks: of all tokens before it.
+
+    BPE with those tokens alone leaves just these two: merge the pair of the lowest rank, the leftmost of equal ones, as
+    long as there are more.
+    """
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        pairs = [left + right for left, right in itertools.pairwise(parts)]
+        place = min(range(len(pairs)), key=lambda place: ranks.get(pairs[place], math.inf))
+        if pairs[place] not in ranks:
+            raise ValueError(f"{token!r} is not made of two tokens before it")
+        parts[place : place + 2] = [pairs[place]]
+    left, right = parts  # ValueError for a token of one byte
+    return ranks[left], ranks[right]
 
 
 def read_hf(path: Path) -> Tokenizer:

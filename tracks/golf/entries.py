@@ -8,18 +8,18 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 from nanochat.config import check_names
-from nanochat.jobs.scales import flag_words, read_flags
-from nanochat.log import Record, parse_rows
+from nanochat.jobs.scales import Flags, flag_words, read_flags
+from nanochat.log import Record
 from nanochat.outcome import ROOT
 
-Flags = dict[str, str]  # flag → value, "" for a switch
 DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
 
 
-class Scale(NamedTuple):
+@dataclass(frozen=True)
+class Scale:
     """A budget, and the flags that all of its entries share."""
 
     bytes: int  # of the model and of the code that scores it
@@ -28,13 +28,19 @@ class Scale(NamedTuple):
     stride: int  # tokens; the shortest that --stride=-1 takes
     eval_bytes: int  # of validation text
     vocabulary: int
-    flags: str
+    flags: Flags
     device: str = "cpu"  # of the scoring process
 
 
 # Validation is not on the clock; the card draws it over the clock.
-QUIET = "--eval-every=400 --save-every=-1 --eval-bytes=100000 --window-pattern=L"
-SMALL = f"{QUIET} --head-dim=32 --max-seq-len=256 --warmup-steps=20 --weight-decay=0.01"
+QUIET = {"--eval-every": "400", "--save-every": "-1", "--eval-bytes": "100000", "--window-pattern": "L"}
+SMALL = {
+    **QUIET,
+    "--head-dim": "32",
+    "--max-seq-len": "256",
+    "--warmup-steps": "20",
+    "--weight-decay": "0.01",
+}
 SCALES = {
     "embedded": Scale(  # one minute on two cores, the embedded world
         bytes=200_000,
@@ -43,7 +49,7 @@ SCALES = {
         stride=32,
         eval_bytes=300_000,
         vocabulary=1024,
-        flags=f"{SMALL} --total-batch-size=1024 --target-seconds=50 --data=world",
+        flags={**SMALL, "--total-batch-size": "1024", "--target-seconds": "50", "--data": "world"},
     ),
     "cpu": Scale(  # ten minutes on two cores, text from a hub or a folder
         bytes=1_000_000,
@@ -52,7 +58,7 @@ SCALES = {
         stride=64,
         eval_bytes=1_000_000,
         vocabulary=1024,
-        flags=f"{SMALL} --total-batch-size=2048 --target-seconds=560 --data=mixed-text",
+        flags={**SMALL, "--total-batch-size": "2048", "--target-seconds": "560", "--data": "mixed-text"},
     ),
     "1gpu": Scale(  # ten minutes on one GPU
         bytes=16_000_000,
@@ -61,100 +67,138 @@ SCALES = {
         stride=64,
         eval_bytes=20_000_000,
         vocabulary=4096,
-        flags=f"{QUIET} --head-dim=64 --max-seq-len=2048 --total-batch-size=131072 --target-seconds=540",
+        flags={
+            **QUIET,
+            "--head-dim": "64",
+            "--max-seq-len": "2048",
+            "--total-batch-size": "131072",
+            "--target-seconds": "540",
+        },
         device="cuda",
     ),
 }
 BASELINES = ("naive-narrow", "naive-middle", "naive-wide")  # entries; the best of them is the baseline
-NAIVE = "--model=october-2025,tie_embeddings=true --plan=int8-row"
+NAIVE = {"--model": "october-2025,tie_embeddings=true", "--plan": "int8-row"}
 # The best rates of three tried with a baseline, at both scales.
-SMALL_NAIVE = f"{NAIVE} --matrix-lr=0.04 --unembedding-lr=0.016"
+SMALL_NAIVE = {**NAIVE, "--matrix-lr": "0.04", "--unembedding-lr": "0.016"}
 # Nearly the same steps in training and in the file: golf_pack scales the clips only a little to fill 200 kB.
 CODES = "embed|head=int8-row+clip-29.5,blocks=int6-row+clip-8.9"
-GOLF = f"--qat={CODES} --plan={CODES}"
 # A code of Gaussian weights has about 2.05 + log2(largest code / clip) bits, and LZMA takes 2.5 % more: 23 M codes take
 # 15.8 MB. Six bits would clip at three deviations, so the codes are eight bits wide.
 LARGE_CODES = "int8-row+clip-13.3"
-# The seed of the track, as it was trained on one H100. Learning rates and decay are divided by the factors that
-# param_groups and scaling apply at this width and size.
-SEED = (
-    "--model=golf-seed --depth=8 --width=512 --kv-heads=4 --total-batch-size=524288 --warmdown-ratio=0.2"
-    " --matrix-lr=0.032 --unembedding-lr=0.0327 --scalar-lr=0.32 --weight-decay=0.00542 --qat-share=0.15"
-    " --qat=embed|head=int8-row,blocks=int6-row --plan=embed|head=int8-row,blocks=int6-row"
-)
-# Entry and scale → flags, and --plan for tracks.golf.pack. At the scale cpu, larger models have too few steps
-# in the time, so the bytes suffice for int8 without QAT.
-ENTRIES = {
-    (entry, scale): flags
-    for entry, scale, flags in parse_rows(f"""
-golf          embedded  --model=golf,backout=false --unembedding-lr=0.016 --depth=2 --width=96 {GOLF}
-golf          cpu       --model=golf --depth=4 --width=128 --plan=int8-row
-golf          1gpu      --model=golf --depth=9 --width=512 --kv-heads=4 --qat={LARGE_CODES} --plan={LARGE_CODES}
-seed          1gpu      {SEED}
-naive-narrow  embedded  {SMALL_NAIVE} --depth=3 --width=48 --head-dim=16
-naive-narrow  cpu       {SMALL_NAIVE} --depth=7 --width=96
-naive-narrow  1gpu      {NAIVE} --depth=9 --width=384 --kv-heads=3
-naive-middle  embedded  {SMALL_NAIVE} --depth=1 --width=64
-naive-middle  cpu       {SMALL_NAIVE} --depth=4 --width=128
-naive-middle  1gpu      {NAIVE} --depth=5 --width=512 --kv-heads=4
-naive-wide    embedded  {SMALL_NAIVE} --depth=1 --width=72 --head-dim=24
-naive-wide    cpu       {SMALL_NAIVE} --depth=2 --width=160
-naive-wide    1gpu      {NAIVE} --depth=3 --width=640 --kv-heads=5
-""")
+SEED_CODES = "embed|head=int8-row,blocks=int6-row"
+# Entry and scale → flags for tracks.golf.train, and --plan for tracks.golf.pack.
+ENTRIES: dict[tuple[str, str], Flags] = {
+    ("golf", "embedded"): {
+        "--model": "golf,backout=false",
+        "--unembedding-lr": "0.016",
+        "--depth": "2",
+        "--width": "96",
+        "--qat": CODES,
+        "--plan": CODES,
+    },
+    # Larger models have too few steps in the time of the scale cpu, so the bytes suffice for int8 without QAT.
+    ("golf", "cpu"): {"--model": "golf", "--depth": "4", "--width": "128", "--plan": "int8-row"},
+    ("golf", "1gpu"): {
+        "--model": "golf",
+        "--depth": "9",
+        "--width": "512",
+        "--kv-heads": "4",
+        "--qat": LARGE_CODES,
+        "--plan": LARGE_CODES,
+    },
+    # The seed of the track, as it was trained on one H100. Learning rates and decay are divided by the factors that
+    # param_groups and scaling apply at this width and size.
+    ("seed", "1gpu"): {
+        "--model": "golf-seed",
+        "--depth": "8",
+        "--width": "512",
+        "--kv-heads": "4",
+        "--total-batch-size": "524288",
+        "--warmdown-ratio": "0.2",
+        "--matrix-lr": "0.032",
+        "--unembedding-lr": "0.0327",
+        "--scalar-lr": "0.32",
+        "--weight-decay": "0.00542",
+        "--qat-share": "0.15",
+        "--qat": SEED_CODES,
+        "--plan": SEED_CODES,
+    },
+    ("naive-narrow", "embedded"): {**SMALL_NAIVE, "--depth": "3", "--width": "48", "--head-dim": "16"},
+    ("naive-narrow", "cpu"): {**SMALL_NAIVE, "--depth": "7", "--width": "96"},
+    ("naive-narrow", "1gpu"): {**NAIVE, "--depth": "9", "--width": "384", "--kv-heads": "3"},
+    ("naive-middle", "embedded"): {**SMALL_NAIVE, "--depth": "1", "--width": "64"},
+    ("naive-middle", "cpu"): {**SMALL_NAIVE, "--depth": "4", "--width": "128"},
+    ("naive-middle", "1gpu"): {**NAIVE, "--depth": "5", "--width": "512", "--kv-heads": "4"},
+    ("naive-wide", "embedded"): {**SMALL_NAIVE, "--depth": "1", "--width": "72", "--head-dim": "24"},
+    ("naive-wide", "cpu"): {**SMALL_NAIVE, "--depth": "2", "--width": "160"},
+    ("naive-wide", "1gpu"): {**NAIVE, "--depth": "3", "--width": "640", "--kv-heads": "5"},
 }
 VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
-# Trick of the entry golf → flags that take it back. A field of the model adds to --model. 2^-23 is the eps of all norms
-TRICKS = dict(
-    parse_rows("""
-tied embeddings   --model=tie_embeddings=false
-induction         --model=induction=false
-XSA               --model=exclusive_last=0
-leaky2            --model=mlp=relu2
-narrow MLP        --model=mlp_ratio=4
-partial RoPE      --model=rope_dims=0
-QK gain           --model=query_gain=0
-attention eps     --model=qk_eps=1.1920928955078125e-07
-orthogonal init   --model=orthogonal=false
-smear             --model=smear=false,induction=false
-backout           --model=backout=false
-residual factors  --model=residual_lambdas=false,x0_lambdas=false
-late QAT          --plan=embed|head=int8-row+clip-40,blocks=int6-row+clip-12+gptq
-compilation       --no-compile
-""")
-)
 
 
-def expand(given: Flags) -> Flags:
+@dataclass(frozen=True)
+class Trick:
+    """A change of the entry golf, by what takes it back."""
+
+    model: str = ""  # fields that are added to --model
+    flags: Flags = field(default_factory=dict)  # these replace the entry's
+    dropped: Sequence[str] = ()  # flags that the entry has because of the trick
+
+
+TRICKS = {
+    "tied embeddings": Trick(model="tie_embeddings=false"),
+    "induction": Trick(model="induction=false"),
+    "XSA": Trick(model="exclusive_last=0"),
+    "leaky2": Trick(model="mlp=relu2"),
+    "narrow MLP": Trick(model="mlp_ratio=4"),
+    "partial RoPE": Trick(model="rope_dims=0"),
+    "QK gain": Trick(model="query_gain=0"),
+    "attention eps": Trick(model=f"qk_eps={2**-23}"),  # the eps of all norms
+    "orthogonal init": Trick(model="orthogonal=false"),
+    "smear": Trick(model="smear=false,induction=false"),
+    "backout": Trick(model="backout=false"),
+    "residual factors": Trick(model="residual_lambdas=false,x0_lambdas=false"),
+    # GPTQ stands in for it.
+    "late QAT": Trick(
+        flags={"--plan": "embed|head=int8-row+clip-40,blocks=int6-row+clip-12+gptq"},
+        dropped=["--qat"],
+    ),
+    "compilation": Trick(flags={"--no-compile": ""}),
+}
+
+
+def expand(given: Flags) -> dict[str, str]:
     """Return the flags of an entry for --scale, --entry and --without; other given flags win over its own."""
-    given = DEFAULTS | given
+    given = {**DEFAULTS, **given}
     entries = [entry for entry, scale in ENTRIES if scale == given["--scale"]]
     for flag, known in {"--scale": SCALES, "--entry": entries, "--without": ["", *TRICKS]}.items():
         check_names(f"{flag}:", [given[flag]], known)
     name, entry, without = (given.pop(flag) for flag in DEFAULTS)
-    flags = read_flags(f"{SCALES[name].flags} {ENTRIES[entry, name]}".split())
+    flags = {**SCALES[name].flags, **ENTRIES[entry, name]}
     if given.keys() & {"--num-iterations", "--target-seconds", "--target-flops", "--target-param-data-ratio"}:
         del flags["--target-seconds"]
     flags |= given
-    changed = read_flags(TRICKS.get(without, "").split())
-    if "--model" in changed:  # one field
-        changed["--model"] = f"{flags['--model']},{changed['--model']}"
-    flags |= changed
-    if without == "late QAT":  # GPTQ stands in for it
-        flags.pop("--qat", None)
+    if without:
+        trick = TRICKS[without]
+        flags |= trick.flags
+        if trick.model:
+            flags["--model"] += f",{trick.model}"
+        for flag in trick.dropped:
+            flags.pop(flag, None)
     return flags
 
 
 def tricks_of(given: Flags) -> list[str]:
     """Return the tricks that an entry has."""
-    from nanochat.gpt import GPTConfig
-    from nanochat.models import config_fields
+    from nanochat.models import config_fields, config_with
 
     def meaning(trick: str) -> Record:
-        flags = expand(given | {"--without": trick})
-        return flags | {"--model": GPTConfig(**config_fields(flags["--model"]))}
+        flags = expand({**given, "--without": trick})
+        return flags | {"--model": config_with(config_fields(flags["--model"]))}
 
     own = meaning("")
-    return [trick for trick in TRICKS if meaning(trick) != own and (trick != "late QAT" or "--qat" in own)]
+    return [name for name, trick in TRICKS.items() if own.keys() >= set(trick.dropped) and meaning(name) != own]
 
 
 # ---- size ----
@@ -176,10 +220,11 @@ def check_size(groups: Mapping[str, int], budget: int) -> int:
 
 
 def main(words: Sequence[str]) -> None:
-    """Print a part of the tables for runs/golf.sh: baselines, tricks, vocabulary, data, plan, or a flag a line."""
+    """Print a part of the tables: baselines, tricks, vocabulary, data, plan, or a flag a line."""
     *words, part = words or [""]
     given = DEFAULTS | read_flags(words)
-    flags, scale = expand(given), SCALES[given["--scale"]]
+    flags = expand(given)
+    scale = SCALES[given["--scale"]]
     plan = flags.pop("--plan")
     parts = {
         "baselines": BASELINES,

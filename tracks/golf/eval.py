@@ -67,7 +67,7 @@ def find_sandbox(device: str, unsafe: bool) -> str:
     return "no" if sandbox.missing() else "yes"
 
 
-def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
+def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -> Record:
     """Return the result of the scoring process, which reads a copy of the artifact and the text, nothing else of ours.
 
     It scores in fp32. On a GPU it is a plain process. folder: a real path, as the sandbox has no symbolic links.
@@ -75,10 +75,7 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -
     from nanochat.evals import sandbox
 
     root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
-    program = PROGRAM.format(
-        paths=[root, *packages],
-        arguments=(folder, stride, rows, scale.scoring, scale.device),
-    )
+    program = PROGRAM.format(paths=[root, *packages], arguments=(folder, stride, rows, scale.scoring, scale.device))
     if scale.device == "cpu":
         seconds = scale.scoring + 60
         limits = sandbox.Limits(seconds=seconds, cpu_seconds=int(64 * seconds), memory=MEMORY, processes=256)
@@ -91,7 +88,7 @@ def score(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int = 0) -
             folder,
             "/sys/devices/system/cpu",
         ]
-        verdict = sandbox.run(program, limits, unsafe, readable)
+        verdict = sandbox.run_program(program, limits, unsafe, readable)
     else:
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         verdict = sandbox.Verdict(done.returncode == 0, done.stderr + done.stdout)
@@ -110,7 +107,7 @@ def choose_stride(asked: int, plain: Record, scale: Scale) -> int:
         costs[stride] = plain["seconds"] + more_rows * plain["seconds of the model"]
         stride //= 2
     fitting = [stride for stride in costs if MARGIN * costs[stride] <= scale.scoring]
-    rows = [[stride, cost, "yes" * (stride in fitting)] for stride, cost in costs.items()]
+    rows = [[stride, cost, "yes" if stride in fitting else ""] for stride, cost in costs.items()]
     title = f"Cost of each stride, from measured speed; it fits if twice that is within {scale.scoring:g} seconds"
     print0(terminal_table(table_of(title, "Stride | Seconds:,.1f | Fits", rows)))
     if asked < 0:
@@ -146,12 +143,12 @@ def evaluate(config: Config) -> None:
         shutil.copy(path, f"{folder}/artifact")
         write_json(Path(folder, "text"), first_documents(corpus.batches("val"), size))
         subject = folder, scale, config.unsafe_exec, config.rows
-        plain = score(*subject)
+        plain = run_scorer(*subject)
         groups = plain["groups"] | {"code": sum(plain["sources"].values())}
         apart = {} if config.count_tokenizer else {"tokenizer (not counted)": groups.pop("tokenizer")}
         counted = check_size(groups, scale.bytes)
         stride = choose_stride(config.stride, plain, scale)
-        sliding = score(*subject, stride)  # ends with an error if it takes too long
+        sliding = run_scorer(*subject, stride)  # ends with an error if it takes too long
     outcome.metrics = {
         "bpb": measured(sliding["bpb"]),
         "Stride": stride,

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from tracks.golf.artifact import Artifact
 
 FILE = "artifact.golf"
-CALIBRATION, ROWS = 65536, 8  # tokens of training text for gptq, rows of a batch
+CALIBRATION = 65536  # tokens of training text for gptq
+ROWS = 8  # of a batch
 ROUNDS = 5  # of the search for the finest steps that fit
 ROOM_LEFT = 0.002  # share of the room that may stay empty
 FINEST, COARSEST = 0.25, 4.0  # factors for the clips
@@ -55,7 +56,8 @@ def calibration_batches(checkpoint: "Checkpoint", model: "GPT") -> "list[Tensor]
     from nanochat.dataloader import TextLoader
     from nanochat.models import tokenizer_of
 
-    config, length = checkpoint.manifest["config"], model.config.max_seq_len
+    config = checkpoint.manifest["config"]
+    length = model.config.max_seq_len
     corpus = open_corpus(config["data"], config["num_shards"])
     with TextLoader(corpus, tokenizer_of(checkpoint), ROWS, length, seed=config["seed"]) as source:
         return [next(source)[0] for _ in range(max(1, CALIBRATION // (ROWS * length)))]
@@ -107,12 +109,13 @@ def pack_scaled(
     return len(data) - read_artifact(data).bytes["tokenizer"], data
 
 
-def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
+def pack_model(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: "Tokenizer") -> Packed:
     """Return the model quantized by the plan; clips are scaled until the file fills the bytes."""
     from nanochat import quant
 
     matrices = quant.matrices(model)
-    recipes, hessians = quant.assign(config.plan, matrices), {}
+    recipes = quant.assign(config.plan, matrices)
+    hessians = {}
     if "gptq" in config.plan:
         hessians = quant.collect_hessians(model, calibration_batches(checkpoint, model))
 
@@ -129,7 +132,8 @@ def quantize(config: Config, checkpoint: "Checkpoint", model: "GPT", tokenizer: 
 
 def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packed:
     """Return the packed model with the finest codes that fit; if none fits, the last one tried."""
-    factor, tried = 1.0, []
+    factor = 1.0
+    tried = []
     for _ in range(ROUNDS):
         tried.append(pack(factor))
         over = tried[-1][0] - room
@@ -143,24 +147,24 @@ def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packe
 
 def main(config: Config) -> None:
     started = time.monotonic()
-    # Slow imports stay out of --help.
     from nanochat.data.corpus import open_corpus
-    from nanochat.evals.bpb import bits_by_exit, read_text
+    from nanochat.evals.bpb import read_text, text_bpb
     from nanochat.models import load_model
     from nanochat.runtime import setup
     from tracks.golf.artifact import read_artifact
+    from tracks.golf.model import require_golf
 
     scale = SCALES[config.scale]
     outcome = Outcome.begin("golf_pack", config.tag, config)
     with setup("cpu", "fp32") as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, -1, runtime)
-        loop, trained = checkpoint.manifest["loop"], checkpoint.manifest["config"]
-        if model.config.supervision or model.config.sweeps > 1:
-            raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
+        loop = checkpoint.manifest["loop"]
+        trained = checkpoint.manifest["config"]
+        require_golf(model.config)
         if loop["progress"] < 1:
             raise ValueError(f"the run {config.tag} has not ended: run tracks.golf.train again")
         clear_padding(model)
-        size, data = quantize(config, checkpoint, model, tokenizer)
+        size, data = pack_model(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
         new = stage_dir("golf_pack", config.tag) / f"{FILE}.new"
         write_bytes(new, data)
@@ -173,7 +177,7 @@ def main(config: Config) -> None:
         path = new.replace(new.with_suffix(""))
         corpus = open_corpus(trained["data"], trained["num_shards"])
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
-        before = bits_by_exit(model, text, model.config.max_seq_len, ROWS, runtime)[-1].value
+        before = text_bpb(model, text, model.config.max_seq_len, ROWS, runtime).value
 
     parameters = sum(value.numel() for value in model.parameters())
     outcome.metrics = {

@@ -25,6 +25,7 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
+from nanochat.log import print0
 from tracks.golf.entries import BASELINES, SCALES, VOCABULARIES, expand, tricks_of
 
 
@@ -123,7 +124,10 @@ def main(config: Config) -> None:
     find_sandbox(SCALES[config.scale].device, config.unsafe_exec)
     flags = entry_flags(config, config.entry)
     del flags["--plan"]
-    check_flags("tracks.golf.train", flag_words(flags))
+    plan = check_flags("tracks.golf.train", flag_words(flags))
+    if "--dry-run" in flags:
+        print0(plan)
+        return
     run_series("golf", config.tag, steps(config))
 
 

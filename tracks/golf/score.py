@@ -18,8 +18,9 @@ from torch import Tensor
 
 import rustbpe
 from nanochat.cross_entropy import overlapping_rows
-from nanochat.gpt import GPT, GPTConfig
+from nanochat.gpt import GPT
 from tracks.golf.artifact import Artifact, read_artifact
+from tracks.golf.model import GolfConfig, GolfGPT
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -27,7 +28,7 @@ ROOT = Path(__file__).parent.parent.parent
 def load(artifact: Artifact, device: str) -> GPT:
     """Return the artifact's model."""
     with torch.device("meta"):
-        model = GPT(GPTConfig(**artifact.config))
+        model = GolfGPT(GolfConfig(**artifact.config))
     model.to_empty(device=device)
     model.load_state_dict(artifact.weights)
     model.attention = "chunks"  # on a GPU too, where fused kernels want half precision

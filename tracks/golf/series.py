@@ -2,7 +2,8 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from nanochat.log import Record, table_of
 from nanochat.outcome import Metrics, Outcome, measured
@@ -18,7 +19,8 @@ COLUMNS = (
 )
 
 
-class Arm(NamedTuple):
+@dataclass(frozen=True)
+class Arm:
     """An entry of a series."""
 
     name: str

@@ -22,21 +22,20 @@ class Config(PretrainSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.dataloader import open_text
     from nanochat.evals.bpb import text_validation
     from nanochat.models import new_model
-    from nanochat.objectives import pretraining
-    from nanochat.quant import FakeQuantization
+    from nanochat.objectives import next_token
     from nanochat.run import training
     from nanochat.scaling import plan_with_tokenizer
     from nanochat.train import warm_up
+    from tracks.golf.model import require_golf
+    from tracks.golf.qat import FakeQuantization
 
     if config.qat and config.fp8:
         raise ValueError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
     plan, tokenizer = plan_with_tokenizer(config)
-    if plan.model.supervision or plan.model.sweeps > 1:
-        raise ValueError("golf artifacts hold plain models: train without --recursion, and with sweeps=1")
+    require_golf(plan.model)
     # On shapes alone: a mistake in the plan of quantization is found before anything is written.
     FakeQuantization(new_model(plan.model), config.qat, 0)
     if config.dry_run:
@@ -46,7 +45,7 @@ def main(config: Config) -> None:
         return
 
     with training("base_train", config, plan, tokenizer) as trainer:
-        model, objective = trainer.model, pretraining(config)
+        model = trainer.model
         if config.compile and not model.compiled:
             model.compile_parts()  # on a CPU too, where a short run would not be compiled on its clock
         source = open_text(trainer)
@@ -61,11 +60,11 @@ def main(config: Config) -> None:
         if model.compiled and progress < 1:
             for rounds in (True, False) if config.qat else (False,):  # both ways are compiled
                 rounding.switch(rounds)
-                warm_up(model, objective, trainer.optimizer, trainer.device_rows, config.max_seq_len, WARM_UP)
+                warm_up(model, next_token, trainer.optimizer, trainer.device_rows, config.max_seq_len, WARM_UP)
         rounding(progress)
         state = trainer.fit(
             source,
-            objective,
+            next_token,
             evaluations,
             after_step=[lambda state: rounding(state.progress)],
         )

@@ -11,7 +11,7 @@ beside those of its parent: right answers in the `stable` benchmarks, and answer
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -30,7 +30,8 @@ STAIR_STEPS = (6, 50)  # least and most steps of the curve on either side of the
 CURVES = {"loss": ("train/loss", 1.0), "gradient norm": ("train/grad_norm", 10.0)}
 
 
-class Alarm(NamedTuple):
+@dataclass(frozen=True)
+class Alarm:
     """A sign of a broken run."""
 
     kind: str  # loss, gradient norm, share, staircase, collapse or failed
@@ -91,7 +92,7 @@ def staircase(records: Sequence[Record]) -> Estimate | None:
 
     A cubic curve with a step is fitted to the mean of the losses around all ends, so a trend or bend is no step.
     """
-    from scipy.optimize import curve_fit  # a slow import, which must not delay --help
+    from scipy.optimize import curve_fit
 
     points = [(record["train/epoch"], record["train/loss"]) for record in records if "train/epoch" in record]
     epochs, losses = np.array(points).reshape(-1, 2).T

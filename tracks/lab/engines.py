@@ -93,7 +93,7 @@ ENGINES: dict[str, Callable[[Job, Sequence[Chain], int, int], int]] = {"local": 
 
 def gpu_names() -> list[str]:
     """Return the visible GPUs of this machine, as CUDA_VISIBLE_DEVICES names them."""
-    import torch  # slow: --help must not wait for it
+    import torch
 
     names = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
     return names.split(",") if names and torch.cuda.is_available() else []

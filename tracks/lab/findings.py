@@ -14,11 +14,11 @@ in tables are points, with standard errors from questions and seeds.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby, product
 from math import nan
 from pathlib import Path
 from statistics import mode
-from typing import NamedTuple
 
 import numpy as np
 
@@ -43,7 +43,8 @@ NOISE = "Benchmark|Slots|Mean:.1f|Deviation:.2f|±:.2f|Explained by questions:.0
 Cells = dict[tuple[str, str], dict[str, significance.Scores]]  # base and benchmark → mix → scores
 
 
-class RunResult(NamedTuple):
+@dataclass(frozen=True)
+class RunResult:
     """Whatever a run has left so far."""
 
     run: Run
@@ -176,7 +177,7 @@ def recommended(spec: Spec, results: Results) -> list[RunResult]:
 def write_recommendation(spec: Spec, results: Results) -> Path:
     """Write the recommendation from the development benchmarks, with the runs that it rests on."""
     path = stage_dir("lab", spec.name) / "recommendation.json"
-    verdicts = [one._asdict() for one in verdicts_on(spec, results)]
+    verdicts = [asdict(one) for one in verdicts_on(spec, results)]
     runs = [spec.tag_of(result.run) for result in results if not result.broken]
     write_json(path, {"rule": significance.RULE, "recommendation": verdicts, "runs": runs})
     return path
@@ -185,12 +186,14 @@ def write_recommendation(spec: Spec, results: Results) -> Path:
 def write_report(spec: Spec, outcome: Outcome, results: Results, merged: Results, look: int = 0) -> None:
     """Fill, print and write the outcome of a lab. look: number of looks at held-out benchmarks, 0 before --final."""
     outcome.add_artifact(write_recommendation(spec, results))
-    found, sealed = cells(results, spec.dev), []
+    verdicts = [[one.base, one.mix, one.verdict, one.reason] for one in verdicts_on(spec, results)]
+    found = cells(results, spec.dev)
+    sealed = []  # results on the held-out benchmarks
     synergies = differences(found, spec.reference, are_synergies=True)
     tables = [
         table_of("Mixes", "Mix | Words of --mixture", list(spec.mixes.items())),
         *score_tables("", spec, results, spec.open_tasks),
-        table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts_on(spec, results)),
+        table_of("Recommendation", "Base | Mix | Verdict | Reason", verdicts),
         difference_table("Synergies: gain beyond the sum of both", synergies),
         luck_table(found),
         merge_table(spec, results, merged),
@@ -226,7 +229,8 @@ def write_noise(spec: Spec, outcome: Outcome) -> None:
             if scores.shape[1] > 1:
                 one = significance.noise(scores)
                 k = one.repeats_for(significance.LITTLE_NOISE)
-                rows.append([name, slots or "chosen", scores.mean(), *one, one.kind, k])
+                figures = [scores.mean(), one.deviation, one.error, one.explained]
+                rows.append([name, slots or "chosen", *figures, one.kind, k])
     outcome.metrics = {"Question": spec.question, "Models": ", ".join(spec.bases), "Repeats": spec.repeats}
     outcome.tables = [table_of(f"Noise of one evaluation, {significance.CLASSES}", NOISE, rows)]
     outcome.finish()
@@ -281,14 +285,18 @@ def merge_table(spec: Spec, results: Results, merged: Results) -> Record:
         for mix in spec.merges.get(merge, ()):
             gain = gains.get((base, mix, benchmark))
             if gain and gain.shown == "gain":
-                kept = one.mean / gain.mean
-                rows.append([base, merge, method, benchmark, mix, *gain[:2], *one[:2], kept])
+                figures = [gain.mean, gain.error, one.mean, one.error, one.mean / gain.mean]
+                rows.append([base, merge, method, benchmark, mix, *figures])
     return table_of("Merges: gains over the reference that are kept", MERGES, rows)
 
 
 def difference_table(title: str, table: significance.Table) -> Record:
     """Return the table of differences for the report."""
-    return table_of(title, DIFFERENCE, [[*key, *one] for key, one in table.items()])
+    rows = [
+        [*key, one.mean, one.error, one.low, one.high, one.freedom, one.p, one.adjusted, one.shown]
+        for key, one in table.items()
+    ]
+    return table_of(title, DIFFERENCE, rows)
 
 
 def luck_table(found: Cells) -> Record:

@@ -47,7 +47,6 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.checkpoint import MANIFEST, newest
     from tracks.lab import merging as merge
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, learned_from
 from nanochat.log import Record
-from nanochat.models import verified
+from nanochat.models import config_of, verified
 from nanochat.paths import stage_dir
 from nanochat.train import State
 
@@ -104,7 +104,8 @@ def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]
     A model that would lower the score of the soup so far is left out (Wortsman et al. 2022). score: from tensors to a
     number, the higher the better.
     """
-    weights, best = dict.fromkeys(models, 0.0), -math.inf
+    weights = dict.fromkeys(models, 0.0)
+    best = -math.inf
     for name in sorted(models, key=lambda name: score(models[name]), reverse=True):
         larger = weights | {name: 1.0}
         found = score(merge(models.values(), larger.values()))
@@ -122,7 +123,8 @@ def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
     text: TAG or TAG@STEP, separated by commas, each perhaps with a weight: facts:0.7,sums@1000:0.3. A ValueError if
     the models differ in shape, tokenizer or parent.
     """
-    found, alike = {}, {}
+    found = {}
+    alike = {}
     for word in text.split(","):
         match = re.fullmatch(r"(([^@:]+)(?:@(\d+))?)(?::(\d+\.?\d*))?", word)
         if not match:
@@ -131,7 +133,10 @@ def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
         model = verified(stage, tag, int(step or -1))
         manifest = model.manifest
         # Without a parent, only checkpoints of one run are alike.
-        facts = manifest["model"] | {"tokenizer": manifest["tokenizer"]["hash"], "parent": manifest["parent"] or tag}
+        config = config_of(manifest)
+        # One version of this code may have written another entry for the same model than the next.
+        facts = {"kind": config.kind, **asdict(config)}
+        facts |= {"tokenizer": manifest["tokenizer"]["hash"], "parent": manifest["parent"] or tag}
         for kind, value in facts.items():
             if value != alike.setdefault(kind, value):
                 raise ValueError(f"--models: {name} has another {kind} than the models before it, {value}")

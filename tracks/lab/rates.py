@@ -11,7 +11,7 @@ on.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +24,8 @@ WINDOW = 1.2  # of log rate on either side of the lowest loss; the curve is no p
 Losses = Mapping[float, Sequence[float]]  # rate -> losses by seed, in their order; nan: diverged, or failed
 
 
-class Round(NamedTuple):
+@dataclass(frozen=True)
+class Round:
     """Runs that come next, or the result of the search."""
 
     rates: list[float]
@@ -37,7 +38,8 @@ def rounds(losses: Losses, seeds: int) -> Iterator[Round]:
     centre = 1.0
     for moves in range(MOST_MOVES + 1):
         wide = _rates(centre, np.linspace(-1, 1, WIDE))
-        yield Round(wide, 1, "rates over two decades" + ", moved to where the losses fall" * (moves > 0))
+        moved = ", moved to where the losses fall" if moves else ""
+        yield Round(wide, 1, f"rates over two decades{moved}")
         lowest, _ = _lowest(losses, wide)
         if wide[1] <= lowest <= wide[-2]:
             break

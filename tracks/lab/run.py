@@ -65,7 +65,8 @@ def main(config: Config) -> None:
     if not config.spec:
         raise ValueError("name the file that describes the lab: --spec=FILE")
     path = Path(config.spec).expanduser().resolve()
-    spec = sweep.read_spec(path, config.tag or path.stem + f"-{config.kind}" * (config.kind != "mixes"))
+    name = path.stem if config.kind == "mixes" else f"{path.stem}-{config.kind}"
+    spec = sweep.read_spec(path, config.tag or name)
     files, found = open_mixes(spec)
     wrong = sweep.mistakes(spec)
     found += wrong or flag_mistakes(spec)
@@ -75,19 +76,7 @@ def main(config: Config) -> None:
                 found.append(f"{name}: benchmarks are written as in docs/tasks.md")
         except ValueError as error:
             found.append(str(error))
-    refused = {
-        "--plan and --final belong to --kind=mixes": config.kind != "mixes" and (config.plan or config.final),
-        "--kind=rates looks for the lowest validation loss, which chat_rl has not": (
-            config.kind == "rates" and spec.stage == "chat_rl"
-        ),
-        "--kind=rates needs a validation loss: set --eval-every=0 in flags": (
-            config.kind == "rates" and spec.own_flags.get("--eval-every") == "-1"
-        ),
-        "--kind=variance needs repeats = 2 or more": config.kind == "variance" and spec.repeats == 1,
-        "--engine=ray and slurm need --gpus, as a number for each run": config.engine != "local" and config.gpus < 0,
-        "--final needs benchmarks that are held_out": config.final and not spec.held_out,
-    }
-    found += [sentence for sentence, is_wrong in refused.items() if is_wrong]
+    found += refused_flags(config, spec)
     if found:
         raise ValueError("\n  ".join([f"{config.spec}:", *found]))
     # Tasks without files are found before anything runs. Those that are held out are not opened.
@@ -101,9 +90,28 @@ def main(config: Config) -> None:
     kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
 
 
+def refused_flags(config: Config, spec: sweep.Spec) -> list[str]:
+    """Return sentences about flags that do not fit each other or the lab."""
+    found = []
+    if config.kind != "mixes" and (config.plan or config.final):
+        found.append("--plan and --final belong to --kind=mixes")
+    if config.kind == "rates" and spec.stage == "chat_rl":
+        found.append("--kind=rates looks for the lowest validation loss, which chat_rl has not")
+    if config.kind == "rates" and spec.own_flags.get("--eval-every") == "-1":
+        found.append("--kind=rates needs a validation loss: set --eval-every=0 in flags")
+    if config.kind == "variance" and spec.repeats == 1:
+        found.append("--kind=variance needs repeats = 2 or more")
+    if config.engine != "local" and config.gpus < 0:
+        found.append("--engine=ray and slurm need --gpus, as a number for each run")
+    if config.final and not spec.held_out:
+        found.append("--final needs benchmarks that are held_out")
+    return found
+
+
 def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
     """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
-    files, found = {}, []
+    files = {}
+    found = []
     for mix, words in spec.mixes.items():
         try:
             if spec.stage == "chat_rl":
@@ -150,7 +158,7 @@ def flag_mistakes(spec: sweep.Spec) -> list[str]:
 
 def check_disk(spec: sweep.Spec, runs: Sequence[sweep.Run]) -> None:
     """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
-    from nanochat.checkpoint import check_free_space  # a slow import, which must not delay --help
+    from nanochat.checkpoint import check_free_space
 
     check_free_space(base_dir(), sweep.disk_needed(spec, runs))
 
@@ -174,7 +182,8 @@ def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
     start(spec, sweep.chains_of(spec), config)
     if spec.merges:
         start(spec, sweep.merge_chains(spec), config)
-    results, merged = read_results(spec, spec.runs), read_results(spec, spec.merged_runs)
+    results = read_results(spec, spec.runs)
+    merged = read_results(spec, spec.merged_runs)
     if config.final:
         look = evaluate_held_out(spec, results, config)
     write_report(spec, outcome, results, merged, look)
@@ -216,7 +225,8 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
                 losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
         outcome.metrics[f"{mix} on {base}"] = ahead.sentence
         for rate, by_seed in sorted(losses.items()):
-            rows.append([base, mix, rate, len(by_seed), fmean(by_seed), "yes" * (rate in ahead.rates)])
+            is_best = "yes" if rate in ahead.rates else ""
+            rows.append([base, mix, rate, len(by_seed), fmean(by_seed), is_best])
     title = "Rates, as factors of the stage's own, by the last validation loss"
     outcome.tables = [table_of(title, "Base | Mix | Rate:g | Seeds | Loss:.4f | Best", rows)]
     outcome.finish()

@@ -19,7 +19,7 @@ Pure functions: no files are read.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,7 +52,8 @@ CLASSES = f"in points: high from {HIGH_NOISE}, very stable below {LITTLE_NOISE}"
 Scores = np.ndarray  # (seeds, questions)
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """A sum of arm means with signs: the score of an arm, the difference of two, or a synergy."""
 
     mean: float
@@ -71,7 +72,8 @@ class Difference(NamedTuple):
 Table = dict[tuple[str, str, str], Difference]  # (base, mix, benchmark); no rows for the reference
 
 
-class Noise(NamedTuple):
+@dataclass(frozen=True)
+class Noise:
     """The noise of a benchmark over repeated evaluations of the same models."""
 
     deviation: float  # of the score of one evaluation
@@ -89,7 +91,8 @@ class Noise(NamedTuple):
         return max(1, math.ceil((self.deviation / target) ** 2))
 
 
-class Recommendation(NamedTuple):
+@dataclass(frozen=True)
+class Recommendation:
     """The verdict on a mix for a base."""
 
     base: str
@@ -121,7 +124,7 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
     few seeds too much where it is small by chance: in the tail, where corrected p values lie, it is wrong by a factor
     of two to ten.
     """
-    from scipy.special import stdtr, stdtrit  # Student's t; a slow import, which must not delay --help
+    from scipy.special import stdtr, stdtrit  # Student's t
 
     variance, freedom = pooled_seed_variance(cells.values())
     arms = [cells[name] for name in [*plus, *minus]]
@@ -153,7 +156,8 @@ def contrast(cells: Mapping[str, Scores], plus: Sequence[str], minus: Sequence[s
 
 def adjust(table: Table) -> Table:
     """Return a table with p corrected for the number of differences (Holm's method), and with `shown`."""
-    adjusted, largest = dict(table), 0.0
+    adjusted = dict(table)
+    largest = 0.0
     for rank, key in enumerate(sorted(table, key=lambda key: table[key].p)):
         one = table[key]
         # A larger p never gets a smaller correction.
@@ -161,7 +165,7 @@ def adjust(table: Table) -> Table:
         shown = UNCLEAR
         if largest <= LEVEL:
             shown = "gain" if one.mean > 0 else "harm"
-        adjusted[key] = one._replace(adjusted=largest, shown=shown)
+        adjusted[key] = replace(one, adjusted=largest, shown=shown)
     return adjusted
 
 

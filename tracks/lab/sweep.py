@@ -14,9 +14,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product, starmap
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
@@ -38,7 +39,8 @@ HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True)
+class Run:
     """A base, a mix, a factor of the stage's learning rates, and a seed."""
 
     base: str
@@ -157,16 +159,13 @@ def mistakes(spec: Spec) -> list[str]:
     tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
     names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
-    checks = {
-        f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}": spec.reference in spec.mixes,
-        "with one seed nothing is shown, and scaled = true would drop every mix": (
-            not spec.scaled or len(spec.seeds) > 1
-        ),
-        "a budget in tokens needs --total-batch-size in flags": (
-            "tokens" not in spec.budget or "--total-batch-size" in spec.own_flags
-        ),
-    }
-    return found + [sentence for sentence, is_right in checks.items() if not is_right]
+    if spec.reference not in spec.mixes:
+        found.append(f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}")
+    if spec.scaled and len(spec.seeds) == 1:
+        found.append("with one seed nothing is shown, and scaled = true would drop every mix")
+    if "tokens" in spec.budget and "--total-batch-size" not in spec.own_flags:
+        found.append("a budget in tokens needs --total-batch-size in flags")
+    return found
 
 
 # ---- the job ----
@@ -196,7 +195,7 @@ def run_steps(spec: Spec, run: Run, is_held_out: bool = False) -> list[Step]:
     """Return training, or merging, and evaluation of a run. is_held_out: on the held-out benchmarks."""
     tag = spec.tag_of(run)
     first = _training_step(spec, run) if run.mix in spec.mixes else _merge_step(spec, run)
-    flags = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": tag + HELD_OUT * is_held_out}
+    flags = {"--source": SOURCES[spec.stage], "--tag": tag, "--out-tag": f"{tag}{HELD_OUT}" if is_held_out else tag}
     tasks = spec.held_out if is_held_out else spec.open_tasks
     return [first, _evaluation_step(spec, first.output, flags, tasks)]
 
@@ -206,7 +205,8 @@ def _training_step(spec: Spec, run: Run) -> Step:
     [(budget, amount)] = spec.budget.items()
     if budget == "tokens":
         amount //= int(spec.own_flags["--total-batch-size"])
-    tag, is_rl = spec.tag_of(run), spec.stage == "chat_rl"
+    tag = spec.tag_of(run)
+    is_rl = spec.stage == "chat_rl"
     settings = AnswerTuneSettings if is_rl else FineTuneSettings
     # A rate is a factor of the stage's own, or of that in the flags.
     factor = float(spec.own_flags.get("--init-lr-frac", settings.init_lr_frac))
@@ -235,8 +235,9 @@ def _training_step(spec: Spec, run: Run) -> Step:
 def _merge_step(spec: Spec, run: Run) -> Step:
     """Return the merge of the runs of several mixes."""
     name, _, method = run.mix.rpartition(":")
-    tag, weights = spec.tag_of(run), spec.merges[name]
-    runs = [run._replace(mix=mix) for mix in weights]
+    tag = spec.tag_of(run)
+    weights = spec.merges[name]
+    runs = [replace(run, mix=mix) for mix in weights]
     models = [f"{spec.tag_of(one)}:{weights[one.mix]:g}" for one in runs]
     flags = {"--tag": tag, "--source": SOURCES[spec.stage], "--models": ",".join(models), "--method": method}
     if method == "task":
@@ -276,7 +277,8 @@ def expectations(spec: Spec, questions: Mapping[str, int]) -> list[str]:
     left = "time and dollars are not known before the first run has finished"
     if done:
         factor = len(chains) / len(finished) - 1
-        seconds, spent = factor * sum(outcome.seconds for outcome in done), cost(done)
+        seconds = factor * sum(outcome.seconds for outcome in done)
+        spent = cost(done)
         dollars = "" if spent is None else f", ${factor * spent:,.2f}"
         left = f"about {duration(seconds)} left, one run after the other{dollars}"
     size = disk_needed(spec, [*spec.runs, *spec.merged_runs])

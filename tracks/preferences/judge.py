@@ -27,7 +27,6 @@ class Config(TeacherSettings, AnswerSettings, DeviceSettings, TagSettings):
 
 def answers_of(name: str, task: Task, config: Config) -> list[Record]:
     """Return a model's answers to the problems in a task, as an evaluation records them."""
-    # Slow imports stay out of --help.
     from nanochat.evals.chat import evaluate_task
     from nanochat.models import load_model
     from nanochat.runtime import setup
@@ -40,7 +39,6 @@ def answers_of(name: str, task: Task, config: Config) -> list[Record]:
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from tasks import TASKS
     from tasks.mixing import find_set
     from tracks.preferences.pairs import make_pairs

@@ -1,19 +1,19 @@
 """Preferences: pairs of a chosen and a rejected answer to one prompt, and an objective that learns from them (DPO).
 
 The frozen parent gives each answer's log-probabilities once, before training. They are kept on disk by hash, so no
-second model takes memory while training runs. A pair is two rows of a batch, the chosen answer first; batches have the
-columns from `Rollouts`, with the parent in place of the sampler, and compute each prompt once for both answers.
+second model takes memory while training runs. A pair is two rows of a batch, the chosen answer first; each prompt is
+computed once for both answers.
 """
 
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,15 +22,13 @@ from torch import Tensor
 
 from nanochat.chat import check_conversation, render_conversation, render_prompt
 from nanochat.checkpoint import MODEL
-from nanochat.dataloader import Batch
-from nanochat.engine import Completion
 from nanochat.gpt import GPT
 from nanochat.log import Record
 from nanochat.models import load_model
 from nanochat.objectives import Loss
 from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
-from nanochat.rollouts import Columns, PromptSource, answer_logprobs, assemble, before_and_after, columns, row_tokens
+from nanochat.rollouts import PromptSource, answer_logprobs, batch_order, before_and_after, pad, row_tokens
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 Pair = list[dict[str, Any]]  # two conversations that differ in the last message: chosen, rejected
 
 SIDES = ("chosen", "rejected")
-REFERENCE = 3  # column with the log-probabilities under the parent
 CHUNK = 256  # pairs that are padded together where no gradient is needed
 # Distance from ln 2 at which the first loss counts as wrong; rounding moves it by less.
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
@@ -110,15 +107,57 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
     return pairs
 
 
+OPTIONS = {"--pairs": make_pairs}  # of scripts.rollouts
+
+
 # ---- the source ----
 
 
-def _as_row(conversation: dict[str, Any], tokenizer: Tokenizer) -> Columns:
-    ids, mask = render_conversation(conversation, tokenizer)
-    start = len(render_prompt(conversation, tokenizer))
-    # The end token is among the ids. The log-probabilities under the parent are filled in later.
-    answer = Completion(ids[start:], mask[start:], "length", [0.0] * len(ids[start:]))
-    return columns(ids[:start], answer, 0.0, 0)
+class PairRow(NamedTuple):
+    """One answer of a pair. All columns but the prompt have shape (answer tokens,)."""
+
+    inputs: Tensor  # the prompt's last token, and the answer without its last one
+    targets: Tensor  # the answer, its end token included; -1 where the model does not learn the token
+    reference: Tensor  # log-probabilities of the targets under the parent; `Pairs.set_reference` fills them in
+    prompt: Tensor  # (prompt tokens - 1,): without the last token
+
+    @classmethod
+    def of(cls, conversation: Record, tokenizer: Tokenizer) -> "PairRow":
+        """Return the row for a conversation that ends with an answer."""
+        ids, mask = map(torch.tensor, render_conversation(conversation, tokenizer))
+        start = len(render_prompt(conversation, tokenizer))  # of the answer
+        return cls(
+            inputs=ids[start - 1 : -1],  # shifted right by one
+            targets=torch.where(mask[start:] == 1, ids[start:], -1),
+            reference=torch.zeros(len(ids) - start),
+            prompt=ids[: start - 1],
+        )
+
+
+class PairBatch(NamedTuple):
+    """Pairs, two rows each, the chosen answer first; padded behind their ends. The longest pairs come first."""
+
+    inputs: Tensor  # (rows, longest answer)
+    targets: Tensor  # (rows, longest answer), -1 also for padding
+    reference: Tensor  # (rows, longest answer): log-probabilities under the parent
+    prompts: Tensor  # (rows, longest prompt)
+    answer_lengths: Tensor  # (rows,), on the host: inputs without padding
+    prompt_lengths: Tensor  # (rows,), on the host: prompts without padding
+    groups: Tensor  # (rows,), on the host: number of the pair
+
+    @classmethod
+    def of(cls, pairs: Mapping[int, Sequence[PairRow]], device: torch.device) -> "PairBatch":
+        """Return the batch of these rows, by the pair's number."""
+        numbers, rows = batch_order(pairs)
+        return cls(
+            inputs=pad([row.inputs for row in rows], 0, device),
+            targets=pad([row.targets for row in rows], -1, device),
+            reference=pad([row.reference for row in rows], 0.0, device),
+            prompts=pad([row.prompt for row in rows], 0, device),
+            answer_lengths=torch.tensor([len(row.inputs) for row in rows]),
+            prompt_lengths=torch.tensor([len(row.prompt) for row in rows]),
+            groups=torch.tensor(numbers),
+        )
 
 
 class Pairs(PromptSource):
@@ -131,14 +170,14 @@ class Pairs(PromptSource):
     together = 2
 
     def __init__(self, trainer: "Trainer", pairs: Sequence[Pair]) -> None:
-        config, runtime = trainer.config, trainer.runtime
+        config = trainer.config
+        runtime = trainer.runtime
         # Pairs with one prompt have an order too.
         pairs = sorted(pairs, key=lambda pair: (text_sha256(json.dumps(pair[0]["messages"][:-1])), json.dumps(pair)))
-        answers = [[_as_row(conversation, trainer.tokenizer) for conversation in pair] for pair in pairs]
-        # Of each pair two rows as in `columns`; zeros stand for advantages.
+        answers = [[PairRow.of(conversation, trainer.tokenizer) for conversation in pair] for pair in pairs]
         self.answers = [rows for rows in answers if max(map(row_tokens, rows)) <= config.max_seq_len]
         self.left_out = len(pairs) - len(self.answers)
-        prompts = [chosen[-1] for chosen, _ in self.answers]
+        prompts = [chosen.prompt for chosen, _ in self.answers]
         learned = int(len(self.answers) * (1 - config.held_out))
         while 0 < learned < len(prompts) and torch.equal(prompts[learned - 1], prompts[learned]):
             learned -= 1
@@ -162,15 +201,15 @@ class Pairs(PromptSource):
         self.path = base_dir() / "reference_logprobs" / f"{text_sha256(json.dumps(setting))}.safetensors"
         super().__init__(trainer, learned, setting)
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> PairBatch:
         batch = self._batch(self.draw())
         self._step += 1
         return batch
 
-    def _batch(self, numbers: Sequence[int]) -> Batch:
-        return assemble({number: self.answers[number] for number in numbers}, self.runtime.device)
+    def _batch(self, numbers: Sequence[int]) -> PairBatch:
+        return PairBatch.of({number: self.answers[number] for number in numbers}, self.runtime.device)
 
-    def micro_batches(self, numbers: Sequence[int], rows: int) -> Iterator[Batch]:
+    def micro_batches(self, numbers: Sequence[int], rows: int) -> Iterator[PairBatch]:
         """Yield these pairs in micro-batches that fit into `rows` rows of full context."""
         for start in range(0, len(numbers), CHUNK):
             yield from self.split(self._batch(numbers[start : start + CHUNK]), rows)
@@ -178,14 +217,15 @@ class Pairs(PromptSource):
     @torch.no_grad()
     def set_reference(self, open_parent: Callable[[], GPT], rows: int) -> None:
         """Fill in each answer's log-probabilities under the parent, computed if no file has them yet."""
-        own = [row[REFERENCE] for row in chain(*self.answers)]
+        own = [row.reference for row in chain(*self.answers)]
         if not self.runtime.broadcast(self.path.exists):
             model = open_parent()  # freed when this function ends
             mine = range(self.runtime.rank, len(self.answers), self.runtime.world_size)
             for batch in self.micro_batches(mine, rows):
                 logprobs = answer_logprobs(model, batch)
-                for i, (length, _, number) in enumerate(batch[-1].tolist()):
-                    self.answers[number][i % 2][REFERENCE].copy_(logprobs[i, :length])
+                for i, number in enumerate(batch.groups.tolist()):
+                    reference = self.answers[number][i % 2].reference
+                    reference.copy_(logprobs[i, : len(reference)])
             # Each rank has its part, and 0 elsewhere.
             found = self.runtime.all_reduce(torch.cat(own).to(self.runtime.device))
             self.runtime.broadcast(lambda: write_bytes(self.path, save({"logprobs": found.cpu()})))
@@ -195,6 +235,11 @@ class Pairs(PromptSource):
 
 
 # ---- the objective ----
+
+
+def by_pair(values: Tensor) -> Tensor:
+    """Return the sums over tokens, (pairs, 2), from (rows, longest answer)."""
+    return values.sum(1).view(-1, 2)
 
 
 def chosen_minus_rejected(sides: Tensor) -> Tensor:
@@ -212,7 +257,7 @@ PREFERENCE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass
 class Preference:
-    """Raises the probability of chosen answers over rejected ones, relative to the parent. batch: from `Pairs`.
+    """Raises the probability of chosen answers over rejected ones, relative to the parent.
 
     loss: a key of PREFERENCE_LOSSES. sft_weight: of the mean loss on the tokens of the chosen answer. The loss is a
     mean over pairs.
@@ -222,7 +267,7 @@ class Preference:
     beta: float = 0.1
     sft_weight: float = 0.0
 
-    def figures(self, model: GPT, batch: Batch) -> dict[str, Tensor]:
+    def figures(self, model: GPT, batch: PairBatch) -> dict[str, Tensor]:
         """Return figures for each pair, (pairs,).
 
         loss: without the SFT term. accuracy: 1 if the chosen answer is the likelier one. gained: 1 if the margin is
@@ -230,10 +275,12 @@ class Preference:
         of both answers; unbiased if the parent sampled them at temperature 1, never negative. total: to be minimized.
         """
         logprobs = answer_logprobs(model, batch)  # (rows, longest), 0 where no target is
-        targets, reference = (batch[i][:, : logprobs.shape[1]] for i in (1, REFERENCE))
-        apart = logprobs - reference
-        parts = (targets >= 0, logprobs, apart, apart.exp() * (apart - 1) + 1)
-        lengths, chances, gains, strayed = (part.sum(1).view(-1, 2) for part in parts)  # (pairs, 2) each
+        longest = logprobs.shape[1]
+        apart = logprobs - batch.reference[:, :longest]
+        lengths = by_pair(batch.targets[:, :longest] >= 0)
+        chances = by_pair(logprobs)
+        gains = by_pair(apart)
+        strayed = by_pair(apart.exp() * (apart - 1) + 1)
         margins = chosen_minus_rejected(gains)
         scores = PREFERENCE_LOSSES[self.loss](gains, lengths)
         losses = -F.logsigmoid(self.beta * chosen_minus_rejected(scores))
@@ -246,7 +293,7 @@ class Preference:
             "total": losses - self.sft_weight * chances[:, 0] / lengths[:, 0],
         }
 
-    def __call__(self, model: GPT, batch: Batch) -> Loss:
+    def __call__(self, model: GPT, batch: PairBatch) -> Loss:
         figures = self.figures(model, batch)
         total = figures.pop("total")
         count = torch.tensor(len(total), device=total.device)
@@ -288,12 +335,12 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
 
 def preference_metrics(state: State, source: Pairs) -> Metrics:
     """Return the metrics of preference training, on held-out pairs and tasks."""
-    metrics = {
+    metrics: Metrics = {
         "Pairs to learn from": source.count,
         "Held-out pairs": len(source.answers) - source.count,
         "Left out, being too long": source.left_out,
         "Number of iterations": state.step,
     }
     for side, rows in zip(SIDES, zip(*source.answers, strict=True), strict=True):
-        metrics[f"Mean length, {side}"] = measured(fmean(len(row[0]) for row in rows), spec=".1f", unit=" tokens")
+        metrics[f"Mean length, {side}"] = measured(fmean(len(row.inputs) for row in rows), spec=".1f", unit=" tokens")
     return metrics | before_and_after(state)

@@ -36,7 +36,6 @@ class Config(AnswerTuneSettings, TaskScoreSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.evals.chat import log_figures, task_scores
     from nanochat.run import tuning
     from nanochat.start import print_plan

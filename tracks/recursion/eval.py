@@ -19,7 +19,6 @@ class Config(DeviceSettings, TagSettings):
 
 
 def main(config: Config) -> None:
-    # Slow imports stay out of --help.
     from nanochat.runtime import setup
     from tracks.recursion.study import SeedResult, figures, read_seeds, refit_exits, tables
 

@@ -4,28 +4,75 @@ y is the answer so far, z a latent state, x the embedded tokens. For each superv
 updates z ← z + B(norm(x + y + z)) `loops` times, then y ← y + B(norm(y + z)), and the head reads norm(y) at the exit.
 With more than one pass, the sweeps before the last one have no gradient. Every attention call is causal.
 
-The model is GPT with the fields `supervision`, `loops`, `passes` and `detached`; names and shapes of the parameters are
-GPT's. Value embeddings and the factors of the residual stream are part of a block and act in every application; smear
-is a part of x, and backout acts on the sweep that ends at the exit.
+Names and shapes of the parameters are GPT's. Value embeddings and the factors of the residual stream are part of a
+block and act in every application; smear is a part of x, and backout acts on the sweep that ends at the exit.
+
+A looped model is what recursion is compared with: the same blocks, run again and again on one state, with one loss.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.gpt import GPT, norm
+from nanochat.gpt import Applications, GPTConfig, norm
+from nanochat.induction import InductionConfig, InductionGPT
+from nanochat.log import print0
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
 
+# Activations that an application keeps beside those of a block, by token and channel: the norms around it are kept too,
+# and with checkpointing only its input is. Found by rehearsals (bench/rehearse.py).
+KEPT = (2.2, -0.35)
 
-class RecursiveGPT(GPT):
+
+@dataclass(frozen=True)
+class RecursiveConfig(InductionConfig):
+    kind: ClassVar[str] = "recursive"
+
+    supervision: int = 4  # exits, each with a loss
+    loops: int = 2  # updates of the latent state before the answer is updated once
+    passes: int = 1  # sweeps over the layers for each exit; the last one has a gradient
+    detached: int = 0  # exits after which no gradient is passed back
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.supervision < 1 or self.passes < 1 or self.loops < 0:
+            raise ValueError("a recursive model needs at least one exit and one pass")
+
+    @property
+    def applications(self) -> Applications:
+        sweeps = self.supervision * (self.loops + 1)
+        return Applications(sweeps, (self.passes - 1) * sweeps, self.supervision, KEPT)
+
+
+class RecursiveGPT(InductionGPT):
     """A GPT whose layers are applied again and again."""
+
+    config: RecursiveConfig
+    config_class: ClassVar[type[GPTConfig]] = RecursiveConfig
+
+    def __init__(self, config: RecursiveConfig, attention: str = "sdpa", checkpointing: bool = False) -> None:
+        super().__init__(config, attention, checkpointing)
+        self.steps = config.supervision  # exits of a forward: another number than was trained is possible
+
+    @property
+    def cached_layers(self) -> int:
+        config = self.config
+        return config.depth * self.steps * config.passes * (config.loops + 1)
+
+    def choose_exits(self, exits: int) -> None:
+        print0(f"recursion: {exits} exits, trained with {self.config.supervision}")
+        self.steps = exits
+
+    def end_like(self, model: Self) -> None:
+        self.steps = model.steps
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input at the last exit, (B, T, width) in compute_dtype."""
@@ -38,7 +85,7 @@ class RecursiveGPT(GPT):
         layers = list(self.layers(context))
         places = count()  # of keys and values in the cache: each application of a block has its own
 
-        def run(i: int, state: Tensor) -> Tensor:
+        def apply(i: int, state: Tensor) -> Tensor:
             layer, block = layers[i], self.blocks[i]
             if cache is not None:
                 layer = layer._replace(store=partial(cache.update, next(places)))
@@ -55,10 +102,43 @@ class RecursiveGPT(GPT):
                 with torch.set_grad_enabled(torch.is_grad_enabled() and number == config.passes):
                     for i in range(config.depth):
                         for _ in range(config.loops):
-                            z = z + run(i, x0 + y + z)
-                        y = y + run(i, y + z)
+                            z = z + apply(i, x0 + y + z)
+                        y = y + apply(i, y + z)
                         if i == config.depth // 2:
                             middle = y
             yield norm(self.back_out(y, middle))
             if step < config.detached:
                 y, z = y.detach(), z.detach()
+
+
+@dataclass(frozen=True)
+class LoopedConfig(InductionConfig):
+    kind: ClassVar[str] = "looped"
+
+    sweeps: int = 2  # times that the layers run
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sweeps < 1:
+            raise ValueError(f"sweeps={self.sweeps} has to be at least 1")
+
+    @property
+    def applications(self) -> Applications:
+        return Applications(trained=self.sweeps)
+
+
+class LoopedGPT(InductionGPT):
+    """A GPT whose layers run several times on one state."""
+
+    config: LoopedConfig
+    config_class: ClassVar[type[GPTConfig]] = LoopedConfig
+
+    def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
+        context = self.context(ids, cache)
+        x = context.x0
+        for number in range(self.config.sweeps):
+            x = self.sweep(x, context._replace(first=number * self.config.depth))
+        return x
+
+
+MODELS = {"recursive": RecursiveGPT, "looped": LoopedGPT}

@@ -28,7 +28,7 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
-from nanochat.log import Record
+from nanochat.log import Record, print0
 from tracks.recursion.settings import PRESETS
 
 # Flags that differ between arms → the flag of the series to use.
@@ -132,8 +132,10 @@ def main(config: Config) -> None:
     data = source_of(config, "world")
     refuse_own(words_of(config), OWN)
     flags = [f"--data={data}", f"--depth={config.depth}", *common_flags(config)]
-    check_flags("scripts.base_train", flags)
-    check_flags(MODULES["R"], [*flags, *recursion_flags(config)])
+    plans = [check_flags(MODULES["R"], [*flags, *recursion_flags(config)]), check_flags("scripts.base_train", flags)]
+    if "--dry-run" in flags:
+        print0(*plans, sep="\n\n")
+        return
     run_series("recursion", config.tag, steps(config, data))
 
 

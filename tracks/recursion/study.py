@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nanochat.checkpoint import Checkpoint, newest
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
-from nanochat.evals.bpb import LEAST_REFINEMENT, bits_by_exit, in_order, read_text, refinement, validated_exits
+from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import build_model, config_of, tokenizer_of
 from nanochat.objectives import next_token
@@ -25,9 +25,11 @@ from nanochat.param_groups import build_groups, group_rates
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import flops_per_token, rate_scale
-from nanochat.settings import Preset, TrainingSettings
+from nanochat.settings import TrainingSettings
 from nanochat.statistics import interval
 from nanochat.train import State, TrainingLoop
+from tracks.recursion.alarms import LEAST_REFINEMENT, in_order, refinement, validated_exits
+from tracks.recursion.settings import PRESET_FIELDS
 
 if TYPE_CHECKING:
     from nanochat.gpt import GPT
@@ -43,7 +45,7 @@ ARMS = {
 BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
 SECONDS = "Seconds of training"
 # Settings in which an arm may differ from R.
-FREE_IN_ARM = {*Preset._fields, "recursion", "depth", "model", "num_iterations", "target_seconds"}
+FREE_IN_ARM = {*PRESET_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
 EQUAL = {PARAMETERS: "PWL", FLOPS: "F", SECONDS: "W"}  # metric -> arms that have to equal R in it
 TOLERANCE = 0.05  # for FLOPs and seconds, which cannot be the same
 REFIT_STEPS = 50  # between validations
@@ -176,7 +178,7 @@ def refit(
     loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
 
     def measure() -> float:
-        return bits_by_exit(model, text, length, rows, runtime)[-1].value
+        return text_bpb(model, text, length, rows, runtime).value
 
     lowest, done = measure(), []
     with source:
@@ -243,6 +245,12 @@ def verdict(own: Sequence[float], refitted: Sequence[float], gains: Mapping[str,
 # ---- the report ----
 
 
+def _mean(values: Sequence[float | str]) -> float | None:
+    """Return the mean; None if a run has no figure: one that was too short has no speed."""
+    numbers = [value for value in values if not isinstance(value, str)]
+    return statistics.fmean(numbers) if len(numbers) == len(values) else None
+
+
 def tables(results: Sequence[SeedResult]) -> list[Record]:
     """Return two tables: bits per byte at each exit; cost and loss of each arm, and its difference to R."""
     exits = zip(*(result.arms["R"].exits for result in results), strict=True)
@@ -257,7 +265,7 @@ def tables(results: Sequence[SeedResult]) -> list[Record]:
     for arm, description in ARMS.items():
         runs = [result.arms[arm] for result in results]
         gain = [None, None] if arm == "R" else interval([result.gain(arm) for result in results])
-        means = (statistics.fmean(run.outcome.figure(name) for run in runs) for name in names)
+        means = (_mean([run.outcome.figure(name) for run in runs]) for name in names)
         rows.append([arm, runs[0].outcome.config["depth"], *gain, *means, description])
     return [*found, table_of("Arms, means over seeds; differences to R ± 95 %", columns, rows)]
 
@@ -272,7 +280,7 @@ def figures(results: Sequence[SeedResult]) -> Metrics:
     return {
         "Verdict": verdict(own, refitted, gains),
         "Preset": settings["recursion"],
-        **{name: settings[name] for name in (*Preset._fields, "matrix_lr", "embedding_lr")},
+        **{name: settings[name] for name in (*PRESET_FIELDS, "matrix_lr", "embedding_lr")},
         "Refinement": measured(*interval(own)),
         "Refinement, first exit refitted": measured(*interval(refitted)),
         "Refinement, first and last exit refitted": measured(*interval(both)),

@@ -52,7 +52,7 @@ MOST_SHARES = 1.1  # of a rank
 def make_loader(data: str, rank: int, ranks: int, rows: int, length: int = LENGTH) -> TextLoader:
     """Return the loader of a rank as a run opens it. rows: in a batch, of all ranks."""
     corpus = open_corpus(data)
-    tokenizer = Tokenizer.train([corpus.sources[0].shards["train"][0].read(0)], 1_024)
+    tokenizer = Tokenizer.train([corpus.sources[0].shards["train"][0].read_row_group(0)], 1_024)
     return TextLoader(corpus, tokenizer, rows, length, lanes=LANES, rank=rank, world_size=ranks)
 
 
@@ -60,7 +60,7 @@ def first_batch(data: str, ranks: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the first batch in the order of the stream, and the bytes of text that each rank reads for its rows."""
     batch = np.zeros((LANES, LENGTH), np.int64)
     read = np.zeros(ranks, np.int64)
-    read_group = Shard.read
+    read_group = Shard.read_row_group
 
     def counted(shard: Shard, group: int) -> "pa.Array":
         texts = read_group(shard, group)
@@ -69,7 +69,7 @@ def first_batch(data: str, ranks: int) -> tuple[np.ndarray, np.ndarray]:
 
     for rank in range(ranks):
         loader = make_loader(data, rank, ranks, LANES)
-        with patch.object(Shard, "read", counted):
+        with patch.object(Shard, "read_row_group", counted):
             made, _ = next(loader._make_batches())  # without the thread, which would read on
         batch[rank::ranks] = made[0]
     return batch, read
@@ -78,7 +78,8 @@ def first_batch(data: str, ranks: int) -> tuple[np.ndarray, np.ndarray]:
 def peaks(data: str, tokens: float, ranks: int = 64) -> list[int]:
     """Stream tokens of the last rank; return the peak memory in MB after each tenth of them."""
     loader = make_loader(data, ranks - 1, ranks, 8 * ranks, 2_048)
-    seen, found = 0, []
+    seen = 0
+    found = []
     for tenth in range(1, 11):
         while seen < tokens * tenth / 10:
             seen += next(loader)[0].numel()
@@ -102,7 +103,8 @@ def whole_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
 
 def sharded_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
     """Return the optimizer of a rank that holds its share of the weights (--shard-weights), on the meta device."""
-    model, place = new_model(shape), Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
+    model = new_model(shape)
+    place = Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
     shards = Shards(model, model.get_parameter, place)
     return Optimizer(build_groups(model, _rates(shape)), rank, ranks, shards=shards)
 

@@ -6,7 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from tracks.chatdata.augment import LETTERS, STYLES, answers_in, normal_form, remix
+from tasks.multiple_choice import LETTERS, answers_in
+from tracks.chatdata.augment import STYLES, normal_form, remix
 from tracks.chatdata.bm25 import BM25
 
 CHOICES = ["red", "1,000", "서울", "x < 5", "a (b)", "A", "two\nlines", "$5.", "Answer 3", "\\boxed{1}"]

@@ -7,8 +7,8 @@ from conftest import ROOT
 from made_chats import sentence
 
 from tasks import TASKS
-from tasks.sources import benchmark_questions
 from tracks.chatdata.contamination import Benchmarks, normal
+from tracks.chatdata.sources import benchmark_questions
 
 MIRROR = ROOT.parent / "shared/hub"
 
@@ -29,6 +29,7 @@ def made(random: Random):
 def real(random: Random):
     if not MIRROR.is_dir():
         pytest.skip("no mirror of real data on this machine")
+    pytest.importorskip("tracks.benchmarks.sets")
     rows = [row["messages"] for row in TASKS["KoAlpaca-v1"]("train")]
     texts = [f"{question['content']}\n{answer['content']}" for question, answer in rows]
     return benchmark_questions(TASKS["CLIcK"]()), [text[random.randint(0, 5) :] for text in (texts * 2)[:20_000]]

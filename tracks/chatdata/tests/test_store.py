@@ -2,6 +2,7 @@
 
 import tracemalloc
 from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -69,7 +70,7 @@ def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path):
     good = [chat(question, answer, fault=["mine"]), chat(question, answer), chat(question, "long " * 200_000)]
     good[1]["messages"][1] = {"name": "model", "content": answer, "role": "assistant"}
     rows = [row | {"bucket": "a"} for row in bad + good]
-    context = Context(FilterSettings(filters="ratio,turns,exact"), *CONTEXT[1:])
+    context = replace(CONTEXT, settings=FilterSettings(filters="ratio,turns,exact"))
     tracemalloc.start()
     filter_file(rows, len(rows), context, tmp_path / "a.db")
     assert tracemalloc.get_traced_memory()[1] < 300e6
@@ -80,4 +81,4 @@ def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path):
     faults = [text for name, _, text in tables["Examples of dropped rows"] if name == "turns"]
     assert faults[:2] == ["the last message is no answer, or a message is empty", "half a surrogate pair is no text"]
     with pytest.raises(ValueError, match="a row of a is malformed, drop it with the filter turns: the last message"):
-        filter_file(rows, len(rows), Context(FilterSettings(filters="exact"), *CONTEXT[1:]), tmp_path / "b.db")
+        filter_file(rows, len(rows), replace(CONTEXT, settings=FilterSettings(filters="exact")), tmp_path / "b.db")

@@ -4,16 +4,18 @@ import contextlib
 import dataclasses
 import io
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from models import CONFIGS, lively
+from models import CONFIGS, SMALL, lively
 
 from nanochat import chat
 from nanochat.checkpoint import learned_from
 from nanochat.gpt import GPTConfig
+from nanochat.models import IDLE, config_fields, config_with
 from nanochat.tokenizer import Tokenizer
 from tracks.export import gguf, hf
 from tracks.export.hf import ARCHITECTURES, Exported, architecture_of, unsupported
@@ -21,6 +23,7 @@ from tracks.export.tests.exports import through_folder, tokenizer_of, trained
 from tracks.export.tokenizers import sample_texts
 
 NANOCHAT, QWEN3, OWN = ARCHITECTURES
+FIELDS_OF_OTHER_KINDS = [name for name in IDLE if name not in ("loops", "passes", "detached")]  # they need supervision
 MODELS = {"nanochat": "october-2025", "qwen3": "portable", "own": "reference"}
 MANIFEST = {"stage": "base_train", "parent": None, "config": None, "step": 4, "versions": {"torch": "2.11"}}
 MANIFEST["data"] = [{"source": "world-2", "split": "train"}, {"source": "world-2", "split": "val"}, {"source": "notes"}]
@@ -47,21 +50,21 @@ def folder(request, tokenizer, tmp_path_factory):
 
 def changed(preset: str, name: str):
     """A small config of a preset with one field changed; None if no other value is valid for this field alone."""
-    config = GPTConfig(**CONFIGS[preset])
-    value = getattr(config, name)
+    usual = {**IDLE, **asdict(config_with(CONFIGS[preset]))}
+    value = usual[name]
     sizes = {"depth": 3, "width": 128, "heads": 8, "kv_heads": 1, "max_seq_len": 256}
-    others = sizes | {"mlp": {"relu2": "swiglu", "swiglu": "relu2"}[config.mlp], "window_pattern": "S"}
+    others = sizes | {"mlp": {"relu2": "swiglu", "swiglu": "relu2"}[usual["mlp"]], "window_pattern": "S"}
     others |= {name: not value} if isinstance(value, bool) else {}
     value = others[name] if name in others else value + 1
     with contextlib.suppress(ValueError):  # induction needs smear, say
-        return dataclasses.replace(config, **{name: value})
+        return config_with({**usual, name: value})
     return None
 
 
 @pytest.mark.parametrize("preset", ["october-2025", "portable", "reference"])
-@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(GPTConfig)])
+@pytest.mark.parametrize("name", [*(field.name for field in dataclasses.fields(GPTConfig)), *FIELDS_OF_OTHER_KINDS])
 def test_every_setting_is_exported_or_refused_by_name(preset, name, tokenizer, tmp_path):
-    """A new field of GPTConfig is tried without a change here: it must not be dropped."""
+    """A new field of any kind of model is tried without a change here: it must not be dropped."""
     config = changed(preset, name)
     if config is None:
         pytest.skip("no other value is valid")
@@ -70,7 +73,7 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name, tokenizer, t
     if refused:
         assert name in {setting.partition("=")[0] for setting in refused}
         return
-    model = lively(dataclasses.asdict(config)).requires_grad_(False)
+    model = lively(asdict(config)).requires_grad_(False)
     theirs = through_folder(model, tmp_path, architecture, tokenizer)
     ids = torch.randint(config.vocab_size, (1, 200), generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(theirs(ids).logits, model(ids), atol=2e-5, rtol=1e-5)
@@ -78,13 +81,13 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name, tokenizer, t
 
 def test_settings_that_cannot_be_exported_are_refused():
     made = dataclasses.make_dataclass("Novel", [("novelty", int, 3)], bases=(GPTConfig,), frozen=True)
-    assert unsupported(made(**CONFIGS["portable"]), QWEN3) == ["novelty=3"]
+    assert unsupported(made(**asdict(config_with(CONFIGS["portable"]))), QWEN3) == ["novelty=3"]
     fields = {"window_pattern": "S", "max_seq_len": 128}  # no short window is left
-    assert unsupported(GPTConfig(**CONFIGS["october-2025"] | fields), NANOCHAT) == []
-    assert architecture_of(GPTConfig(**CONFIGS["reference"])) == OWN
+    assert unsupported(config_with(CONFIGS["october-2025"] | fields), NANOCHAT) == []
+    assert architecture_of(config_with(CONFIGS["reference"])) == OWN
     refused = r"NanochatForCausalLM does not support rope_dims=8, query_gain=1.75, qk_eps=1e-06, exclusive_last=2. It"
     with pytest.raises(ValueError, match=refused + r" supports those of --model=reference$"):
-        architecture_of(GPTConfig(**CONFIGS["golf-seed"]))
+        architecture_of(config_with(SMALL | config_fields("golf-seed") | {"rope_dims": 8}))
 
 
 def test_transformers_computes_the_same(folder):

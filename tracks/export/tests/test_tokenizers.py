@@ -1,10 +1,14 @@
 """The tokenizer in files of other programs: the same ids, and one sentence for a file that is no vocabulary."""
 
 import base64
+import os
+from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
 
+import rustbpe
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tracks.export import tokenizers as files
 from tracks.export.tests.exports import tokenizer_of
@@ -43,6 +47,53 @@ def test_our_file_and_tiktokens_ranks_are_read(tokenizer, tmp_path):
     (tmp_path / "tokenizer.tiktoken").write_text(ranks_file(tokenizer))
     for name in ("tokenizer.json", "tokenizer.tiktoken"):
         assert files.read_tokenizer(tmp_path / name).content_hash == tokenizer.content_hash
+
+
+def test_the_merge_of_a_token_is_the_one_that_bpe_leaves():
+    ranks = {bytes([byte]): byte for byte in range(256)}
+    for token in (b"bc", b"ab", b"abc", b"aa", b"aaaa"):
+        ranks[token] = len(ranks)
+    # bc has a lower rank than ab.
+    assert files.merge_of(b"abc", ranks) == (ord("a"), ranks[b"bc"])
+    assert files.merge_of(b"abbc", ranks) == (ranks[b"ab"], ranks[b"bc"])
+    # Of equal pairs the leftmost is merged first.
+    assert files.merge_of(b"aaa", ranks) == (ranks[b"aa"], ord("a"))
+    assert files.merge_of(b"aaaaaa", ranks) == (ranks[b"aaaa"], ranks[b"aa"])
+    for token in (b"xyz", b"a", b""):
+        with pytest.raises(ValueError):
+            files.merge_of(token, ranks)
+
+
+CL100K = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # file in the cache of tiktoken
+KNOWN = 20_000  # of its tokens
+
+
+def test_the_merges_of_a_real_vocabulary_give_its_ids():
+    path = Path(os.environ.get("TIKTOKEN_CACHE_DIR", "/nowhere"), CL100K)
+    if not path.exists():
+        pytest.skip("TIKTOKEN_CACHE_DIR names no folder with cl100k_base")
+    tokens = [base64.b64decode(line.split()[0]) for line in path.read_bytes().splitlines()[:KNOWN]]
+    ranks: dict[bytes, int] = {}
+    merges = []
+    for rank, token in enumerate(tokens):
+        if rank >= 256:
+            merges.append(files.merge_of(token, ranks))
+        ranks[token] = rank
+    # The real vocabulary has the bytes in another order than ours.
+    ids = np.array([*(token[0] for token in tokens[:256]), *range(256, KNOWN)])
+    ours = rustbpe.Tokenizer(ids[np.array(merges)].astype(np.uint32))
+    theirs = rustbpe.Tokenizer.from_ranks(tokens)
+    for text in TEXTS[:1000]:
+        assert ours.encode(text).tolist() == ids[theirs.encode(text)].tolist()
+
+
+def test_ranks_with_bytes_in_another_order_are_refused(tokenizer, tmp_path):
+    """Their merges would mean other bytes."""
+    first, second, *others = ranks_file(tokenizer).splitlines(keepends=True)
+    path = tmp_path / "tokenizer.tiktoken"
+    path.write_text(first.replace(" 0", " 1") + second.replace(" 1", " 0") + "".join(others))
+    with pytest.raises(ValueError, match="that begins with the bytes in order"):
+        files.read_tokenizer(path)
 
 
 @pytest.mark.parametrize("content", [b"!!! 0 1", b"\x80\x04\x95pickle", b"{"])

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import tempfile
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -11,7 +12,8 @@ from base_runs import Base
 from contain import NEEDS_SANDBOX
 
 from nanochat.paths import read_json
-from scripts import golf_eval, golf_pack
+from tracks.golf import eval as golf_eval
+from tracks.golf import pack as golf_pack
 from tracks.golf.entries import SCALES
 
 
@@ -58,7 +60,7 @@ def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
         ({"bytes": 60_000}, "over the budget of 60,000; the largest: code"),
         ({"scoring": 0.001}, "scoring took longer than"),
     ):
-        monkeypatch.setitem(SCALES, "embedded", EMBEDDED._replace(**limit))
+        monkeypatch.setitem(SCALES, "embedded", replace(EMBEDDED, **limit))
         with pytest.raises(ValueError, match=sentence):
             golf_eval.main(config)
     shutil.move(base.folder / "elsewhere", base.of("entry"))
@@ -103,9 +105,9 @@ def speed(factor):
 
 
 def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_take_it():
-    scale = EMBEDDED._replace(scoring=5)
+    scale = replace(EMBEDDED, scoring=5)
     for factor, least, stride in ((1, 8, 8), (1, 16, 16), (2, 8, 16), (4, 8, 32), (100, 8, 32)):
-        assert golf_eval.choose_stride(-1, speed(factor), scale._replace(stride=least)) == stride
+        assert golf_eval.choose_stride(-1, speed(factor), replace(scale, stride=least)) == stride
     assert golf_eval.choose_stride(16, speed(100), scale) == 16
     assert golf_eval.choose_stride(0, speed(1), scale) == 32
 
@@ -113,7 +115,7 @@ def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_tak
 def test_on_a_gpu_the_scoring_process_gets_the_device_and_no_sandbox():
     done = subprocess.CompletedProcess([], 0, 'a warning\n{"bpb": 1}\n', "")
     with patch.object(subprocess, "run", return_value=done) as run:
-        assert golf_eval.score("/folder", SCALES["1gpu"], False, 8, 64) == {"bpb": 1}
+        assert golf_eval.run_scorer("/folder", SCALES["1gpu"], False, 8, 64) == {"bpb": 1}
     [[_, _, program]] = run.call_args.args
     assert "score_files('/folder', 64, 8, 600, 'cuda')" in program
     assert golf_eval.find_sandbox("cuda", unsafe=False) == "no, on a GPU"

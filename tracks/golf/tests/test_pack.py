@@ -65,7 +65,7 @@ def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
     assert seconds[1] - seconds[0] > 10
     files = (base.folder / "golf_pack/entry").iterdir
     earlier = {path: path.read_bytes() for path in files()}
-    monkeypatch.setitem(SCALES, "embedded", SCALES["embedded"]._replace(seconds=3))
+    monkeypatch.setitem(SCALES, "embedded", replace(SCALES["embedded"], seconds=3))
     with pytest.raises(ValueError, match="over the limit of 3 s"):
         golf_pack.main(with_gptq)
     assert {path: path.read_bytes() for path in files()} == earlier

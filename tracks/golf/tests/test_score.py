@@ -4,23 +4,26 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import asdict
 
 import pyarrow as pa
 import pytest
 import torch
 from conftest import ROOT
 from contain import NEEDS_SANDBOX
-from models import CONFIGS, lively
+from models import lively
 
 from nanochat import quant
 from nanochat.evals import sandbox
-from nanochat.evals.bpb import bits_by_exit, read_text
-from nanochat.gpt import GPTConfig
+from nanochat.evals.bpb import read_text, text_bpb
+from nanochat.models import config_with
 from nanochat.runtime import setup
 from nanochat.tokenizer import Tokenizer
 from tracks.golf import score as golf
 from tracks.golf.artifact import read_artifact, write_artifact
+from tracks.golf.model import GolfConfig
 from tracks.golf.pack import vocabulary_of, without_defaults
+from tracks.golf.tests.golf_models import CONFIGS
 
 TEXTS = [f"Letter {number}: the quick brown fox — 빠른 갈색 여우 — {number**3}\n" * 3 for number in range(12)]
 CONTEXT = 32
@@ -45,8 +48,9 @@ def packed(tokenizer):
 
 @pytest.mark.parametrize("fields", [{"max_seq_len": 2048}, {"heads": 12, "kv_heads": 6, "width": 96}, {}])
 def test_a_config_comes_back_without_its_defaults(fields):
-    config = lively({**CONFIGS["golf"], **fields}).config
-    assert GPTConfig(**without_defaults(config)) == config
+    for name in CONFIGS:
+        config = config_with({**CONFIGS[name], **fields})
+        assert asdict(GolfConfig(**without_defaults(config))) | asdict(config) == asdict(GolfConfig(**asdict(config)))
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
     model, data = packed
     text = read_text([pa.array(TEXTS)], tokenizer, 10**9)
     with setup("cpu", "fp32") as runtime:
-        expected = bits_by_exit(model, text, CONTEXT, rows, runtime, stride)[-1].value
+        expected = text_bpb(model, text, CONTEXT, rows, runtime, stride).value
     artifact = read_artifact(data)
     ids = golf.encode(TEXTS, tokenizer.core)
     assert torch.equal(ids, text.ids)
@@ -83,8 +87,9 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
     program = f"import json; from tracks.golf.score import score_files; print(json.dumps(score_files{arguments}))"
     plain = json.loads(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT))
     assert plain["bytes"] == sum(len(text.encode()) for text in TEXTS)
-    trunk = [f"nanochat/{name}.py" for name in ("__init__", "attention", "cross_entropy", "gpt", "quantized")]
-    track = [f"tracks/{name}.py" for name in ("__init__", "golf/__init__", "golf/artifact", "golf/score")]
+    trunk = ("__init__", "attention", "cross_entropy", "gpt", "induction", "quantized")
+    trunk = [f"nanochat/{name}.py" for name in trunk]
+    track = [f"tracks/{name}.py" for name in ("__init__", "golf/__init__", "golf/artifact", "golf/model", "golf/score")]
     assert plain["sources"] == {name: (ROOT / name).stat().st_size for name in trunk + track}
     # A changed bit makes another file, and is refused.
     data = bytearray(packed[1])
@@ -114,8 +119,10 @@ def test_the_sandbox_shows_what_it_is_given_and_nothing_else(tmp_path):
         (folder / "file").write_text("plum")
     tmp_path.chmod(0o755)
     program = f"print(open({str(given_folder / 'file')!r}).read())\nopen({str(other / 'file')!r})"
-    verdict = sandbox.run(program, sandbox.Limits(seconds=20.0), readable=[str(given_folder)])
+    verdict = sandbox.run_program(program, sandbox.Limits(seconds=20.0), readable=[str(given_folder)])
     assert "plum" in verdict.output
     assert "FileNotFoundError" in verdict.output
-    written = sandbox.run(f"open({str(given_folder / 'file')!r}, 'w')", sandbox.LIMITS, readable=[str(given_folder)])
+    written = sandbox.run_program(
+        f"open({str(given_folder / 'file')!r}, 'w')", sandbox.LIMITS, readable=[str(given_folder)]
+    )
     assert "Read-only file system" in written.output

@@ -40,5 +40,5 @@ def test_runs_become_means_if_they_can_be_compared():
         require_equal([arm("a", [1.0]), arm("b", [1.5])])
     with pytest.raises(ValueError, match="series-a has no Stride, its record is of an earlier version: run its stage"):
         arm("a", [1.0]).values("Stride")
-    with pytest.raises(ValueError, match=r"scripts\.golf_eval has not finished for series-a-1: run it first"):
+    with pytest.raises(ValueError, match=r"tracks\.golf\.eval has not finished for series-a-1: run it first"):
         read_arm("series", "a", 2)

@@ -10,7 +10,8 @@ from contain import NEEDS_SANDBOX
 
 from nanochat import train
 from nanochat.checkpoint import load, saved_steps
-from scripts import golf_eval, golf_pack
+from tracks.golf import eval as golf_eval
+from tracks.golf import pack as golf_pack
 
 GOLF = ("--model=golf", "--qat=embed=int8-row,blocks=int5-row+clip-1", "--qat-share=0.5")
 
@@ -18,7 +19,7 @@ GOLF = ("--model=golf", "--qat=embed=int8-row,blocks=int5-row+clip-1", "--qat-sh
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     base = Base(tmp_path_factory.mktemp("golf"))
-    base.run("straight", *GOLF, script="golf_train")
+    base.run("straight", *GOLF, script="tracks.golf.train")
     return base
 
 
@@ -29,17 +30,17 @@ def base_dir(base, monkeypatch):
 
 def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base):
     for last in (7, 13):
-        base.run("parts", *GOLF, script="golf_train", before=SignalAfter(last - 1, signal.SIGTERM))
+        base.run("parts", *GOLF, script="tracks.golf.train", before=SignalAfter(last - 1, signal.SIGTERM))
         assert saved_steps(base.of("parts"))[-1] == last
-        with pytest.raises(ValueError, match=r"the run parts has not ended: run scripts\.golf_train again"):
+        with pytest.raises(ValueError, match=r"the run parts has not ended: run tracks\.golf\.train again"):
             golf_pack.main(golf_pack.Config(tag="parts", eval_bytes=2000))
-    base.run("parts", *GOLF, script="golf_train")
+    base.run("parts", *GOLF, script="tracks.golf.train")
     assert files_of(base.of("parts")) == files_of(base.of("straight"))
     assert base.metrics("parts") == base.metrics("straight")
 
 
 def test_the_switch_is_at_its_share_of_the_run(base):
-    base.run("plain", "--model=golf", script="golf_train")
+    base.run("plain", "--model=golf", script="tracks.golf.train")
     soon = [load(base.of(tag), 12).model_tensors() for tag in ("plain", "straight")]
     assert not torch.equal(soon[0]["embed.weight"], soon[1]["embed.weight"])
     halfway, end = ([load(base.of(tag), step).model_tensors() for tag in ("plain", "straight")] for step in (9, STEPS))
@@ -70,7 +71,9 @@ def test_compiled_the_warm_up_leaves_no_trace(base):
     """Both layers of each matrix are compiled before the first step, whatever number of steps that takes."""
     flags = (*GOLF, "--compile", "--dtype=bf16", "--num-iterations=6")
     for count in (1, 3):
-        base.start(f"compiled-{count}", *flags, before=partial(warm_up_with, count), script="golf_train").done(200)
+        base.start(f"compiled-{count}", *flags, before=partial(warm_up_with, count), script="tracks.golf.train").done(
+            200
+        )
     assert base.losses("compiled-1") == base.losses("compiled-3")
     assert files_of(base.of("compiled-1"), 6) == files_of(base.of("compiled-3"), 6)
 
@@ -79,7 +82,7 @@ def test_compiled_the_warm_up_leaves_no_trace(base):
 MISTAKES = """
 --qat=int6-row+gptq | --qat=int6-row+gptq: gptq cannot be used in training, leave it out
 --fp8 | --fp8 and --qat cannot be combined
---model=golf,sweeps=2 | golf artifacts hold plain models: train without --recursion, and with sweeps=1
+--model=golf,sweeps=2 | golf artifacts hold plain models: train without sweeps
 --qat=int7-row | the recipe int7-row is not known: write
 --qat-share=2 | --qat-share has to be 0 or more and below 1, not 2.0
 --tokenizer-tag=nobody | no tokenizer is at

@@ -109,14 +109,14 @@ def test_the_source_on_any_ranks():
     assert columns[0] == columns[1]  # the order in the file does not matter
     # A tenth would be three; the pair beside the border has the prompt of the first of them.
     assert (source.count, len(source.held_out), source.steps) == (26, 4, 12)
-    prompts = [pair[0][-1].tolist() for pair in source.answers]
+    prompts = [chosen.prompt.tolist() for chosen, _ in source.answers]
     assert not any(prompt in prompts[:26] for prompt in prompts[26:])
-    numbers = [next(source)[-1][:, 2].tolist() for _ in range(2)]
+    numbers = [next(source).groups.tolist() for _ in range(2)]
     assert all(row[::2] == row[1::2] and max(row) < 26 for row in numbers)  # two rows a pair, none held out
     ranks = [source_of(records, replace(ALONE, rank=rank, world_size=2)) for rank in (0, 1)]
     for rank in ranks:
         rank.load_state_dict({"step": 1})
-    assert sorted(number for rank in ranks for number in next(rank)[-1][:, 2].tolist()) == sorted(numbers[1])
+    assert sorted(number for rank in ranks for number in next(rank).groups.tolist()) == sorted(numbers[1])
     assert sorted([*ranks[0].held_out, *ranks[1].held_out]) == [*source.held_out]
     assert source_of([*records, a_pair(1, "fox " * 90)]).left_out == 1
 
@@ -132,12 +132,12 @@ def test_a_model_against_plain_rows_and_in_parts(loss, base):
     again.set_reference(lambda: pytest.fail("the file has them"), 4)
     batch, total = next(source), 0.0
     assert all(torch.equal(one, other) for one, other in zip(batch, next(again), strict=True))
-    for number in batch[-1][::2, 2].tolist():
+    for number in batch.groups[::2].tolist():
         gains = []
-        for inputs, targets, _, _, prompt in source.answers[number]:
-            kept, ids = targets >= 0, torch.cat([prompt, inputs])[None]
-            logprobs = [one(ids)[0, len(prompt) :].log_softmax(-1) for one in (model, parent)]
-            own, before = (one.gather(1, targets.clamp(min=0)[:, None])[:, 0][kept] for one in logprobs)
+        for row in source.answers[number]:
+            kept, ids = row.targets >= 0, torch.cat([row.prompt, row.inputs])[None]
+            logprobs = [one(ids)[0, len(row.prompt) :].log_softmax(-1) for one in (model, parent)]
+            own, before = (one.gather(1, row.targets.clamp(min=0)[:, None])[:, 0][kept] for one in logprobs)
             gains.append((own - before.detach()).sum() / (kept.sum() if loss == "dpo-norm" else 1))
         total = total - torch.log(torch.sigmoid(0.1 * (gains[0] - gains[1])))
     total.backward()

@@ -20,7 +20,8 @@ SHAPE = ["--depth=1", "--width=64", "--save-every=-1", "--lanes=8"]
 def base(tmp_path_factory):
     base = Base(tmp_path_factory.mktemp("base"))
     for arm, flags in DEPTH.items():
-        base.run(f"small-{arm}-1", *SHAPE, *flags, "--seed=1")
+        script = "tracks.recursion.train" if arm == "R" else "base_train"
+        base.run(f"small-{arm}-1", *SHAPE, *flags, "--seed=1", script=script)
     manifest = read_json(base.of("small-R-1") / f"step_{STEPS:06d}/manifest.json")
     seconds = manifest["loop"]["seconds"]
     base.run("small-W-1", *SHAPE, "--num-iterations=-1", f"--target-seconds={seconds}", "--seed=1")

@@ -1,57 +1,50 @@
 """The recursive model: against the formulas written out, and what it promises about exits, gradients and caches."""
 
-from itertools import pairwise
+from dataclasses import asdict, fields
 
 import pytest
 import torch
-import torch.nn.functional as F
+from engines import SIZES, check_greedy
 from loop_parts import ALONE
-from models import CONFIGS, leave_model, lively, tokens
+from model_checks import (
+    check_bound_of_scores,
+    check_causality,
+    check_decoding,
+    check_half_precision,
+    check_letters,
+    check_packed_weights,
+    check_rows,
+    check_that_it_acts,
+    check_training_and_inference,
+    each_case,
+    field_cases,
+    gradients,
+)
+from models import OLD_RECORD, SMALL, leave_model, lively, tokens
+from plain_core import check_decisions
+from test_objectives import check_answers_in_parts
 from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
+from nanochat import registry
 from nanochat.decoder import Decoder
-from nanochat.gpt import GPTConfig
-from nanochat.models import build_model, load_model
-from nanochat.objectives import DeepSupervision, next_token, pretraining
+from nanochat.induction import InductionConfig
+from nanochat.models import build_model, config_of, load_model, record_of
 from nanochat.scaling import flops_per_token
 from nanochat.tokenizer import Tokenizer
-from scripts.base_train import Config
-from tracks.recursion.model import RecursiveGPT
+from tracks.recursion.model import LoopedConfig, LoopedGPT, RecursiveConfig, RecursiveGPT
+from tracks.recursion.objective import DeepSupervision
+from tracks.recursion.tests.recursive_models import CONFIGS, RECURSIVE
+from tracks.recursion.tests.written_out import written_out
 
 SETTINGS = {"depth": 2, "supervision": 3, "loops": 2}
 
 
-def rms(x):
-    return F.rms_norm(x, x.shape[-1:], eps=2**-23)
-
-
-def written_out(model, ids):
-    """The logits at each exit, by the formulas in nanochat/recursive.py."""
-    config, context = model.config, model.context(ids)
-    layers = list(zip(model.blocks, model.layers(context), strict=True))
-    x = y = context.x0
-    z, found = 0 * x, []
-    for step in range(config.supervision):
-        for number in range(config.passes):
-            y, z = (y, z) if number == 0 else (y.detach(), z.detach())
-            for i, (block, layer) in enumerate(layers):
-                for _ in range(config.loops):
-                    z = z + block(rms(x + y + z), layer)
-                y = y + block(rms(y + z), layer)
-                if i == config.depth // 2:
-                    middle = y
-        found.append(model.logits(rms(y - model.backout_lambda * middle)))
-        if step < config.detached:
-            y, z = y.detach(), z.detach()
-    return found
-
-
-@pytest.mark.parametrize("name", ["recursive", "recursive passes"])
+@pytest.mark.parametrize("name", RECURSIVE)
 def test_every_exit_is_that_of_the_formulas(name):
     model, ids = lively(CONFIGS[name]), tokens()
     exits = [model.logits(hidden) for hidden in model.exits(ids)]
-    assert len(exits) == 3
+    assert len(exits) == model.config.supervision
     expected = written_out(model, ids)
     gradients = []
     for logits in (exits, expected):
@@ -64,32 +57,12 @@ def test_every_exit_is_that_of_the_formulas(name):
     assert torch.equal(model(ids), exits[0])
 
 
-def test_the_loss_is_the_seeds_formula():
-    """Of one row: (Σ wᵢ·Lᵢ − s·Σ (Lᵢ₋₁ − Lᵢ)/Lᵢ₋₁) / exits, wᵢ = bⁱ/Σb; the earlier loss is a constant."""
-    model, ids = lively(CONFIGS["recursive"]), tokens(1)
-    targets = ids.roll(-1, dims=1)
-    losses = [F.cross_entropy(logits[0], targets[0]) for logits in written_out(model, ids)]
-    weights = torch.tensor([5.0**i for i in range(3)]) / 31
-    expected = sum(w * loss for w, loss in zip(weights, losses, strict=True))
-    expected = expected - 2 * sum((a.detach() - b) / a.detach() for a, b in pairwise(losses))
-    expected = expected / 3
-    expected.backward()
-    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-    model.zero_grad()
-    total, count, metrics = DeepSupervision(5.0, 2.0)(model, (ids, targets))
-    (total / count).backward()
-    assert_close(total / count, expected)
-    assert_close([p.grad for p in model.parameters() if p.grad is not None], gradients)
-    for i, loss in enumerate(losses):
-        assert float(metrics[f"train/exit_{i}"][0] / count) == pytest.approx(loss.item(), rel=1e-5)
-    refinement = metrics["train/refinement"]
-    assert float(refinement[0] / refinement[1]) == pytest.approx(1 - (losses[2] / losses[0]).item(), rel=1e-3, abs=1e-6)
-
-
 @pytest.mark.parametrize("changes", [{}, {"passes": 2}, {"loops": 1, "supervision": 2}])
 def test_flops_are_those_of_the_products(changes):
     """Against a count of the products as they run, attention aside: the formula takes all keys as seen."""
-    shape = GPTConfig(vocab_size=128, width=64, heads=2, max_seq_len=32, bos_id=0, **SETTINGS | changes)
+    shape = RecursiveConfig(
+        vocab_size=128, width=64, heads=2, kv_heads=2, max_seq_len=32, bos_id=0, **SETTINGS | changes
+    )
     model = build_model(shape, ALONE, 1)
     ids = torch.randint(128, (1, 32))
     with FlopCounterMode(display=False) as counter:
@@ -103,35 +76,15 @@ def test_flops_are_those_of_the_products(changes):
     assert products / 32 == pytest.approx(flops_per_token(model, 32) - attention, rel=0.01)
 
 
-def test_presets():
-    config = Config(recursion="extreme")
-    assert (config.warmup_steps, config.grad_clip, config.matrix_lr) == (200, 1.0, 0.02)
-    assert config.model_fields == {"supervision": 4, "loops": 2, "passes": 1, "detached": 0}
-    assert pretraining(config) == DeepSupervision(10, 2)
-    own = Config(recursion="extreme", supervision=2, warmup_steps=3)
-    assert (own.supervision, own.warmup_steps, own.loops) == (2, 3, 2)
-    assert (Config().model_fields, pretraining(Config())) == ({}, next_token)
-
-
-def test_what_cannot_be_is_one_sentence():
-    with pytest.raises(ValueError, match="--loops is for recursion: add --recursion=moderate"):
-        Config(loops=3)
-    with pytest.raises(ValueError, match="--detached=4 has to be below --supervision=4"):
-        Config(recursion="extreme", detached=4)
-    for name, sweeps in (("recursive", 2), ("looped", 0)):
-        with pytest.raises(ValueError, match=f"sweeps={sweeps} "):
-            lively({**CONFIGS[name], "sweeps": sweeps})
-
-
 def test_other_numbers_of_exits_are_told(base, capsys, monkeypatch):
     tokenizer = Tokenizer.train(["a fox and a dog"], 300)
-    for preset in ("recursive", "reference"):
-        leave_model(base, "base_train", preset, tokenizer, preset=preset)
+    leave_model(base, "base_train", "recursive", tokenizer, preset=CONFIGS["recursive"])
+    leave_model(base, "base_train", "reference", tokenizer, preset="reference")
     model, _, _ = load_model("base_train", "recursive", -1, ALONE, exits=2)
     assert isinstance(model, RecursiveGPT)
     assert capsys.readouterr().out.endswith("recursion: 2 exits, trained with 3\n")
     assert model.steps == len(list(model.exits(tokens()))) == 2
-    with pytest.raises(ValueError, match="--exits is for recursive models, and this model is none"):
+    with pytest.raises(ValueError, match="--exits is for recursive models, and this is not one"):
         load_model("base_train", "reference", -1, ALONE, exits=2)
     monkeypatch.setattr("nanochat.decoder.free_memory", lambda device: 1e6)
     model.steps = 600
@@ -143,15 +96,6 @@ def test_other_numbers_of_exits_are_told(base, capsys, monkeypatch):
             decoder.make_room(1, 128)
 
 
-@pytest.mark.parametrize("base", [1e200, 1.0, 0.0])
-def test_any_base_weighs_the_exits(base):
-    model, ids = lively(CONFIGS["recursive"]), tokens(1)
-    total, _, metrics = DeepSupervision(base, 0.0)(model, (ids, ids))
-    losses = torch.stack([metrics[f"train/exit_{i}"][0] for i in range(3)])
-    expected = {1e200: losses[-1], 1.0: losses.mean(), 0.0: losses[0]}[base] / 3
-    assert_close(total, expected)
-
-
 def test_a_looped_model_is_the_stack_over_and_over():
     model, ids = lively(CONFIGS["looped"]), tokens()
     context = model.context(ids)
@@ -160,7 +104,91 @@ def test_a_looped_model_is_the_stack_over_and_over():
         x = model.sweep(x, context)
     assert torch.equal(model(ids), model.logits(x))
     plain = lively({**CONFIGS["looped"], "sweeps": 1})
+    assert plain.config.kind == "gpt"
     blocks = 6 * sum(p.numel() for p in plain.blocks.parameters() if p.ndim == 2)
     more = flops_per_token(model, 512) - flops_per_token(plain, 512)
     keys = sum(window or 512 for window in plain.config.windows)
     assert more == 2 * (blocks + 12 * 64 * keys)
+
+
+def test_manifests_from_before_there_were_kinds():
+    for changes, kind in (
+        ({"supervision": 4, "tie_embeddings": True, "induction": True}, "recursive"),
+        ({"supervision": 2, "loops": 1, "passes": 2, "detached": 1}, "recursive"),
+        ({"sweeps": 12}, "looped"),
+    ):
+        config = config_of({"model": OLD_RECORD | changes})
+        assert config.kind == kind
+        assert asdict(config).items() <= (OLD_RECORD | changes).items()
+        assert config_of({"model": record_of(config)}) == config
+
+
+# ---- what every model has to keep ----
+
+
+def test_the_registry_has_the_fields():
+    """With the values that change nothing: no exit is no recursion."""
+    trunk = {field.name for field in fields(InductionConfig)}
+    for config_class, kind in ((RecursiveConfig, "recursive"), (LoopedConfig, "looped")):
+        own = {field.name: field.default for field in fields(config_class) if field.name not in trunk}
+        found = registry.MODEL_FIELDS[kind]
+        assert found.keys() == own.keys()
+        if kind == "recursive":
+            assert found == own | {"supervision": 0}
+
+
+def test_a_config_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="sweeps=0 has to be at least 1"):
+        lively({**CONFIGS["looped"], "sweeps": 0})
+    with pytest.raises(ValueError, match="no kind of model has these fields together: supervision, sweeps"):
+        lively({**CONFIGS["recursive"], "sweeps": 2})
+    with pytest.raises(ValueError, match="a recursive model needs at least one exit and one pass"):
+        RecursiveConfig(**SMALL, passes=0)
+
+
+OTHER_VALUES = {"supervision": 3, "loops": 1, "passes": 2, "detached": 1, "sweeps": 2}
+TRUNK = {field.name for field in fields(InductionConfig)}
+USUAL = {**SMALL, "supervision": 2}
+CASES = field_cases(RecursiveConfig, TRUNK, OTHER_VALUES, USUAL) + field_cases(LoopedConfig, TRUNK, OTHER_VALUES)
+
+
+@each_case(CASES)
+def test_every_field_acts_trains_and_is_known_to_inference(case, monkeypatch):
+    if case.name == "detached":
+        usual, other = lively(case.usual), lively(case.switched)
+        assert not torch.allclose(
+            gradients(usual, tokens())["embed.weight"], gradients(other, tokens())["embed.weight"]
+        )
+    else:
+        check_that_it_acts(case)
+    check_training_and_inference(case)
+    check_bound_of_scores(case, monkeypatch)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_configuration_is_one_model_in_all_ways(name, tmp_path, monkeypatch):
+    fields = CONFIGS[name]
+    check_causality(fields)
+    check_half_precision(fields, torch.bfloat16)
+    check_packed_weights(fields)
+    check_decoding(fields, "decode", torch.float32, 2e-6)
+    check_decoding(fields, "decode", torch.bfloat16, 0.03)
+    check_letters(fields)
+    check_decisions(fields, tmp_path, monkeypatch)
+    check_answers_in_parts(lively(fields), monkeypatch)
+
+
+@pytest.mark.parametrize("name", RECURSIVE)
+@pytest.mark.parametrize("exits", [1, 5])
+def test_a_cache_has_keys_for_every_application_at_any_number_of_exits(name, exits):
+    check_decoding(CONFIGS[name], "decode", bound=5e-6, exits=exits)
+
+
+def test_greedy_is_the_plain_loop():
+    check_greedy(lively({**CONFIGS["recursive"], **SIZES}).requires_grad_(False))
+
+
+def test_every_row_of_parameters_is_used():
+    all_tricks = {**SMALL, "mlp": "swiglu", "induction": True}
+    check_rows(RecursiveGPT, [lively({**all_tricks, "supervision": 2})])
+    check_rows(LoopedGPT, [lively({**all_tricks, "sweeps": 2})])

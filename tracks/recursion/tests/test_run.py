@@ -20,7 +20,7 @@ def test_arms_follow_from_plans(series, base):
     flags = ["--data=letters", "--vocab-size=300", "--steps=2", "--depth=1", "--width=32", *SMALL, "--max-seq-len=64"]
     done = series("tracks.recursion.run", *flags)
     # The layers of F cost what R costs; L applies its layer as often as R.
-    assert "--depth=12 --num-iterations=2 --seed=1 --tag=recursion-F-1" in done.stdout
+    assert "--depth=14 --num-iterations=2 --seed=1 --tag=recursion-F-1" in done.stdout
     assert "--model=reference,sweeps=12" in done.stdout
 
 

@@ -6,7 +6,7 @@ from base_runs import Base
 
 from nanochat.log import MetricLog
 from nanochat.runtime import setup
-from tracks.recursion.model import RecursiveGPT
+from tracks.recursion.model import MODELS, RecursiveGPT
 from tracks.recursion.study import ArmRun, SeedResult, refit_exits, verdict
 
 GOOD, NOTHING, BAD = [0.20, 0.21, 0.22], [0.01, -0.01, 0.0], [-0.20, -0.21, -0.22]
@@ -57,9 +57,9 @@ class PoorFirstExit(RecursiveGPT):
 
 
 def plant():
-    from nanochat import models
+    from tracks.recursion import model
 
-    models.RecursiveGPT = PoorFirstExit
+    model.MODELS["recursive"] = PoorFirstExit
 
 
 def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch):
@@ -67,11 +67,12 @@ def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch):
     flags = ["--recursion=aggressive", "--supervision=2", "--supervision-base=1e9", "--improvement-reward=0"]
     flags += ["--num-iterations=100", "--matrix-lr=0.02", "--embedding-lr=0.3", "--unembedding-lr=0.03"]
     flags += ["--save-every=-1", "--eval-every=50", "--total-batch-size=512", "--device-batch-size=16"]
-    jobs = [base.start(f"toy-{seed}", *flags, f"--seed={seed}", before=plant) for seed in (1, 2)]
+    options = {"before": plant, "script": "tracks.recursion.train"}
+    jobs = [base.start(f"toy-{seed}", *flags, f"--seed={seed}", **options) for seed in (1, 2)]
     for job in jobs:
         job.done()
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
-    monkeypatch.setattr("nanochat.models.RecursiveGPT", PoorFirstExit)
+    monkeypatch.setitem(MODELS, "recursive", PoorFirstExit)
     monkeypatch.setattr("tracks.recursion.study.REFIT_STEPS", 25)
     monkeypatch.setattr("tracks.recursion.study.REFIT_RATES", (1.0, 0.25))
     results = []

@@ -1,30 +1,48 @@
 """Augmented multiple choice: the rows of another task in several styles, or with more choices.
 
-A new augmentation is a class and a row in AUGMENTATIONS.
+A new augmentation is a class and a row in AUGMENTATIONS, and in the table of this name in nanochat/registry.py.
 """
 
-from configparser import ConfigParser
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
 
-from nanochat.config import check_names
 from tasks.common import DataSet
 from tasks.multiple_choice import MultipleChoice
-from tasks.sets import SETS
 from tracks.chatdata.augment import HANGUL, MOST_CHOICES, STYLES, Question, remix
 from tracks.chatdata.bm25 import BM25
 
 
-class Styled(MultipleChoice):
+class Augmented(MultipleChoice):
+    """The rows of another task, changed. number: the N of ~styles:N, by default the class's own."""
+
+    number: int
+    adds_choices = False
+
+    @classmethod
+    def augment(cls, key: str, data: DataSet, number: str) -> DataSet:
+        """Return a data set with the rows of another one, changed: `tasks.table.Augmentation`."""
+        name = key.partition("~")[0]
+        if not issubclass(data.task, MultipleChoice):
+            raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
+        number = number or str(cls.number)
+        if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
+            raise ValueError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
+        # Prompt and verdict are those of the data set's own class where the augmentation has none.
+        both = type(cls.__name__, (cls, data.task), {"number": int(number)})
+        # About: a question keeps fewer choices if no more fit.
+        chance = 1 / int(number) if cls.adds_choices else 1.0
+        return replace(data, task=both, baseline=min(data.baseline, chance))
+
+
+class Styled(Augmented):
     """Each row in `number` different styles."""
 
     kind = "generative"
-    number = 1  # by default
+    number = 1
 
     @property
     def copies(self) -> int:
@@ -43,14 +61,15 @@ class Styled(MultipleChoice):
         return style.read(completion, conversation["choices"]) == conversation["right"]
 
 
-class MoreChoices(MultipleChoice):
+class MoreChoices(Augmented):
     """Each row with wrong choices of similar rows, up to `number` choices."""
 
     number = MOST_CHOICES
+    adds_choices = True
 
     @cached_property
     def _pool(self) -> tuple[list[Question], BM25]:
-        questions = [("", (), 0)] * len(self.rows)  # a faulty row stays empty: no search finds it
+        questions: list[Question] = [("", (), 0)] * len(self.rows)  # a faulty row stays empty: no search finds it
         for row in range(len(self.rows)):
             with suppress(ValueError):
                 question = self.data.convert(*self.rows[row])
@@ -64,34 +83,4 @@ class MoreChoices(MultipleChoice):
         return self.conversation(*remix(row, questions, index, self.number, self.seed))
 
 
-AUGMENTATIONS = {"styles": Styled, "options": MoreChoices}
-
-
-class TaskTable(dict[str, DataSet]):
-    """Data sets by name, from a text like that of sets.py. CLIcK~styles and MMLU~options:8 are names too."""
-
-    def __init__(self, text: str = SETS) -> None:
-        parser = ConfigParser(interpolation=None)
-        parser.read_string(text)
-        for name in parser.sections():
-            fields = dict(parser[name], baseline=parser.getfloat(name, "baseline", fallback=0.0))
-            for key in fields.keys() & {"task", "convert"}:
-                fields[key] = resolve_name(f"tasks.{fields[key]}")
-            self[name] = DataSet(**fields)
-
-    def __missing__(self, key: str) -> DataSet:
-        name, _, augmentation = key.partition("~")
-        word, _, number = augmentation.partition(":")
-        check_names(f"{key}: the augmentation", [word], AUGMENTATIONS)
-        data = self[name]
-        task = AUGMENTATIONS[word]
-        if not issubclass(data.task, MultipleChoice):
-            raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
-        number = number or str(task.number)
-        if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
-            raise ValueError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
-        # Prompt and verdict are those of the data set's own class where the augmentation has none.
-        both = type(word, (task, data.task), {"number": int(number)})
-        # About: a question keeps fewer choices if no more fit.
-        chance = 1 / int(number) if task is MoreChoices else 1.0
-        return replace(data, task=both, baseline=min(data.baseline, chance))
+AUGMENTATIONS = {"styles": Styled.augment, "options": MoreChoices.augment}

@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import Any
 from zlib import crc32
 
-from tasks.common import Task, exchange
+from tasks.common import TEST, TRAIN, DataSet, Task, exchange
 
 HELD_OUT = 8  # one board in this many belongs to the test split
 ROWS = {"train": 20_000, "test": 1_000}
@@ -60,3 +60,7 @@ def filled_boards() -> list[str]:
     # Two rows whose quarters have four digits each, and two such halves whose columns have them.
     halves = [a + b for a, b in product(rows, rows) if len({*a[:2], *b[:2]}) == 4]
     return [top + low for top, low in product(halves, halves) if all(len({*(top + low)[i::4]}) == 4 for i in range(4))]
+
+
+# nanochat/registry.py lists the name.
+TASKS = {"Sudoku-4": DataSet(task=Sudoku, splits=(TRAIN, TEST))}

@@ -121,7 +121,7 @@ class LiveCodeBench(HumanEval):
             file.seek(start)
             row = json.loads(file.readline())
         try:
-            return [row[column] for column in self.data.columns.split()]
+            return [row[column] for column in self.data.columns]
         except KeyError as error:
             raise ValueError(f"the column {error.args[0]} is missing") from None
 
@@ -135,7 +135,7 @@ class LiveCodeBench(HumanEval):
         read = json.loads if name else decimals
         for test in read_tests(public) + read_tests(private):
             # The program never sees the output that is expected.
-            verdict = sandbox.run(f"{RUN}run({program!r}, {test['input']!r})", LIMITS, self.unsafe_exec)
+            verdict = sandbox.run_program(f"{RUN}run({program!r}, {test['input']!r})", LIMITS, self.unsafe_exec)
             own, right = verdict.output, test["output"]
             is_plausible = verdict.passed and len(own) < 20 * len(right) + 1000  # before all of it is read
             if not is_plausible or comparable(own, read) != comparable(right, read):

@@ -8,7 +8,7 @@ import re
 
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.log import parse_rows
-from tasks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
+from tracks.benchmarks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
 MAX_ANSWER = 300  # characters
 # Rewritten in this order, so that spellings of one answer become equal. Three times: fractions and roots in each other.

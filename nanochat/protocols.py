@@ -1,0 +1,63 @@
+"""What the library uses of tasks and mixtures: the folder tasks/ makes them, and nanochat/ does not import it."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from nanochat.log import Record
+
+
+@runtime_checkable
+class Conversations(Protocol):
+    """Conversations by number, each {"messages": [...]} and whatever else a verdict on an answer needs."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Record: ...
+
+
+class Guessable(Protocol):
+    """A data set, as far as a score needs it."""
+
+    @property
+    def baseline(self) -> float:
+        """The score when guessing."""
+        ...
+
+
+@runtime_checkable
+class Task(Conversations, Protocol):
+    """A split of a data set, with a verdict on each answer; the last message of a conversation is the right one."""
+
+    @property
+    def kind(self) -> str:
+        """`categorical`: answered with one of the conversation's "letters"; others are answered in writing."""
+        ...
+
+    @property
+    def data(self) -> Guessable: ...
+
+    def evaluate_all(self, answers: list[tuple[Record, str]]) -> list[bool]:
+        """Return the verdicts on several (conversation, completion)."""
+        ...
+
+
+@runtime_checkable
+class Mixture(Conversations, Protocol):
+    """Several tasks' conversations in random order."""
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Rows by task, each epoch counted."""
+        ...
+
+    def origin(self) -> dict[str, Record]:
+        """Return for each task the rows and files that it comes from, for the manifest."""
+        ...
+
+
+class OpenTasks(Protocol):
+    """Opens the test splits of tasks: `tasks.open_tasks`."""
+
+    def __call__(self, names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> Mapping[str, Task]:
+        """Return tasks by name. names: separated by |, empty for those of the tokenizer's data."""
+        ...

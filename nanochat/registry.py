@@ -1,0 +1,133 @@
+"""Doors for tracks: the names on command lines and in checkpoints that tracks provide, and the module of each.
+
+All names are listed here, so `--help` knows them without importing a track, and a name that somebody types or that a
+file has never decides what is imported: it is looked up in a table of this file. A module of a track has a mapping with
+the table's name, like `TASKS` in tracks/benchmarks/sets.py, and `load` returns the entry. The trunk imports tracks in
+no other way, so the folder of a track can be deleted.
+
+To add a track: a folder in tracks/, and its names below.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Door:
+    """A table of the trunk that tracks add entries to."""
+
+    kind: str  # what an entry is, in a sentence: "the task KMMLU belongs to ..."
+    table: str  # name of the mapping in the track's module: from name to entry
+    modules: Mapping[str, str]  # name -> module tracks.NAME.MODULE
+
+
+def load(door: Door, name: str) -> Any:
+    """Return the entry for one of the door's names; ValueError, a sentence for the user, if its track is not here."""
+    module = door.modules[name]
+    try:
+        table = getattr(import_module(module), door.table)
+    except ModuleNotFoundError as error:
+        # A library that the track needs is missing, and not the track.
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise absent(f"the {door.kind} {name}", module) from None
+    return table[name]
+
+
+def absent(what: str, module: str) -> ValueError:
+    """Return the error, a sentence for the user, for something in a track that is not here."""
+    return ValueError(f"{what} belongs to tracks/{module.split('.')[1]}, which is not here")
+
+
+def module_of(what: str, module: str) -> str:
+    """Return the name of a track's module, for a process that runs it; ValueError if the track is not here."""
+    try:
+        found = find_spec(module)
+    except ModuleNotFoundError:  # its package
+        found = None
+    if found is None:
+        raise absent(what, module)
+    return module
+
+
+# ---- tasks: tasks/table.py ----
+
+# Data sets with a verdict on each answer.
+TASKS = Door(
+    "task",
+    "TASKS",
+    {
+        **dict.fromkeys(
+            (
+                "KMMLU",
+                "HAE-RAE",
+                "CLIcK",
+                "KMMLU-Redux",
+                "KMMLU-Pro",
+                "KoBALT",
+                "GPQA",
+                "ClinicalQA",
+                "HRM8K",
+                "MT-MATH100",
+                *(f"LiveCodeBench-v{release}" for release in range(1, 7)),
+            ),
+            "tracks.benchmarks.sets",
+        ),
+        "Sudoku-4": "tracks.recursion.puzzles",
+    },
+)
+# Data sets of conversations, without a verdict.
+CHATS = Door("task", "CHATS", dict.fromkeys(("KoAlpaca", "KoAlpaca-v1"), "tracks.benchmarks.sets"))
+# The word after ~ in the name of a task.
+AUGMENTATIONS = Door("augmentation", "AUGMENTATIONS", dict.fromkeys(("styles", "options"), "tracks.chatdata.augmented"))
+
+# ---- models: nanochat/models.py ----
+
+# The name is "kind" in a manifest; an entry is a class derived from induction.InductionGPT.
+MODELS = Door(
+    "kind of model",
+    "MODELS",
+    {"golf": "tracks.golf.model", "recursive": "tracks.recursion.model", "looped": "tracks.recursion.model"},
+)
+# The fields of each kind's config beside those of InductionGPT's, with the value that changes nothing. A field with
+# another value leads to the kind of model that has it, in --model and in a manifest from before there were kinds.
+MODEL_FIELDS: Mapping[str, Mapping[str, bool | int | float]] = {
+    "golf": {"rope_dims": 0, "query_gain": 0.0, "qk_eps": 2**-23, "exclusive_last": 0, "orthogonal": False},
+    "recursive": {"supervision": 0, "loops": 2, "passes": 1, "detached": 0},
+    "looped": {"sweeps": 1},
+}
+# Names for --model; an entry maps fields of a config to values.
+CONFIGURATIONS = Door("configuration", "CONFIGURATIONS", dict.fromkeys(("golf", "golf-seed"), "tracks.golf.model"))
+# By kind of model: a function that adds a table to the outcome of scripts.base_loss.
+LOSS_TABLES = Door("kind of model", "LOSS_TABLES", {"recursive": "tracks.recursion.exits"})
+
+# ---- commands: nanochat/config.py ----
+
+# Flags that left a script for another command: script -> flag -> the command.
+MOVED_FLAGS = {
+    "scripts.base_train": dict.fromkeys(
+        (
+            "--recursion",
+            "--supervision",
+            "--loops",
+            "--passes",
+            "--detached",
+            "--supervision-base",
+            "--improvement-reward",
+        ),
+        "tracks.recursion.train",
+    )
+}
+
+# ---- options of scripts ----
+
+# scripts.rollouts: the function that makes pairs of answers.
+OPTIONS = Door("option", "OPTIONS", {"--pairs": "tracks.preferences.pairs"})
+
+# ---- the main job: nanochat/jobs/plan.py ----
+
+# Checks before a job on several nodes.
+PREFLIGHT = "tracks.scale.preflight"

@@ -1,0 +1,33 @@
+"""Mistakes on command lines about sources, filters, teachers and facts: one sentence and status 2."""
+
+from conftest import each_row
+
+MISTAKES = """
+chats --sources=a=World-Chat --part=3/2 | --part=3/2 is not a part like 1/4
+chats --sources=a=World-Chat --against=GSM9K | GSM9K is no task, choose from
+chats --sources=a=World-Facts/test | World-Facts has no split test to train on; test splits
+chats --sources=a=json:no.jsonl | there is no file
+chats --sources=a=World-Chat,b=json:none.jsonl | the source of the bucket b has no rows: json:
+chats --sources=web=World-Chat --licenses=wbe=MIT | --licenses: the bucket wbe is not known, choose from web
+chats --sources=web=World-Chat --languages=wbe=ko | --languages: the bucket wbe is not known, choose from web
+chats --sources=web=World-Chat --languages=web=kr | --languages: the language kr is not known, choose from ar, el, en
+chats --sources=web=World-Chat --filters=turns,copies | --filters: copies is not known, choose from turns, images, short
+chats --sources=web=World-Chat --max-ratio=all=0 | --max-ratio=all=0 is not like all=2,en-ko=2.5
+chats --sources=web=World-Chat --max-ratio="all=2, en-kr=3" | --max-ratio=all=2, en-kr=3 is not like
+chats --sources=a=column | has no column messages, it has text
+chats --sources=a=json:bad.jsonl | bad.jsonl:2: no JSON object with `messages`
+chats --sources="a b=World-Chat" | a b=World-Chat is not like NAME=VALUE
+chats --sources=a=World-Chat,a=World-Sums | is not like NAME=VALUE, or has a NAME for the second time
+chats --sources= | --sources is empty, write it like facts=World-Chat
+teach --sources=b=json:broken.jsonl | broken.jsonl:1: Expecting
+teach --sources=b=json:empty.jsonl | row 1, from empty.jsonl: a conversation has a list
+teach --sources=b=json:good.jsonl | add --teacher=http://host:port/v1 and --teacher-model=NAME
+identity --facts=maker.toml | needs a name
+identity --facts=list.toml | each fact as a text
+identity --facts=broken.toml | is no TOML: Invalid
+"""
+
+
+@each_row("command sentence", MISTAKES)
+def test_a_mistake_ends_with_one_sentence(command, sentence, refused):
+    assert sentence in refused(f"tracks.chatdata.{command}")

@@ -1,0 +1,51 @@
+"""Bits per byte at each exit of a recursive model: for validation during training, and for scripts.base_loss."""
+
+import torch
+from torch import Tensor
+
+from nanochat.data.corpus import Corpus
+from nanochat.evals.bpb import EvalText, bpb_of_kinds, log_validation, validation_text
+from nanochat.log import Record, table_of
+from nanochat.outcome import Estimate
+from nanochat.run import Trainer
+from nanochat.runtime import Runtime
+from nanochat.train import Evaluation
+from tracks.recursion.model import RecursiveGPT
+
+
+def bits_by_exit(
+    model: RecursiveGPT, text: EvalText, seq_len: int, batch_size: int, runtime: Runtime, stride: int = 0
+) -> list[Estimate]:
+    """Return the bits per byte for a text at each exit; see `text_bpb`, which has the last exit's."""
+
+    def losses(ids: Tensor, targets: Tensor, reduction: str) -> Tensor:
+        return torch.stack([model.loss(hidden, targets, reduction) for hidden in model.exits(ids)])
+
+    return bpb_of_kinds(model.steps, losses, text, seq_len, batch_size, runtime, stride)
+
+
+def exit_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:
+    """Return the evaluation as of `text_validation`, with a figure for each exit too if there are several."""
+    config = trainer.config
+    if config.eval_every < 0:
+        return []
+    text = validation_text(trainer, corpus)
+
+    def measure() -> dict[str, Estimate]:
+        found = bits_by_exit(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
+        exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
+        return {"val/bpb": found[-1], **exits}
+
+    return [log_validation(trainer, measure)]
+
+
+def loss_table(model: RecursiveGPT, text: EvalText, batch_size: int, runtime: Runtime) -> Record:
+    """Return a table with the bits per byte at each exit, up to twice as many exits as were trained."""
+    trained = model.config.supervision
+    model.steps = 2 * trained
+    found = bits_by_exit(model, text, model.config.max_seq_len, batch_size, runtime)
+    rows = [[i, "yes" if i < trained else "no", *bpb] for i, bpb in enumerate(found)]
+    return table_of("Bits per byte at each exit", "Exit | Trained | bpb:.4f | ±:.4f", rows)
+
+
+LOSS_TABLES = {"recursive": loss_table}

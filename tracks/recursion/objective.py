@@ -1,0 +1,43 @@
+"""The objective of a recursive model: the loss of every exit."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanochat.dataloader import Batch
+from tracks.recursion.model import RecursiveGPT
+
+
+@dataclass(frozen=True)
+class DeepSupervision:
+    """The loss of every exit, later ones weighing more. batch: as in `objectives.next_token`.
+
+    Exit i weighs base^i, divided by the sum over all exits; `reward` is for each exit's relative improvement on the one
+    before, taken by row: a row is never divided, so micro-batches and ranks change nothing. The mean over the exits is
+    the loss that is minimized; the metrics have each exit's own loss.
+    """
+
+    base: float
+    reward: float
+
+    def __call__(self, model: RecursiveGPT, batch: Batch) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        inputs, targets = batch
+        kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
+        first = 1 - model.steps if self.base > 1 else 0  # powers above 1 could be too large for a float
+        powers = [self.base ** (first + i) for i in range(model.steps)]
+        total, before, sums = 0.0, None, []
+        for power, hidden in zip(powers, model.exits(inputs), strict=True):
+            factors = torch.full((len(inputs), 1), power / sum(powers), device=inputs.device)
+            if before is not None:
+                # An exit with a loss below 0.1 nats counts as if it had this one when the next is compared with it.
+                mean = (before / kept.clamp(min=1)).clamp(min=0.1)
+                factors = factors + self.reward / mean
+                total = total - self.reward * kept.sum()
+            loss, losses = model.loss(hidden, targets, factors=factors.expand_as(targets))
+            total = total + loss
+            before = losses.sum(1, keepdim=True)
+            sums.append(before.sum())
+        metrics = {f"train/exit_{i}": (loss, kept.sum()) for i, loss in enumerate(sums)}
+        metrics["train/refinement"] = (sums[0] - sums[-1], sums[0])
+        return total / len(sums), kept.sum(), metrics

@@ -1,0 +1,33 @@
+"""Alarms of a recursive run, by metric logs that give cause for them or do not."""
+
+import pytest
+
+from tracks.recursion.alarms import find_alarms
+
+
+def validation(*bpb):
+    return {"step": 1, "val/bpb": bpb[-1]} | {f"val/bpb at exit {i}": one for i, one in enumerate(bpb)}
+
+
+GOOD, INVERTED, FLAT = validation(3.0, 2.5, 2.0), validation(2.0, 2.5, 2.4), validation(2.0, 1.99, 1.98)
+NORM = {"step": 7, "train/grad_norm": 1.0}
+
+
+# records, finished, alarms: differences by rounding and what comes before the first step are none
+CASES = """
+[NORM, GOOD, GOOD, GOOD], True, []
+[INVERTED, GOOD, INVERTED, INVERTED], False, []
+[GOOD, INVERTED, INVERTED, INVERTED], False, ["order"]
+[validation(2.0, 2.00001)] * 3, False, []
+[INVERTED | {"step": 0}, INVERTED, INVERTED], False, []
+[FLAT], False, []
+[FLAT], True, ["refinement"]
+[NORM, {"step": 8, "train/grad_norm": 20.1}], False, ["gradient"]
+[], True, []
+"""
+
+
+@pytest.mark.parametrize("case", CASES.strip().splitlines())
+def test_alarms(case):
+    records, finished, alarms = eval(case)
+    assert list(find_alarms(records, finished)) == alarms

@@ -1,0 +1,89 @@
+"""Base training of a recursive model, and the table of its exits in scripts.base_loss; settings and refusals."""
+
+import re
+
+import pytest
+from base_runs import Base
+
+from bench.rehearsal import rehearse
+from bench.rehearse import new_step
+from nanochat.checkpoint import load
+from nanochat.cost import memory
+from nanochat.paths import read_json
+from nanochat.scaling import plan_run
+from scripts import base_loss
+from tracks.recursion.objective import DeepSupervision
+from tracks.recursion.settings import PRESETS, with_preset
+from tracks.recursion.train import Config
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return Base(tmp_path_factory.mktemp("base"))
+
+
+def test_presets():
+    config = with_preset(Config(recursion="extreme"))
+    assert (config.warmup_steps, config.grad_clip, config.matrix_lr) == (200, 1.0, 0.02)
+    assert config.model_fields == {"supervision": 4, "loops": 2, "passes": 1, "detached": 0}
+    assert (config.supervision_base, config.improvement_reward) == (10, 2)
+    own = with_preset(Config(recursion="extreme", supervision=2, warmup_steps=3))
+    assert (own.supervision, own.warmup_steps, own.loops) == (2, 3, 2)
+    assert set(PRESETS) == {"moderate", "aggressive", "extreme"}
+
+
+def test_what_cannot_be_is_one_sentence(here):
+    with pytest.raises(ValueError, match="--detached=4 has to be below --supervision=4"):
+        with_preset(Config(recursion="extreme", detached=4))
+    for flag, sentence in {
+        "--supervision=0": "--supervision has to be 1 or more, not 0",
+        "--model=golf-seed": "no kind of model has these fields together: exclusive_last, ",
+        "--model=reference,loops=3": "--model=reference,loops=3: loops is set by its own flag, see --help",
+    }.items():
+        refused = here("tracks.recursion.train", "--dry-run", "--depth=1", flag, code=2)
+        assert refused.stderr.startswith(f"error: {sentence}")
+
+
+def test_the_plan_says_how_often_a_block_runs(here):
+    done = here("tracks.recursion.train", "--dry-run", "--depth=1", "--recursion=moderate", "--loops=3")
+    assert "recursion moderate: each block runs 4 exits x 1 passes x (3 loops + 1) times for a token\n" in done.stdout
+
+
+def test_a_recursive_model_has_a_table_of_its_exits(base, monkeypatch, capsys):
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
+    short = ("--depth=1", "--num-iterations=4", "--save-every=-1")
+    flags = (*short, "--recursion=aggressive", "--supervision=2")
+    assert "exits: " in base.run("exits", *flags, script="tracks.recursion.train")
+    assert base.series("exits", "val/bpb at exit 1")
+    base_loss.main(base_loss.Config(eval_bytes=3000, dtype="fp32", tag="exits"))
+    said = capsys.readouterr().out
+    record = read_json(base.folder / "base_loss/exits/outcome.json")
+    table = record["tables"][0]
+    assert [row[:2] for row in table["rows"]] == [[0, "yes"], [1, "yes"], [2, "no"], [3, "no"]]
+    assert table["rows"][1][2] == pytest.approx(record["metrics"]["val bpb"]["value"], rel=1e-6)
+    assert len(re.findall(r"^\| \d    \| (?:yes|no) +\| \d\.\d{4} \| ", said, re.MULTILINE)) == 4
+    manifest = load(base.of("exits"), 4).manifest
+    assert manifest["stage"] == "base_train"
+    assert (manifest["model"]["kind"], manifest["model"]["supervision"]) == ("recursive", 2)
+    # Base training does not go on with another kind of model.
+    said = base.refused("exits", *short, "--grad-clip=1", "--num-iterations=8")
+    assert "holds another run: " in said
+    assert "its model has kind recursive and not gpt, " in said
+
+
+# depth, rows, options
+CASES = "4 16 | 4 16 checkpointing".split(" | ")
+SLOW_CASES = "12 4 fp8 | 12 16 checkpointing".split(" | ")
+
+
+@pytest.mark.parametrize("case", CASES + [pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES])
+def test_a_dry_run_has_the_memory_of_a_rehearsal(case):
+    depth, rows, *words = case.split()
+    in_fp8, checkpointing = "fp8" in words, "checkpointing" in words
+    config = with_preset(Config(depth=int(depth)))
+    plan = plan_run(config, 32_768)
+    objective = DeepSupervision(config.supervision_base, config.improvement_reward)
+    options = {"in_fp8": in_fp8, "checkpointing": checkpointing, "objective": objective}
+    found = rehearse(lambda runtime: new_step(plan.model, int(rows), runtime, **options), 1).peak
+    estimated = sum(memory(plan, int(rows), 1, checkpointing, in_fp8).values())
+    assert estimated == pytest.approx(found, rel=0.1)
