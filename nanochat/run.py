@@ -31,6 +31,7 @@ from nanochat.runtime import Runtime, setup, stop_requests, watch_gpu
 from nanochat.scaling import RunPlan
 from nanochat.settings import TrainingSettings
 from nanochat.start import Config, FineTuning, Pretraining, Start, start_from_parent, start_new
+from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_device_batch
 
@@ -159,6 +160,21 @@ class Trainer(Generic[Config]):
         source: a context manager too. after_step: as in TrainingLoop.
         """
         data = self.runtime.broadcast(source.origin)  # one rank reads files and hashes
+        try:
+            return self._train(source, objective, evaluations, after_step, data)
+        except FloatingPointError as error:
+            saved = saved_steps(self.folder)
+            again = f"go on with --resume={saved[-1]} and lower rates" if saved else "start again with lower rates"
+            raise FloatingPointError(f"{error}: {again}, see docs/base_training.md") from None
+
+    def _train(
+        self,
+        source: BatchSource,
+        objective: Objective,
+        evaluations: Sequence[Evaluation],
+        after_step: Sequence[Action],
+        data: DataRecord,
+    ) -> State:
         # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, data) as save:
             loop = TrainingLoop(
@@ -183,7 +199,10 @@ class Trainer(Generic[Config]):
     def finish(self, state: State, metrics: Record) -> None:
         """Write the outcome of a run that has ended; print why there is none otherwise."""
         if state.stop:
-            print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
+            again = "run the same command again"
+            if isinstance(self.config.resume, int):  # which would go back to the step
+                again += " with --resume=auto"
+            print0(f"stopped by {state.stop} after step {state.step:,}: {again} to resume")
             return
         is_old = self.resumed is not None and self.resumed.step == state.step
         if is_old and (self.folder / "outcome.json").exists():  # else a crash came before writing
@@ -192,11 +211,20 @@ class Trainer(Generic[Config]):
         if self.runtime.rank > 0:  # one writer is enough
             return
         self.outcome.config = asdict(self.config)
-        self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime)}
+        self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime), **self._changed_settings()}
         self.outcome.curves = training_curves(self.log.path)  # also from before a resume
         # The manifest has the hashes for all other files.
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
         self.outcome.write()
+
+    def _changed_settings(self) -> Metrics:
+        """Return the metric about settings that were changed while the run trained; none for most runs."""
+        changed = self.start.record.get("changed_settings", [])
+        if not changed:
+            return {}
+        return {
+            "Changed while training": "; ".join(f"step {one['step']:,}: {_phrase(one['settings'])}" for one in changed)
+        }
 
     def _restore(self, source: BatchSource, data: DataRecord) -> State:
         """Return the state to train from; optimizer and source are as they were saved.
@@ -231,8 +259,7 @@ class Trainer(Generic[Config]):
 
     def _log_changes(self, step: int, changes: Mapping[str, tuple[Any, Any]]) -> None:
         """Print and log the settings that --resume=STEP has changed."""
-        found = ", ".join(f"{flag_of(name)} {before} -> {now}" for name, (before, now) in changes.items())
-        print0(f"resumed at step {step:,}: {found}")
+        print0(f"resumed at step {step:,}: {_phrase(changes)}")
         figures: Record = {}
         for name, (before, now) in changes.items():
             figures |= {f"{name}_before": before, f"{name}_after": now}
@@ -281,3 +308,8 @@ class Trainer(Generic[Config]):
 
         with saver, watch_gpu(runtime.device) as take_gpu_use:
             yield save
+
+
+def _phrase(changes: Mapping[str, Sequence[Any]]) -> str:
+    """Return changed settings in words: --matrix-lr 0.02 -> 0.01."""
+    return ", ".join(f"{flag_of(name)} {before} -> {now}" for name, (before, now) in changes.items())
