@@ -4,8 +4,8 @@ In a copy, all other modules can be imported, the rules hold, no page of the tru
 README and a dry run of the main job work, and the trunk's tests are collected. A name that belonged to the track is
 answered by one sentence.
 
-`bash runs/test.sh trunk` runs the trunk's tests in a copy without any track; `bash runs/test.sh tracks/test_deletion.py
--m slow` runs them in each copy without one.
+`bash runs/test.sh trunk` runs the trunk's tests in a copy without any track. With `-m slow` the tests below run them in
+each copy without one.
 """
 
 import os
