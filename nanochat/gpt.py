@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask, previous
 from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, cross_entropy
+from nanochat.errors import UserError
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -75,11 +76,11 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
+            raise UserError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         if self.mlp not in MLP_KINDS:
-            raise ValueError(f"mlp={self.mlp} is not known, use one of {', '.join(MLP_KINDS)}")
+            raise UserError(f"mlp={self.mlp} is not known, use one of {', '.join(MLP_KINDS)}")
         if not re.fullmatch("[SL]+", self.window_pattern):
-            raise ValueError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
+            raise UserError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
 
     @property
     def head_dim(self) -> int:
@@ -388,7 +389,7 @@ class GPT(nn.Module):
 
     def choose_exits(self, exits: int) -> None:
         """End forwards at another exit than the model was trained with; a plain model has one."""
-        raise ValueError("--exits is for recursive models, and this is not one")
+        raise UserError("--exits is for recursive models, and this is not one")
 
     def end_like(self, model: Self) -> None:
         """End forwards at the exit that another model of this kind has chosen."""

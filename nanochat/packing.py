@@ -16,10 +16,11 @@ import numpy as np
 from nanochat.chat import render_conversation
 from nanochat.dataloader import DataRecord, Loader
 from nanochat.log import Record
-from nanochat.outcome import Metrics, kept_figures, measured, validation_metrics
+from nanochat.metrics import kept_figures, validation_metrics
 from nanochat.protocols import Mixture
 from nanochat.settings import ChatTuneSettings
 from nanochat.start import OpenRun
+from nanochat.statistics import Metrics, measured
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nanochat import schedules
 from nanochat.dataloader import Batch, BatchSource
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Progress, Record, print_line, step_line
 from nanochat.objectives import Objective
@@ -253,9 +254,9 @@ class TrainingLoop:
                 where = f"step {state.step + 1}, rank {self.runtime.rank}: out of memory"
                 state.device_batch = min(state.device_batch, len(batch[0])) // 2
                 if self.model.shards:  # the other ranks wait for this one to gather
-                    raise ValueError(f"{where}: take a smaller --device-batch-size") from None
+                    raise UserError(f"{where}: take a smaller --device-batch-size") from None
                 if not state.device_batch:
-                    raise ValueError(
+                    raise UserError(
                         f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len"
                     ) from None
                 print_line(f"{where}, the step starts again with --device-batch-size={state.device_batch}")

@@ -7,7 +7,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --f
 from dataclasses import replace
 
 from nanochat.config import Count, option, options, run
-from nanochat.outcome import pretraining_metrics, scale_metrics
+from nanochat.metrics import pretraining_metrics, scale_metrics
 from nanochat.settings import PretrainSettings
 
 

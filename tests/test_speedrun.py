@@ -71,6 +71,14 @@ def test_a_dry_run_prints_the_plan_and_leaves_everything_as_it_was(speedrun, bas
     assert speedrun.run("--dry-run", code=7).stdout == "setup runs\n"
 
 
+def test_several_nodes_without_their_track_are_refused(speedrun):
+    shutil.rmtree(speedrun.home / "tracks/scale", ignore_errors=True)
+    speedrun.env |= {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": "localhost:29500"}
+    sentence = "error: NANOCHAT_NODES=2: a job on several nodes belongs to tracks/scale, which is not here\n"
+    assert sentence == speedrun.run(code=2).stderr
+    assert sentence == speedrun.run("--dry-run", code=2).stderr
+
+
 @pytest.mark.timeout(600)
 def test_killed_started_twice_and_changed(speedrun, base):
     run, stage, here = base / "speedrun/default", base / "base_train/default", base.parent

@@ -26,11 +26,12 @@ from nanochat.decoder import Prefix
 from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, tokenize_items
 from nanochat.gpt import GPT
 from nanochat.log import print0
+from nanochat.metrics import keep_figures
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.paths import write_jsonl
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
+from nanochat.statistics import Estimate, average, mean_estimate
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 

@@ -22,9 +22,10 @@ from queue import SimpleQueue
 
 from nanochat.config import Count, collect_signals, option, options, run, stop_signals
 from nanochat.data import hub
+from nanochat.environment import ROOT
 from nanochat.jobs.hashes import file_hashes
 from nanochat.log import Record, duration, print0, print_raw
-from nanochat.outcome import ROOT, Outcome
+from nanochat.outcome import Outcome
 from nanochat.paths import (
     base_dir,
     hold_folder,

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from nanochat.log import Record, format_value, table_of, terminal_table
-from nanochat.outcome import Outcome, mean_estimate
+from nanochat.outcome import Outcome
 from nanochat.paths import read_jsonl, read_sha256, text_sha256
 from nanochat.stages import TITLES
+from nanochat.statistics import mean_estimate, sign_test
 
 # Columns with number formats; in the first table all is text.
 FIGURES = " | A | B | B - A | ±"  # the first column has no title
@@ -78,13 +79,6 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
                 }
             )
     return found
-
-
-def sign_test(one: int, other: int) -> float:
-    """Return the two-sided probability that a fair coin falls so, or more unevenly."""
-    from scipy import stats
-
-    return float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
 
 
 # ---- side by side ----

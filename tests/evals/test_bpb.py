@@ -11,7 +11,7 @@ from models import limit_memory, model_for
 
 from nanochat.evals.bpb import PROMPTS, log_validation, read_text, sample_writing, text_bpb
 from nanochat.log import MetricLog, read_metrics
-from nanochat.outcome import Estimate
+from nanochat.statistics import Estimate
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 

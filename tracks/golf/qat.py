@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from nanochat.errors import UserError
 from nanochat.gpt import GPT, Embedding, Linear
 from nanochat.quant import assign, matrices, parse_recipe, quantize
 
@@ -55,7 +56,7 @@ class FakeQuantization:
 
     def __init__(self, model: GPT, plan: str, start: float) -> None:
         if "gptq" in plan:
-            raise ValueError(f"--qat={plan}: gptq cannot be used in training, leave it out")
+            raise UserError(f"--qat={plan}: gptq cannot be used in training, leave it out")
         self.start = start
         self.layers = []  # layer, recipe, rounded weight
         for name, recipe in assign(plan, matrices(model)).items() if plan else ():

@@ -6,9 +6,9 @@ from torch import Tensor
 from nanochat.data.corpus import Corpus
 from nanochat.evals.bpb import EvalText, bpb_of_kinds, log_validation, validation_text
 from nanochat.log import Record, table_of
-from nanochat.outcome import Estimate
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime
+from nanochat.statistics import Estimate
 from nanochat.train import Evaluation
 from tracks.recursion.model import RecursiveGPT
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from nanochat.errors import UserError
 from nanochat.gpt import Applications, GPTConfig, norm
 from nanochat.induction import InductionConfig, InductionGPT
 from nanochat.log import print0
@@ -44,7 +45,7 @@ class RecursiveConfig(InductionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.supervision < 1 or self.passes < 1 or self.loops < 0:
-            raise ValueError("a recursive model needs at least one exit and one pass")
+            raise UserError("a recursive model needs at least one exit and one pass")
 
     @property
     def applications(self) -> Applications:
@@ -120,7 +121,7 @@ class LoopedConfig(InductionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sweeps < 1:
-            raise ValueError(f"sweeps={self.sweeps} has to be at least 1")
+            raise UserError(f"sweeps={self.sweeps} has to be at least 1")
 
     @property
     def applications(self) -> Applications:

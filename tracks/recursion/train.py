@@ -7,7 +7,7 @@ torchrun --standalone --nproc_per_node=8 -m tracks.recursion.train -- --recursio
 from dataclasses import replace
 
 from nanochat.config import options, run
-from nanochat.outcome import pretraining_metrics, scale_metrics
+from nanochat.metrics import pretraining_metrics, scale_metrics
 from scripts import base_train
 from tracks.recursion.settings import RecursionSettings, with_preset
 
