@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -91,7 +91,7 @@ def kind_with(names: Collection[str]) -> str:
 
 def config_with(values: Fields) -> GPTConfig:
     """Return the config with these values, of the first kind that has all fields which change something."""
-    active = _active(values)
+    active: dict[str, Any] = _active(values)
     return kind_class(kind_with(active)).config_class(**active)
 
 

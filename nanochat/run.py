@@ -94,7 +94,7 @@ def build(start: Start, runtime: Runtime) -> tuple[GPT, Optimizer, int]:
         runtime.world_size,
         polar_dtype=torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         compile=runtime.device.type == "cuda",  # on a CPU it gains too little
-        shards=model.shards,
+        stacking=model.shards,
     )
     length = config.max_seq_len
     rows = start.row_choices[0]

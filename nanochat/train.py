@@ -317,7 +317,9 @@ class TrainingLoop:
         self.log.write("train", step.number, **figures)
         smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)  # removes the pull toward 0 at the start
         figures["step"] = step.number
-        self._progress_line.update(step_line(figures, smooth, self.steps), figures["progress"])
+        describe = getattr(self.objective, "describe", None)  # an objective may put its metrics into words
+        details = describe(figures) if describe else ""
+        self._progress_line.update(step_line(figures, smooth, self.steps, details), figures["progress"])
 
     def _count(self, step: _LaunchedStep, loss: float, clock: float) -> Record:
         """Add a step to the state's clocks and totals; returns figures for the log."""

@@ -61,7 +61,9 @@ class FakeQuantization:
         self.layers = []  # layer, recipe, rounded weight
         for name, recipe in assign(plan, matrices(model)).items() if plan else ():
             place = name.removesuffix(".weight")
-            layer = rounded_layer(model.get_submodule(place))
+            plain = model.get_submodule(place)
+            assert isinstance(plain, Linear | Embedding)
+            layer = rounded_layer(plain)
             model.set_submodule(place, layer)
             self.layers.append((layer, parse_recipe(recipe), torch.empty_like(layer.weight.detach())))
 

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nanochat.errors import UserError
-from nanochat.gpt import Applications, GPTConfig, norm
+from nanochat.gpt import GPT, Applications, GPTConfig, norm
 from nanochat.induction import InductionConfig, InductionGPT
 from nanochat.log import print0
 
@@ -72,7 +72,8 @@ class RecursiveGPT(InductionGPT):
         print0(f"recursion: {exits} exits, trained with {self.config.supervision}")
         self.steps = exits
 
-    def end_like(self, model: Self) -> None:
+    def end_like(self, model: GPT) -> None:
+        assert isinstance(model, RecursiveGPT)
         self.steps = model.steps
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
