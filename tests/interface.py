@@ -72,10 +72,10 @@ def read_changes(text: str) -> Changes:
         if line.startswith("#"):
             heading = line.lstrip("#").strip()
         elif heading == "Removed" and line.startswith("- `"):
-            names, _, reason = line.partition(": ")
+            names, _, reason = line.partition("`: ")  # a name may have a colon
             if len(reason.split()) < 3:
                 found.unclear.append(f'{CHANGES}: an entry is "- `name`: the reason", not: {line}')
-            found.removed.extend(plain(name) for name in re.findall(r"`([^`]+)`", names))
+            found.removed.extend(plain(name) for name in re.findall(r"`([^`]+)`", f"{names}`"))
         elif heading == "Renamed" and line.startswith("- "):
             entry = re.match(r"- ((?:`[^`]+`(?:, | and )?)+) (?:is|are) `([^`]+)`", line)
             if entry:
