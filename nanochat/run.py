@@ -7,14 +7,14 @@ with training("chat_sft", config) as trainer:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
 import torch
 
-from nanochat import fp8
+from nanochat import fp8, registry
 from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, saved_steps, set_aside
 from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
@@ -27,7 +27,7 @@ from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
-from nanochat.runtime import Runtime, setup, stop_requests, watch_gpu
+from nanochat.runtime import Runtime, setup, stop_requests
 from nanochat.scaling import RunPlan
 from nanochat.settings import TrainingSettings
 from nanochat.start import Config, FineTuning, Pretraining, Start, start_from_parent, start_new
@@ -306,8 +306,15 @@ class Trainer(Generic[Config]):
             weights = self.model.shards or self.model.state_dict()  # both have `items`
             saver.save(state.step, weights, self.optimizer.state_tensors(), record | progress)
 
-        with saver, watch_gpu(runtime.device) as take_gpu_use:
+        with saver, gpu_meter(runtime.device) as take_gpu_use:
             yield save
+
+
+def gpu_meter(device: torch.device) -> AbstractContextManager[Callable[[], list[float] | None]]:
+    """Return a meter of the energy and work of a GPU: joules, seconds computing and seconds since the call before."""
+    if registry.is_here(registry.METERS, "gpu"):
+        return registry.load(registry.METERS, "gpu")(device)
+    return nullcontext(lambda: None)
 
 
 def _phrase(changes: Mapping[str, Sequence[Any]]) -> str:

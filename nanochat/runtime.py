@@ -6,7 +6,6 @@ import re
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -33,7 +32,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
-SAMPLE_SECONDS = 1.0  # between two samples of power
 UNKNOWN = Accelerator("unknown")
 
 
@@ -168,43 +166,6 @@ class Waiting:
             start, end = self._events.pop(0)
             seconds += start.elapsed_time(end) / 1000
         return seconds
-
-
-# ---- energy ----
-
-
-@contextmanager
-def watch_gpu(device: torch.device) -> Iterator[Callable[[], list[float] | None]]:
-    """Read a GPU's power and work each second until the block ends; yields a call for its use since the call before.
-
-    Use: joules, seconds computing, seconds; None without a GPU or nvidia-ml-py, or once the driver reports nothing.
-    """
-    samples = []  # joules, seconds computing, seconds
-    ended = threading.Event()
-
-    def watch() -> None:
-        before = time.monotonic()
-        try:
-            while not ended.wait(SAMPLE_SECONDS):
-                # Both are means over a second or less: of milliwatts, and of the percent of time with a kernel.
-                watts, share = torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100
-                now = time.monotonic()
-                samples.append(((now - before) * watts, (now - before) * share, now - before))
-                before = now
-        except Exception as error:  # nvidia-ml-py need not be there, and has errors of its own
-            print_line(f"energy: n/a, {error}")
-
-    def take() -> list[float] | None:
-        taken = [samples.pop() for _ in range(len(samples))]  # the thread may append meanwhile
-        return [sum(figures) for figures in zip((0.0, 0.0, 0.0), *taken, strict=True)] if thread.is_alive() else None
-
-    thread = threading.Thread(target=watch, daemon=True)
-    if device.type == "cuda" and not torch.version.hip:  # there PyTorch has 0 for an unknown power
-        thread.start()
-    try:
-        yield take
-    finally:
-        ended.set()
 
 
 # ---- setup ----
