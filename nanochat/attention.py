@@ -75,7 +75,7 @@ def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: boo
         slower = {"cpu": "chunks", "cuda": "flex" if windows else "sdpa"}.get(device.type, "sdpa")
         return next((path for path in FLASH if not obstacle(path, device, dtype)), slower)
     if asked not in PATHS:
-        raise UserError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
+        raise UserError(f"--attention={asked} is not known, use one of auto, {', '.join(PATHS)}")
     if asked in FLASH and (reason := obstacle(asked, device, dtype)):
         raise UserError(f"--attention={asked} cannot run: {reason}")
     return asked

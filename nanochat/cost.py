@@ -88,7 +88,7 @@ def estimate(plan: RunPlan, config: PretrainSettings, ranks: int, accelerator: A
         if ranks > 1 and not config.shard_weights:
             sharded = sum(memory(plan, rows, *setting, True).values())
             advice = f"--shard-weights ({sharded / 1e9:.2f} GB), {advice}"
-        lines.append(f"that is more than {share}: take {advice}")
+        lines.append(f"that is more than {share}: use {advice}")
     if config.shard_weights and ranks > 1:
         received, whole = traffic(plan, rows, ranks, 4 if config.fp8 else itemsize)
         lines.append(f"sharded weights: a rank receives {received / 1e9:,.2f} GB in a step, not {whole / 1e9:,.2f} GB")

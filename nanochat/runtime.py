@@ -211,7 +211,7 @@ def _device(device_type: str) -> torch.device:
     """Return this rank's device; auto: the first of cuda, mps, cpu on this machine."""
     present = [name for name in ("cuda", "mps", "cpu") if torch.get_device_module(name).is_available()]
     if device_type not in ("auto", *present):
-        raise UserError(f"--device-type={device_type} is not on this machine, take one of {', '.join(present)}")
+        raise UserError(f"--device-type={device_type} is not on this machine, use one of {', '.join(present)}")
     name = present[0] if device_type == "auto" else device_type
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name)
 
@@ -227,7 +227,7 @@ def asked_precision(dtype: str) -> str:
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
     if asked not in ("auto", *DTYPES):
         hint = "; --fp8 adds products in 8 bits" if asked == "fp8" else ""
-        raise UserError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
+        raise UserError(f"precision {asked} is not known, use one of auto, {', '.join(DTYPES)}{hint}")
     return asked
 
 

@@ -190,8 +190,8 @@ def row_choices(config: TrainingSettings, total_batch_size: int, ranks: int) -> 
     rows, rest = divmod(total_batch_size, row)
     if rest or not rows:
         raise UserError(
-            f"--total-batch-size={total_batch_size} is no multiple of a row on every rank ({config.max_seq_len} tokens "
-            f"x {ranks} ranks): take --total-batch-size={(rows + 1) * row}"
+            f"--total-batch-size={total_batch_size} is not a multiple of a row on every rank ("
+            f"{config.max_seq_len} tokens x {ranks} ranks): use --total-batch-size={(rows + 1) * row}"
         )
     legal = _divisors(rows)
     asked = config.device_batch_size
@@ -200,7 +200,7 @@ def row_choices(config: TrainingSettings, total_batch_size: int, ranks: int) -> 
     if asked not in map(str, legal):
         raise UserError(
             f"--device-batch-size={asked} (x {config.max_seq_len} tokens x {ranks} ranks) does not divide "
-            f"--total-batch-size={total_batch_size}: take auto or one of {legal}"
+            f"--total-batch-size={total_batch_size}: use auto or one of {legal}"
         )
     return [int(asked)]
 

@@ -202,7 +202,7 @@ def inherit(config: FineTuning, manifest: Record) -> FineTuning:
     config = replace(config, **found)
     limit = manifest["model"]["max_seq_len"]  # positions beyond were never trained
     if config.max_seq_len > limit:
-        raise UserError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
+        raise UserError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, use at most {limit}")
     return config
 
 
@@ -262,7 +262,7 @@ def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokeni
     if differences:
         found = "; ".join(differences)
         folder = saved.path.parent
-        raise UserError(f"{folder} holds another run: {found}. Take another --tag, or start again: --resume=never")
+        raise UserError(f"{folder} holds another run: {found}. Use another --tag, or start again: --resume=never")
     return Resumed(saved, changes, is_longer)
 
 

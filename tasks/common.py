@@ -222,5 +222,5 @@ def find_task(word: str, known: Iterable[str]) -> str:
     names = {name.lower(): name for name in known}
     plain, mark, augmentation = word.partition("~")
     if plain.lower() not in names:
-        raise UserError(f"{word} is no task, choose from {', '.join(names.values())}")
+        raise UserError(f"{word} is not a task, choose from {', '.join(names.values())}")
     return names[plain.lower()] + mark + augmentation.lower()

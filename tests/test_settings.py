@@ -29,7 +29,7 @@ def test_what_is_not_given_is_the_parents(capsys):
     child = BASE | {"config": dataclasses.asdict(inherit(parse(ChatTuneSettings, ["--total-batch-size=128"]), BASE))}
     assert inherit(ChatTuneSettings(), child).total_batch_size == 128
     assert inherit(ChatTuneSettings(matrix_lr=1.0), child).matrix_lr == 1.0
-    with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, take at most 64"):
+    with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, use at most 64"):
         inherit(ChatTuneSettings(max_seq_len=65), BASE)
 
 

@@ -246,7 +246,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return bound
     except (OSError, OverflowError) as error:
-        raise UserError(f"--host={host} --port={port}: {error}, take another") from None
+        raise UserError(f"--host={host} --port={port}: {error}, use another") from None
 
 
 def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[ServedModel, list[Worker]]:

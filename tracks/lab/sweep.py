@@ -138,7 +138,7 @@ def read_spec(path: Path, tag: str = "") -> Spec:
     unknown = []
     for key in sorted(values.keys() - known):
         [nearest] = difflib.get_close_matches(key, known, n=1, cutoff=0)
-        unknown.append(f"{key} is no key, did you mean {nearest}?")
+        unknown.append(f"{key} is not a key, did you mean {nearest}?")
     try:
         spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
     except ValidationError as error:
@@ -156,12 +156,12 @@ def mistakes(spec: Spec) -> list[str]:
         if not any(folder.glob("step_*/manifest.json")):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
     for name, weights in spec.merges.items():
-        found += [f"the merge {name} has {mix}, which is no mix" for mix in weights if mix not in spec.mixes]
+        found += [f"the merge {name} has {mix}, which is not a mix" for mix in weights if mix not in spec.mixes]
     tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
     names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
     if spec.reference not in spec.mixes:
-        found.append(f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}")
+        found.append(f"reference = {spec.reference} is not a mix, use one of {', '.join(spec.mixes)}")
     if spec.scaled and len(spec.seeds) == 1:
         found.append("with one seed nothing is shown, and scaled = true would drop every mix")
     if "tokens" in spec.budget and "--total-batch-size" not in spec.own_flags:

@@ -104,7 +104,7 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
         for chosen, rejected in islice(zip(right, wrong, strict=False), most):
             pairs.append({"prompt": json.loads(messages), "chosen": chosen, "rejected": rejected})
     if not pairs:
-        raise UserError("no prompt has a better and a worse answer: take more prompts, or a higher temperature")
+        raise UserError("no prompt has a better and a worse answer: use more prompts, or a higher temperature")
     return pairs
 
 
