@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanochat.errors import UserError
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -73,9 +75,9 @@ def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: boo
         slower = {"cpu": "chunks", "cuda": "flex" if windows else "sdpa"}.get(device.type, "sdpa")
         return next((path for path in FLASH if not obstacle(path, device, dtype)), slower)
     if asked not in PATHS:
-        raise ValueError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
+        raise UserError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
     if asked in FLASH and (reason := obstacle(asked, device, dtype)):
-        raise ValueError(f"--attention={asked} cannot run: {reason}")
+        raise UserError(f"--attention={asked} cannot run: {reason}")
     return asked
 
 

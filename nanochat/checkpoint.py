@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store
 
 from nanochat.environment import versions
+from nanochat.errors import UserError
 from nanochat.log import Record, print0
 from nanochat.paths import (
     hold_folder,
@@ -80,9 +81,9 @@ def load(folder: Path, step: int) -> Checkpoint:
                 found = {name: pool.submit(read_sha256, path / name) for name in manifest["files"]}
             damaged = [name for name, sha256 in found.items() if sha256.result() != manifest["files"][name]["sha256"]]
     except (ValueError, KeyError, OSError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from error
+        raise UserError(f"{path} cannot be read ({error})") from error
     if damaged:
-        raise ValueError(f"{path} is damaged: {', '.join(damaged)}")
+        raise UserError(f"{path} is damaged: {', '.join(damaged)}")
     return Checkpoint(path, step, manifest)
 
 
@@ -106,16 +107,16 @@ def to_resume(folder: Path, resume: int | str) -> Checkpoint | None:
     saved = saved_steps(folder)
     if isinstance(resume, int):
         if resume not in saved:
-            raise ValueError(f"{folder} has no checkpoint of step {resume}, only {saved}: give --resume one of these")
+            raise UserError(f"{folder} has no checkpoint of step {resume}, only {saved}: give --resume one of these")
         found = load(folder, resume)
     elif saved:
         found = newest(folder)
     else:
         return None
     if found is None:
-        raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
+        raise UserError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
     if "merge" in found.manifest:
-        raise ValueError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
+        raise UserError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
     return found
 
 

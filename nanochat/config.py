@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_type_hints
 import tyro
 
 from nanochat import registry
+from nanochat.errors import UserError
 from nanochat.log import print_line
 
 Config = TypeVar("Config")
@@ -30,7 +31,7 @@ def _parse_count(words: list[str]) -> int:
         number = Fraction(text.replace("_", ""))
         if number.denominator == 1:
             return int(number)
-    raise ValueError(f"{text} is not a whole number, write it like 20000 or 2e4")
+    raise UserError(f"{text} is not a whole number, write it like 20000 or 2e4")
 
 
 _COUNT = tyro.constructors.PrimitiveConstructorSpec(
@@ -50,7 +51,7 @@ def _parse_resume(words: list[str]) -> int | str:
     try:
         return _parse_count(words)
     except ValueError:
-        raise ValueError(f"{words[0]} is not known, write auto, never, or the step of a checkpoint") from None
+        raise UserError(f"{words[0]} is not known, write auto, never, or the step of a checkpoint") from None
 
 
 _RESUME = tyro.constructors.PrimitiveConstructorSpec(
@@ -121,7 +122,7 @@ def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None
     """Raise a ValueError for a name that is none of the known ones. kind: words before the name, like "the task"."""
     for name in names:
         if name not in known:
-            raise ValueError(f"{kind} {name} is not known, choose from {', '.join(filter(None, known))}")
+            raise UserError(f"{kind} {name} is not known, choose from {', '.join(filter(None, known))}")
 
 
 def _grouped(config_class: type[Any]) -> type[Any]:
@@ -175,24 +176,24 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        raise ValueError(_first_sentence(complaint.getvalue())) from None
+        raise UserError(_first_sentence(complaint.getvalue())) from None
     rest = [one.name for one in fields(config_class) if one.metadata["rest"]]
     if unknown and not rest:
         # Both spellings are flags: --max-chars, --max_chars.
         flag = unknown[0].split("=")[0]
         moved = registry.MOVED_FLAGS.get(name, {}).get(flag.replace("_", "-"))
         if moved:
-            raise ValueError(f"{flag} is a flag of python -m {moved}: run that, with the same flags")
+            raise UserError(f"{flag} is a flag of python -m {moved}: run that, with the same flags")
         known = [flag_of(one.name) for one in fields(config_class)]
         near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)  # typing errors
         hint = f"did you mean {near[0]}?" if near else "see --help."
-        raise ValueError(f"unknown argument {flag}, {hint}")
+        raise UserError(f"unknown argument {flag}, {hint}")
     values = {}
     for box in vars(flags).values():  # nested boxes back to flat fields
         values.update(vars(box))
     for word in unknown:
         if not re.match("--[a-z]", word):
-            raise ValueError(f"unknown argument {word}: write flags for other commands like --depth=4")
+            raise UserError(f"unknown argument {word}: write flags for other commands like --depth=4")
         values[rest[0]] = f"{values[rest[0]]} {shlex.quote(word)}".strip()
     return config_class(**values)
 
@@ -211,7 +212,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
         least, below = one.metadata["least"], one.metadata["below"]
         if not least <= value < below:  # nor is it NaN
             limit = "" if value < below else f" and below {below}"
-            raise ValueError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")
+            raise UserError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")
     return config
 
 
@@ -274,9 +275,8 @@ def _last_message(error: BaseException) -> tuple[str, int]:
         return f"error: {error.filename}: {error.strerror}", 1
     if isinstance(error, OSError | FloatingPointError):
         return f"error: {error}", 1
-    # A `raise` of ours carries a sentence written for the user. Any other ValueError is a defect: show its place. The
-    # libraries lie below lib/python3.N.
+    if isinstance(error, UserError):
+        return f"error: {error}", 2
+    # Any other ValueError is a defect: show its place.
     where = traceback.extract_tb(error.__traceback__)[-1]  # the innermost frame
-    is_ours = (where.line or "").startswith("raise") and "/lib/python" not in where.filename
-    place = "" if is_ours else f" ({where.filename}:{where.lineno})"
-    return f"error: {error}{place}", 2
+    return f"error: {error} ({where.filename}:{where.lineno})", 2

@@ -14,7 +14,7 @@ from functools import lru_cache
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.environment import hardware
 from nanochat.gpt import GPTConfig
-from nanochat.hardware import Accelerator, Figure, find_accelerator
+from nanochat.hardware import Accelerator, Figure, find_accelerator, fp8_speed
 from nanochat.log import duration, print0
 from nanochat.models import new_model
 from nanochat.outcome import read_outcomes
@@ -201,4 +201,7 @@ def _rate(config: PretrainSettings, accelerator: Accelerator, dtype: str) -> tup
     peak = accelerator.peak(dtype)
     if not peak:
         return None, f"no {dtype} speed of {accelerator.name} is known"
+    known = fp8_speed(accelerator, config.depth) if config.fp8 and dtype == "bf16" else None
+    if known:
+        return known.share * peak, f"assumed: {known.share:.0%} of the {dtype} peak, as {known.source}"
     return accelerator.mfu * peak, f"assumed: {accelerator.mfu:.0%} of the {dtype} peak"

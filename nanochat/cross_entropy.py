@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from nanochat.errors import UserError
+
 IGNORED = -1  # the target of a token that is not learned
 SAFE_EXPONENT = 60.0  # exponentials of less, summed over any vocabulary or row, stay far from fp32's limit
 
@@ -138,7 +140,7 @@ class _SumOfLosses(torch.autograd.Function):
 def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, (rows, length) each; a row starts every `stride` tokens."""
     if not 1 <= stride <= length:
-        raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
+        raise UserError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
     missing = length + 1 - len(ids)  # of one row; its last token has a target too
     ids = F.pad(ids, (0, max(missing, missing % stride)), value=IGNORED)  # to one row or whole strides
     return ids[:-1].unfold(0, length, stride), ids[1:].unfold(0, length, stride)

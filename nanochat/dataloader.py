@@ -6,7 +6,6 @@ rows in the stream. Rank r of n makes the rows with i % n == r, from the lanes r
 ranks only decide how the stream is cut.
 """
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -48,13 +47,13 @@ class BatchSource(Iterator, AbstractContextManager):
         """Return where the examples come from, for the manifest: a run resumes only with the same."""
         return self.state_dict()["setting"] | {"tasks": {}}
 
-    @abstractmethod
     def state_dict(self) -> Record:
         """Return the position as small JSON; its "setting" decides the order, and has to be equal on resume."""
+        raise NotImplementedError
 
-    @abstractmethod
     def load_state_dict(self, state: Record) -> None:
         """Continue from a position that a source with the same setting has saved."""
+        raise NotImplementedError
 
     def split(self, batch: Batch, rows: int) -> list[Batch]:
         """Return the micro-batches of a batch; rows: as many as fit into memory."""

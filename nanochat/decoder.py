@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import parse_rows
 from nanochat.runtime import free_memory
@@ -226,7 +227,7 @@ class Decoder:
         free = free_memory(self.device)
         if slot_bytes > free:
             needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
-            raise ValueError(
+            raise UserError(
                 f"the cache for one row of {length} tokens needs {needed}: take fewer --exits, or a shorter context"
             )
         fit = max(1, free // 2 // slot_bytes)  # half the memory stays free

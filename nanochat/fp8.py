@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from nanochat.errors import UserError
+
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2  # gradients need range more than digits
 MULTIPLE = 16  # fp8 kernels need multiples of it, except for the number of rows of the left matrix
 FIRST_CAPABILITY = (8, 9)  # of CUDA devices with fp8 in their tensor cores
@@ -78,7 +80,7 @@ class Float8Linear(nn.Linear):
             return nn.functional.linear(x, self.weight.to(x.dtype))
         rows = x.reshape(-1, self.in_features)
         if len(rows) % MULTIPLE:
-            raise ValueError(
+            raise UserError(
                 f"{len(rows)} tokens in a micro-batch: fp8 needs a multiple of {MULTIPLE}; change --device-batch-size"
             )
         # The weight is passed for its gradient; the products read its copies.
@@ -99,7 +101,7 @@ def convert(
     device = device or next(model.parameters()).device
     has_units = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
     if not emulated and not has_units:
-        raise ValueError("this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8")
+        raise UserError("this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8")
     replaced = []
     for name, module in list(model.named_modules()):  # a list, because the loop changes the modules
         if not isinstance(module, nn.Linear) or name == "head":

@@ -11,10 +11,11 @@ nanochat/induction.py is one; registry.MODELS has those of tracks.
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask, previous
 from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, cross_entropy
+from nanochat.errors import UserError
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -34,6 +36,7 @@ Result = TypeVar("Result")
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
+INITIAL_THREADS = 8  # new parameters in memory at once, beside the model
 VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 
 
@@ -75,11 +78,11 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
+            raise UserError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         if self.mlp not in MLP_KINDS:
-            raise ValueError(f"mlp={self.mlp} is not known, use one of {', '.join(MLP_KINDS)}")
+            raise UserError(f"mlp={self.mlp} is not known, use one of {', '.join(MLP_KINDS)}")
         if not re.fullmatch("[SL]+", self.window_pattern):
-            raise ValueError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
+            raise UserError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
 
     @property
     def head_dim(self) -> int:
@@ -388,9 +391,9 @@ class GPT(nn.Module):
 
     def choose_exits(self, exits: int) -> None:
         """End forwards at another exit than the model was trained with; a plain model has one."""
-        raise ValueError("--exits is for recursive models, and this is not one")
+        raise UserError("--exits is for recursive models, and this is not one")
 
-    def end_like(self, model: Self) -> None:
+    def end_like(self, model: "GPT") -> None:
         """End forwards at the exit that another model of this kind has chosen."""
 
     def run(self, module: nn.Module, function: Callable[..., Result], *inputs: Any, **options: bool) -> Result:
@@ -408,7 +411,7 @@ class GPT(nn.Module):
             block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
         self.compiled = True
 
-    def to_empty(self, *, device: torch.device | str) -> Self:
+    def to_empty(self, *, device: torch.device | str) -> "GPT":
         """Do the same as torch's method, and fill the tables that no checkpoint holds.
 
         torch's own would import the compiler's algebra, which takes seconds.
@@ -426,8 +429,13 @@ class GPT(nn.Module):
 
     def init_weights(self, seed: int) -> None:
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
-        for name, parameter in self.named_parameters():
-            parameter.data.copy_(self.initial(seed, name))
+
+        def fill(name: str) -> None:
+            self.get_parameter(name).data.copy_(self.initial(seed, name))
+
+        # Each has a generator, which uses one thread: several are filled at a time.
+        with ThreadPoolExecutor(INITIAL_THREADS) as threads:
+            list(threads.map(fill, [name for name, _ in self.named_parameters()]))  # raises what a thread has raised
 
     def initial(self, seed: int, name: str) -> Tensor:
         """Return a new parameter's values, on the CPU."""

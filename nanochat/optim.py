@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,6 @@ from torch.optim.adamw import adamw
 
 from nanochat.muon import muon_update, orthogonalize
 from nanochat.runtime import Waiting
-
-if TYPE_CHECKING:
-    from nanochat.sharding import Shards
 
 Named = tuple[str, Parameter]
 WholeStates = Iterator[tuple[str, dict[str, Tensor]]]  # with a parameter's name
@@ -86,7 +83,7 @@ class _Stack(ABC):
     that other modules look up: the states' size, and the Group fields that schedules move.
     """
 
-    is_sharded = False  # True: parameters have no memory, see sharding.py
+    is_exchanged = True  # the optimizer sums its gradients over the ranks, and gathers its new values
     counts_steps = False  # True: "step" stands beside the states in a checkpoint
     state_bytes: int  # per parameter element
     scheduled: tuple[str, ...]  # Group fields that schedules move
@@ -163,6 +160,10 @@ class _Stack(ABC):
                     self.layouts[key].take(state[chunk], self.rank, place, saved[key])
                 if self.counts_steps:
                     self.steps[chunk] = saved["step"]
+
+
+# From a group, the members of a stack, its number among all stacks, rank, number of ranks, and bytes of a chunk.
+MakeStack = Callable[[Group, list[Named], int, int, int, int], _Stack]
 
 
 class MuonStack(_Stack):
@@ -245,15 +246,32 @@ class AdamWStack(_Stack):
 KINDS = {"muon": MuonStack, "adamw": AdamWStack}
 
 
+class Stacking:
+    """Divides groups into stacks: same-shaped parameters share one. sharding.Shards does it for sharded weights."""
+
+    sends_early = True  # within the last backward of a step, the gradients that are complete
+
+    def __init__(self) -> None:
+        self.waiting = Waiting()  # for other ranks
+
+    def divide(self, group: Group) -> Iterator[tuple[MakeStack, list[Named]]]:
+        """Yield the parameters of each stack, with what makes it."""
+        by_shape: dict[tuple[int, ...], list[Named]] = {}
+        for name, parameter in group.params:
+            by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
+        for members in by_shape.values():
+            yield KINDS[group.kind], members
+
+
 # ---- all groups together ----
 
 
 class Optimizer:
     """Steps all groups, on one rank or with the ranks in the default process group.
 
-    polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. shards: of a model
-    with sharded weights. The model is on its device when this is made: parameters are replaced in place only.
-    Between `reduce_in_backward` and `finish_reducing` no rank calls other collectives.
+    polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. stacking: how groups become
+    stacks. The model is on its device when this is made: parameters are replaced in place only. Between
+    `reduce_in_backward` and `finish_reducing` no rank calls other collectives.
     """
 
     def __init__(
@@ -264,7 +282,7 @@ class Optimizer:
         polar_dtype: torch.dtype = torch.float32,
         compile: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
-        shards: "Shards | None" = None,
+        stacking: Stacking | None = None,
     ) -> None:
         self.groups = groups
         self.polar_dtype = polar_dtype
@@ -272,8 +290,9 @@ class Optimizer:
         self.muon_update, self.orthogonalize = compiled(muon_update), compiled(orthogonalize)
         # A graph would be compiled again for each float.
         self.factor = torch.tensor if compile else float
-        self.ranks, self.shards = world_size, shards
-        self.waiting = shards.waiting if shards else Waiting()
+        self.ranks = world_size
+        self.stacking = stacking or Stacking()
+        self.waiting = self.stacking.waiting
         self._stacks: list[_Stack] = []
         # Gradients are summed over the ranks chunk by chunk, in the same order on all ranks.
         self._chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,); one rank: none
@@ -284,15 +303,10 @@ class Optimizer:
         self._works: list[dist.Work] = []  # of the first chunks in order
         limit = chunk_bytes if world_size > 1 else 2**63  # one rank sends nothing: one chunk
         for group in groups:
-            by_shape = {}
-            for name, parameter in group.params:
-                alike = shards.members_alike(name) if shards else 0  # in a sharded module: 0 for other parameters
-                by_shape.setdefault((alike, *parameter.shape), []).append((name, parameter))
-            for (alike, *_), members in by_shape.items():
-                make = partial(shards.stack, group.kind) if alike else KINDS[group.kind]
+            for make, members in self.stacking.divide(group):
                 stack = make(group, members, len(self._stacks), rank, world_size, limit)
                 self._stacks.append(stack)
-                if world_size == 1 or stack.is_sharded:
+                if world_size == 1 or not stack.is_exchanged:
                     continue
                 for index, (_, parameter) in enumerate(members):
                     chunk = len(self._chunks) + index // stack.per_chunk
@@ -321,7 +335,7 @@ class Optimizer:
         gathers = []
         for stack in self._stacks:
             stack.update(scale, self)
-            if self.ranks > 1 and not stack.is_sharded:  # new values travel while the next stack computes
+            if self.ranks > 1 and stack.is_exchanged:  # new values travel while the next stack computes
                 pairs = zip(stack.values.flatten(1), stack.mine, strict=True)
                 gathers += [dist.all_gather_into_tensor(whole, mine, async_op=True) for whole, mine in pairs]
         with self.waiting.counted():
@@ -346,9 +360,9 @@ class Optimizer:
     def reduce_in_backward(self) -> Iterator[None]:
         """Wrap the last backward before a step: gradients that are complete start to be summed over the ranks.
 
-        Not beside shards, whose collectives need one order: few parameters are left, and `finish_reducing` sends them.
+        If other collectives run in the backward, all of them need one order: then `finish_reducing` sends everything.
         """
-        if self.shards:
+        if not self.stacking.sends_early:
             yield
             return
         self._missing = list(self._members)  # hooks count down from here

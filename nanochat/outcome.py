@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nanochat.environment import Texts, bloat, environment, versions
+from nanochat.errors import UserError
 from nanochat.log import (
     MetricLog,
     Record,
@@ -64,7 +65,7 @@ class Outcome:
     def figure(self, name: str) -> Any:
         """Return a metric without its format; ValueError if the record has none of this name."""
         if name not in self.metrics:
-            raise ValueError(f"{self.tag} has no {name}, its record is of an earlier version: run its stage again")
+            raise UserError(f"{self.tag} has no {name}, its record is of an earlier version: run its stage again")
         metric = self.metrics[name]
         return metric["value"] if isinstance(metric, dict) else metric
 
@@ -104,7 +105,7 @@ class Outcome:
         try:
             return cls(**read_json(path))
         except (TypeError, ValueError):
-            raise ValueError(f"{path} is no record of this version: move it away, or run the stage again") from None
+            raise UserError(f"{path} is no record of this version: move it away, or run the stage again") from None
 
 
 def _now() -> str:

@@ -7,17 +7,18 @@ with training("chat_sft", config) as trainer:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
 import torch
 
-from nanochat import fp8
+from nanochat import fp8, registry
 from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, saved_steps, set_aside
 from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
 from nanochat.metrics import run_metrics, training_curves
@@ -26,10 +27,11 @@ from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
-from nanochat.runtime import Runtime, setup, stop_requests, watch_gpu
+from nanochat.runtime import Runtime, setup, stop_requests
 from nanochat.scaling import RunPlan
 from nanochat.settings import TrainingSettings
 from nanochat.start import Config, FineTuning, Pretraining, Start, start_from_parent, start_new
+from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_device_batch
 
@@ -92,13 +94,13 @@ def build(start: Start, runtime: Runtime) -> tuple[GPT, Optimizer, int]:
         runtime.world_size,
         polar_dtype=torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         compile=runtime.device.type == "cuda",  # on a CPU it gains too little
-        shards=model.shards,
+        stacking=model.shards,
     )
     length = config.max_seq_len
     rows = start.row_choices[0]
     if len(start.row_choices) > 1:
         if model.shards and runtime.device.type == "cuda":
-            raise ValueError(
+            raise UserError(
                 "--shard-weights needs a --device-batch-size: a rank that runs out of memory stops the others"
             )
         # Last, so that the search runs the step that will be trained, beside all states.
@@ -158,6 +160,21 @@ class Trainer(Generic[Config]):
         source: a context manager too. after_step: as in TrainingLoop.
         """
         data = self.runtime.broadcast(source.origin)  # one rank reads files and hashes
+        try:
+            return self._train(source, objective, evaluations, after_step, data)
+        except FloatingPointError as error:
+            saved = saved_steps(self.folder)
+            again = f"go on with --resume={saved[-1]} and lower rates" if saved else "start again with lower rates"
+            raise FloatingPointError(f"{error}: {again}, see docs/base_training.md") from None
+
+    def _train(
+        self,
+        source: BatchSource,
+        objective: Objective,
+        evaluations: Sequence[Evaluation],
+        after_step: Sequence[Action],
+        data: DataRecord,
+    ) -> State:
         # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, data) as save:
             loop = TrainingLoop(
@@ -182,7 +199,10 @@ class Trainer(Generic[Config]):
     def finish(self, state: State, metrics: Record) -> None:
         """Write the outcome of a run that has ended; print why there is none otherwise."""
         if state.stop:
-            print0(f"stopped by {state.stop} after step {state.step:,}: run the same command again to resume")
+            again = "run the same command again"
+            if isinstance(self.config.resume, int):  # which would go back to the step
+                again += " with --resume=auto"
+            print0(f"stopped by {state.stop} after step {state.step:,}: {again} to resume")
             return
         is_old = self.resumed is not None and self.resumed.step == state.step
         if is_old and (self.folder / "outcome.json").exists():  # else a crash came before writing
@@ -191,11 +211,20 @@ class Trainer(Generic[Config]):
         if self.runtime.rank > 0:  # one writer is enough
             return
         self.outcome.config = asdict(self.config)
-        self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime)}
+        self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime), **self._changed_settings()}
         self.outcome.curves = training_curves(self.log.path)  # also from before a resume
         # The manifest has the hashes for all other files.
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
         self.outcome.write()
+
+    def _changed_settings(self) -> Metrics:
+        """Return the metric about settings that were changed while the run trained; none for most runs."""
+        changed = self.start.record.get("changed_settings", [])
+        if not changed:
+            return {}
+        return {
+            "Changed while training": "; ".join(f"step {one['step']:,}: {_phrase(one['settings'])}" for one in changed)
+        }
 
     def _restore(self, source: BatchSource, data: DataRecord) -> State:
         """Return the state to train from; optimizer and source are as they were saved.
@@ -209,12 +238,12 @@ class Trainer(Generic[Config]):
         saved = resumed.checkpoint
         manifest = saved.manifest
         if manifest["loop"].keys() != State.__dataclass_fields__.keys():
-            raise ValueError(
+            raise UserError(
                 f"{self.folder}: another version of this code has begun the run: start it again with --resume=never"
             )
         before = manifest["data"], manifest["source"]["setting"]
         if before != (data, source.state_dict()["setting"]):
-            raise ValueError(f"{self.folder}: the data is not what the run began with: put it back, or --resume=never")
+            raise UserError(f"{self.folder}: the data is not what the run began with: put it back, or --resume=never")
         # The model has its weights since it was built.
         self.optimizer.load_state_tensors(saved.optimizer_state)
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
@@ -230,8 +259,7 @@ class Trainer(Generic[Config]):
 
     def _log_changes(self, step: int, changes: Mapping[str, tuple[Any, Any]]) -> None:
         """Print and log the settings that --resume=STEP has changed."""
-        found = ", ".join(f"{flag_of(name)} {before} -> {now}" for name, (before, now) in changes.items())
-        print0(f"resumed at step {step:,}: {found}")
+        print0(f"resumed at step {step:,}: {_phrase(changes)}")
         figures: Record = {}
         for name, (before, now) in changes.items():
             figures |= {f"{name}_before": before, f"{name}_after": now}
@@ -278,5 +306,17 @@ class Trainer(Generic[Config]):
             weights = self.model.shards or self.model.state_dict()  # both have `items`
             saver.save(state.step, weights, self.optimizer.state_tensors(), record | progress)
 
-        with saver, watch_gpu(runtime.device) as take_gpu_use:
+        with saver, gpu_meter(runtime.device) as take_gpu_use:
             yield save
+
+
+def gpu_meter(device: torch.device) -> AbstractContextManager[Callable[[], list[float] | None]]:
+    """Return a meter of the energy and work of a GPU: joules, seconds computing and seconds since the call before."""
+    if registry.is_here(registry.METERS, "gpu"):
+        return registry.load(registry.METERS, "gpu")(device)
+    return nullcontext(lambda: None)
+
+
+def _phrase(changes: Mapping[str, Sequence[Any]]) -> str:
+    """Return changed settings in words: --matrix-lr 0.02 -> 0.01."""
+    return ", ".join(f"{flag_of(name)} {before} -> {now}" for name, (before, now) in changes.items())

@@ -6,7 +6,6 @@ import re
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -19,6 +18,7 @@ import torch.distributed as dist
 
 import rustbpe
 from nanochat.config import collect_signals, stop_signals
+from nanochat.errors import UserError
 from nanochat.hardware import Accelerator, find_accelerator, given_price, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
@@ -32,7 +32,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
-SAMPLE_SECONDS = 1.0  # between two samples of power
 UNKNOWN = Accelerator("unknown")
 
 
@@ -101,7 +100,8 @@ class Runtime:
                 answer = work()
         except ValueError as error:
             # It travels like a value: otherwise the other ranks would wait in a collective.
-            answer = ValueError(str(error))
+            kind = UserError if isinstance(error, UserError) else ValueError
+            answer = kind(str(error))
         answer = self.all_gather(answer)[0]
         if isinstance(answer, ValueError):
             raise answer
@@ -168,43 +168,6 @@ class Waiting:
         return seconds
 
 
-# ---- energy ----
-
-
-@contextmanager
-def watch_gpu(device: torch.device) -> Iterator[Callable[[], list[float] | None]]:
-    """Read a GPU's power and work each second until the block ends; yields a call for its use since the call before.
-
-    Use: joules, seconds computing, seconds; None without a GPU or nvidia-ml-py, or once the driver reports nothing.
-    """
-    samples = []  # joules, seconds computing, seconds
-    ended = threading.Event()
-
-    def watch() -> None:
-        before = time.monotonic()
-        try:
-            while not ended.wait(SAMPLE_SECONDS):
-                # Both are means over a second or less: of milliwatts, and of the percent of time with a kernel.
-                watts, share = torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100
-                now = time.monotonic()
-                samples.append(((now - before) * watts, (now - before) * share, now - before))
-                before = now
-        except Exception as error:  # nvidia-ml-py need not be there, and has errors of its own
-            print_line(f"energy: n/a, {error}")
-
-    def take() -> list[float] | None:
-        taken = [samples.pop() for _ in range(len(samples))]  # the thread may append meanwhile
-        return [sum(figures) for figures in zip((0.0, 0.0, 0.0), *taken, strict=True)] if thread.is_alive() else None
-
-    thread = threading.Thread(target=watch, daemon=True)
-    if device.type == "cuda" and not torch.version.hip:  # there PyTorch has 0 for an unknown power
-        thread.start()
-    try:
-        yield take
-    finally:
-        ended.set()
-
-
 # ---- setup ----
 
 
@@ -248,7 +211,7 @@ def _device(device_type: str) -> torch.device:
     """Return this rank's device; auto: the first of cuda, mps, cpu on this machine."""
     present = [name for name in ("cuda", "mps", "cpu") if torch.get_device_module(name).is_available()]
     if device_type not in ("auto", *present):
-        raise ValueError(f"--device-type={device_type} is not on this machine, take one of {', '.join(present)}")
+        raise UserError(f"--device-type={device_type} is not on this machine, take one of {', '.join(present)}")
     name = present[0] if device_type == "auto" else device_type
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name)
 
@@ -264,7 +227,7 @@ def asked_precision(dtype: str) -> str:
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
     if asked not in ("auto", *DTYPES):
         hint = "; --fp8 adds products in 8 bits" if asked == "fp8" else ""
-        raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
+        raise UserError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
     return asked
 
 

@@ -8,6 +8,7 @@ weight decay so that batch / (rate × decay × tokens) stays constant (arXiv 240
 import math
 from dataclasses import dataclass, replace
 
+from nanochat.errors import UserError
 from nanochat.gpt import GPT, SMEAR_GATE_INPUTS, GPTConfig
 from nanochat.log import Record, format_value, print0
 from nanochat.models import planned_model
@@ -180,7 +181,7 @@ def flops_per_token(model: GPT, row_length: int) -> int:
 def require_multiple(name: str, count: int, ranks: int) -> None:
     """Raise a ValueError if the ranks cannot have the same number each."""
     if count % ranks:
-        raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
+        raise UserError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
 
 
 def row_choices(config: TrainingSettings, total_batch_size: int, ranks: int) -> list[int]:
@@ -188,7 +189,7 @@ def row_choices(config: TrainingSettings, total_batch_size: int, ranks: int) -> 
     row = config.max_seq_len * ranks  # tokens in the smallest step
     rows, rest = divmod(total_batch_size, row)
     if rest or not rows:
-        raise ValueError(
+        raise UserError(
             f"--total-batch-size={total_batch_size} is no multiple of a row on every rank ({config.max_seq_len} tokens "
             f"x {ranks} ranks): take --total-batch-size={(rows + 1) * row}"
         )
@@ -197,7 +198,7 @@ def row_choices(config: TrainingSettings, total_batch_size: int, ranks: int) -> 
     if asked == "auto":
         return legal
     if asked not in map(str, legal):
-        raise ValueError(
+        raise UserError(
             f"--device-batch-size={asked} (x {config.max_seq_len} tokens x {ranks} ranks) does not divide "
             f"--total-batch-size={total_batch_size}: take auto or one of {legal}"
         )

@@ -7,6 +7,7 @@ flag gets another default by `name = default`. The word in `@options("run")` is 
 from dataclasses import fields
 
 from nanochat.config import Count, Resume, flag_of, option, options
+from nanochat.errors import UserError
 from nanochat.stages import Source
 
 Rate = float | None  # None: the value of the parent, see start.inherit
@@ -147,10 +148,10 @@ class HorizonSettings:
         names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
         given = {name: getattr(self, name) for name in names if getattr(self, name) != -1}
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(map(flag_of, given))} each end the run: keep one of them")
+            raise UserError(f"{' and '.join(map(flag_of, given))} each end the run: keep one of them")
         for name, value in given.items():
             if not value > 0:  # NaN is not above 0 either
-                raise ValueError(f"{flag_of(name)} has to be more than 0, not {value:g}")
+                raise UserError(f"{flag_of(name)} has to be more than 0, not {value:g}")
 
 
 @options("batch")
@@ -271,7 +272,7 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.on or self.json) and not self.dry_run:
-            raise ValueError("--on and --json are for a plan: add --dry-run")
+            raise UserError("--on and --json are for a plan: add --dry-run")
 
     @property
     def model_fields(self) -> dict[str, int]:

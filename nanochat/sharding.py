@@ -10,6 +10,7 @@ Every gather is a collective: all ranks make the same calls in the same order.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,18 @@ from torch.nn import Parameter
 from nanochat.fp8 import Float8Linear, requantize_layers
 from nanochat.gpt import GPT, Block
 from nanochat.muon import decay_and_step, nesterov
-from nanochat.optim import AdamWStack, Group, Layout, MuonStack, Named, Optimizer, flat_layout
+from nanochat.optim import (
+    KINDS,
+    AdamWStack,
+    Group,
+    Layout,
+    MakeStack,
+    MuonStack,
+    Named,
+    Optimizer,
+    Stacking,
+    flat_layout,
+)
 from nanochat.runtime import Runtime, Waiting
 
 Result = TypeVar("Result")
@@ -186,11 +198,15 @@ class _Gathered(torch.autograd.Function):
         return None, *[None] * len(gradients)
 
 
-class Shards:
+class Shards(Stacking):
     """All units of a model. `model` is on the meta device; read: returns a parameter's whole values."""
 
+    sends_early = False  # the gathers of a backward and the gradients that it gives need one order on all ranks
+
     def __init__(self, model: GPT, read: ReadWeight, runtime: Runtime) -> None:
-        self.model, self.is_whole, self.waiting = model, False, Waiting()
+        super().__init__()
+        self.model = model
+        self.is_whole = False
         names = {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
         names |= {f"value_embeds.{key}": table for key, table in model.value_embeds.items()}
         names["embed"] = model.embed
@@ -245,13 +261,14 @@ class Shards:
                 whole = piece.gather(torch.empty_like(piece.gathered, dtype=torch.float32))
                 yield from zip(piece.names, piece.views(whole), strict=True)
 
-    def members_alike(self, name: str) -> int:
-        """Return the number of parameters in a parameter's piece; 0 if it is not sharded."""
-        return len(self.pieces[name].names) if name in self.pieces else 0
-
-    def stack(self, kind: str, *arguments: Any) -> "ShardedMuon | ShardedAdamW":
-        """Return the optimizer's stack of a kind for sharded parameters."""
-        return STACKS[kind](self.pieces, *arguments)
+    def divide(self, group: Group) -> Iterator[tuple[MakeStack, list[Named]]]:
+        """Yield the parameters of each stack: same-shaped ones that are whole, or whose pieces have as many members."""
+        alike: dict[tuple[int, ...], list[Named]] = {}
+        for name, parameter in group.params:
+            members = len(self.pieces[name].names) if name in self.pieces else 0  # 0: it is whole
+            alike.setdefault((members, *parameter.shape), []).append((name, parameter))
+        for (members, *_), params in alike.items():
+            yield (partial(STACKS[group.kind], self.pieces) if members else KINDS[group.kind]), params
 
 
 # ---- optimizer kinds ----
@@ -260,7 +277,7 @@ class Shards:
 class _Sharded:
     """Lays a stack out by pieces: a chunk is a piece, and a rank owns an equal share of its elements and states."""
 
-    is_sharded = True
+    is_exchanged = False
 
     def __init__(self, pieces: dict[str, Piece], group: Group, members: Sequence[Named], *arguments: int) -> None:
         self.pieces = list(dict.fromkeys(pieces[name] for name, _ in members))

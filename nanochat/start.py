@@ -17,6 +17,7 @@ from nanochat.chat import render_conversation
 from nanochat.checkpoint import Checkpoint, learned_from, to_resume
 from nanochat.config import flag_of
 from nanochat.data.corpus import shards_for
+from nanochat.errors import UserError
 from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, find_model, new_model, tokenizer_of, verified
@@ -152,7 +153,7 @@ def start_from_parent(folder: Path, config: FineTuning, rows: int, runtime: Runt
     if rows:
         require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)
     if config.warm_start and not manifest["optimizer"]:  # an imported model
-        raise ValueError(f"{origin.path} has no optimizer state to start with: give --no-warm-start")
+        raise UserError(f"{origin.path} has no optimizer state to start with: give --no-warm-start")
     config = inherit(config, manifest)  # no field is None from here on
     if rows:  # answers have different lengths: a step counts rows, each at most as long as the context
         config = replace(config, total_batch_size=rows * config.max_seq_len)
@@ -201,7 +202,7 @@ def inherit(config: FineTuning, manifest: Record) -> FineTuning:
     config = replace(config, **found)
     limit = manifest["model"]["max_seq_len"]  # positions beyond were never trained
     if config.max_seq_len > limit:
-        raise ValueError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
+        raise UserError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
     return config
 
 
@@ -261,7 +262,7 @@ def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokeni
     if differences:
         found = "; ".join(differences)
         folder = saved.path.parent
-        raise ValueError(f"{folder} holds another run: {found}. Take another --tag, or start again: --resume=never")
+        raise UserError(f"{folder} holds another run: {found}. Take another --tag, or start again: --resume=never")
     return Resumed(saved, changes, is_longer)
 
 
@@ -274,7 +275,7 @@ def refuse_another_model(saved: Checkpoint, model: GPTConfig) -> NoReturn:
         if before.get(name) != asked.get(name)
     ]
     folder = saved.path.parent
-    raise ValueError(
+    raise UserError(
         f"{folder} holds another run: its model has {', '.join(found)}. Use another --tag, or --resume=never"
     )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import rustbpe
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_json, text_sha256, write_text
 
@@ -97,14 +98,14 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Return the tokenizer from a file written by `save`."""
         if not path.is_file():
-            raise ValueError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`")
+            raise UserError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`")
         try:
             record = read_json(path)
         except ValueError:
             record = {}  # damaged
         # Tokenizers of other programs are JSON files too.
         if record.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
+            raise UserError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
         # JSON keeps the order, but the ids decide.
         special = record["special_tokens"]
         return cls(rustbpe.Tokenizer(record["merges"], sorted(special, key=special.get), record["pattern"]))

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nanochat import schedules
 from nanochat.dataloader import Batch, BatchSource
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Progress, Record, print_line, step_line
 from nanochat.objectives import Objective
@@ -253,9 +254,9 @@ class TrainingLoop:
                 where = f"step {state.step + 1}, rank {self.runtime.rank}: out of memory"
                 state.device_batch = min(state.device_batch, len(batch[0])) // 2
                 if self.model.shards:  # the other ranks wait for this one to gather
-                    raise ValueError(f"{where}: take a smaller --device-batch-size") from None
+                    raise UserError(f"{where}: take a smaller --device-batch-size") from None
                 if not state.device_batch:
-                    raise ValueError(
+                    raise UserError(
                         f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len"
                     ) from None
                 print_line(f"{where}, the step starts again with --device-batch-size={state.device_batch}")
@@ -316,7 +317,9 @@ class TrainingLoop:
         self.log.write("train", step.number, **figures)
         smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)  # removes the pull toward 0 at the start
         figures["step"] = step.number
-        self._progress_line.update(step_line(figures, smooth, self.steps), figures["progress"])
+        describe = getattr(self.objective, "describe", None)  # an objective may put its metrics into words
+        details = describe(figures) if describe else ""
+        self._progress_line.update(step_line(figures, smooth, self.steps, details), figures["progress"])
 
     def _count(self, step: _LaunchedStep, loss: float, clock: float) -> Record:
         """Add a step to the state's clocks and totals; returns figures for the log."""

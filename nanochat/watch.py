@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from nanochat.errors import UserError
 from nanochat.log import print_line
 
 BEAT_SECONDS = 2.0
@@ -28,7 +29,7 @@ def process_group(device: torch.device, rank: int, world_size: int) -> Iterator[
         # world_size=1: the store does not wait for the other ranks here. The thread names those that do not start.
         store, _, _ = next(dist.rendezvous("env://?world_size=1", timeout=patience))
     except RuntimeError:
-        raise ValueError("rank 0 has not started, or its port is in use or cannot be reached") from None
+        raise UserError("rank 0 has not started, or its port is in use or cannot be reached") from None
     store.set_timeout(limit)
     ended = threading.Event()
     # In a thread, so that a rank may evaluate or compile for as long as it needs.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# All checks: setup, formatting, lint, Rust tests, Python tests. All run even when an earlier one fails; any failure sets the
-# exit status, and the last line has the counts of all tests.
+# All checks: setup, formatting, lint, Rust tests, Python tests. They all run even if an earlier one fails; any failure sets
+# the exit status, and the last line has the counts of all tests.
 #   bash runs/test.sh                everything: trunk, then tracks
 #   bash runs/test.sh trunk          the trunk's tests, in a copy of the tree without any track
 #   bash runs/test.sh tracks         the tracks' tests, and for each track what is left without it
@@ -21,7 +21,7 @@ cargo test --quiet --manifest-path rustbpe/Cargo.toml || failed+=("cargo test")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 colors=$(if [ -t 1 ]; then printf -- --color=yes; else printf -- --color=auto; fi)
-# More threads would wait for each other.
+# More threads would only wait for each other.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 # pytest in a folder. pytest-timeout ends a test that hangs. pytest-xdist runs one file at a time on each core, in the order set

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Literal
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.settings import DeviceSettings, ModelChoice, SamplingSettings
 from nanochat.stages import MODELS
@@ -26,7 +27,7 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
     def __post_init__(self) -> None:
         if self.prompt == "":
-            raise ValueError("--prompt is empty: give a message, or leave the option out to chat")
+            raise UserError("--prompt is empty: give a message, or leave the option out to chat")
 
 
 def main(config: Config) -> None:

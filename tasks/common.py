@@ -15,6 +15,7 @@ from nanochat.chat import messages, text_of
 from nanochat.config import check_names
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile, fetch, sha256
+from nanochat.errors import UserError
 from nanochat.paths import text_sha256
 
 # A split's files where the hub converts CSV or JSON, in another git revision.
@@ -117,7 +118,7 @@ class ParquetRows:
             number -= table.num_rows
         [row] = table.slice(number, 1).to_pylist()  # only this row leaves Arrow
         if any(cell is None and name in self._required for name, cell in row.items()):
-            raise ValueError("a cell is empty")
+            raise UserError("a cell is empty")
         return list(row.values())
 
 
@@ -170,7 +171,7 @@ class Task:
             # Rows become conversations when they are used: most data sets are much larger than a run needs.
             return self.build(number, index % self.copies)
         except ValueError as error:
-            raise ValueError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
+            raise UserError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
 
     def build(self, row: int, copy: int) -> dict[str, Any]:
         """Return a row as a conversation. row: number in the files; copy: number among the conversations of the row."""
@@ -221,5 +222,5 @@ def find_task(word: str, known: Iterable[str]) -> str:
     names = {name.lower(): name for name in known}
     plain, mark, augmentation = word.partition("~")
     if plain.lower() not in names:
-        raise ValueError(f"{word} is no task, choose from {', '.join(names.values())}")
+        raise UserError(f"{word} is no task, choose from {', '.join(names.values())}")
     return names[plain.lower()] + mark + augmentation.lower()

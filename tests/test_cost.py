@@ -114,6 +114,16 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
     assert "(assumed" in last_line(find_accelerator("A100"))
 
 
+def test_the_assumed_speed_in_fp8_is_the_one_measured_near_this_depth():
+    assert "554 TFLOP/s each (assumed: 56% of the bf16 peak, as the public nanochat's pull request 830" in last_line(
+        H100, depth=20, fp8=True
+    )
+    assert "(assumed: 59% of the bf16 peak, as the public nanochat, 99.0 min)" in last_line(H100, depth=28, fp8=True)
+    # Too far, or on other hardware: no gain by fp8 is assumed.
+    assert "(assumed: 50% of the bf16 peak)" in last_line(H100, depth=12, fp8=True)
+    assert "(assumed: 40% of the bf16 peak)" in last_line(find_accelerator("H200"), fp8=True)
+
+
 @pytest.mark.parametrize("has_tokenizer", [False, True])
 def test_a_dry_run(has_tokenizer, base, capsys):
     if has_tokenizer:

@@ -22,7 +22,8 @@ from starts import TINY, start_of
 from torch.testing import assert_close
 
 from nanochat import fp8, runtime
-from nanochat.checkpoint import hold, load, saved_steps
+from nanochat.checkpoint import hold, load, manifest_hash, saved_steps
+from nanochat.paths import read_json, write_json
 from nanochat.run import build
 
 
@@ -196,14 +197,69 @@ def test_without_compile_the_compiler_is_not_imported(base):
 
 def test_resume_never(base):
     folder = base.copy("straight", "forms")
-    for wrong in ("12", "soon"):
-        assert f"invalid choice '{wrong}' for argument '--resume'" in base.refused("forms", f"--resume={wrong}")
+    assert base.refused("forms", "--resume=soon").startswith("--resume: soon is not known, write auto, never, or")
     saved = saved_steps(folder)
     base.run("forms", "--resume=never", before=SignalAfter(13, signal.SIGTERM))
     given_up = {path.name: (path / "manifest.json").exists() for path in folder.glob("given_up_*")}
     assert given_up == {f"given_up_step_{step:06d}": True for step in saved}
     assert "nothing is left to train" not in base.run("forms")  # not from 20, which was given up
     assert_as_straight(base, "forms")
+
+
+def test_a_run_whose_loss_is_not_finite_goes_on_from_an_earlier_step_with_lower_rates(base):
+    """The steps before stay, later checkpoints are set aside, and the change is written down."""
+    folder = base.copy("straight", "diverging")
+    steep = ("--resume=12", "--scalar-lr=1e38")
+    sentence = base.refused("diverging", *steep, code=1)
+    assert re.fullmatch(r"step 1[34]: the loss is .*", sentence)
+    assert sentence.endswith(": go on with --resume=12 and lower rates, see docs/base_training.md")
+    assert saved_steps(folder) == [3, 6, 9, 12]
+    assert sorted(path.name for path in folder.glob("given_up_*")) == [f"given_up_step_{n:06d}" for n in (15, 18, 20)]
+    assert not (folder / "outcome.json").exists()  # that of the steps that were given up
+
+    gentle = ("--matrix-lr=0.0009", "--grad-clip=1", "--final-lr-frac=0.5")
+    assert base.refused("diverging", "--resume=7", *gentle).endswith("give --resume one of these")
+    assert "--seed was 42 and is 7" in base.refused("diverging", "--resume=9", "--seed=7")
+    assert "--matrix-lr was 0.0018 and is 0.0009" in base.refused("diverging", *gentle)  # without a step
+    said = base.run("diverging", "--resume=9", *gentle, before=SignalAfter(14, signal.SIGTERM))
+    changes = "--matrix-lr 0.0018 -> 0.0009, --final-lr-frac 0.05 -> 0.5, --grad-clip 0.0 -> 1.0"
+    assert f"resumed at step 9: {changes}\n" in said
+    assert said.splitlines()[-1].endswith("after step 15: run the same command again with --resume=auto to resume")
+    base.run("diverging", *gentle)  # from step 15
+    assert base.losses("diverging")[:9] == base.losses("straight")[:9]
+    assert base.losses("diverging")[10:] != base.losses("straight")[10:]
+    rates, usual = base.series("diverging", "train/lrm"), base.series("straight", "train/lrm")
+    assert rates[9] == usual[9]
+    assert rates[STEPS] > 0.5 > usual[STEPS]
+    changed = {"matrix_lr": [0.0018, 0.0009], "final_lr_frac": [0.05, 0.5], "grad_clip": [0.0, 1.0]}
+    logged = {f"{name}_{when}": pair[i] for name, pair in changed.items() for i, when in enumerate(("before", "after"))}
+    assert [one for one in base.metrics("diverging") if one["kind"] == "settings"] == [
+        {"kind": "settings", "step": 9, **logged}
+    ]
+    manifest = load(folder, STEPS).manifest
+    assert manifest["changed_settings"] == [{"step": 9, "settings": changed}]
+    assert manifest["config"]["matrix_lr"] == 0.0009
+    metrics = base.outcome("diverging")["metrics"]
+    assert metrics["Changed while training"] == f"step 9: {changes}"
+    assert "Changed while training" not in base.outcome("straight")["metrics"]
+
+
+def forget(folder: Path, name: str):
+    """Let the checkpoints of a run be from before a flag."""
+    for path in folder.glob("step_*/manifest.json"):
+        manifest = read_json(path)
+        del manifest["config"][name], manifest["sha256"]
+        write_json(path, manifest | {"sha256": manifest_hash(manifest)})
+
+
+def test_a_checkpoint_from_before_a_flag_resumes_with_the_flags_default(base):
+    folder = base.copy("straight", "older")
+    shutil.rmtree(folder / "step_000020")
+    forget(folder, "final_lr_frac")
+    refused = base.refused("older", "--final-lr-frac=0.5")
+    assert refused.startswith(f"{folder} holds another run: --final-lr-frac was 0.05 and is 0.5. ")
+    base.run("older")
+    assert_as_straight(base, "older")
 
 
 def test_another_configuration_is_refused_and_what_may_change_is_not(base):

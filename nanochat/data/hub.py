@@ -16,6 +16,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from nanochat.errors import UserError
 from nanochat.paths import base_dir, read_sha256
 
 PARALLEL_DOWNLOADS = 8
@@ -24,7 +25,7 @@ SHOWN = 200  # characters of the names in an error, for each reason
 MAX_WAIT = "600"  # seconds, if a server asks to wait before the next attempt
 
 
-class HubError(ValueError):
+class HubError(UserError):
     """Files cannot be found or downloaded; the message is one sentence with the reasons."""
 
 

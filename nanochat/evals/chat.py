@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.engine import Engine, Request
+from nanochat.errors import UserError
 from nanochat.evals.bpb import bits_per_byte, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
@@ -303,7 +304,7 @@ def chat_validation(trainer: Trainer, conversations: Conversations, supervise: s
     most = max(1, tokens // length)
     inputs, targets = first_rows(conversations, trainer.tokenizer, supervise, length, most)
     if (targets < 0).all():
-        raise ValueError(f"no conversation for validation fits into {length} tokens: add --eval-every=-1")
+        raise UserError(f"no conversation for validation fits into {length} tokens: add --eval-every=-1")
     lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).long()
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 

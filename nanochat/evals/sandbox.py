@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TypeVar
 
+from nanochat.errors import UserError
 from nanochat.evals import contained
 
 Item = TypeVar("Item")
@@ -39,7 +40,7 @@ class Limits:
 LIMITS = Limits()
 
 
-class NoSandbox(ValueError):
+class NoSandbox(UserError):
     """Programs cannot be contained on this system."""
 
 

@@ -16,6 +16,7 @@ from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
 from nanochat.data.hub import HubFile
 from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator
 from nanochat.jobs.runner import TORCHRUN, Job, Step, saved_record
@@ -123,7 +124,7 @@ def choose_setting(request: Any) -> Setting:
     if data == "auto":
         data = "world" if scale.world else found or "climbmix"
         if not (scale.world or found or has_network(request.on)):
-            raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
+            raise UserError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
     # Stages run in another folder.
     data = world_dir(request.seed).name if data == "world" else absolute_data(data)
 

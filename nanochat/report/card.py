@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from nanochat.errors import UserError
 from nanochat.hardware import parse_hardware
 from nanochat.log import Record, duration, format_value, markdown_table, table_of
 from nanochat.metrics import read_preflight
@@ -58,7 +59,7 @@ def read_card(base: Path, tag: str = "") -> Card:
     """Return the card for all outcomes below `base`, or for one tag."""
     outcomes = read_outcomes(base, tag)
     if not outcomes:
-        raise ValueError(f"no stage has left an outcome below {base}, run one first or set another NANOCHAT_BASE_DIR")
+        raise UserError(f"no stage has left an outcome below {base}, run one first or set another NANOCHAT_BASE_DIR")
     # Unknown stages come last. A stable sort: tags of one stage keep their order.
     outcomes.sort(key=lambda outcome: [*TITLES, outcome.stage].index(outcome.stage))
     newest = max(outcomes, key=attrgetter("timestamp"))

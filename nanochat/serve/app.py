@@ -35,6 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from nanochat.chat import chat_temperature
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
+from nanochat.errors import UserError
 from nanochat.models import load_chosen
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
@@ -245,7 +246,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return bound
     except (OSError, OverflowError) as error:
-        raise ValueError(f"--host={host} --port={port}: {error}, take another") from None
+        raise UserError(f"--host={host} --port={port}: {error}, take another") from None
 
 
 def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[ServedModel, list[Worker]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanochat.errors import UserError
 from nanochat.paths import WORLD_VERSION, new_folder, read_json, write_jsonl
 from nanochat.world.chats import Rows, core_bundle, tables
 from nanochat.world.facts import World
@@ -76,7 +77,7 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     if there | {"version": WORLD_VERSION} == record:
         shutil.rmtree(folder)
     elif folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")
+        raise UserError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")
     numbers = SIZES[size]
     world = World(seed, numbers.people)
     with new_folder(folder) as part:

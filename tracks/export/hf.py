@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nanochat.checkpoint import learned_from, manifest_hash
+from nanochat.errors import UserError
 from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
 from nanochat.log import Record, markdown_table, print0, table_of
 from nanochat.models import IDLE, PLAIN, config_fields
@@ -46,7 +47,7 @@ def export(write: Callable[[Exported, Path], Iterable[str]], exported: Exported,
     write: from the model and a folder, which it fills, to sentences about the comparisons.
     """
     if out.exists():
-        raise ValueError(f"{out} exists already: remove it, or name another --out")
+        raise UserError(f"{out} exists already: remove it, or name another --out")
     with new_folder(out) as part:
         for sentence in write(exported, part):
             print0(sentence)
@@ -154,7 +155,7 @@ def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = A
         if not settings:
             return architecture
     obstacles = f"{architecture.name} does not support {', '.join(settings)}"
-    raise ValueError(f"this model cannot be exported: {obstacles}. It supports those of --model={architecture.preset}")
+    raise UserError(f"this model cannot be exported: {obstacles}. It supports those of --model={architecture.preset}")
 
 
 def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]) -> Record:
@@ -303,7 +304,7 @@ def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     encodings = loaded.encode_batch(texts, add_special_tokens=False)
     for text, encoding in zip(texts, encodings, strict=True):
         if exported.tokenizer.encode(text) != encoding.ids:
-            raise ValueError(f"transformers gives other ids for {text!r}")
+            raise UserError(f"transformers gives other ids for {text!r}")
     return [f"tokenizer: transformers gives the same ids for {len(texts)} texts"]
 
 
@@ -332,7 +333,7 @@ def compare_models(exported: Exported, loaded: "PreTrainedModel") -> str:
         # The last bits of fp32 grow with the logits: relative where these are above 1.
         allowed = 1e-5 * max(1.0, logits.abs().max().item())
         if not difference <= allowed:  # also refuses NaN
-            raise ValueError(f"the export computes something else: logits differ by {difference:.2e}, it is not kept")
+            raise UserError(f"the export computes something else: logits differ by {difference:.2e}, it is not kept")
         worst = max(worst, difference)
     return f"logits: the largest difference in fp32 is {worst:.2e}, over {2 * length:,} tokens"
 

@@ -16,6 +16,7 @@ from typing import Literal
 
 from nanochat.config import Count, option, options, run
 from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import read_sha256, stage_dir, write_json
@@ -96,7 +97,7 @@ def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int =
         verdict = sandbox.Verdict(done.returncode == 0, done.stderr + done.stdout)
     *_, last = verdict.output.strip().splitlines() or ["the scoring process ended and printed nothing"]
     if not verdict.passed:
-        raise ValueError(last.partition("Error: ")[2] or last)  # without the name of its type
+        raise UserError(last.partition("Error: ")[2] or last)  # without the name of its type
     return json.loads(last)
 
 
@@ -122,7 +123,7 @@ def record_of(path: Path) -> Outcome:
     record = path.with_name("outcome.json")
     made = Outcome.load(record) if path.exists() and record.exists() else None
     if not made or made.artifacts.get(path.name) != read_sha256(path):
-        raise ValueError(f"there is no finished artifact at {path}: python -m tracks.golf.pack makes one")
+        raise UserError(f"there is no finished artifact at {path}: python -m tracks.golf.pack makes one")
     return made
 
 

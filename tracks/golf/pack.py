@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
+from nanochat.errors import UserError
 from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_bytes
@@ -163,7 +164,7 @@ def main(config: Config) -> None:
         trained = checkpoint.manifest["config"]
         require_golf(model.config)
         if loop["progress"] < 1:
-            raise ValueError(f"the run {config.tag} has not ended: run tracks.golf.train again")
+            raise UserError(f"the run {config.tag} has not ended: run tracks.golf.train again")
         clear_padding(model)
         size, data = pack_model(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
@@ -173,7 +174,7 @@ def main(config: Config) -> None:
         if loop["seconds"] + packing > scale.seconds:
             new.unlink()
             clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
-            raise ValueError(f"{clocks}, over the limit of {scale.seconds:g} s")
+            raise UserError(f"{clocks}, over the limit of {scale.seconds:g} s")
         # No longer on the clock.
         path = new.replace(new.with_suffix(""))
         corpus = open_corpus(trained["data"], trained["num_shards"])

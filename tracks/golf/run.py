@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from nanochat.config import Count, option, options, run
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.jobs.series import (
@@ -53,10 +54,10 @@ def settle(config: Config) -> Config:
     if scale == "auto":
         scale = "1gpu" if torch.cuda.is_available() else "embedded"
     if scale == "1gpu" and not torch.cuda.is_available():
-        raise ValueError("--scale=1gpu needs a GPU: use --scale=embedded or --scale=cpu")
+        raise UserError("--scale=1gpu needs a GPU: use --scale=embedded or --scale=cpu")
     given = read_flags(words_of(config))
     if "--without" in given:
-        raise ValueError("--without is not a flag of a series: use --ablate, which leaves out each trick in turn")
+        raise UserError("--without is not a flag of a series: use --ablate, which leaves out each trick in turn")
     flags = expand(given | {"--scale": scale, "--entry": config.entry})
     return replace(
         config,

@@ -4,6 +4,7 @@ python -m tracks.golf.train --model=golf --depth=2 --width=96 --head-dim=32 --ta
 """
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.metrics import pretraining_metrics
 from nanochat.settings import PretrainSettings
 
@@ -33,7 +34,7 @@ def main(config: Config) -> None:
     from tracks.golf.qat import FakeQuantization
 
     if config.qat and config.fp8:
-        raise ValueError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
+        raise UserError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
     plan, tokenizer = plan_with_tokenizer(config)
     require_golf(plan.model)
     # On shapes alone: a mistake in the plan of quantization is found before anything is written.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Chain, Job, Step, difference, run_chains, saved_record
 from nanochat.paths import base_dir, hold_folder, write_text
 
@@ -27,7 +28,7 @@ def local(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(os.cpu_count() // jobs, 1))
     devices = gpu_names()
     if jobs * gpus > len(devices):
-        raise ValueError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
+        raise UserError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
     # No GPU: the CPU alone.
     own = [",".join(devices[number * gpus : (number + 1) * gpus]) for number in range(jobs)]
     shares = [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": names} for names in own]
@@ -39,7 +40,7 @@ def on_ray(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     try:
         import ray
     except ImportError:
-        raise ValueError("--engine=ray needs Ray: pip install 'nanochat[ray]'") from None
+        raise UserError("--engine=ray needs Ray: pip install 'nanochat[ray]'") from None
 
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     variables = {name: value for name, value in os.environ.items() if name.startswith("NANOCHAT_")}
@@ -84,7 +85,7 @@ def on_slurm(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
         try:
             subprocess.run(["sbatch", "--wait", str(path)], check=False)  # its status is that of the worst task
         except FileNotFoundError:
-            raise ValueError("--engine=slurm needs the command sbatch, which is not on this machine") from None
+            raise UserError("--engine=slurm needs the command sbatch, which is not on this machine") from None
     return sum(not all(_is_finished(job, step) for step in chain) for chain in chains)
 
 

@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Literal
 
 from nanochat.config import Count, option, options, parse, run
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Job
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
@@ -63,7 +64,7 @@ class Config:
 
 def main(config: Config) -> None:
     if not config.spec:
-        raise ValueError("name the file that describes the lab: --spec=FILE")
+        raise UserError("name the file that describes the lab: --spec=FILE")
     path = Path(config.spec).expanduser().resolve()
     name = path.stem if config.kind == "mixes" else f"{path.stem}-{config.kind}"
     spec = sweep.read_spec(path, config.tag or name)
@@ -78,7 +79,7 @@ def main(config: Config) -> None:
             found.append(str(error))
     found += refused_flags(config, spec)
     if found:
-        raise ValueError("\n  ".join([f"{config.spec}:", *found]))
+        raise UserError("\n  ".join([f"{config.spec}:", *found]))
     # Tasks without files are found before anything runs. Those that are held out are not opened.
     questions = count_questions(spec)
     if config.plan:
@@ -238,13 +239,11 @@ def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config) -> int
     path = write_recommendation(spec, results)
     runs = [result.run for result in recommended(spec, results)]
     if not runs:
-        raise ValueError(
-            "no run of the reference has a result: the report of the lab without --final names the reasons"
-        )
+        raise UserError("no run of the reference has a result: the report of the lab without --final names the reasons")
     chains = [sweep.run_steps(spec, run, is_held_out=True)[1:] for run in runs]
     for [step] in chains:
         if not step.outcome.exists() and not any((base_dir() / step.parent).glob("step_*")):
-            raise ValueError(f"{step.parent} has no checkpoint any more: delete its folder to train it again")
+            raise UserError(f"{step.parent} has no checkpoint any more: delete its folder to train it again")
     look = sweep.add_look(spec, path, runs)
     start(spec, chains, config)
     return look

@@ -22,6 +22,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from nanochat.config import flag_of
+from nanochat.errors import UserError
 from nanochat.jobs.runner import TORCHRUN, Chain, Step
 from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.log import Record, duration
@@ -142,7 +143,7 @@ def read_spec(path: Path, tag: str = "") -> Spec:
         spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
     except ValidationError as error:
         found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
-        raise ValueError("\n  ".join([f"{path}:", *unknown, *found])) from None
+        raise UserError("\n  ".join([f"{path}:", *unknown, *found])) from None
     source = spec.source or DEFAULT_SOURCES[spec.stage]
     return spec.model_copy(update={"source": source, "reference": spec.reference or next(iter(spec.mixes))})
 
@@ -319,7 +320,7 @@ def looks(spec: Spec) -> list[Record]:
     path, copy = _ledger(spec)
     text = path.read_text() if path.exists() else ""
     if copy.exists() and copy.read_text() != text:
-        raise ValueError(
+        raise UserError(
             f"{path} was edited, or lacks its last look: the looks at held-out benchmarks can no longer be counted, so"
             " take other benchmarks, in a spec of their own"
         )

@@ -30,9 +30,11 @@ def exit_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:
     if config.eval_every < 0:
         return []
     text = validation_text(trainer, corpus)
+    model = trainer.model
+    assert isinstance(model, RecursiveGPT)
 
     def measure() -> dict[str, Estimate]:
-        found = bits_by_exit(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
+        found = bits_by_exit(model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
         exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
         return {"val/bpb": found[-1], **exits}
 

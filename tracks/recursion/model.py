@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.gpt import Applications, GPTConfig, norm
+from nanochat.errors import UserError
+from nanochat.gpt import GPT, Applications, GPTConfig, norm
 from nanochat.induction import InductionConfig, InductionGPT
 from nanochat.log import print0
 
@@ -44,7 +45,7 @@ class RecursiveConfig(InductionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.supervision < 1 or self.passes < 1 or self.loops < 0:
-            raise ValueError("a recursive model needs at least one exit and one pass")
+            raise UserError("a recursive model needs at least one exit and one pass")
 
     @property
     def applications(self) -> Applications:
@@ -71,7 +72,8 @@ class RecursiveGPT(InductionGPT):
         print0(f"recursion: {exits} exits, trained with {self.config.supervision}")
         self.steps = exits
 
-    def end_like(self, model: Self) -> None:
+    def end_like(self, model: GPT) -> None:
+        assert isinstance(model, RecursiveGPT)
         self.steps = model.steps
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
@@ -120,7 +122,7 @@ class LoopedConfig(InductionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sweeps < 1:
-            raise ValueError(f"sweeps={self.sweeps} has to be at least 1")
+            raise UserError(f"sweeps={self.sweeps} has to be at least 1")
 
     @property
     def applications(self) -> Applications:

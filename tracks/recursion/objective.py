@@ -1,11 +1,13 @@
 """The objective of a recursive model: the loss of every exit."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from nanochat.dataloader import Batch
+from nanochat.objectives import Loss
 from tracks.recursion.model import RecursiveGPT
 
 
@@ -21,7 +23,7 @@ class DeepSupervision:
     base: float
     reward: float
 
-    def __call__(self, model: RecursiveGPT, batch: Batch) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    def __call__(self, model: RecursiveGPT, batch: Batch) -> Loss:
         inputs, targets = batch
         kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
         first = 1 - model.steps if self.base > 1 else 0  # powers above 1 could be too large for a float
@@ -41,3 +43,8 @@ class DeepSupervision:
         metrics = {f"train/exit_{i}": (loss, kept.sum()) for i, loss in enumerate(sums)}
         metrics["train/refinement"] = (sums[0] - sums[-1], sums[0])
         return total / len(sums), kept.sum(), metrics
+
+    def describe(self, figures: Mapping[str, Any]) -> str:
+        """Return the losses of the exits, and the refinement, for the line of a step."""
+        exits = " ".join(f"{value:.3f}" for name, value in figures.items() if name.startswith("train/exit_"))
+        return f"exits: {exits} | refinement: {figures['train/refinement']:.1%}"

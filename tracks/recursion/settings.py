@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar
 
 from nanochat.config import Count, option, options
+from nanochat.errors import UserError
 from nanochat.settings import OptimizerSettings, Rate
 
 
@@ -67,5 +68,5 @@ def with_preset(config: Settings) -> Settings:
     preset = PRESETS[config.recursion]
     config = replace(config, **{name: getattr(preset, name) for name in PRESET_FIELDS if getattr(config, name) is None})
     if 0 < config.supervision <= config.detached:
-        raise ValueError(f"--detached={config.detached} has to be below --supervision={config.supervision}")
+        raise UserError(f"--detached={config.detached} has to be below --supervision={config.supervision}")
     return config

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nanochat.checkpoint import Checkpoint, newest
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
+from nanochat.errors import UserError
 from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import build_model, config_of, tokenizer_of
@@ -67,7 +68,7 @@ class ArmRun(NamedTuple):
     def read(cls, tag: str) -> "ArmRun":
         folder = stage_dir("base_train", tag)
         if not (folder / "outcome.json").exists():
-            raise ValueError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
+            raise UserError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
         outcome, checkpoint = Outcome.load(folder / "outcome.json"), newest(folder)
         outcome.metrics[SECONDS] = checkpoint.manifest["loop"]["seconds"]
         return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
@@ -93,7 +94,7 @@ class ArmRun(NamedTuple):
         for name, value in self.settings.items():
             if name not in free and value != others.get(name):
                 found = f"{self.outcome.tag} has {name} = {value}, and {other.outcome.tag} {others.get(name)}"
-                raise ValueError(f"{found}: train one of them again")
+                raise UserError(f"{found}: train one of them again")
 
 
 def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
@@ -101,9 +102,9 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
     if recursion.manifest["config"]["seed"] != seed:
-        raise ValueError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
+        raise UserError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
     if not validated_exits(recursion.records):
-        raise ValueError(f"{recursion.outcome.tag} has no validation: train it again, with --eval-every")
+        raise UserError(f"{recursion.outcome.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
         # W reads more rows, or fewer.
         run.require_equal(recursion, {*FREE_IN_ARM, "rows"} if arm == "W" else FREE_IN_ARM)
@@ -112,7 +113,7 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
         for arm in equal:
             own = arms[arm].outcome.figure(name)
             if abs(own / other - 1) > (0 if name == PARAMETERS else TOLERANCE):
-                raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
+                raise UserError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
     return arms
 
 
@@ -201,7 +202,7 @@ def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, f
     """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both."""
     corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
-        raise ValueError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
+        raise UserError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
     first, rounds = refit(1, run, corpus, runtime, log)
     last, _ = refit(len(run.exits), run, corpus, runtime, log, rounds)
     return first, last

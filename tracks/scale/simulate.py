@@ -106,7 +106,7 @@ def sharded_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
     model = new_model(shape)
     place = Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
     shards = Shards(model, model.get_parameter, place)
-    return Optimizer(build_groups(model, _rates(shape)), rank, ranks, shards=shards)
+    return Optimizer(build_groups(model, _rates(shape)), rank, ranks, stacking=shards)
 
 
 def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights) -> dict[str, float]:
@@ -127,8 +127,8 @@ def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights) -> dict
     mine = sum(stack.mine.nbytes for stack in stacks)
     states = sum(state.nbytes for stack in stacks for state in stack.states.values())
     others = (ranks - 1) / ranks  # a part of everything; a ring sends ranks - 1 shares for a gather or a scatter
-    if optimizer.shards:
-        units = optimizer.shards.units
+    if isinstance(optimizer.stacking, Shards):
+        units = optimizer.stacking.units
         gathered = max(sum(piece.gathered.nbytes for piece in unit.pieces) for unit in units.values())
         sent = sum(gathers(unit) for unit in units.values()) * others
         # Gradients are scattered. For Muon, whole matrices are dealt and come back.
