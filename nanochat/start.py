@@ -270,9 +270,7 @@ def refuse_another_model(saved: Checkpoint, model: GPTConfig) -> NoReturn:
     """Raise a ValueError that names the differences between a saved model and the one that a command line asks for."""
     before, asked = ({"kind": config.kind, **asdict(config)} for config in (config_of(saved.manifest), model))
     found = [
-        f"{name} {before.get(name)} and not {asked.get(name)}"
-        for name in before | asked
-        if before.get(name) != asked.get(name)
+        f"{name} {value} and not {asked[name]}" for name, value in before.items() if asked.get(name, value) != value
     ]
     folder = saved.path.parent
     raise UserError(
