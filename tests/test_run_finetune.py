@@ -3,6 +3,7 @@
 import math
 import signal
 import string
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -78,6 +79,15 @@ def test_ranks_and_micro_batches_find_the_same(base, straight):
         assert base.losses(tag) == pytest.approx(base.losses("straight"), abs=1e-4)
         for name in ("val/loss", "val/loss_stderr", "val/bpb", "chat/Letters"):
             assert base.series(tag, name) == pytest.approx(base.series("straight", name), abs=1e-4)
+
+
+def test_the_learning_rate_falls_to_nothing_at_the_end_of_an_epoch(base):
+    base.tune("epoch", "--num-iterations=-1", "--warmdown-ratio=1", "--eval-every=-1").done()
+    assert base.outcome("epoch")["metrics"]["Epochs"]["value"] >= 1
+    rates = list(base.series("epoch", "train/lrm").values())
+    assert rates[0] == 1
+    assert all(a - b == pytest.approx(1 / len(rates), abs=0.1) for a, b in pairwise(rates))
+    assert base.outcome("epoch")["metrics"]["Validation loss"] == "n/a"
 
 
 def test_the_record(base, straight):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import fields
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from pages import OF_TRUNK, shown
 
 from nanochat.data.corpus import CORPORA
 from nanochat.paths import write_text
+from scripts.plan import Config
 
 # Below the time for which the model is compiled.
 LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (100, 1))
@@ -46,6 +48,15 @@ def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp
     done = here("scripts.plan", *flags, *scale, f"--cwd={tmp_path}")
     assert ("scale: cpu" in done.stdout) == (script == "runs/cpu.sh")
     assert (f"text: folder:{tmp_path}/my-text" in done.stdout) == ("--data=my-text" in flags)
+
+
+def test_the_help_names_every_flag_and_needs_no_environment(speedrun):
+    write_text(speedrun.home / "runs/setup.sh", "exit 3")
+    done = speedrun.run("--help")
+    named = re.findall(r"^ +--([\w-]+)", done.stdout, re.MULTILINE)
+    of_the_plan_alone = {"on", "cwd", "save"}
+    assert set(named) == {one.name.replace("_", "-") for one in fields(Config)} - of_the_plan_alone
+    speedrun.run(code=3)  # of the setup, which says itself what is wrong
 
 
 def test_a_dry_run_prints_the_plan_and_leaves_everything_as_it_was(speedrun, base):

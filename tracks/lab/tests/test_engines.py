@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -146,3 +147,13 @@ def test_ray_goes_on_without_a_killed_node(job, monkeypatch):
         assert sorted(len(began(own, name)) for name in "ab") == [1, 2]
     finally:
         cluster.shutdown()
+
+
+def test_slurm_and_ray_are_needed(job, tmp_path, monkeypatch):
+    own, chains = job({"a": ""})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="needs the command sbatch"):
+        ENGINES["slurm"](own, chains, 1, 0)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match="needs Ray: pip install"):
+        ENGINES["ray"](own, chains, 1, 0)
