@@ -23,7 +23,6 @@ from nanochat.errors import UserError
 from nanochat.log import print_line
 
 
-
 class Dataclass(Protocol):
     """An instance or a class that `dataclass` made."""
 
@@ -139,7 +138,7 @@ def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None
 def _grouped(config_class: type[Any]) -> type[Any]:
     """Return a dataclass with the same fields nested by group: tyro draws a box for each. Flags stay flat."""
     hints = get_type_hints(config_class, include_extras=True)  # Count is an Annotated type
-    groups: dict[str, list[tuple[str, Any, Field[Any]]]] = {}  # title → a (name, type, field) for each flag
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}  # title → a (name, type, field) for each flag
     for one in fields(config_class):
         short = one.metadata["short"]
         text = one.metadata["text"]
@@ -149,8 +148,8 @@ def _grouped(config_class: type[Any]) -> type[Any]:
             aliases=[short] if short else None,
             prefix_name=False,
         )
-        entry = (one.name, Annotated[hints[one.name], flag], field(default=one.default))
-        groups.setdefault(one.metadata["group"], []).append(entry)
+        flag_type: Any = Annotated[hints[one.name], flag]  # ty: ignore[invalid-type-form]  # a type made here
+        groups.setdefault(one.metadata["group"], []).append((one.name, flag_type, field(default=one.default)))
     # A field whose type is a dataclass is a box; prefix_name=False keeps the box out of the flag.
     boxes = []
     for name, entries in groups.items():

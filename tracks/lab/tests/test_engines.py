@@ -4,6 +4,7 @@ import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from test_speedrun import until
@@ -12,7 +13,7 @@ from nanochat.jobs import runner
 from nanochat.jobs.runner import Job, Step
 from nanochat.paths import read_json, write_text
 from tracks.lab import engines
-from tracks.lab.engines import ENGINES
+from tracks.lab.engines import ENGINES, EngineName
 
 # A stage in one file: waits for others if asked, fails if asked, and leaves an outcome.
 STAGE = """
@@ -146,3 +147,7 @@ def test_ray_goes_on_without_a_killed_node(job, monkeypatch):
         assert sorted(len(began(own, name)) for name in "ab") == [1, 2]
     finally:
         cluster.shutdown()
+
+
+def test_the_type_of_engines_names_the_keys():
+    assert get_args(EngineName) == tuple(ENGINES)
