@@ -31,7 +31,7 @@ class Accelerator:
     bandwidth: Figure = None
     nvlink: Figure = None
     dollars: Figure = None
-    mfu: Figure = 0.4
+    mfu: float = 0.4
 
     @property
     def precision(self) -> str:

@@ -5,12 +5,21 @@ flag gets another default by `name = default`. The word in `@options("run")` is 
 """
 
 from dataclasses import fields
+from typing import TypeVar
 
 from nanochat.config import Count, Resume, flag_of, option, options
 from nanochat.errors import UserError
 from nanochat.stages import Source
 
 Rate = float | None  # None: the value of the parent, see start.inherit
+Setting = TypeVar("Setting")
+
+
+def given(setting: Setting | None) -> Setting:
+    """Return a setting that is not None: a new run has its default, and `start.inherit` has filled in the others."""
+    assert setting is not None
+    return setting
+
 
 CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
 

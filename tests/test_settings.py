@@ -1,13 +1,31 @@
 """What a stage takes from the one before it, and what is refused."""
 
 import dataclasses
+from typing import get_args
 
 import pytest
 from conftest import cells
 
 from nanochat.config import parse
+from nanochat.jobs.plan import STEPS, StepName
+from nanochat.jobs.scales import SCALES, ScaleName
 from nanochat.settings import ChatTuneSettings, FineTuneSettings
+from nanochat.stages import MODELS, Source
 from nanochat.start import inherit
+from nanochat.world.writer import SIZES, Size
+
+LITERALS = [
+    (Source, MODELS),
+    (Size, SIZES),
+    (ScaleName, SCALES),
+    (StepName, STEPS),
+]
+
+
+@pytest.mark.parametrize(("names", "table"), LITERALS)
+def test_a_flags_type_names_the_keys_of_its_table(names, table):
+    assert get_args(names) == tuple(table)
+
 
 RATES = {"embedding_lr": 0.3, "unembedding_lr": 0.008, "matrix_lr": 0.02, "scalar_lr": 0.5}
 BASE = {

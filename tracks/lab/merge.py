@@ -66,12 +66,14 @@ def main(config: Config) -> None:
     if config.method == "soup":
         weights = list(merge.greedy_soup(tensors, partial(dev_score, config, first)).values())
     parent = merge.read_parent(first) if config.method in merge.FROM_PARENT else None
-    start = parent and parent.model_tensors()
+    start = parent.model_tensors() if parent else None
     merged = merge.merge(tensors.values(), weights, config.method, start, config.scale)
     facts = {"method": config.method, "weights": weights, "parent": parent and merge.origin(parent)}
     merge.write_merge(config.tag, models, merged, facts)
     outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights), "Folder": f"{stage}/{config.tag}"}
-    outcome.add_artifact(newest(home).path / MANIFEST)
+    written = newest(home)
+    assert written is not None
+    outcome.add_artifact(written.path / MANIFEST)
     outcome.finish()
 
 
