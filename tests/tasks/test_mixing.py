@@ -196,9 +196,17 @@ def test_both_forms_of_a_line_and_several_files_are_read(tmp_path):
         assert len(task.hashes()) == len(numbers)
 
 
-def test_faults_are_named_with_their_lines(tmp_path):
-    path, messages = tmp_path / "my.jsonl", chat(1)["messages"]
-    for row, fault in ((messages[:1], "the assistant says nothing in it"), (messages[::-1], "message 1: its role is")):
-        write_lines(path, chat(1), row, chat(2))
-        with pytest.raises(ValueError, match=f"{path}:2: .*{fault}"):
-            json_lines(str(path))("train")
+FAULTS = [
+    ("{", "Expecting property name"),
+    ({"messages": []}, "a conversation has a list `messages`"),
+    (chat(1)["messages"][:1], "the assistant says nothing in it that could be learned"),
+    (chat(1)["messages"][::-1], "message 1: its role is 'assistant'"),
+]
+
+
+@pytest.mark.parametrize(("row", "fault"), FAULTS)
+def test_faults_are_named_with_their_lines(row, fault, tmp_path):
+    path = tmp_path / "my.jsonl"
+    write_lines(path, chat(1), row, chat(2))
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2: ") + ".*" + re.escape(fault)):
+        json_lines(str(path))("train")
