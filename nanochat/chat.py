@@ -138,7 +138,7 @@ def _has_system(messages: list[dict[str, Any]]) -> bool:
 
 
 def _parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
-    content = message.get("content")
+    content: Any = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 

@@ -13,15 +13,24 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
 from types import FrameType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, get_type_hints
 
 import tyro
+from typing_extensions import dataclass_transform
 
 from nanochat import registry
 from nanochat.errors import UserError
 from nanochat.log import print_line
 
-Config = TypeVar("Config")
+
+class Dataclass(Protocol):
+    """An instance or a class that `dataclass` made."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Config = TypeVar("Config", bound=Dataclass)
+Decorated = TypeVar("Decorated")
 
 
 def _parse_count(words: list[str]) -> int:
@@ -81,14 +90,15 @@ def option(default: Any, text: str | None = None, **metadata: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def options(group: str = "") -> Callable[[type[Config]], type[Config]]:
+@dataclass_transform(frozen_default=True, field_specifiers=(option,))
+def options(group: str = "") -> Callable[[type[Decorated]], type[Decorated]]:
     """Return the decorator for config classes, which makes a frozen dataclass of the class and its options.
 
     `name = default` in the class gives an inherited option another default; type, help and limits stay. group: title of
     the box in `--help` for the options that the class adds, one word.
     """
 
-    def decorate(config_class: type[Config]) -> type[Config]:
+    def decorate(config_class: type[Decorated]) -> type[Decorated]:
         inherited = {}
         for base in reversed(config_class.__mro__[1:]):  # as `dataclass` collects them
             inherited |= getattr(base, "__dataclass_fields__", {})
@@ -128,7 +138,7 @@ def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None
 def _grouped(config_class: type[Any]) -> type[Any]:
     """Return a dataclass with the same fields nested by group: tyro draws a box for each. Flags stay flat."""
     hints = get_type_hints(config_class, include_extras=True)  # Count is an Annotated type
-    groups: dict[str, list[tuple[str, Any, Field[Any]]]] = {}  # title → a (name, type, field) for each flag
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}  # title → a (name, type, field) for each flag
     for one in fields(config_class):
         short = one.metadata["short"]
         text = one.metadata["text"]
@@ -138,8 +148,8 @@ def _grouped(config_class: type[Any]) -> type[Any]:
             aliases=[short] if short else None,
             prefix_name=False,
         )
-        entry = (one.name, Annotated[hints[one.name], flag], field(default=one.default))
-        groups.setdefault(one.metadata["group"], []).append(entry)
+        flag_type: Any = Annotated[hints[one.name], flag]  # ty: ignore[invalid-type-form]  # a type made here
+        groups.setdefault(one.metadata["group"], []).append((one.name, flag_type, field(default=one.default)))
     # A field whose type is a dataclass is a box; prefix_name=False keeps the box out of the flag.
     boxes = []
     for name, entries in groups.items():

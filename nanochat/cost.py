@@ -21,7 +21,7 @@ from nanochat.outcome import read_outcomes
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision, planned_hardware
 from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices
-from nanochat.settings import PretrainSettings
+from nanochat.settings import PretrainSettings, given
 
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
@@ -66,7 +66,7 @@ def estimate(plan: RunPlan, config: PretrainSettings, ranks: int, accelerator: A
     needed = {rows: memory(plan, rows, *setting, config.shard_weights) for rows in sizes}
     # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
-    most = max(sizes[0], CPU_TOKENS // config.max_seq_len) if accelerator.name == "CPU" else sizes[-1]
+    most = max(sizes[0], CPU_TOKENS // given(config.max_seq_len)) if accelerator.name == "CPU" else sizes[-1]
     fitting = [rows for rows in sizes if rows <= most and sum(needed[rows].values()) < limit]
     rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
 
@@ -88,7 +88,7 @@ def estimate(plan: RunPlan, config: PretrainSettings, ranks: int, accelerator: A
         if ranks > 1 and not config.shard_weights:
             sharded = sum(memory(plan, rows, *setting, True).values())
             advice = f"--shard-weights ({sharded / 1e9:.2f} GB), {advice}"
-        lines.append(f"that is more than {share}: take {advice}")
+        lines.append(f"that is more than {share}: use {advice}")
     if config.shard_weights and ranks > 1:
         received, whole = traffic(plan, rows, ranks, 4 if config.fp8 else itemsize)
         lines.append(f"sharded weights: a rank receives {received / 1e9:,.2f} GB in a step, not {whole / 1e9:,.2f} GB")

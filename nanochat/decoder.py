@@ -228,7 +228,7 @@ class Decoder:
         if slot_bytes > free:
             needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
             raise UserError(
-                f"the cache for one row of {length} tokens needs {needed}: take fewer --exits, or a shorter context"
+                f"the cache for one row of {length} tokens needs {needed}: use fewer --exits, or a shorter context"
             )
         fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
         self._cache = KVCache(self.model, min(slots, fit), length)

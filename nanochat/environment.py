@@ -52,7 +52,7 @@ def git(*words: str) -> str:
     return output_of("git", "-C", str(ROOT), *words)
 
 
-def environment() -> dict[str, Texts]:
+def environment() -> dict[str, Record]:
     """Return checkout, hardware and software, as the report card's header shows them."""
     software = {"Python": platform.python_version(), "PyTorch": torch_build()["__version__"]}
     commit = git("rev-parse", "--short", "HEAD")
@@ -64,7 +64,8 @@ def environment() -> dict[str, Texts]:
         "Commit": f"{commit} ({'dirty' if changes else 'clean'})" if commit else "unknown (not a git checkout)",
         "Message": git("log", "-1", "--format=%s"),
     }
-    price, machine = given_price(), hardware()
+    price = given_price()
+    machine: Record = {**hardware()}
     if price is not None:
         machine["Hourly Rate"] = price
     if node_count() > 1:
@@ -82,7 +83,10 @@ def node_count() -> int:
 def torch_build() -> Record:
     """Return the names in PyTorch's version file: __version__ with a build tag, 2.15.0+cu130, and cuda, or None."""
     # Importing torch takes seconds.
-    return runpy.run_path(str(Path(importlib.util.find_spec("torch").origin).with_name("version.py")))
+    found = importlib.util.find_spec("torch")
+    assert found is not None  # torch is installed
+    assert found.origin is not None
+    return runpy.run_path(str(Path(found.origin).with_name("version.py")))
 
 
 def bloat() -> dict[str, int]:

@@ -30,12 +30,18 @@ def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
     return largest.clamp(min=SMALLEST_PEAK) / torch.finfo(dtype).max
 
 
+class _ProductContext(FunctionCtx):
+    """What the forward leaves for the backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+
+
 class _Float8Product(torch.autograd.Function):
     """x (M, K) @ weightᵀ for a weight (N, K), given as fp8 copies by rows (N, K) and by columns (K, N)."""
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: Tensor, weight: Tensor, by_rows: Tensor, by_columns: Tensor, weight_scale: Tensor
+        ctx: _ProductContext, x: Tensor, weight: Tensor, by_rows: Tensor, by_columns: Tensor, weight_scale: Tensor
     ) -> Tensor:
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
@@ -44,7 +50,7 @@ class _Float8Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _ProductContext, outer: Tensor) -> tuple[Tensor | None, ...]:
         x8, x_scale, by_columns, weight_scale = ctx.saved_tensors
         outer8, outer_scale = quantize(outer, BACKWARD)
         x_gradient = torch._scaled_mm(outer8, by_columns.t(), outer_scale, weight_scale, out_dtype=outer.dtype)
@@ -118,7 +124,7 @@ def requantize(model: nn.Module) -> None:
     requantize_layers(layers, [layer.weight.detach() for layer in layers])
 
 
-def requantize_layers(layers: Sequence[Float8Linear], weights: Sequence[Tensor]) -> None:
+def requantize_layers(layers: Sequence[Float8Linear], weights: list[Tensor]) -> None:
     """Quantize weights for layers."""
     if layers:
         # One pass over all weights: a kernel for each would be a thousand in a large model.

@@ -31,7 +31,7 @@ class Accelerator:
     bandwidth: Figure = None
     nvlink: Figure = None
     dollars: Figure = None
-    mfu: Figure = 0.4
+    mfu: float = 0.4
 
     @property
     def precision(self) -> str:
@@ -113,7 +113,7 @@ def parse_hardware(text: str) -> tuple[int, Accelerator]:
     """Return (number, accelerator) for text like 8xH100, or 8xH100@98 (dollars an hour)."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})(?:@(.*))?", text.strip())
     if not match:
-        raise UserError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
+        raise UserError(f"--on={text} is not known hardware; use e.g. 8xH100 or {ACCELERATORS[0].name}")
     count = int(match[1] or 1)
     accelerator = find_accelerator(match[2])
     if match[3] is not None:

@@ -183,8 +183,8 @@ def planned_model(config: PretrainSettings, vocab_size: int, bos_id: int) -> GPT
     # Each key head serves as many query heads.
     legal = [count for count in range(1, heads + 1) if heads % count == 0]
     if kv_heads not in legal:
-        raise UserError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
-    sizes = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+        raise UserError(f"--kv-heads={kv_heads} does not divide {heads} heads: use one of {legal}")
+    sizes: dict[str, Any] = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
     sizes |= {"vocab_size": vocab_size, "max_seq_len": config.max_seq_len, "bos_id": bos_id}
     chosen = config_fields(config.model) | sizes | config.model_fields
     if config.window_pattern:

@@ -13,7 +13,7 @@ from nanochat.dataloader import Batch
 # From a model and a batch to a tuple: the loss sum, the count that divides the sum over all micro-batches and ranks,
 # and further metrics: name -> sum and count, over a micro-batch.
 Loss = tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]
-Objective = Callable[[Any, Batch], Loss]
+Objective = Callable[[Any, Any], Loss]  # from a model and a batch, of the class that the source makes
 
 
 def next_token(model: nn.Module, batch: Batch) -> Loss:

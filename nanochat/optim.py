@@ -50,7 +50,7 @@ class Group:
         self.initial_weight_decay = self.weight_decay
 
 
-# ---- optimizer kinds: a subclass of _Stack each, complete in itself ----
+# ---- optimizer kinds: a subclass of Stack each, complete in itself ----
 
 
 class Layout(NamedTuple):
@@ -76,7 +76,7 @@ def flat_layout(shape: Sequence[int], members: int, ranks: int) -> tuple[Layout,
     return Layout(tuple(shape), slot), 4 * math.ceil(members * slot / (4 * ranks))
 
 
-class _Stack(ABC):
+class Stack(ABC):
     """K same-shaped parameters in one buffer (chunks, ranks, share); a chunk is sent at once.
 
     A subclass is an optimizer kind: it lays parameters and states out, updates this rank's share, and has the traits
@@ -93,6 +93,13 @@ class _Stack(ABC):
     layouts: dict[str, Layout]  # of the states, by name in checkpoints
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
+
+    def _arrange(self, chunk_bytes: int) -> None:
+        raise NotImplementedError
+
+    def state_layouts(self) -> dict[str, Layout]:
+        """Return the layout of each state in a chunk."""
+        raise NotImplementedError
 
     def __init__(
         self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int
@@ -163,10 +170,10 @@ class _Stack(ABC):
 
 
 # From a group, the members of a stack, its number among all stacks, rank, number of ranks, and bytes of a chunk.
-MakeStack = Callable[[Group, list[Named], int, int, int, int], _Stack]
+MakeStack = Callable[[Group, list[Named], int, int, int, int], Stack]
 
 
-class MuonStack(_Stack):
+class MuonStack(Stack):
     """Muon, for matrices; a rank owns whole ones."""
 
     state_bytes = 4  # the variances, one a row or column, are few
@@ -205,7 +212,7 @@ class MuonStack(_Stack):
         )
 
 
-class AdamWStack(_Stack):
+class AdamWStack(Stack):
     """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
     counts_steps = True
@@ -293,7 +300,7 @@ class Optimizer:
         self.ranks = world_size
         self.stacking = stacking or Stacking()
         self.waiting = self.stacking.waiting
-        self._stacks: list[_Stack] = []
+        self._stacks: list[Stack] = []
         # Gradients are summed over the ranks chunk by chunk, in the same order on all ranks.
         self._chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,); one rank: none
         self._members: list[int] = []  # parameters in each chunk
@@ -404,7 +411,9 @@ class Optimizer:
             if not everything and self._missing[chunk]:
                 return
             reduced, gradients = self._chunks[chunk]
-            self._works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
+            work = dist.reduce_scatter_tensor(reduced, gradients, async_op=True)
+            assert work is not None  # asynchronous
+            self._works.append(work)
 
     def _wait(self) -> None:
         with self.waiting.counted():

@@ -105,7 +105,7 @@ class Outcome:
         try:
             return cls(**read_json(path))
         except (TypeError, ValueError):
-            raise UserError(f"{path} is no record of this version: move it away, or run the stage again") from None
+            raise UserError(f"{path} is not a record of this version: move it away, or run the stage again") from None
 
 
 def _now() -> str:

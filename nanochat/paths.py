@@ -57,7 +57,7 @@ def take_lock(lock: int, folder: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UserError(f"another process runs in {folder}: wait until it ends, or take another --tag") from None
+        raise UserError(f"another process runs in {folder}: wait until it ends, or use another --tag") from None
 
 
 def read_json(path: Path) -> Any:
@@ -102,7 +102,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(f"{path} is no TOML: {error}") from None
+        raise UserError(f"{path} is not TOML: {error}") from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -84,7 +84,11 @@ def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None) -> Q
     largest = recipe.clip * weight.std(1, correction=0) if recipe.clip else weight.abs().amax(1)
     scales = (largest / recipe.top).clamp(2.0**-24, 65504.0).half()  # the range of fp16
     steps = scales.float()[:, None]
-    codes = _gptq(weight, steps, recipe.top, hessian) if recipe.gptq else _round(weight, steps, recipe.top)
+    if recipe.gptq:
+        assert hessian is not None, "GPTQ needs the Hessian"
+        codes = _gptq(weight, steps, recipe.top, hessian)
+    else:
+        codes = _round(weight, steps, recipe.top)
     return Quantized(codes.to(torch.int8), scales, recipe.bits)
 
 

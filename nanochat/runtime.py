@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,17 @@ from nanochat.paths import base_dir
 from nanochat.watch import process_group
 
 Value = TypeVar("Value")
-Items = TypeVar("Items")  # has a length, and parts of the same type
+
+
+class Divisible(Protocol):
+    """Has a length, and parts of the same type."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Any: ...
+
+
+Items = TypeVar("Items", bound=Divisible)
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # On a CPU, a shorter run gains nothing by a compiler, which takes a minute (seconds where its cache is warm).
@@ -94,7 +104,7 @@ class Runtime:
 
     def broadcast(self, work: Callable[[], Value]) -> Value:
         """Run `work` on rank 0 and return its value on every rank; its ValueError is raised on every rank."""
-        answer = None
+        answer: Value | ValueError | None = None
         try:
             if self.rank == 0:
                 answer = work()
@@ -102,10 +112,10 @@ class Runtime:
             # It travels like a value: otherwise the other ranks would wait in a collective.
             kind = UserError if isinstance(error, UserError) else ValueError
             answer = kind(str(error))
-        answer = self.all_gather(answer)[0]
-        if isinstance(answer, ValueError):
-            raise answer
-        return answer
+        received: Any = self.all_gather(answer)[0]  # rank 0's
+        if isinstance(received, ValueError):
+            raise received
+        return received
 
 
 def free_memory(device: torch.device) -> int:
@@ -211,7 +221,7 @@ def _device(device_type: str) -> torch.device:
     """Return this rank's device; auto: the first of cuda, mps, cpu on this machine."""
     present = [name for name in ("cuda", "mps", "cpu") if torch.get_device_module(name).is_available()]
     if device_type not in ("auto", *present):
-        raise UserError(f"--device-type={device_type} is not on this machine, take one of {', '.join(present)}")
+        raise UserError(f"--device-type={device_type} is not on this machine, use one of {', '.join(present)}")
     name = present[0] if device_type == "auto" else device_type
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name)
 
@@ -227,7 +237,7 @@ def asked_precision(dtype: str) -> str:
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
     if asked not in ("auto", *DTYPES):
         hint = "; --fp8 adds products in 8 bits" if asked == "fp8" else ""
-        raise UserError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
+        raise UserError(f"precision {asked} is not known, use one of auto, {', '.join(DTYPES)}{hint}")
     return asked
 
 

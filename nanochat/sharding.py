@@ -33,6 +33,7 @@ from nanochat.optim import (
     MuonStack,
     Named,
     Optimizer,
+    Stack,
     Stacking,
     flat_layout,
 )
@@ -101,15 +102,17 @@ class Unit:
         for (layer, name), weight in zip(self.places, self.weights, strict=True):
             # One number, repeated in a view.
             empty = torch.zeros(1, device=runtime.device).expand(weight.shape)
-            layer._parameters[name] = Parameter(empty)
-            self.parameters.append(layer._parameters[name])
+            parameter = Parameter(empty)
+            layer._parameters[name] = parameter
+            self.parameters.append(parameter)
         self.buffers = [piece.gathered for piece in self.pieces]
         self.fp8_layers = fp8_layers
         weight_of = {layer: weight for (layer, _), weight in zip(self.places, self.weights, strict=True)}
         self.fp8_weights = [weight_of[layer] for layer in fp8_layers]
         for layer in fp8_layers:
             layer.is_sharded = True
-            layer.quantized = tuple(torch.zeros_like(part, device=runtime.device) for part in layer.quantized)
+            by_rows, by_columns, scale = (torch.zeros_like(part, device=runtime.device) for part in layer.quantized)
+            layer.quantized = by_rows, by_columns, scale
             self.buffers += layer.quantized[:2]  # without the scale
         self.is_whole = False  # True: the memory stays
         self.has_memory = True
@@ -151,12 +154,12 @@ class Unit:
             self._place(self.parameters)
             if torch._C._current_graph_task_id() == -1:  # no backward runs
                 self.release()
-        first = outputs[0] if isinstance(outputs, tuple) else outputs
+        first: Any = outputs[0] if isinstance(outputs, tuple) else outputs
         if first.requires_grad and not isinstance(function, nn.Embedding):  # whose backward reads no weights
             first.register_hook(lambda _: self.gather())  # the loss of single tokens recomputes logits by itself
         return outputs
 
-    def _place(self, weights: Sequence[Tensor]) -> None:
+    def _place(self, weights: Sequence[Any]) -> None:
         for (layer, name), weight in zip(self.places, weights, strict=True):
             layer._parameters[name] = weight
 
@@ -182,18 +185,24 @@ class Unit:
                 start += len(piece.names)
 
 
+class _UnitContext(FunctionCtx):
+    """What the forward leaves for the backward."""
+
+    unit: Unit
+
+
 class _Gathered(torch.autograd.Function):
     """A unit's whole weights, as functions of its parameters, which get no gradient: the shards do."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, unit: Unit, *parameters: Parameter) -> tuple[Tensor, ...]:
+    def forward(ctx: _UnitContext, unit: Unit, *parameters: Parameter) -> tuple[Tensor, ...]:
         ctx.unit = unit
         ctx.set_materialize_grads(False)
         return tuple(weight.view_as(weight) for weight in unit.weights)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[None, ...]:
+    def backward(ctx: _UnitContext, *gradients: Tensor | None) -> tuple[None, ...]:
         ctx.unit.end_backward(gradients)
         return None, *[None] * len(gradients)
 
@@ -274,12 +283,12 @@ class Shards(Stacking):
 # ---- optimizer kinds ----
 
 
-class _Sharded:
+class _Sharded(Stack):
     """Lays a stack out by pieces: a chunk is a piece, and a rank owns an equal share of its elements and states."""
 
     is_exchanged = False
 
-    def __init__(self, pieces: dict[str, Piece], group: Group, members: Sequence[Named], *arguments: int) -> None:
+    def __init__(self, pieces: dict[str, Piece], group: Group, members: list[Named], *arguments: int) -> None:
         self.pieces = list(dict.fromkeys(pieces[name] for name, _ in members))
         super().__init__(group, members, *arguments)
 

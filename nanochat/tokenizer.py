@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Tokenizer:
         self.bos = self.special_tokens["<|bos|>"]
 
     @classmethod
-    def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: int) -> Tokenizer:
+    def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: Any) -> Tokenizer:
         """Return a tokenizer with `vocab_size` ids, or fewer if the text has no more pairs to merge.
 
         source: strings or Arrow string arrays. limits, for `rustbpe.train`: max_chars and doc_cap, the characters to

@@ -22,7 +22,7 @@ from nanochat.objectives import Objective
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, free_memory, without_garbage_collection
 from nanochat.scaling import CPU_TOKENS
-from nanochat.settings import TrainingSettings
+from nanochat.settings import TrainingSettings, given
 
 SMOOTHING = 0.9  # share that the old value keeps in the loss's moving average
 STEADY_AFTER = 10  # steps in this process before speed is measured
@@ -185,7 +185,7 @@ class TrainingLoop:
 
     # ---- a step ----
 
-    def _launch(self, requests: list[int]) -> _LaunchedStep:
+    def _launch(self, requests: Sequence[int]) -> _LaunchedStep:
         """Hand a step to the device: forward, backward, update. Only fp16 waits for a result.
 
         An idle step leaves the weights alone: with momentum, a zero gradient would still be an update.
@@ -213,7 +213,7 @@ class TrainingLoop:
             norm = figures.new_zeros(())
         else:
             targets = figures[1].float().clamp(min=1)  # on all ranks; a batch may have none
-            norm = self.optimizer.step(1 / (targets * state.loss_scale), self.config.grad_clip)
+            norm = self.optimizer.step(1 / (targets * state.loss_scale), given(self.config.grad_clip))
             self.optimizer.zero_grad()
         state.step += 1
         state.progress = min(self._progress(), 1.0)
@@ -269,7 +269,9 @@ class TrainingLoop:
     def _halve_loss_scale(self) -> bool:
         """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
         state = self.state
-        norm = nn.utils.get_total_norm(p.grad for group in self.optimizer.groups for _, p in group.params)
+        norm = nn.utils.get_total_norm(
+            [p.grad for group in self.optimizer.groups for _, p in group.params if p.grad is not None]
+        )
         # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
         if self.runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
             return False
@@ -292,7 +294,7 @@ class TrainingLoop:
                 pair = torch.stack([total.detach().float(), number_of.float()])  # stays on the device: no wait
                 sums[name] = sums[name] + pair if name in sums else pair
         for _ in range(len(micro_batches), most):
-            loss, _, _ = self.objective(self.model, micro_batch)
+            loss, _, _ = self.objective(self.model, micro_batches[-1])
             (0 * loss).backward()
         return sums
 

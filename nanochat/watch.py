@@ -72,7 +72,7 @@ def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading
             own.set(keys[rank], f"rank {rank} on {os.uname().nodename} has not answered since {time.ctime()}")
             # Checks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.
             missed = {beat: missed.get(beat, 0) + 1 for beat in own.multi_get(keys)}
-            lost = max(missed, key=missed.get)
+            lost = max(missed, key=missed.__getitem__)
             if missed[lost] > SILENT_BEATS:
                 sentence = lost.decode()
                 break

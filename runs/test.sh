@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks: setup, formatting, lint, Rust tests, Python tests. They all run even if an earlier one fails; any failure sets
+# All checks: setup, formatting, lint, types, Rust tests, Python tests. They all run even if an earlier one fails; any failure sets
 # the exit status, and the last line has the counts of all tests.
 #   bash runs/test.sh                everything: trunk, then tracks
 #   bash runs/test.sh trunk          the trunk's tests, in a copy of the tree without any track
@@ -16,6 +16,7 @@ bash runs/setup.sh || exit 1
 failed=()
 ruff format --check . || failed+=("ruff format (fix with: .venv/bin/ruff format)")
 ruff check --quiet . || failed+=("ruff check")
+ty check --quiet --error-on-warning --output-format=concise || failed+=("ty check")
 cargo test --quiet --manifest-path rustbpe/Cargo.toml || failed+=("cargo test")
 
 work=$(mktemp -d)

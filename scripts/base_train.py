@@ -39,6 +39,7 @@ def main(config: Config) -> None:
         print_cost(plan, config)
         return
 
+    assert tokenizer is not None  # only a dry run does without
     # From here on the folder is locked, and the model is built.
     with training("base_train", config, plan, tokenizer) as trainer:
         source = open_text(trainer)

@@ -40,5 +40,5 @@ def test_a_record_comes_back_as_it_was_written(written, tmp_path):
     assert outcome.started <= outcome.timestamp
     for text in ('{"stage": "bake"}', '{"sta', "[]"):
         path.write_text(text)
-        with pytest.raises(ValueError, match=r"outcome\.json is no record of this version: move it away"):
+        with pytest.raises(ValueError, match=r"outcome\.json is not a record of this version: move it away"):
             Outcome.load(path)

@@ -38,7 +38,7 @@ PURE_CALLS = set(
     "fromkeys values items fields uniform constant _line with_rows _orthogonal_or parse_rows parse_table "
     "dataclass field option options arg compile frozenset set dict tuple list range len sorted sum min max zip "
     "enumerate chr ord int float str bytes split join format strip replace lru_cache wraps no_grad inference_mode "
-    "contextmanager".split()
+    "contextmanager dataclass_transform".split()
 )
 WITHOUT_TORCH = re.compile(r"scripts\.|nanochat\.(jobs|settings|config|stages|outcome)\b")  # and so their imports
 

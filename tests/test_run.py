@@ -296,7 +296,7 @@ def test_checkpoints_that_are_all_damaged_and_two_runs_of_one_tag(base):
         manifest.write_text(manifest.read_text().replace("base_train", "base_brain"))
     assert base.refused("damaged") == f"{folder} has checkpoints, but none is intact: --resume=never starts again"
     with hold(base.of("shared")):
-        sentence = f"another process runs in {base.of('shared')}: wait until it ends, or take another --tag"
+        sentence = f"another process runs in {base.of('shared')}: wait until it ends, or use another --tag"
         assert base.refused("shared") == sentence
         assert base.refused("shared", ranks=2) == sentence
 

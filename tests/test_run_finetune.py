@@ -35,7 +35,7 @@ def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     assert saved_steps(base.of("parts")) == [5]
     assert not (base.of("parts") / "outcome.json").exists()
     said = base.tune("parts", "--num-iterations=20").refused()
-    assert "and is 20. Take another --tag" in said  # a run that has not ended keeps its horizon
+    assert "and is 20. Use another --tag" in said  # a run that has not ended keeps its horizon
     base.of("parent").rename(base.folder / "elsewhere")  # a run that was begun needs its parent no more
     base.tune("parts").done()
     (base.folder / "elsewhere").rename(base.of("parent"))
@@ -68,7 +68,7 @@ def test_a_finished_run_goes_on_to_a_longer_horizon(base, straight):
     assert base.losses("longer")[:STEPS] == base.losses("straight")
     assert base.outcome("longer")["metrics"]["Number of iterations"] == 20
     said = base.tune("longer", "--num-iterations=19").refused()
-    assert "and is 19. Take another --tag" in said  # no horizon becomes shorter
+    assert "and is 19. Use another --tag" in said  # no horizon becomes shorter
 
 
 def test_ranks_and_micro_batches_find_the_same(base, straight):

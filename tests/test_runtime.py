@@ -73,9 +73,9 @@ def test_a_product_in_bf16_does_not_end_the_process(monkeypatch):
 
 @CPU_ONLY
 def test_what_cannot_be_is_refused_and_hardware_for_a_plan(monkeypatch):
-    with pytest.raises(ValueError, match=r"^--device-type=cuda is not on this machine, take one of cpu"):
+    with pytest.raises(ValueError, match=r"^--device-type=cuda is not on this machine, use one of cpu"):
         chosen("cuda")
-    with pytest.raises(ValueError, match=r"^precision int8 is not known, take one of auto, bf16, fp16, fp32"):
+    with pytest.raises(ValueError, match=r"^precision int8 is not known, use one of auto, bf16, fp16, fp32"):
         chosen("cpu", "int8")
     count, cpu = planned_hardware("")
     assert (count, cpu.name, cpu.peak("bf16"), cpu.dollars) == (1, "CPU", None, None)

@@ -99,7 +99,7 @@ def test_killed_started_twice_and_changed(speedrun, base):
     killed = speedrun.start(*LONG, cwd=here)
     until(lambda: log.exists() and "\nstep " in log.read_text(), "a step")
     second = speedrun.run(*LONG, cwd=here, code=2)
-    assert f"another process runs in {run}: wait until it ends, or take another --tag" in second.stderr
+    assert f"another process runs in {run}: wait until it ends, or use another --tag" in second.stderr
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
 

@@ -23,7 +23,7 @@ from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
 from nanochat.errors import UserError
-from nanochat.log import print0
+from nanochat.log import Record, print0
 from nanochat.paths import WORLD_VERSION, read_json, stage_dir, text_sha256, tokenizer_file, world_dir
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Corpus:
                 progress[behind] += batch.nbytes / self.sources[behind].share
                 yield batch
 
-    def describe(self) -> dict[str, str | int | None]:
+    def describe(self) -> Record:
         """Return name, counts and content hashes for records, without any path on this machine.
 
         The world's seed is None for text that is not an embedded world, though it may have the name of one, and for a

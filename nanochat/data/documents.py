@@ -155,8 +155,8 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
             path.unlink()
             # Dealing chose the shard at random, this chooses the place within the shard.
             table = table.take(random.permutation(len(table)))
-            is_held_out = pc.less_equal(table["key"], cutoff)
-            train = table.filter(pc.invert(is_held_out)).select([TEXT])
+            is_held_out = pc.call_function("less_equal", [table["key"], cutoff])
+            train = table.filter(pc.call_function("invert", [is_held_out])).select([TEXT])
             val = table.filter(is_held_out).select([TEXT])
             if len(val):
                 validation.write_table(val, row_group)

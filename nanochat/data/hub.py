@@ -62,13 +62,14 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
         for file, path in found.items()
         if path is None
     }
+    places = {file: path for file, path in found.items() if path is not None}
     failures: dict[str, list[str]] = {}  # reason -> files
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         # All are tried: a file downloaded now is in the cache when the command is run again.
         downloads = {file: pool.submit(_download, file, reason) for file, reason in reasons.items()}
     for file, download in downloads.items():
         try:
-            found[file] = download.result()
+            places[file] = download.result()
         # From httpx, xet or the system: the library has no common base class.
         except Exception as error:
             failures.setdefault(str(error).partition("\n")[0], []).append(str(file))
@@ -80,7 +81,7 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
             names = shorten(", ".join(missing), SHOWN, placeholder=" …")
             parts.append(f"{names} ({place}; {reason})")
         raise HubError(f"{count} of {len(found)} files are not available: {'; '.join(parts)}")
-    return [found[file] for file in files]
+    return [places[file] for file in files]
 
 
 def dataset_files(repo: str, suffixes: Sequence[str]) -> list[HubFile]:

@@ -122,7 +122,7 @@ def evaluate_task(
 def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]) -> list[list[str]]:
     """Return three rows [task, question, answer, yes or no] with first answers to problems of tasks without letters."""
     # The last tasks first: in a model of a world these are what a person would ask.
-    written = [name for name in reversed(scores) if tasks[name].kind == "generative"]
+    written = [name for name in reversed(list(scores)) if tasks[name].kind == "generative"]
     rows = []
     # The first problem of each task, then the second of each.
     for number, name in product(range(3), written):
@@ -327,4 +327,5 @@ def first_rows(
     with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
         while len(rows) < most and source.epoch < 1:
             rows.append(next(source))
-    return tuple(map(torch.cat, zip(*rows, strict=True)))
+    inputs, targets = map(torch.cat, zip(*rows, strict=True))
+    return inputs, targets

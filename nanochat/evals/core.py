@@ -100,7 +100,7 @@ def _evaluate_task(
     for item in items:
         own = [next(means) for _ in item.options]
         shown = [None if math.isnan(mean) else mean for mean in own]  # JSON has no NaN
-        decision = {"item": item.number, "question": item.question}
+        decision: dict[str, Any] = {"item": item.number, "question": item.question}
         if max(item.scored) >= model.config.max_seq_len:
             decision |= {"correct": False, "too_long": True}
         elif task.kind == COMPLETION:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
@@ -39,6 +39,21 @@ TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
 
 # Stages by name. Base models are not evaluated on chats, and preferences need pairs.
 PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base" and "dpo" not in stage.name}
+StepName = Literal[
+    "download",
+    "tok_train",
+    "tok_eval",
+    "base_train",
+    "base_loss",
+    "base_eval",
+    "mid_train",
+    "chat_eval_mid",
+    "chat_sft",
+    "chat_eval_sft",
+    "chat_rl",
+    "chat_eval_rl",
+    "report",
+]
 STEPS = ("download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
 TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text

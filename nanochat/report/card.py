@@ -49,10 +49,11 @@ def hourly_rate(machine: Facts) -> float | None:
 def cost(outcomes: Sequence[Outcome]) -> float | None:
     """Return the dollars for some stages; None if one of them ran at an unknown price."""
     rates = [hourly_rate(outcome.environment["Hardware"]) for outcome in outcomes]
+    known = [rate for rate in rates if rate is not None]
     # A sum with a missing part would look complete.
-    if None in rates:
+    if len(known) < len(outcomes):
         return None
-    return sum(rate * outcome.seconds / 3600 for rate, outcome in zip(rates, outcomes, strict=True))
+    return sum(rate * outcome.seconds / 3600 for rate, outcome in zip(known, outcomes, strict=True))
 
 
 def read_card(base: Path, tag: str = "") -> Card:

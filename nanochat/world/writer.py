@@ -10,6 +10,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +33,7 @@ class WorldSize:
     chats: int  # for training
 
 
+Size = Literal["tiny", "small", "medium"]  # the keys
 SIZES = {
     "tiny": WorldSize(people=16, documents=1_024, problems=200, chats=200),  # for tests
     "small": WorldSize(people=64, documents=65_536, problems=1_000, chats=6_000),

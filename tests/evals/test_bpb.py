@@ -87,7 +87,7 @@ def test_out_of_memory_a_batch_is_halved_and_a_stride_beyond_the_context_is_refu
     with pytest.raises(torch.OutOfMemoryError):
         text_bpb(model, text, 24, 7, one_process(), 5)
     for stride in (-1, 25):
-        with pytest.raises(ValueError, match=rf"--stride={stride} .*, take 1 to 24, the context's length"):
+        with pytest.raises(ValueError, match=rf"--stride={stride} .*, use 1 to 24, the context's length"):
             text_bpb(model, text, 24, 4, one_process(), stride)
 
 

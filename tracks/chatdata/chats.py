@@ -79,7 +79,7 @@ def main(config: Config) -> None:
         before = read_json(manifest)
         others = ", ".join(name for name in settings if settings[name] != before.get(name))
         if others:
-            raise UserError(f"{out} was made with other settings or files ({others}): take another --tag or --out")
+            raise UserError(f"{out} was made with other settings or files ({others}): use another --tag or --out")
         print0(f"{out} is finished")
         return
     benchmarks = Benchmarks({name: benchmark_questions(task) for name, task in tests.items()})

@@ -84,7 +84,7 @@ def letters(text: str) -> Counter[str]:
 def language(text: str) -> str:
     """Return the language with the script of most letters; empty for a text without letters."""
     counts = letters(text)
-    return max(counts, key=counts.get, default="")
+    return max(counts, key=counts.__getitem__, default="")
 
 
 class Row:

@@ -111,10 +111,12 @@ def filter_file(rows: Iterable[Record], count: int, context: Context, path: Path
     os.replace(part, path)
 
 
-def _cells(row: Row, context: Context, filters: Sequence[str]) -> tuple[str | int | float | bytes, ...]:
+def _cells(row: Row, context: Context, filters: Sequence[str]) -> tuple[object, ...]:
     """Return a row of the table, from the bucket on."""
     for name in filters:
-        detail = FILTERS[name](row, context)
+        check = FILTERS[name]
+        assert check is not None  # as `filter_file` chose them
+        detail = check(row, context)
         if detail:
             return row.bucket, name, detail, row.text[:SHOWN], 0, 0, "", row.languages, row.ratio, b"", b""
     if row.fault:

@@ -46,10 +46,10 @@ def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: s
     tokenizer_path = stage_dir("tok_train", tag) / "tokenizer.json"
     # Other stages of the tag may use this file.
     if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
-        raise UserError(f"{tokenizer_path} is another tokenizer, take another --tag")
+        raise UserError(f"{tokenizer_path} is another tokenizer, use another --tag")
     with hold(folder):
         if saved_steps(folder):
-            raise UserError(f"{folder} holds a run, take another --tag")
+            raise UserError(f"{folder} holds a run, use another --tag")
         tokenizer.save(tokenizer_path)  # where all stages of the tag find it
         with Saver(folder) as saver:
             saver.save(step, weights, [], record | {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}})

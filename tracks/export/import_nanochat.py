@@ -40,7 +40,7 @@ def main(config: Config) -> None:
     model_config, weights, settings = read_checkpoint(path)
     if tokenizer.vocab_size != model_config.vocab_size:
         sizes = f"{tokenizer.vocab_size:,} ids and the model {model_config.vocab_size:,}"
-        raise UserError(f"--tokenizer={config.tokenizer} has {sizes}: take the tokenizer of this model")
+        raise UserError(f"--tokenizer={config.tokenizer} has {sizes}: use the tokenizer of this model")
     # The manifest of a checkpoint without optimizer state.
     record = {
         "stage": MODELS[config.source],

@@ -194,6 +194,6 @@ def read_hf(path: Path) -> Tokenizer:
         merges = [(ids[left], ids[right]) for left, right in written["model"]["merges"]]
         special = {token["content"]: token["id"] for token in written["added_tokens"]}
         pattern = written["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-        return Tokenizer(rustbpe.Tokenizer(merges, sorted(special, key=special.get), pattern))
+        return Tokenizer(rustbpe.Tokenizer(merges, sorted(special, key=special.__getitem__), pattern))
     except (ValueError, LookupError, TypeError):
         raise UserError(f"{path} is no tokenizer that tracks.export.export wrote") from None

@@ -146,9 +146,10 @@ def read_artifact(data: bytes) -> Artifact:
 
     stored = {}
     for name, shape, bits in header["tensors"]:
-        stored[name] = take(SCALARS, FULL, shape if bits == FULL else shape[:1])
+        values = take(SCALARS, FULL, shape if bits == FULL else shape[:1])
+        stored[name] = values
         if bits != FULL:
             codes = take(group_of(name), bits, shape) - 2 ** (bits - 1)
-            stored[name] = Quantized(codes.to(torch.int8), stored[name], bits)
+            stored[name] = Quantized(codes.to(torch.int8), values, bits)
     vocabulary = json.loads(COMPRESSORS["lzma"][1](tokens))
     return Artifact(header["config"], stored, vocabulary, header["recipes"], sizes)

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from nanochat.config import check_names
 from nanochat.environment import ROOT
@@ -42,6 +43,7 @@ SMALL = {
     "--warmup-steps": "20",
     "--weight-decay": "0.01",
 }
+ScaleName = Literal["embedded", "cpu", "1gpu"]  # the keys
 SCALES = {
     "embedded": Scale(  # one minute on two cores, the embedded world
         bytes=200_000,

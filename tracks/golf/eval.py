@@ -22,7 +22,7 @@ from nanochat.outcome import Outcome
 from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 from nanochat.statistics import measured
-from tracks.golf.entries import BASELINES, SCALES, Scale, check_size
+from tracks.golf.entries import BASELINES, SCALES, Scale, ScaleName, check_size
 from tracks.golf.series import comparison_table, read_arm, require_equal
 
 SHORTEST = 8  # tokens; strides are the context halved, down to this
@@ -45,7 +45,7 @@ class Config(TagSettings):
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
     )
     seeds: Count = option(3, "seeds of the series", group="series", least=1)
-    check: Literal[("", *SCALES)] = option(
+    check: Literal["", ScaleName] = option(
         "", "only check that artifacts of this scale can be scored here", group="series", in_card=False
     )
 
@@ -77,7 +77,7 @@ def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int =
     """
     from nanochat.evals import sandbox
 
-    root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
+    root, *packages = (os.path.realpath(path) for path in (str(ROOT), *site.getsitepackages()))
     program = PROGRAM.format(paths=[root, *packages], arguments=(folder, stride, rows, scale.scoring, scale.device))
     if scale.device == "cpu":
         seconds = scale.scoring + 60
@@ -88,7 +88,7 @@ def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int =
             f"{root}/tracks/__init__.py",
             f"{root}/tracks/golf",
             *packages,
-            folder,
+            str(folder),
             "/sys/devices/system/cpu",
         ]
         verdict = sandbox.run_program(program, limits, unsafe, readable)

@@ -134,7 +134,7 @@ def _orthogonal_or(usual: Initial, writes: bool = False) -> Initial:
 class GolfGPT(InductionGPT):
     """A GPT with the tricks of golf that its config switches on."""
 
-    config: GolfConfig
+    config: GolfConfig  # ty: ignore[incompatible-mutable-override]  # nobody replaces it
     config_class: ClassVar[type[GPTConfig]] = GolfConfig
     parameter_rows: ClassVar[tuple[ParameterRow, ...]] = with_rows(
         InductionGPT.parameter_rows,

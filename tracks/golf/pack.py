@@ -6,7 +6,7 @@ python -m tracks.golf.pack --tag=golf-1
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, options, run
 from nanochat.errors import UserError
@@ -15,7 +15,7 @@ from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import TagSettings
 from nanochat.statistics import measured
-from tracks.golf.entries import SCALES, code_bytes
+from tracks.golf.entries import SCALES, ScaleName, code_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class Config(TagSettings):
     """Quantize and pack a trained entry."""
 
     tag = "golf"
-    scale: Literal[tuple(SCALES)] = option("embedded", "budget")
+    scale: ScaleName = option("embedded", "budget")
     plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
     # The finest steps of the codes that fit; recipes without a clip have no steps to choose.
     model_bytes: Count = option(
@@ -85,12 +85,13 @@ def vocabulary_of(tokenizer: "Tokenizer") -> Record:
 
 def tensors_table(packed: "Artifact") -> Record:
     """Return the table of the quantized tensors: entropy of the codes, bytes by the entropy, and real ones."""
-    from nanochat.quant import entropy
+    from nanochat.quant import Quantized, entropy
     from tracks.golf.artifact import compress
 
     rows = []
     for name, recipe in packed.recipes.items():
         matrix = packed.stored[name]
+        assert isinstance(matrix, Quantized)  # it has a recipe
         count, bits = matrix.codes.numel(), entropy(matrix.codes)
         size = len(compress(matrix.unsigned().tobytes())[-1])
         rows.append([name, recipe, count, bits, bits * count / 8, size])

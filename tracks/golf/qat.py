@@ -14,7 +14,7 @@ class _Rounded(nn.Module):
     weight: Tensor
     rounded: Tensor | None  # values that act in place of the weight's
 
-    def take_over(self, layer: nn.Module) -> None:
+    def take_over(self, layer: Linear | Embedding) -> None:
         self.weight = layer.weight  # the same Parameter: optimizers and checkpoints notice nothing
         self.rounded = None
         self.train(layer.training)

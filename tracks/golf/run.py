@@ -27,7 +27,7 @@ from nanochat.jobs.series import (
     words_of,
 )
 from nanochat.log import print0
-from tracks.golf.entries import BASELINES, SCALES, VOCABULARIES, expand, tricks_of
+from tracks.golf.entries import BASELINES, SCALES, VOCABULARIES, ScaleName, expand, tricks_of
 
 
 @options("golf")
@@ -37,7 +37,7 @@ class Config(SeriesSettings):
     tag = option("", "name of the series, and of its folders (default: ENTRY-SCALE)")
     vocab_size = option(0, "size of the vocabulary (0: the scale's)", least=258)
     flags = option("", "flags for training, in quotes, and --plan for packing; all flags not listed here count too")
-    scale: Literal[("auto", *SCALES)] = option("auto", "budget (auto: 1gpu where there is a GPU, else embedded)")
+    scale: Literal["auto", ScaleName] = option("auto", "budget (auto: 1gpu where there is a GPU, else embedded)")
     entry: str = option("golf", "the entry: golf, or seed, which the track comes from (1gpu alone)")
     seeds: Count = option(3, "seeds 1 to N of the entry, and of the best baseline", least=1)
     ablate: bool = option(False, "also score the entry without each of its tricks")

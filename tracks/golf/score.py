@@ -63,7 +63,7 @@ def score(
         losses = model(inputs[numbers].clamp(min=0).to(model.device), goals.to(model.device), reduction="none")
         nats += losses.double().sum().item()
         if time.monotonic() > deadline:
-            raise TimeoutError("scoring took longer than allowed: take a longer --stride")
+            raise TimeoutError("scoring took longer than allowed: use a longer --stride")
     return nats, size, scored
 
 

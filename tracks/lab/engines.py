@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 from nanochat.environment import ROOT
 from nanochat.errors import UserError
@@ -25,7 +26,7 @@ RETRIES = 3  # of a chain whose machine is lost
 def local(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     """Run chains on this machine, each on GPUs and CPU cores of its own."""
     # More threads than cores would wait for each other.
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(os.cpu_count() // jobs, 1))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // jobs, 1))
     devices = gpu_names()
     if jobs * gpus > len(devices):
         raise UserError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
@@ -89,6 +90,7 @@ def on_slurm(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     return sum(not all(_is_finished(job, step) for step in chain) for chain in chains)
 
 
+EngineName = Literal["local", "ray", "slurm"]  # the keys
 ENGINES: dict[str, Callable[[Job, Sequence[Chain], int, int], int]] = {"local": local, "ray": on_ray, "slurm": on_slurm}
 
 
@@ -103,7 +105,7 @@ def gpu_names() -> list[str]:
 def _is_finished(job: Job, step: Step) -> bool:
     """Return True if a step has finished with this command, not with an earlier one."""
     record = saved_record(job.record(step))
-    return record.get("finished") and not difference(record, step, {})
+    return bool(record.get("finished")) and not difference(record, step, {})
 
 
 def chain_words(job: Job, chain: Chain) -> list[str]:

@@ -28,7 +28,7 @@ from tasks import JUDGED, TASKS, find_task, open_tasks
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import Member, parse_mixture
 from tracks.lab import sweep
-from tracks.lab.engines import ENGINES, Chains, gpu_names
+from tracks.lab.engines import ENGINES, Chains, EngineName, gpu_names
 from tracks.lab.findings import (
     Results,
     final_loss,
@@ -56,7 +56,7 @@ class Config:
         False, "print the plan, and the smallest difference each benchmark can show, and stop", in_card=False
     )
     jobs: Count = option(1, "runs at the same time", least=1, in_card=False)
-    engine: Literal[tuple(ENGINES)] = option("local", "where the runs take place", in_card=False)
+    engine: EngineName = option("local", "where the runs take place", in_card=False)
     gpus: Count = option(-1, "GPUs of each run (-1: one, if this machine has any)", in_card=False)
     keep: Literal["all", "best", "none"] = option("all", "checkpoints to keep of finished runs (best: the recommended)")
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
@@ -141,7 +141,7 @@ def count_questions(spec: sweep.Spec) -> dict[str, int]:
     """Return the number of questions that a model is asked, by development benchmark."""
     manifests = (base_dir() / spec.parent_of(spec.bases[0])).glob("step_*/manifest.json")
     tokenizer = read_json(max(manifests))["tokenizer"]["tag"]  # names the world of the world's tasks
-    most = spec.sampling.get("max_problems") or sys.maxsize
+    most = int(spec.sampling.get("max_problems") or sys.maxsize)
     tasks = open_tasks("|".join(spec.open_tasks), unsafe_exec=True, tokenizer=tokenizer)
     return {name: min(len(tasks[name]), most) for name in spec.dev}
 
@@ -214,7 +214,11 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
         losses = {}
         for ahead in rounds(losses, len(spec.seeds)):
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
-            if not ahead.seeds:
+            if not ahead.seeds:  # the last round: the result
+                outcome.metrics[f"{mix} on {base}"] = ahead.sentence
+                for rate, by_seed in sorted(losses.items()):
+                    is_best = "yes" if rate in ahead.rates else ""
+                    rows.append([base, mix, rate, len(by_seed), fmean(by_seed), is_best])
                 break
             seeds = spec.seeds[: ahead.seeds]
             part = spec.model_copy(
@@ -224,10 +228,6 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
             start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:
                 losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
-        outcome.metrics[f"{mix} on {base}"] = ahead.sentence
-        for rate, by_seed in sorted(losses.items()):
-            is_best = "yes" if rate in ahead.rates else ""
-            rows.append([base, mix, rate, len(by_seed), fmean(by_seed), is_best])
     title = "Rates, as factors of the stage's own, by the last validation loss"
     outcome.tables = [table_of(title, "Base | Mix | Rate:g | Seeds | Loss:.4f | Best", rows)]
     outcome.finish()

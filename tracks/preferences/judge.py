@@ -51,7 +51,7 @@ def main(config: Config) -> None:
     _, data = find_set(config.prompts, TASKS)
     task = data("train")  # pairs may be learned from, and a test split never is
     if task.kind == "categorical":
-        raise UserError(f"--prompts={config.prompts} is answered by a letter, take a task with free answers")
+        raise UserError(f"--prompts={config.prompts} is answered by a letter, use a task with free answers")
     rows = []
     for records in zip(*(answers_of(model, task, config) for model in config.models), strict=True):
         messages = task[records[0]["problem"]]["messages"]

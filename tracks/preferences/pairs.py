@@ -104,7 +104,7 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
         for chosen, rejected in islice(zip(right, wrong, strict=False), most):
             pairs.append({"prompt": json.loads(messages), "chosen": chosen, "rejected": rejected})
     if not pairs:
-        raise UserError("no prompt has a better and a worse answer: take more prompts, or a higher temperature")
+        raise UserError("no prompt has a better and a worse answer: use more prompts, or a higher temperature")
     return pairs
 
 
@@ -189,7 +189,9 @@ class Pairs(PromptSource):
             )
         # This rank's; pairs to learn from have lower numbers.
         self.held_out = range(learned + runtime.rank, len(self.answers), runtime.world_size)
-        manifest = trainer.start.weights.manifest
+        parent = trainer.start.weights
+        assert not isinstance(parent, int)  # a checkpoint: pairs train no new model
+        manifest = parent.manifest
         # A resumed run needs its parent no more.
         weights = manifest["source"]["setting"]["parent"] if trainer.resumed else manifest["files"][MODEL]["sha256"]
         setting = {

@@ -56,7 +56,7 @@ class RecursiveConfig(InductionConfig):
 class RecursiveGPT(InductionGPT):
     """A GPT whose layers are applied again and again."""
 
-    config: RecursiveConfig
+    config: RecursiveConfig  # ty: ignore[incompatible-mutable-override]  # nobody replaces it
     config_class: ClassVar[type[GPTConfig]] = RecursiveConfig
 
     def __init__(self, config: RecursiveConfig, attention: str = "sdpa", checkpointing: bool = False) -> None:
@@ -97,7 +97,7 @@ class RecursiveGPT(InductionGPT):
                 return checkpoint(lambda state: run(block, norm(state), layer), state, use_reentrant=False)
             return self.run(block, block, norm(state), layer)
 
-        y = x0 = context.x0
+        y = x0 = middle = context.x0
         z = torch.zeros_like(y)
         for step in range(self.steps):
             for number in range(1, config.passes + 1):
@@ -132,7 +132,7 @@ class LoopedConfig(InductionConfig):
 class LoopedGPT(InductionGPT):
     """A GPT whose layers run several times on one state."""
 
-    config: LoopedConfig
+    config: LoopedConfig  # ty: ignore[incompatible-mutable-override]  # nobody replaces it
     config_class: ClassVar[type[GPTConfig]] = LoopedConfig
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:

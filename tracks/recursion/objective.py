@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanochat.dataloader import Batch
 from nanochat.objectives import Loss
@@ -40,6 +41,7 @@ class DeepSupervision:
             total = total + loss
             before = losses.sum(1, keepdim=True)
             sums.append(before.sum())
+        assert isinstance(total, Tensor)  # there is an exit
         metrics = {f"train/exit_{i}": (loss, kept.sum()) for i, loss in enumerate(sums)}
         metrics["train/refinement"] = (sums[0] - sums[-1], sums[0])
         return total / len(sums), kept.sum(), metrics

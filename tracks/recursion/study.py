@@ -30,6 +30,7 @@ from nanochat.settings import TrainingSettings
 from nanochat.statistics import Metrics, interval, measured
 from nanochat.train import State, TrainingLoop
 from tracks.recursion.alarms import LEAST_REFINEMENT, in_order, refinement, validated_exits
+from tracks.recursion.model import RecursiveGPT
 from tracks.recursion.settings import PRESET_FIELDS
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class ArmRun(NamedTuple):
         if not (folder / "outcome.json").exists():
             raise UserError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
         outcome, checkpoint = Outcome.load(folder / "outcome.json"), newest(folder)
+        assert checkpoint is not None  # a finished run has one
         outcome.metrics[SECONDS] = checkpoint.manifest["loop"]["seconds"]
         return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
 
@@ -136,6 +138,7 @@ def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> "GPT"
     # A tied head is the embedding, which has to stay as it is.
     tensors.setdefault("head.weight", tensors["embed.weight"].clone())
     model.load_state_dict(tensors)
+    assert isinstance(model, RecursiveGPT)
     model.steps = exits
     model.requires_grad_(False).head.requires_grad_(True)
     return model

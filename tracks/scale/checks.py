@@ -47,7 +47,7 @@ def join() -> Callable[..., list[Any]]:
 
     def share(name: str, value: Any = None) -> list[Any]:
         # Rank 0, which may hold the store, is the last to return.
-        return list(map(json.loads, synchronize(store, json.dumps(value), rank, ranks, name, 20)))
+        return list(map(json.loads, synchronize(store, json.dumps(value).encode(), rank, ranks, name, 20)))
 
     return share
 

@@ -188,16 +188,23 @@ def bytes_table(build: Build) -> str:
     return markdown_table(table_of("", titles, rows))
 
 
+def _known(figure: float | None) -> float:
+    assert figure is not None  # of these machines all are known
+    return figure
+
+
 def hardware_table() -> str:
     """Return the comparison of machines with one RTX 3090 by peaks: bounds, not times."""
     _, own = parse_hardware("RTX-3090")
     rows = []
     for machine in ("1xRTX-3090@0", "8xH100", "8xH200", "8xH100@98"):
         count, one = parse_hardware(machine)
-        peaks = [count * one.bf16, count * one.bandwidth]
-        times = [peaks[0] / own.bf16, peaks[1] / own.bandwidth]
-        price = count * one.dollars
-        rows.append([machine, *peaks, count * one.memory, *times, price, *(worth(price, each) for each in times)])
+        peaks = [count * _known(one.bf16), count * _known(one.bandwidth)]
+        times = [peaks[0] / _known(own.bf16), peaks[1] / _known(own.bandwidth)]
+        price = count * _known(one.dollars)
+        rows.append(
+            [machine, *peaks, count * _known(one.memory), *times, price, *(worth(price, each) for each in times)]
+        )
     titles = "machine | TFLOP/s:,.0f | GB/s:,.0f | GB:,.0f | by TFLOP/s:.1f | by GB/s:.1f"
     titles += " | $ an hour:g | pays above $, by TFLOP/s:.2f | by GB/s:.2f"
     return markdown_table(table_of("", titles, rows))

@@ -99,7 +99,7 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
 
 
 def test_what_cannot_be_scored_is_refused(files, packed):
-    sentence = "--stride=33 would leave out text, take 1 to 32, the context's length"
+    sentence = "--stride=33 would leave out text, use 1 to 32, the context's length"
     assert refusal(files, stride=33).startswith(sentence)
     assert refusal(files, seconds=0).startswith("scoring took longer than")
     artifact = read_artifact(packed[1])

@@ -209,10 +209,10 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_weights(base, seed):
 NODES = "NANOCHAT_NODE_RANK=$NODE exec bash speedrun.sh --tag=nodes"
 REFUSED = """
 NANOCHAT_NODES=two | error: NANOCHAT_NODES=two is not a number of nodes (2) or a range (1:2)
-NANOCHAT_NODES=3 | error: NANOCHAT_NODES=3: take a power of two, as the rows of a batch are
+NANOCHAT_NODES=3 | error: NANOCHAT_NODES=3: use a power of two, as the rows of a batch are
 NANOCHAT_HEAD=node-a | error: several nodes need NANOCHAT_HEAD, the address HOST:PORT of node 0
 NANOCHAT_BASE_DIR= | error: several nodes need NANOCHAT_BASE_DIR, a folder that all of them share
-NANOCHAT_HEAD=localhost:TAKEN | error: port TAKEN of localhost is in use: take another in NANOCHAT_HEAD
+NANOCHAT_HEAD=localhost:TAKEN | error: port TAKEN of localhost is in use: use another in NANOCHAT_HEAD
 """
 
 
