@@ -161,6 +161,8 @@ ENDLESS = [f"words {number}  without end " * 9 for number in range(900)]
 @pytest.mark.parametrize("lines", [SENTENCES * 9, CHINESE, ENDLESS])
 def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
     text = "\n".join(lines)
+    twice = "".join((text * 2).split())
+    sentences = set(SENTENCES)
     write_text(tmp_path / "own/book.txt", text)
     write_json(base / "tok_train/book/outcome.json", {"config": {"data": str(tmp_path / "own")}})
     for split, file in (("train", "own/train-00000.parquet"), ("validation", "own/val.parquet")):
@@ -168,8 +170,8 @@ def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
         assert (list(task.files), len(task) > 3) == ([file], True)
         for conversation in task:
             question, answer = contents(conversation)
-            assert question in SENTENCES or text[0] != "S"
-            assert "".join((question + answer).split()) in "".join((text * 2).split())
+            assert question in sentences or text[0] != "S"
+            assert "".join((question + answer).split()) in twice
     (tmp_path / "own/book.txt").write_text("Short.")
     (tmp_path / "own/more.txt").write_text("Also.")
     with pytest.raises(ValueError, match="the text of the tokenizer book is too short for passages, split train"):
