@@ -1,5 +1,6 @@
 """A rehearsed training step: its memory against a real step's, bytes sent, planted faults."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,27 @@ def test_the_host_waits_in_the_first_step_alone():
     first = rehearsed(2).waits
     assert first
     assert all("self._order = order.tolist()" in wait for wait in first)
+
+
+@pytest.mark.slow
+def test_a_graph_for_each_kind_of_block_and_of_matrix():
+    found = rehearsed(2, torch.bfloat16, steps=4, compiled=True, in_fp8=True)
+    # Blocks with value embeddings and without; attention's matrices, both of the MLP, and the gate of values.
+    assert found.graphs == [2 + 4, 0, 0, 0]
+    assert found.breaks == []
+
+
+def test_planted_breaks_are_found(monkeypatch):
+    forward = gpt.MLP.forward
+
+    def breaking(self, x):
+        torch._dynamo.graph_break()
+        return forward(self, x)
+
+    monkeypatch.setattr(gpt.MLP, "forward", breaking)
+    found = rehearsed(shape=replace(SMALL, depth=1), compiled=True)
+    assert found.graphs[0] > 1 + 4
+    assert found.breaks
 
 
 # depth, rows, ranks, options. Five layers: matrices of a shape are no multiple of the ranks.

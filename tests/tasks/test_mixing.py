@@ -161,6 +161,8 @@ ENDLESS = [f"words {number}  without end " * 9 for number in range(900)]
 @pytest.mark.parametrize("lines", [SENTENCES * 9, CHINESE, ENDLESS])
 def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
     text = "\n".join(lines)
+    twice = "".join((text * 2).split())
+    sentences = set(SENTENCES)
     write_text(tmp_path / "own/book.txt", text)
     write_json(base / "tok_train/book/outcome.json", {"config": {"data": str(tmp_path / "own")}})
     for split, file in (("train", "own/train-00000.parquet"), ("validation", "own/val.parquet")):
@@ -168,8 +170,8 @@ def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
         assert (list(task.files), len(task) > 3) == ([file], True)
         for conversation in task:
             question, answer = contents(conversation)
-            assert question in SENTENCES or text[0] != "S"
-            assert "".join((question + answer).split()) in "".join((text * 2).split())
+            assert question in sentences or text[0] != "S"
+            assert "".join((question + answer).split()) in twice
     (tmp_path / "own/book.txt").write_text("Short.")
     (tmp_path / "own/more.txt").write_text("Also.")
     with pytest.raises(ValueError, match="the text of the tokenizer book is too short for passages, split train"):
@@ -196,9 +198,17 @@ def test_both_forms_of_a_line_and_several_files_are_read(tmp_path):
         assert len(task.hashes()) == len(numbers)
 
 
-def test_faults_are_named_with_their_lines(tmp_path):
-    path, messages = tmp_path / "my.jsonl", chat(1)["messages"]
-    for row, fault in ((messages[:1], "the assistant says nothing in it"), (messages[::-1], "message 1: its role is")):
-        write_lines(path, chat(1), row, chat(2))
-        with pytest.raises(ValueError, match=f"{path}:2: .*{fault}"):
-            json_lines(str(path))("train")
+FAULTS = [
+    ("{", "Expecting property name"),
+    ({"messages": []}, "a conversation has a list `messages`"),
+    (chat(1)["messages"][:1], "the assistant says nothing in it that could be learned"),
+    (chat(1)["messages"][::-1], "message 1: its role is 'assistant'"),
+]
+
+
+@pytest.mark.parametrize(("row", "fault"), FAULTS)
+def test_faults_are_named_with_their_lines(row, fault, tmp_path):
+    path = tmp_path / "my.jsonl"
+    write_lines(path, chat(1), row, chat(2))
+    with pytest.raises(ValueError, match=re.escape(f"{path}:2: ") + ".*" + re.escape(fault)):
+        json_lines(str(path))("train")

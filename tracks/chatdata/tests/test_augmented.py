@@ -3,19 +3,18 @@
 import re
 from collections import Counter
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 import pytest
 from chat_files import chat, contents, key, write_lines
-from conftest import ROOT, each_row, plant_world
+from conftest import each_row, plant_world
 
 from nanochat.chat import render_conversation
 from nanochat.paths import read_sha256
 from nanochat.tokenizer import Tokenizer
-from tasks import JUDGED, TASKS, open_tasks
+from tasks import TASKS, open_tasks
 from tasks.common import TRAIN
-from tasks.mixing import mix, parse_mixture
+from tasks.mixing import mix
 from tasks.multiple_choice import answers_in
 from tasks.table import TaskTable
 from tracks.chatdata.augment import STYLES
@@ -143,10 +142,7 @@ def test_a_mixture_knows_the_rows_and_files_of_an_augmented_task(small_hub):
     assert origin == {"AQUA~options:8": {"rows": 60, "files": {str(file): read_sha256(small_hub / str(file))}}}
 
 
-def test_every_mixture_of_the_study_of_options_is_one():
-    pytest.importorskip("tracks.benchmarks.sets")
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
-    study = tomllib.loads((ROOT / "tracks/lab/remix.toml").read_text(encoding="utf-8"))
-    found = [one.name for spec in study["mixes"].values() for one in parse_mixture(spec, TASKS)]
-    assert {"KMMLU", "KMMLU~styles", "KMMLU~options:10"} <= set(found)
-    assert set(chain(*study["benchmarks"].values())) <= set(JUDGED)
+@pytest.mark.parametrize(("name", "split", "least"), [("ARC-Easy", "train", 0.9), ("MMLU", "validation", 0.7)])
+def test_most_real_questions_get_ten_choices(name, split, least, mirror):
+    task = TASKS[f"{name}~options"](split)
+    assert sum(len(task[number]["letters"]) == 10 for number in range(200)) > least * 200
