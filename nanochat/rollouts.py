@@ -26,7 +26,7 @@ from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
-from nanochat.objectives import Loss
+from nanochat.objectives import LossSum, Metric
 from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
 from nanochat.scaling import require_multiple
 
@@ -399,7 +399,7 @@ class PolicyGradient:
     kl: float = 0.0
     reference: GPT | None = None
 
-    def __call__(self, model: GPT, batch: AnswerBatch) -> Loss:
+    def __call__(self, model: GPT, batch: AnswerBatch) -> LossSum:
         chosen = answer_logprobs(model, batch)  # (rows, longest)
         longest = chosen.shape[1]
         kept = batch.targets[:, :longest] >= 0
@@ -415,7 +415,7 @@ class PolicyGradient:
         count = kept.sum()
         # Summed distance between log-probabilities under model and sampler, for the log.
         gap = ((chosen.detach() - sampled).abs() * kept).sum()
-        return (losses * kept).sum(), count, {"rl/logprob_gap": (gap, count)}
+        return LossSum((losses * kept).sum(), count, {"rl/logprob_gap": Metric(gap, count)})
 
 
 # ---- figures ----

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from nanochat.dataloader import Batch
+from nanochat.objectives import LossSum, Metric
 from tracks.recursion.model import RecursiveGPT
 
 
@@ -21,7 +21,7 @@ class DeepSupervision:
     base: float
     reward: float
 
-    def __call__(self, model: RecursiveGPT, batch: Batch) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    def __call__(self, model: RecursiveGPT, batch: Batch) -> LossSum:
         inputs, targets = batch
         kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
         first = 1 - model.steps if self.base > 1 else 0  # powers above 1 could be too large for a float
@@ -38,6 +38,6 @@ class DeepSupervision:
             total = total + loss
             before = losses.sum(1, keepdim=True)
             sums.append(before.sum())
-        metrics = {f"train/exit_{i}": (loss, kept.sum()) for i, loss in enumerate(sums)}
-        metrics["train/refinement"] = (sums[0] - sums[-1], sums[0])
-        return total / len(sums), kept.sum(), metrics
+        metrics = {f"train/exit_{i}": Metric(loss, kept.sum()) for i, loss in enumerate(sums)}
+        metrics["train/refinement"] = Metric(sums[0] - sums[-1], sums[0])
+        return LossSum(total / len(sums), kept.sum(), metrics)
