@@ -242,18 +242,27 @@ def series(tmp_path: Path, base: Path, text_folder: Path, quick: str):
     return run
 
 
+class Reader:
+    """Somebody who runs what the pages show, in a folder that has a user's text, a world and a hub."""
+
+    def __init__(self, python: str, folder: Path, base: Path, world: Path, hub: Path):
+        self.python, self.folder, self.base = python, folder, base
+        write_letters(folder / "my-text", 60)
+        plant_world(base, world)
+        self.variables = {"NANOCHAT_HUB": str(hub), "NANOCHAT_BASE_DIR": str(base)}
+
+    def run(self, *words: str, code: int = 0):
+        """`python WORDS`."""
+        environment = os.environ | self.variables
+        command = [self.python, *words]
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+        return checked(done, code)
+
+
 @pytest.fixture
-def user(base: Path, text_folder: Path, tmp_path: Path, tiny_world: Path, fake_hub: Path, quick: str):
-    """A function that runs `python WORDS` as a reader of the pages does: with text in `my-text`, a world and a hub."""
-    shutil.copytree(text_folder, tmp_path / "my-text")
-    plant_world(base, tiny_world)
-    environment = os.environ | {"NANOCHAT_HUB": str(fake_hub), "NANOCHAT_BASE_DIR": str(base)}
-
-    def run(*words: str):
-        done = subprocess.run([quick, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
-        return checked(done, 0)
-
-    return run
+def reader(base: Path, tmp_path: Path, tiny_world: Path, fake_hub: Path, quick: str):
+    write_letters(tmp_path / "letters", 60)
+    return Reader(quick, tmp_path, base, tiny_world, fake_hub)
 
 
 @pytest.fixture

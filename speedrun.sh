@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# The main job, and the table of contents: from text to a report card, one command a stage.
-#   bash speedrun.sh     plans for this machine, prints the plan, and runs it
+# The main job and the table of contents: from text to a report card, one command per stage.
+#   bash speedrun.sh     plan for this machine, print the plan, and run it
 #   --scale=NAME         embedded, cpu, 1gpu or 8xh100; auto by default
 #   --depth=N            layers in the model, instead of the scale's
-#   --data=FOLDER        your own .parquet, .jsonl, .txt or .md files, or a corpus by name
-#   --tag=NAME           name for the run's folders; runs with different tags do not disturb each other
+#   --data=FOLDER        your own .parquet, .jsonl, .txt or .md files, or a named corpus
+#   --tag=NAME           name for the run's folders; runs with different tags do not interfere with each other
 #   --seed=N             seed for the embedded world, the weights and the data order
 #   --wandb=NAME         mirror the metrics to W&B under this name
 #   --until=STAGE        stop after this stage
-#   --seconds=N          time for base training, other stages in proportion
-#   --fresh              start again; earlier results are archived
-#   --dry-run            print the plan and end: nothing is started, and nothing written
-# Run the same command again to resume, within a stage too. Artifacts go to NANOCHAT_BASE_DIR (default
-# ~/.cache/nanochat), the card to report.md beside this file. The flags for each stage are in nanochat/jobs/scales.py.
+#   --seconds=N          time for base training; other stages in proportion
+#   --fresh              start from scratch; earlier results are archived
+#   --dry-run            print the plan and exit: nothing is started or written
+# Run the same command again to resume, even in the middle of a stage. Artifacts go to NANOCHAT_BASE_DIR (default
+# ~/.cache/nanochat), the card to report.md next to this file. The flags for each stage are in nanochat/jobs/scales.py.
 set -euo pipefail
 case " $* " in *" --help "* | *" -h "*) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p;}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 from=$PWD
@@ -21,8 +21,8 @@ for name in NANOCHAT_BASE_DIR NANOCHAT_HUB; do # relative folders start from her
 done
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 
-# Environment: locked packages, rustbpe built from source. Under three seconds when nothing changed. A dry run uses the
-# environment as it is, and ends here.
+# Environment: locked packages, rustbpe built from source. Under three seconds if nothing changed. A dry run uses the
+# environment as it is, and exits here.
 python=.venv/bin/python
 case " $* " in *" --dry-run "* | *" --dry_run "*)
   if [ ! -e .venv/ready ]; then bash runs/setup.sh; fi
@@ -50,10 +50,10 @@ trap 'end 143' TERM
 trap 'end 129' HUP
 trap 'end 131' QUIT
 trap 'end 138' USR1
-# torchrun passes these on; Slurm sends the last one. The ranks have time to save.
+# torchrun passes these on to the ranks, which have time to save; Slurm sends the last one.
 export PET_SIGNALS_TO_HANDLE=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1 PET_SHUTDOWN_TIMEOUT=240
 
-# On several nodes: the others take part in the distributed steps of node 0, and do not get beyond this line.
+# With several nodes, the others join the distributed steps of node 0, and do not get beyond this line.
 case ${NANOCHAT_NODES:-1} in
   1 | *:1) ;;
   *)
@@ -65,23 +65,23 @@ case ${NANOCHAT_NODES:-1} in
     ;;
 esac
 
-# Plan: scale, steps, time, disk, dollars. The plan is printed; descriptor 4 returns the job's folder. The lock in this
-# folder is held until this script and all child processes have ended.
+# Plan: scale, steps, time, disk, dollars. The plan is printed; descriptor 4 returns the job's folder. The lock in that
+# folder is held until this script and all its child processes have ended.
 { job=$("$python" -m scripts.plan --cwd="$from" --save=4 "$@" 4>&1 >&3); } 3>&1
 exec 9>>"$job/lock"
 
-# A stage is `python -m scripts.STAGE`, under torchrun on several GPUs. A finished stage is skipped, a stopped one
-# resumes, one with other flags or inputs is repeated. A failure ends this script.
+# A stage is `python -m scripts.STAGE`, under torchrun if there are several GPUs. A finished stage is skipped, a stopped
+# one resumes, one with changed flags or inputs is repeated. A failure ends this script.
 stage() {
   "$python" -m nanochat.jobs.runner --job="$job" --step="$1" --lock=9 & running=$!
   wait "$running" # unlike a command in the foreground, a wait ends at a signal
   running=
 }
 
-# Several nodes: files, versions, GPUs and network are checked before anything is trained.
+# With several nodes, files, versions, GPUs and network are checked before any training.
 if [ -n "$beating" ]; then stage preflight; fi
 
-# Text: download from the hub while the tokenizer learns from the first shards. Its first reader writes an embedded world.
+# Text: downloaded from the hub while the tokenizer trains on the first shards. An embedded world is written by its first reader.
 "$python" -m nanochat.jobs.runner --job="$job" --step=download --lock=9 & download=$!
 
 # Tokenizer: the vocabulary that the model reads and writes.
@@ -95,19 +95,19 @@ wait "$download"
 download=
 stage base_train
 
-# Bits per byte on training and new text, and samples.
+# Bits per byte on training and validation text, and samples.
 stage base_loss
 
-# CORE: tasks that need knowledge and understanding, measured above chance.
+# CORE: tasks that need knowledge and understanding, scored relative to chance.
 stage base_eval
 
-# Midtraining: the form of conversations, choosing by letter, calling the calculator. All tokens are learned.
+# Midtraining: the format of conversations, choosing by letter, calling the calculator. All tokens are supervised.
 stage mid_train
 
-# The same questions after each following stage, to see the gain.
+# The same questions after each of the following stages, to see what they gain.
 stage chat_eval_mid
 
-# Supervised fine-tuning (SFT): learn to answer. Only the assistant's tokens are learned.
+# Supervised fine-tuning (SFT): learn to answer. Only the assistant's tokens are supervised.
 stage chat_sft
 stage chat_eval_sft
 

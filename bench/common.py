@@ -189,7 +189,7 @@ def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Fig
 def finish():
     """Print hardware and versions."""
     # Imported here because a peer's process does not have it.
-    from nanochat.outcome import environment, versions
+    from nanochat.environment import environment, versions
 
     print("", *(f"{name}: {value}" for name, value in (environment()["Hardware"] | versions()).items()), sep="\n")
 

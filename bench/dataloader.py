@@ -16,6 +16,7 @@ from typing import Any
 from bench.common import Figure, compare, contenders, finish, parser_of, peak_memory
 from bench.tokenizer import first_documents
 from bench.tokenizer_peers import read_vocabulary, write_vocabulary
+from nanochat.errors import UserError
 
 SHARDS = 8  # and one more for validation, which the reference wants
 ROW_GROUP = 1024  # documents
@@ -157,7 +158,7 @@ def write_data(options: argparse.Namespace):
 
     table, size = first_documents(options.data, options.megabytes)
     if len(table) < 2 * PLAIN_BUFFER:
-        raise ValueError(f"--megabytes: {len(table)} documents are too few for a buffer of {PLAIN_BUFFER}, give more")
+        raise UserError(f"--megabytes: {len(table)} documents are too few for a buffer of {PLAIN_BUFFER}, give more")
     print(f"{size / 1e6:.1f} MB of text")
     folder = Path(options.base, "base_data_climbmix")
     folder.mkdir()

@@ -19,8 +19,8 @@ from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.gpt import GPT
 from nanochat.log import table_of, terminal_table
 from nanochat.models import load_model
-from nanochat.outcome import mean_estimate
 from nanochat.runtime import Runtime, setup
+from nanochat.statistics import mean_estimate
 from tracks.golf.artifact import read_artifact
 from tracks.golf.pack import Packed, calibration_batches, fill_room, pack_scaled
 

@@ -24,7 +24,7 @@ from bench.common import parser_of, required
 from bench.rehearsal import rehearse, resident
 from nanochat import fp8, schedules
 from nanochat.cost import FIT_SHARE
-from nanochat.dataloader import BatchSource
+from nanochat.dataloader import BatchSource, Record
 from nanochat.gpt import GPTConfig
 from nanochat.models import model_class
 from nanochat.objectives import Objective, next_token
@@ -62,6 +62,12 @@ class Rows(BatchSource):
 
     def __next__(self):
         return self.ids, self.ids
+
+    def state_dict(self) -> Record:
+        return {}
+
+    def load_state_dict(self, state: Record) -> None:
+        """There is no position."""
 
 
 def new_step(

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.log import table_of
 from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import base_dir
@@ -164,7 +165,7 @@ def main(config: Config):
     outcome = Outcome.begin("scaling", config.tag, config)
     runs = read_runs(base_dir(), config.prefix)
     if not runs:
-        raise ValueError(f"--prefix={config.prefix}: no such run has finished with a validation loss in {base_dir()}")
+        raise UserError(f"--prefix={config.prefix}: no such run has finished with a validation loss in {base_dir()}")
     outcome.tables = [table_of("Runs", COLUMNS, [astuple(run) for run in runs])]
     if config.kind == "miniseries":
         outcome.tables.append(laws_table(runs, {"Bits per byte": "bpb"}))

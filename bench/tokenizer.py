@@ -19,6 +19,7 @@ from pathlib import Path
 
 from bench.common import Figure, compare, finish, in_child, parser_of
 from bench.tokenizer_peers import VOCABULARIES, WORKS, Job, measure, versions
+from nanochat.errors import UserError
 
 GROUPS = ("train", "encode", "extreme")
 LIMIT = 1800  # seconds a process may take, its own start included
@@ -45,7 +46,7 @@ def find_pythons(environments: list[str]):
     for environment in environments:
         python = str(Path(environment).absolute() / "bin" / "python")
         if not Path(python).exists():
-            raise ValueError(f"--peers {environment}: no interpreter {python}; make it as bench/README.md says")
+            raise UserError(f"--peers {environment}: no interpreter {python}; make it as bench/README.md says")
         found = in_child(versions, python=python)
         names = sorted(packages & found.keys())
         print(environment, *(f"{name} {found[name]}" for name in names), sep=", ")
@@ -87,12 +88,12 @@ def first_documents(data: Path, megabytes: float):
 
     files = sorted(Path(data).glob("*.parquet"))
     if not files:
-        raise ValueError(f"--data {data}: give a folder of parquet files with a column `text`")
+        raise UserError(f"--data {data}: give a folder of parquet files with a column `text`")
     table = pyarrow.concat_tables(parquet.read_table(file, columns=["text"]) for file in files)
     ends = compute.cumulative_sum(compute.binary_length(table["text"]).cast("int64"))
     count = compute.sum(compute.less_equal(ends, int(megabytes * 1e6))).as_py()
     if not count:
-        raise ValueError(f"--megabytes: the first document alone has {ends[0].as_py() / 1e6:.1f} MB; give more")
+        raise UserError(f"--megabytes: the first document alone has {ends[0].as_py() / 1e6:.1f} MB; give more")
     return table.slice(0, count), ends[count - 1].as_py()
 
 

@@ -18,6 +18,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nanochat.errors import UserError
+
 OWN_VOCABULARY_BYTES = 10_000_000  # text that a peer which cannot load a vocabulary learns its own from
 SEPARATOR = b"<|endoftext|>"  # between documents, for peers that take one buffer
 
@@ -192,7 +194,7 @@ def encode_gigatoken(job: Job, form: Callable[[str], Any] = str):
     import gigatoken
 
     if r"\p{N}{1,3}" not in job.pattern:
-        raise ValueError("gigatoken takes no split pattern but those it has by name")
+        raise UserError("gigatoken takes no split pattern but those it has by name")
     # Special tokens are left out everywhere: gigatoken would look for them in the text, `encode_ordinary` does not.
     tokenizer = gigatoken.Tokenizer.from_tiktoken(job.ranks, "cl100k", {})
     run = partial(tokenizer.encode_batch, [form(text) for text in read_texts(job.texts)], parallel=job.threads > 1)
@@ -270,7 +272,7 @@ def encode_rustbpe(job: Job):
 
     def facts(rows: list[list[int]]):
         if lost := sum(tokenizer.decode(row) != text for row, text in zip(rows, texts, strict=True)):
-            raise ValueError(f"{lost} of {len(texts)} texts do not survive encoding")
+            raise UserError(f"{lost} of {len(texts)} texts do not survive encoding")
         return {}  # no hash: another vocabulary
 
     return partial(tokenizer.batch_encode, texts), facts

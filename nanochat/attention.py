@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nanochat.errors import UserError
+
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -73,9 +75,9 @@ def find_path(asked: str, device: torch.device, dtype: torch.dtype, windows: boo
         slower = {"cpu": "chunks", "cuda": "flex" if windows else "sdpa"}.get(device.type, "sdpa")
         return next((path for path in FLASH if not obstacle(path, device, dtype)), slower)
     if asked not in PATHS:
-        raise ValueError(f"--attention={asked} is not known, take one of auto, {', '.join(PATHS)}")
+        raise UserError(f"--attention={asked} is not known, use one of auto, {', '.join(PATHS)}")
     if asked in FLASH and (reason := obstacle(asked, device, dtype)):
-        raise ValueError(f"--attention={asked} cannot run: {reason}")
+        raise UserError(f"--attention={asked} cannot run: {reason}")
     return asked
 
 
@@ -149,6 +151,9 @@ class RotaryTable(nn.Module):
 
     channels: of a head that rotate, in half as many pairs.
     """
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, positions: int, channels: int, base: float) -> None:
         super().__init__()
@@ -239,6 +244,12 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, scale: float, bound
     return out.to(v.dtype).transpose(1, 2)
 
 
+def _tensor(mask: Mask) -> Tensor:
+    """Return what is allowed, on a path whose masks are tensors."""
+    assert isinstance(mask.allowed, Tensor)
+    return mask.allowed
+
+
 def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Run the plain formula on a quarter of the queries at a time and the keys in sight: compiled, fastest on CPUs."""
     queries = q.shape[1]
@@ -250,7 +261,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
         # The oldest key that the part's first query sees.
         first_key = max(0, earlier + first - mask.window + 1) if mask.window else 0
         seen = slice(first_key, earlier + end)
-        allowed = mask.allowed[..., first:end, seen]
+        allowed = _tensor(mask)[..., first:end, seen]
         parts.append(_plain(q[:, first:end], k[:, seen], v[:, seen], allowed, scale, mask.bounded))
     return torch.cat(parts, dim=1)
 
@@ -278,7 +289,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
     # Keys first: with the factors swapped bf16 takes three times as long.
     scores = torch.bmm(k, grouped.mT).mT.float() * scale
     scores = scores.reshape(rows, heads, -1)  # (B, H, Tk)
-    weights = torch.where(mask.allowed[:, 0], scores, -torch.inf).softmax(-1)
+    weights = torch.where(_tensor(mask)[:, 0], scores, -torch.inf).softmax(-1)
     weights = weights.to(v.dtype).view(len(v), -1, weights.shape[-1])  # by key head again
     return torch.bmm(weights, v).view(q.shape)
 
@@ -289,7 +300,9 @@ def _compiled(flex_attention: Kernel) -> Kernel:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
-    run = torch.nn.attention.flex_attention.flex_attention  # imported when the mask was made
+    from torch.nn.attention.flex_attention import flex_attention  # imported already when the mask was made
+
+    run: Kernel = flex_attention
     # Uncompiled, flex would hold all scores in memory; inside a compiled block the block's compiler fuses the call.
     if q.device.type == "cuda" and not torch.compiler.is_compiling():
         run = _compiled(run)
@@ -307,6 +320,7 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
 def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     # The package does not count a query's own key; -1: no limit.
     window = (mask.window - 1, 0) if mask.window else (-1, -1)
+    assert mask.kernel is not None  # as the path is flash3
     out = mask.kernel(q, k, v, softmax_scale=scale, causal=True, window_size=window)
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
 
@@ -317,6 +331,6 @@ PATHS = {  # all do windows, grouped queries and any lengths
     "flash4": _flex,  # FlashAttention 4 as the backend of flex, for Hopper and Blackwell GPUs in half precision
     "flex": _flex,  # for GPUs
     "sdpa": _sdpa,
-    "twin": lambda q, k, v, mask, scale: _plain(q, k, v, mask.allowed, scale),
+    "twin": lambda q, k, v, mask, scale: _plain(q, k, v, _tensor(mask), scale),
     "decode": _decode,  # for generation on CPUs (fused.py)
 }

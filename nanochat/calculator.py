@@ -6,6 +6,8 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from operator import add, floordiv, mul, neg, pos, sub, truediv
 
+from nanochat.errors import UserError
+
 MAX_LENGTH = 200  # characters per expression: with the limits below, also a limit on time
 MAX_DIGITS = 40  # for the numerator and the denominator, intermediate results included
 MAX_EXPONENT = 64
@@ -26,7 +28,7 @@ def calculate(expression: str) -> str:
     Raise one of REFUSALS for anything else.
     """
     if len(expression) > MAX_LENGTH:
-        raise ValueError("too long")
+        raise UserError("too long")
     text = expression.strip()
     if not {"'", '"'} & set(text):  # quoted text stays unchanged
         text = THOUSANDS.sub("", text)
@@ -35,7 +37,7 @@ def calculate(expression: str) -> str:
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1 or abs(exponent) > MAX_EXPONENT:
-        raise ValueError("the exponent must be whole, and not large")
+        raise UserError("the exponent must be whole, and not large")
     return base ** int(exponent)
 
 
@@ -58,7 +60,7 @@ def _value(node: ast.expr, text: str) -> Fraction:
             # The source text rather than the float: 0.1 means exactly one tenth.
             digits = ast.get_source_segment(text, node) or ""
             if not NUMBER.fullmatch(digits):
-                raise ValueError("no plain number")
+                raise UserError("no plain number")
             return Fraction(digits)
         case ast.BinOp(left=left, op=sign, right=right):
             values = [_value(left, text), _value(right, text)]
@@ -72,11 +74,11 @@ def _value(node: ast.expr, text: str) -> Fraction:
         ):
             return Fraction(text.count(part))
         case _:
-            raise ValueError("only arithmetic, and counting letters")
+            raise UserError("only arithmetic, and counting letters")
     number = Fraction(OPERATORS[type(sign).__name__](*values))
     # After each operation, so that repeated powers cannot grow without bound.
     if max(abs(number.numerator), number.denominator) >= 10**MAX_DIGITS:
-        raise ValueError("a number has too many digits")
+        raise UserError("a number has too many digits")
     return number
 
 

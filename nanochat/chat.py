@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, cycle, groupby
 from typing import Any
 
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
@@ -41,24 +42,24 @@ def check_conversation(conversation: dict[str, Any]) -> None:
     """Raise a ValueError that names the first malformed message, numbered from 1."""
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
-        raise ValueError("a conversation has a list `messages` with at least one message")
+        raise UserError("a conversation has a list `messages` with at least one message")
     # User and assistant take turns after the system message.
     roles = chain(["system"] if _has_system(messages) else [], cycle(ROLES))
     for number, (message, role) in enumerate(zip(messages, roles, strict=False), 1):
         if message.get("role") != role:
-            raise ValueError(f"message {number}: its role is {message.get('role')!r} where {role!r} is due")
+            raise UserError(f"message {number}: its role is {message.get('role')!r} where {role!r} is due")
         # Only the assistant calls tools.
         kinds = PARTS if role == "assistant" else ("text",)
         parts = _parts_of(message)
         if not (isinstance(parts, list) and parts) or not all(
             isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str) for part in parts
         ):
-            raise ValueError(
+            raise UserError(
                 f"message {number}: its content is neither a string nor a list of parts with a `text`"
                 f" and a `type` in {', '.join(kinds)}"
             )
     if messages[-1]["role"] == "system":
-        raise ValueError("the system message needs a user message after it")
+        raise UserError("the system message needs a user message after it")
 
 
 def render_conversation(conversation: dict[str, Any], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
@@ -137,7 +138,7 @@ def _has_system(messages: list[dict[str, Any]]) -> bool:
 
 
 def _parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
-    content = message.get("content")
+    content: Any = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 

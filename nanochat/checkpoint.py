@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,8 +22,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed import HashStore, PrefixStore, Store
 
+from nanochat.environment import versions
+from nanochat.errors import UserError
 from nanochat.log import Record, print0
-from nanochat.outcome import versions
 from nanochat.paths import (
     hold_folder,
     publish_folder,
@@ -80,9 +81,9 @@ def load(folder: Path, step: int) -> Checkpoint:
                 found = {name: pool.submit(read_sha256, path / name) for name in manifest["files"]}
             damaged = [name for name, sha256 in found.items() if sha256.result() != manifest["files"][name]["sha256"]]
     except (ValueError, KeyError, OSError, RecursionError) as error:
-        raise ValueError(f"{path} cannot be read ({error})") from error
+        raise UserError(f"{path} cannot be read ({error})") from error
     if damaged:
-        raise ValueError(f"{path} is damaged: {', '.join(damaged)}")
+        raise UserError(f"{path} is damaged: {', '.join(damaged)}")
     return Checkpoint(path, step, manifest)
 
 
@@ -106,16 +107,16 @@ def to_resume(folder: Path, resume: int | str) -> Checkpoint | None:
     saved = saved_steps(folder)
     if isinstance(resume, int):
         if resume not in saved:
-            raise ValueError(f"{folder} has no checkpoint of step {resume}, only {saved}: give --resume one of these")
+            raise UserError(f"{folder} has no checkpoint of step {resume}, only {saved}: give --resume one of these")
         found = load(folder, resume)
     elif saved:
         found = newest(folder)
     else:
         return None
     if found is None:
-        raise ValueError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
+        raise UserError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
     if "merge" in found.manifest:
-        raise ValueError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
+        raise UserError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
     return found
 
 
@@ -148,6 +149,12 @@ def manifest_hash(manifest: Record) -> str:
 # ---- writing ----
 
 
+class NamedTensors(Protocol):
+    """Weights by name: a dict, or sharded ones that are gathered while they are read."""
+
+    def items(self) -> Iterable[tuple[str, Tensor]]: ...
+
+
 @dataclass
 class Saver(AbstractContextManager):
     """Saves checkpoints while a run trains: `save` copies the state, a thread writes and publishes the copy.
@@ -164,14 +171,14 @@ class Saver(AbstractContextManager):
     store: Store | None = None
 
     def __post_init__(self) -> None:
-        self.store = self.store or HashStore()
+        self._store = self.store or HashStore()
         self._saves = 0
         self._job: Future[None] | None = None  # the write under way
 
     def save(
         self,
         step: int,
-        model_tensors: Mapping[str, Tensor],
+        model_tensors: "NamedTensors",
         optimizer_tensors: Iterable[tuple[str, Mapping[str, Tensor]]],
         record: Record,
     ) -> None:
@@ -199,7 +206,7 @@ class Saver(AbstractContextManager):
         copied = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
         self._saves += 1
         # No key is used twice.
-        self._results = PrefixStore(f"{self.folder}/{self._saves}", self.store)
+        self._results = PrefixStore(f"{self.folder}/{self._saves}", self._store)
         # A new thread per save: an idle one would keep the process from ending.
         writer = ThreadPoolExecutor(1, "nanochat-checkpoint")
         self._job = writer.submit(self._write, step, files, owned, deepcopy(record), copied)
@@ -241,7 +248,7 @@ class Saver(AbstractContextManager):
 
     def _publish(self, part: Path, step: int, record: Record) -> None:
         """Wait for all ranks, write the manifest, give the folder its name, and remove the steps that are not kept."""
-        manifest = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
+        manifest: Record = record | {"step": step, "versions": versions(), "optimizer": {}, "files": {}}
         try:
             for rank in range(self.world_size):
                 files, owned = self._result(f"rank {rank}")

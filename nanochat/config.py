@@ -13,14 +13,24 @@ from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fractions import Fraction
 from types import FrameType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, get_type_hints
 
 import tyro
+from typing_extensions import dataclass_transform
 
 from nanochat import registry
+from nanochat.errors import UserError
 from nanochat.log import print_line
 
-Config = TypeVar("Config")
+
+class Dataclass(Protocol):
+    """An instance or a class that `dataclass` made."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+Config = TypeVar("Config", bound=Dataclass)
+Decorated = TypeVar("Decorated")
 
 
 def _parse_count(words: list[str]) -> int:
@@ -30,7 +40,7 @@ def _parse_count(words: list[str]) -> int:
         number = Fraction(text.replace("_", ""))
         if number.denominator == 1:
             return int(number)
-    raise ValueError(f"{text} is not a whole number, write it like 20000 or 2e4")
+    raise UserError(f"{text} is not a whole number, write it like 20000 or 2e4")
 
 
 _COUNT = tyro.constructors.PrimitiveConstructorSpec(
@@ -50,7 +60,7 @@ def _parse_resume(words: list[str]) -> int | str:
     try:
         return _parse_count(words)
     except ValueError:
-        raise ValueError(f"{words[0]} is not known, write auto, never, or the step of a checkpoint") from None
+        raise UserError(f"{words[0]} is not known, write auto, never, or the step of a checkpoint") from None
 
 
 _RESUME = tyro.constructors.PrimitiveConstructorSpec(
@@ -80,14 +90,15 @@ def option(default: Any, text: str | None = None, **metadata: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def options(group: str = "") -> Callable[[type[Config]], type[Config]]:
+@dataclass_transform(frozen_default=True, field_specifiers=(option,))
+def options(group: str = "") -> Callable[[type[Decorated]], type[Decorated]]:
     """Return the decorator for config classes, which makes a frozen dataclass of the class and its options.
 
     `name = default` in the class gives an inherited option another default; type, help and limits stay. group: title of
     the box in `--help` for the options that the class adds, one word.
     """
 
-    def decorate(config_class: type[Config]) -> type[Config]:
+    def decorate(config_class: type[Decorated]) -> type[Decorated]:
         inherited = {}
         for base in reversed(config_class.__mro__[1:]):  # as `dataclass` collects them
             inherited |= getattr(base, "__dataclass_fields__", {})
@@ -121,13 +132,13 @@ def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None
     """Raise a ValueError for a name that is none of the known ones. kind: words before the name, like "the task"."""
     for name in names:
         if name not in known:
-            raise ValueError(f"{kind} {name} is not known, choose from {', '.join(filter(None, known))}")
+            raise UserError(f"{kind} {name} is not known, choose from {', '.join(filter(None, known))}")
 
 
 def _grouped(config_class: type[Any]) -> type[Any]:
     """Return a dataclass with the same fields nested by group: tyro draws a box for each. Flags stay flat."""
     hints = get_type_hints(config_class, include_extras=True)  # Count is an Annotated type
-    groups: dict[str, list[tuple[str, Any, Field[Any]]]] = {}  # title → a (name, type, field) for each flag
+    groups: dict[str, list[tuple[str, Any, Any]]] = {}  # title → a (name, type, field) for each flag
     for one in fields(config_class):
         short = one.metadata["short"]
         text = one.metadata["text"]
@@ -137,8 +148,8 @@ def _grouped(config_class: type[Any]) -> type[Any]:
             aliases=[short] if short else None,
             prefix_name=False,
         )
-        entry = (one.name, Annotated[hints[one.name], flag], field(default=one.default))
-        groups.setdefault(one.metadata["group"], []).append(entry)
+        flag_type: Any = Annotated[hints[one.name], flag]  # ty: ignore[invalid-type-form]  # a type made here
+        groups.setdefault(one.metadata["group"], []).append((one.name, flag_type, field(default=one.default)))
     # A field whose type is a dataclass is a box; prefix_name=False keeps the box out of the flag.
     boxes = []
     for name, entries in groups.items():
@@ -175,24 +186,24 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        raise ValueError(_first_sentence(complaint.getvalue())) from None
+        raise UserError(_first_sentence(complaint.getvalue())) from None
     rest = [one.name for one in fields(config_class) if one.metadata["rest"]]
     if unknown and not rest:
         # Both spellings are flags: --max-chars, --max_chars.
         flag = unknown[0].split("=")[0]
         moved = registry.MOVED_FLAGS.get(name, {}).get(flag.replace("_", "-"))
         if moved:
-            raise ValueError(f"{flag} is a flag of python -m {moved}: run that, with the same flags")
+            raise UserError(f"{flag} is a flag of python -m {moved}: run that, with the same flags")
         known = [flag_of(one.name) for one in fields(config_class)]
         near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)  # typing errors
         hint = f"did you mean {near[0]}?" if near else "see --help."
-        raise ValueError(f"unknown argument {flag}, {hint}")
+        raise UserError(f"unknown argument {flag}, {hint}")
     values = {}
     for box in vars(flags).values():  # nested boxes back to flat fields
         values.update(vars(box))
     for word in unknown:
         if not re.match("--[a-z]", word):
-            raise ValueError(f"unknown argument {word}: write flags for other commands like --depth=4")
+            raise UserError(f"unknown argument {word}: write flags for other commands like --depth=4")
         values[rest[0]] = f"{values[rest[0]]} {shlex.quote(word)}".strip()
     return config_class(**values)
 
@@ -211,7 +222,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
         least, below = one.metadata["least"], one.metadata["below"]
         if not least <= value < below:  # nor is it NaN
             limit = "" if value < below else f" and below {below}"
-            raise ValueError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")
+            raise UserError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")
     return config
 
 
@@ -274,9 +285,8 @@ def _last_message(error: BaseException) -> tuple[str, int]:
         return f"error: {error.filename}: {error.strerror}", 1
     if isinstance(error, OSError | FloatingPointError):
         return f"error: {error}", 1
-    # A `raise` of ours carries a sentence written for the user. Any other ValueError is a defect: show its place. The
-    # libraries lie below lib/python3.N.
+    if isinstance(error, UserError):
+        return f"error: {error}", 2
+    # Any other ValueError is a defect: show its place.
     where = traceback.extract_tb(error.__traceback__)[-1]  # the innermost frame
-    is_ours = (where.line or "").startswith("raise") and "/lib/python" not in where.filename
-    place = "" if is_ours else f" ({where.filename}:{where.lineno})"
-    return f"error: {error}{place}", 2
+    return f"error: {error} ({where.filename}:{where.lineno})", 2

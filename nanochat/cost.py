@@ -12,15 +12,16 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 
 from nanochat.cross_entropy import CHUNK_BYTES
+from nanochat.environment import hardware
 from nanochat.gpt import GPTConfig
-from nanochat.hardware import Accelerator, Figure, find_accelerator
+from nanochat.hardware import Accelerator, Figure, find_accelerator, fp8_speed
 from nanochat.log import duration, print0
 from nanochat.models import new_model
-from nanochat.outcome import hardware, read_outcomes
+from nanochat.outcome import read_outcomes
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision, planned_hardware
 from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices
-from nanochat.settings import PretrainSettings
+from nanochat.settings import PretrainSettings, given
 
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
@@ -65,7 +66,7 @@ def estimate(plan: RunPlan, config: PretrainSettings, ranks: int, accelerator: A
     needed = {rows: memory(plan, rows, *setting, config.shard_weights) for rows in sizes}
     # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
-    most = max(sizes[0], CPU_TOKENS // config.max_seq_len) if accelerator.name == "CPU" else sizes[-1]
+    most = max(sizes[0], CPU_TOKENS // given(config.max_seq_len)) if accelerator.name == "CPU" else sizes[-1]
     fitting = [rows for rows in sizes if rows <= most and sum(needed[rows].values()) < limit]
     rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
 
@@ -87,7 +88,7 @@ def estimate(plan: RunPlan, config: PretrainSettings, ranks: int, accelerator: A
         if ranks > 1 and not config.shard_weights:
             sharded = sum(memory(plan, rows, *setting, True).values())
             advice = f"--shard-weights ({sharded / 1e9:.2f} GB), {advice}"
-        lines.append(f"that is more than {share}: take {advice}")
+        lines.append(f"that is more than {share}: use {advice}")
     if config.shard_weights and ranks > 1:
         received, whole = traffic(plan, rows, ranks, 4 if config.fp8 else itemsize)
         lines.append(f"sharded weights: a rank receives {received / 1e9:,.2f} GB in a step, not {whole / 1e9:,.2f} GB")
@@ -200,4 +201,7 @@ def _rate(config: PretrainSettings, accelerator: Accelerator, dtype: str) -> tup
     peak = accelerator.peak(dtype)
     if not peak:
         return None, f"no {dtype} speed of {accelerator.name} is known"
+    known = fp8_speed(accelerator, config.depth) if config.fp8 and dtype == "bf16" else None
+    if known:
+        return known.share * peak, f"assumed: {known.share:.0%} of the {dtype} peak, as {known.source}"
     return accelerator.mfu * peak, f"assumed: {accelerator.mfu:.0%} of the {dtype} peak"

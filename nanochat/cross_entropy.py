@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from nanochat.errors import UserError
+
 IGNORED = -1  # the target of a token that is not learned
 SAFE_EXPONENT = 60.0  # exponentials of less, summed over any vocabulary or row, stay far from fp32's limit
 
@@ -84,6 +86,13 @@ def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -
     return form(logits, targets, softcap, vocab_size, 0.0)[0]
 
 
+class _LossContext(FunctionCtx):
+    """What the forward leaves for the backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+    scale: float
+
+
 class _SumOfLosses(torch.autograd.Function):
     """The sum of losses times factors (None: 1), and the losses, which have no gradient.
 
@@ -92,7 +101,7 @@ class _SumOfLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx,
+        ctx: "_LossContext",
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
@@ -112,6 +121,7 @@ class _SumOfLosses(torch.autograd.Function):
             rows, rows_gradient = hidden[part], hidden_gradient[part]
             logits = rows @ head.t()
             losses, gradient = form(logits, targets[part], softcap, vocab_size, scale)
+            assert gradient is not None  # the scale is not 0
             each.append(losses)
             if factors is None:
                 total += losses.sum()
@@ -130,7 +140,7 @@ class _SumOfLosses(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: "_LossContext", outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * (outer / ctx.scale), weight_gradient * outer, None, None, None, None
 
@@ -138,7 +148,7 @@ class _SumOfLosses(torch.autograd.Function):
 def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Tensor]:
     """Return inputs and targets, (rows, length) each; a row starts every `stride` tokens."""
     if not 1 <= stride <= length:
-        raise ValueError(f"--stride={stride} would leave out text, take 1 to {length}, the context's length")
+        raise UserError(f"--stride={stride} would leave out text, use 1 to {length}, the context's length")
     missing = length + 1 - len(ids)  # of one row; its last token has a target too
     ids = F.pad(ids, (0, max(missing, missing % stride)), value=IGNORED)  # to one row or whole strides
     return ids[:-1].unfold(0, length, stride), ids[1:].unfold(0, length, stride)
@@ -150,6 +160,7 @@ def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Ten
 def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int, gradient_scale: float) -> Losses:
     """Compute the softmax in fp32, in few passes over memory: a CPU spends its time on them."""
     z = logits.float()
+    bent = None
     if softcap:
         bent = 1 - 2 / (1 + torch.exp(z * (2 / softcap)))  # tanh, which takes three times as long
         z = bent * softcap
@@ -166,7 +177,7 @@ def torch_form(logits: Tensor, targets: Tensor, softcap: float, vocab_size: int,
         return losses, None
     hit = torch.arange(z.shape[1], device=z.device) == index
     gradient = exponentials * (kept / total) - (hit & kept).to(z.dtype)
-    if softcap:
+    if bent is not None:
         gradient = gradient * (1 - bent * bent)  # the slope of tanh
     if gradient_scale != 1:
         gradient = gradient * gradient_scale

@@ -7,12 +7,12 @@ ranks only decide how the stream is cut.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import KW_ONLY, asdict, dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from nanochat.data.lanes import Chunk, Deal, Lane, Mix
 from nanochat.log import Record
 from nanochat.protocols import Conversations
 from nanochat.scaling import require_multiple
-from nanochat.settings import PretrainSettings
+from nanochat.settings import PretrainSettings, given
 from nanochat.start import OpenRun
 from nanochat.tokenizer import Tokenizer
 
@@ -40,8 +40,13 @@ class BatchSource(Iterator, AbstractContextManager):
     """An iterator over batches with a position that a checkpoint can store: `state_dict`, `load_state_dict`."""
 
     idle = False  # no rank learns from the last batch: the update is skipped; known without waiting for the device
-    progress: float  # 0..1, may go beyond 1
+
     metrics: Mapping[str, float] = {}  # figures of the last batch, for the log
+
+    @property
+    def progress(self) -> float:
+        """0..1, may go beyond 1."""
+        raise NotImplementedError
 
     def origin(self) -> DataRecord:
         """Return where the examples come from, for the manifest: a run resumes only with the same."""
@@ -55,7 +60,7 @@ class BatchSource(Iterator, AbstractContextManager):
         """Continue from a position that a source with the same setting has saved."""
         raise NotImplementedError
 
-    def split(self, batch: Batch, rows: int) -> list[Batch]:
+    def split(self, batch: Any, rows: int) -> list[Any]:
         """Return the micro-batches of a batch; rows: as many as fit into memory."""
         columns = [tensor.split(rows) for tensor in batch]  # views, nothing is copied
         return list(zip(*columns, strict=True))
@@ -68,8 +73,11 @@ class BatchSource(Iterator, AbstractContextManager):
         pass
 
 
+Data = TypeVar("Data", Corpus, Conversations)
+
+
 @dataclass(eq=False)
-class Loader(BatchSource):
+class Loader(BatchSource, Generic[Data]):
     """Endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
 
     data: gives the rows. batch_size: rows for all ranks together. A subclass adds to `_setting`, everything that
@@ -78,7 +86,7 @@ class Loader(BatchSource):
     the marks when a batch is taken.
     """
 
-    data: Corpus | Conversations
+    data: Data
     tokenizer: Tokenizer
     batch_size: int
     seq_len: int
@@ -93,22 +101,28 @@ class Loader(BatchSource):
         self.device = torch.device(self.device)
         self._batches = self._take_batches()  # nothing runs before the first batch
         # Saved in checkpoints, as what subclasses add: names and values must not change.
-        self._setting = {"tokenizer": self.tokenizer.content_hash, "seed": self.seed, "seq_len": self.seq_len}
+        self._setting: Record = {"tokenizer": self.tokenizer.content_hash, "seed": self.seed, "seq_len": self.seq_len}
 
     def __next__(self) -> Batch:
         return next(self._batches)
 
-    def _take_batches(self) -> Iterator[Batch]:
+    def _rows(self) -> Iterator[tuple[Any, Any, Any]]:
+        raise NotImplementedError
+
+    def _consumed(self, marks: list[Any]) -> None:
+        raise NotImplementedError
+
+    def _take_batches(self) -> Generator[Batch, None, None]:
         """Yield the batches from the position of the consumer on, on the device; a thread makes the next ones."""
         pool = ThreadPoolExecutor(1, thread_name_prefix="nanochat-data")  # one thread: the batches have an order
         made = self._make_batches()
         self._ahead: deque[Future[tuple[torch.Tensor, list[Any]]]] = deque(
-            pool.submit(next, made) for _ in range(BATCHES_AHEAD)
+            pool.submit(made.__next__) for _ in range(BATCHES_AHEAD)
         )
         try:
             while True:
                 batch, marks = self._ahead.popleft().result()
-                self._ahead.append(pool.submit(next, made))
+                self._ahead.append(pool.submit(made.__next__))
                 # The computation, not this thread, waits for the copy; torch reuses pinned memory only after it.
                 batch = batch.to(self.device, non_blocking=True)
                 # Only now is the batch part of a saved state: batches made ahead are not.
@@ -121,8 +135,9 @@ class Loader(BatchSource):
         """Yield inputs and targets as one tensor, and the marks of their rows; runs in the thread."""
         shape = (2, self.batch_size // self.world_size, self.seq_len)
         rows = self._rows()
+        pinned = torch.device(self.device).type == "cuda"
         while True:
-            batch = torch.empty(shape, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+            batch = torch.empty(shape, dtype=torch.int64, pin_memory=pinned)
             marks = []
             for inputs, targets in zip(*batch.numpy(), strict=True):
                 inputs[:], targets[:], mark = next(rows)
@@ -144,7 +159,7 @@ Place = tuple[int, int]  # (lane, number of the source)
 
 
 @dataclass(eq=False, kw_only=True)
-class TextLoader(Loader):
+class TextLoader(Loader[Corpus]):
     """Batches of a corpus; nothing is read before the first batch."""
 
     lanes: int = 64
@@ -227,7 +242,7 @@ def open_text(trainer: OpenRun[PretrainSettings]) -> TextLoader:
         open_corpus(config.data, start.record["num_shards"]),
         start.tokenizer,
         start.rows,
-        config.max_seq_len,
+        given(config.max_seq_len),
         seed=config.seed,
         lanes=config.lanes,
         rank=runtime.rank,

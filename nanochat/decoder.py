@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import parse_rows
 from nanochat.runtime import free_memory
@@ -226,8 +227,8 @@ class Decoder:
         free = free_memory(self.device)
         if slot_bytes > free:
             needed = f"{slot_bytes / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free"
-            raise ValueError(
-                f"the cache for one row of {length} tokens needs {needed}: take fewer --exits, or a shorter context"
+            raise UserError(
+                f"the cache for one row of {length} tokens needs {needed}: use fewer --exits, or a shorter context"
             )
         fit = max(1, free // 2 // slot_bytes)  # half the memory stays free
         self._cache = KVCache(self.model, min(slots, fit), length)

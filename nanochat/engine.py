@@ -16,6 +16,7 @@ import torch
 
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.decoder import Decoder, RowState, StepKind
+from nanochat.errors import UserError
 from nanochat.fused import copy_weights, pack
 from nanochat.gpt import GPT
 from nanochat.log import print_line
@@ -199,7 +200,7 @@ class Engine:
             request = sample.request
             length = len(request.tokens)
             if not 0 < length < context:
-                raise ValueError(
+                raise UserError(
                     f"prompt {sample.prompt_number} has {length} tokens, the context holds 1 to {context - 1}"
                 )
             sample.events = events

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
+from nanochat.errors import UserError
+
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2  # gradients need range more than digits
 MULTIPLE = 16  # fp8 kernels need multiples of it, except for the number of rows of the left matrix
 FIRST_CAPABILITY = (8, 9)  # of CUDA devices with fp8 in their tensor cores
@@ -28,12 +30,18 @@ def _scale(largest: Tensor, dtype: torch.dtype) -> Tensor:
     return largest.clamp(min=SMALLEST_PEAK) / torch.finfo(dtype).max
 
 
+class _ProductContext(FunctionCtx):
+    """What the forward leaves for the backward."""
+
+    saved_tensors: tuple[Tensor, ...]
+
+
 class _Float8Product(torch.autograd.Function):
     """x (M, K) @ weightᵀ for a weight (N, K), given as fp8 copies by rows (N, K) and by columns (K, N)."""
 
     @staticmethod
     def forward(
-        ctx: FunctionCtx, x: Tensor, weight: Tensor, by_rows: Tensor, by_columns: Tensor, weight_scale: Tensor
+        ctx: _ProductContext, x: Tensor, weight: Tensor, by_rows: Tensor, by_columns: Tensor, weight_scale: Tensor
     ) -> Tensor:
         x8, x_scale = quantize(x, FORWARD)
         ctx.save_for_backward(x8, x_scale, by_columns, weight_scale)
@@ -42,7 +50,7 @@ class _Float8Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, outer: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _ProductContext, outer: Tensor) -> tuple[Tensor | None, ...]:
         x8, x_scale, by_columns, weight_scale = ctx.saved_tensors
         outer8, outer_scale = quantize(outer, BACKWARD)
         x_gradient = torch._scaled_mm(outer8, by_columns.t(), outer_scale, weight_scale, out_dtype=outer.dtype)
@@ -78,7 +86,7 @@ class Float8Linear(nn.Linear):
             return nn.functional.linear(x, self.weight.to(x.dtype))
         rows = x.reshape(-1, self.in_features)
         if len(rows) % MULTIPLE:
-            raise ValueError(
+            raise UserError(
                 f"{len(rows)} tokens in a micro-batch: fp8 needs a multiple of {MULTIPLE}; change --device-batch-size"
             )
         # The weight is passed for its gradient; the products read its copies.
@@ -99,7 +107,7 @@ def convert(
     device = device or next(model.parameters()).device
     has_units = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FIRST_CAPABILITY
     if not emulated and not has_units:
-        raise ValueError("this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8")
+        raise UserError("this device does not multiply in fp8 (NVIDIA GPUs from Ada on do): omit --fp8")
     replaced = []
     for name, module in list(model.named_modules()):  # a list, because the loop changes the modules
         if not isinstance(module, nn.Linear) or name == "head":
@@ -116,7 +124,7 @@ def requantize(model: nn.Module) -> None:
     requantize_layers(layers, [layer.weight.detach() for layer in layers])
 
 
-def requantize_layers(layers: Sequence[Float8Linear], weights: Sequence[Tensor]) -> None:
+def requantize_layers(layers: Sequence[Float8Linear], weights: list[Tensor]) -> None:
     """Quantize weights for layers."""
     if layers:
         # One pass over all weights: a kernel for each would be a thousand in a large model.

@@ -4,6 +4,7 @@
 numbers. A new Linear or parameter in the model is packed without a change here.
 """
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nanochat.attention import RotaryTable
-from nanochat.gpt import GPT, Attention
+from nanochat.gpt import GPT, Attention, Block
 from nanochat.models import new_model
 
 PACKED_ROWS = 32  # the row count for which oneDNN orders a weight; the order is good for one row too
@@ -47,8 +48,9 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.packed:
+            assert self.weight is not None  # set by `refresh`
             return F.linear(x, self.weight)
-        if x.shape[:-1].numel() in SIZES:
+        if math.prod(x.shape[:-1]) in SIZES:
             return self._product(x)
         # Other row counts: at most SIZES[-1] rows at a time, padded with zeros to the next known size.
         parts = []
@@ -104,16 +106,20 @@ def pack(model: GPT) -> GPT:
     packed.compute_dtype = dtype
     packed.end_like(model)
     for block, source in zip(packed.blocks, model.blocks, strict=True):
+        assert isinstance(block, Block)
+        assert isinstance(source, Block)
         _pack_attention(block.attn, source.attn, dtype)
     for name, module in list(packed.named_modules()):
         if isinstance(module, nn.Linear):
-            packed.set_submodule(name, PackedLinear(model.get_submodule(name).weight.detach, dtype))
+            own = model.get_submodule(name)
+            assert isinstance(own, nn.Linear)
+            packed.set_submodule(name, PackedLinear(own.weight.detach, dtype))
     packed.to_empty(device=device)  # most layers were replaced before they took memory
     packed.requires_grad_(False)
     # Cast once here instead of in every forward.
     packed.embed.to(dtype)
     packed.value_embeds.to(dtype)
-    packed.rotary = PairTable(packed.rotary, packed.config.head_dim)
+    packed.set_submodule("rotary", PairTable(packed.rotary, packed.config.head_dim))
     copy_weights(packed, model)
     return packed.eval()
 
@@ -131,7 +137,7 @@ def _pack_attention(attention: Attention, source: Attention, dtype: torch.dtype)
     rotated = order[:heads, : config.rotated_channels]
     rotated.copy_(rotated.unflatten(1, (2, -1)).mT.flatten(1))  # channel i pairs with i + half of the rotated ones
     attention.qkv = PackedLinear(lambda: torch.cat(weights)[order.flatten()], dtype)
-    attention.q = attention.k = attention.v = None
+    del attention.q, attention.k, attention.v
 
 
 @torch.inference_mode()

@@ -11,10 +11,11 @@ nanochat/induction.py is one; registry.MODELS has those of tracks.
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nanochat.attention import Mask, RotaryTable, Rotation, attend, make_mask, previous
 from nanochat.cross_entropy import SAFE_EXPONENT, Reduced, cross_entropy
+from nanochat.errors import UserError
 
 if TYPE_CHECKING:
     from nanochat.decoder import Cache
@@ -34,6 +36,7 @@ Result = TypeVar("Result")
 VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
+INITIAL_THREADS = 8  # new parameters in memory at once, beside the model
 VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
 
 
@@ -75,11 +78,11 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         if self.kv_heads < 1 or self.heads % self.kv_heads:
-            raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
+            raise UserError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
         if self.mlp not in MLP_KINDS:
-            raise ValueError(f"mlp={self.mlp} is not known, use one of {', '.join(MLP_KINDS)}")
+            raise UserError(f"mlp={self.mlp} is not known, use one of {', '.join(MLP_KINDS)}")
         if not re.fullmatch("[SL]+", self.window_pattern):
-            raise ValueError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
+            raise UserError(f"window_pattern={self.window_pattern} must be made of the letters S and L")
 
     @property
     def head_dim(self) -> int:
@@ -154,8 +157,13 @@ class Linear(nn.Linear):
 class Embedding(nn.Embedding):
     """A table without values until init_weights: random numbers on the meta device would import the compiler."""
 
-    reset_parameters = Linear.reset_parameters
-    active_weight = Linear.active_weight
+    def reset_parameters(self) -> None:
+        """Leave the values to `GPT.init_weights`."""
+
+    @property
+    def active_weight(self) -> Tensor:
+        """The weight as products read it, in fp32. A subclass may round it."""
+        return self.weight
 
     def forward(self, ids: Tensor) -> Tensor:
         grad = self.weight.grad if self.weight.is_leaf else None  # no leaf: whole weights gathered from shards
@@ -199,6 +207,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, layer: LayerContext) -> Tensor:
         *parts, v = self.project(x)  # queries and keys are one part if one product made both: one rotation and norm
         if self.ve_gate is not None:
+            assert layer.values is not None  # layers with a gate have a table
             gate = 3 * torch.sigmoid(self.ve_gate(x[..., :VALUE_GATE_INPUTS]))  # (B, T, kv_heads), from 0 to 3
             v = v + gate[..., None] * layer.values.view_as(v)
         q, k = self.queries_and_keys(parts, layer.rotation)
@@ -388,9 +397,9 @@ class GPT(nn.Module):
 
     def choose_exits(self, exits: int) -> None:
         """End forwards at another exit than the model was trained with; a plain model has one."""
-        raise ValueError("--exits is for recursive models, and this is not one")
+        raise UserError("--exits is for recursive models, and this is not one")
 
-    def end_like(self, model: Self) -> None:
+    def end_like(self, model: "GPT") -> None:
         """End forwards at the exit that another model of this kind has chosen."""
 
     def run(self, module: nn.Module, function: Callable[..., Result], *inputs: Any, **options: bool) -> Result:
@@ -403,12 +412,13 @@ class GPT(nn.Module):
 
     def compile_parts(self) -> None:
         """Compile the loss and the blocks, with one graph for equal blocks; slower to start, faster to run."""
-        torch._dynamo.config.recompile_limit = 64  # kinds of block x shapes x training or not; 8 would be too few
+        # 64: kinds of block x shapes x training or not; 8 would be too few
+        torch._dynamo.config.recompile_limit = 64  # ty: ignore[invalid-assignment]  # torch annotates the default alone
         for block in self.blocks:
             block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
         self.compiled = True
 
-    def to_empty(self, *, device: torch.device | str) -> Self:
+    def to_empty(self, *, device: torch.device | str) -> "GPT":  # ty: ignore[incompatible-method-override]  # always whole
         """Do the same as torch's method, and fill the tables that no checkpoint holds.
 
         torch's own would import the compiler's algebra, which takes seconds.
@@ -426,8 +436,13 @@ class GPT(nn.Module):
 
     def init_weights(self, seed: int) -> None:
         """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
-        for name, parameter in self.named_parameters():
-            parameter.data.copy_(self.initial(seed, name))
+
+        def fill(name: str) -> None:
+            self.get_parameter(name).data.copy_(self.initial(seed, name))
+
+        # Each has a generator, which uses one thread: several are filled at a time.
+        with ThreadPoolExecutor(INITIAL_THREADS) as threads:
+            list(threads.map(fill, [name for name, _ in self.named_parameters()]))  # raises what a thread has raised
 
     def initial(self, seed: int, name: str) -> Tensor:
         """Return a new parameter's values, on the CPU."""
@@ -442,13 +457,21 @@ class GPT(nn.Module):
         hidden = self.hidden(ids, cache)
         return self.logits(hidden) if targets is None else self.loss(hidden, targets, reduction)
 
+    @overload
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: None = None) -> Tensor: ...
+
+    @overload
+    def loss(
+        self, hidden: Tensor, targets: Tensor, reduction: str = "sum", *, factors: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
     def loss(self, hidden: Tensor, targets: Tensor, reduction: str = "sum", factors: Tensor | None = None) -> Reduced:
         """Return the loss of the head's inputs (…, width) at targets, as `forward` does.
 
         factors: weights of the tokens; then it returns the weighted sum, and the losses of the tokens (cross_entropy).
         """
         shape = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size}
-        settings = shape | {"compiled": self.compiled, "reduction": reduction, "factors": factors}
+        settings: dict[str, Any] = shape | {"compiled": self.compiled, "reduction": reduction, "factors": factors}
         return self.run(self.head_module, lambda x: cross_entropy(x, self.head_weight, targets, **settings), hidden)
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
@@ -460,7 +483,7 @@ class GPT(nn.Module):
         """Return the inputs common to all blocks for tokens (B, T); with a cache they continue the cache's rows."""
         config, length = self.config, ids.shape[1]
         positions = None if cache is None else cache.positions
-        keys = length if positions is None else cache.capacity
+        keys = length if cache is None or positions is None else cache.capacity
         assert keys <= config.max_seq_len
         bounded = config.scores_are_bounded and self.compute_dtype != torch.float16  # at most exp(11) in fp16
         make = partial(make_mask, self.attention, length, keys, ids.device, positions=positions, bounded=bounded)
@@ -471,6 +494,7 @@ class GPT(nn.Module):
     def sweep(self, x: Tensor, context: Context) -> Tensor:
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
         x = x.view_as(x)  # were x and x0 the same tensor, the compiler would make another graph
+        middle = x
         for i, (block, layer) in enumerate(zip(self.blocks, self.layers(context), strict=True)):
             if self.checkpointing and layer.store is None and torch.is_grad_enabled():
                 x = checkpoint(self.run, block, block, x, layer, recomputed=True, use_reentrant=False)
@@ -499,18 +523,19 @@ class GPT(nn.Module):
 
     def back_out(self, x: Tensor, middle: Tensor) -> Tensor:
         """Return the last layer's output without a part of the middle layer's."""
-        return x - self.backout_lambda.to(x.dtype) * middle if self.config.backout else x
+        return x if self.backout_lambda is None else x - self.backout_lambda.to(x.dtype) * middle
 
     def _embed(self, ids: Tensor) -> Tensor:
         return norm(self.run(self.embed, self.embed, ids).to(self.compute_dtype))
 
     def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None") -> Tensor:
         """Return embeddings x plus a part of the previous token's; a document's first token takes none."""
-        if not self.config.smear:
+        if self.smear_lambda is None or self.smear_gate is None:
             return x
         is_first = ids == self.config.bos_id
         first = None
         if cache is not None and cache.positions is not None:  # rows began before
+            assert cache.previous is not None  # as positions are
             first = self._embed(cache.previous)
             is_first = is_first | (cache.positions == 0)
         before = previous(x, first)

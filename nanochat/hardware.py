@@ -4,6 +4,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 
+from nanochat.errors import UserError
 from nanochat.log import parse_table
 
 Figure = float | None  # None: unknown, or lacking
@@ -17,7 +18,7 @@ class Accelerator:
     fp32: TFLOP/s in dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB.
     bandwidth: of the memory, GB/s. nvlink: GB/s in one direction, where every such board has it. dollars: an hour,
     rented on demand, in 2026; providers differ by a factor of two and more. mfu: the share of the peak that a plan
-    assumes. The public nanochat had it on H100 at depth 24, with FlashAttention 3 in bf16; fp8 gained 17%.
+    assumes. The public nanochat had it on H100 at depth 24, with FlashAttention 3 in bf16; FP8_SPEEDS has those in fp8.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Accelerator:
     bandwidth: Figure = None
     nvlink: Figure = None
     dollars: Figure = None
-    mfu: Figure = 0.4
+    mfu: float = 0.4
 
     @property
     def precision(self) -> str:
@@ -65,6 +66,24 @@ ACCELERATORS = parse_table(
     MI300X     Instinct MI300X( OAM)?         1307.4  1307.4  2614.9  163.4  192     5300       -       -      -
     """,
 )
+
+
+@dataclass(frozen=True)
+class Fp8Speed:
+    """A speed of base training in fp8 that others measured."""
+
+    accelerator: str
+    depth: int
+    share: float  # FLOPs over training time, of the bf16 peak
+    source: str
+
+
+# With FlashAttention 3. Ours were not measured on such hardware yet.
+FP8_SPEEDS = [
+    Fp8Speed("H100", depth=22, share=0.56, source="the public nanochat's pull request 830, 81.8 min"),
+    Fp8Speed("H100", depth=24, share=0.59, source="the public nanochat, 99.0 min"),
+]
+NEAR_DEPTH = 4  # layers; a speed says little about models that differ more
 PRICE = "NANOCHAT_DOLLARS_AN_HOUR"  # environment variable: the price of all machines of a run
 
 
@@ -80,11 +99,21 @@ def find_accelerator(name: str) -> Accelerator:
     return Accelerator(name)
 
 
+def fp8_speed(accelerator: Accelerator, depth: int) -> Fp8Speed | None:
+    """Return the known speed in fp8 nearest in depth; None if none is near."""
+    near = [
+        speed
+        for speed in FP8_SPEEDS
+        if speed.accelerator == accelerator.name and abs(speed.depth - depth) <= NEAR_DEPTH
+    ]
+    return min(near, key=lambda speed: abs(speed.depth - depth), default=None)
+
+
 def parse_hardware(text: str) -> tuple[int, Accelerator]:
     """Return (number, accelerator) for text like 8xH100, or 8xH100@98 (dollars an hour)."""
     match = re.fullmatch(r"(?:([1-9]\d*) ?[x×*] ?)?([A-Za-z][\w -]*|\d{4})(?:@(.*))?", text.strip())
     if not match:
-        raise ValueError(f"--on={text} is no hardware, write it like 8xH100 or {ACCELERATORS[0].name}")
+        raise UserError(f"--on={text} is not known hardware; use e.g. 8xH100 or {ACCELERATORS[0].name}")
     count = int(match[1] or 1)
     accelerator = find_accelerator(match[2])
     if match[3] is not None:
@@ -100,7 +129,7 @@ def given_price() -> float | None:
 
 def _price(text: str, given: str) -> float:
     if not re.fullmatch(r"\d+(\.\d+)?", text):
-        raise ValueError(f"{given} has no price: give the dollars an hour of the whole machine, such as 98")
+        raise UserError(f"{given} has no price: give the dollars an hour of the whole machine, such as 98")
     return float(text)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from nanochat.attention import Rotation, previous
+from nanochat.errors import UserError
 from nanochat.gpt import GPT, PARAMETERS, Attention, GPTConfig, ParameterRow, Store, with_rows
 
 
@@ -23,7 +24,7 @@ class InductionConfig(GPTConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.induction and not (self.smear and self.kv_heads > 1):
-            raise ValueError("induction needs smear, and kv_heads above 1")
+            raise UserError("induction needs smear, and kv_heads above 1")
 
 
 class InductionAttention(Attention):

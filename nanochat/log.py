@@ -102,7 +102,7 @@ def format_cell(value: float | str | None, spec: str) -> str:
 def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> Record:
     """Return a table as an outcome holds it. columns: names, some with a number format: Task | Score:.4f."""
     # A colon within a name has a space after it.
-    names = [re.fullmatch(r"\s*(.*?)(?::(\S*))?\s*", column).groups("") for column in columns.split("|")]
+    names = [re.findall(r"\A\s*(.*?)(?::(\S*))?\s*\Z", column)[0] for column in columns.split("|")]
     return {"title": title, "columns": names, "rows": rows}
 
 
@@ -289,24 +289,26 @@ class Progress:
 
 # Filled in with the figures of a step's record, and with words that are added to them.
 STEP_LINE = (
-    "step {step:05d}{of_all} ({progress:.2%}) | loss: {loss:.4f}{exits} | lrm: {train/lrm:.2f} | dt: {ms:.0f}ms"
+    "step {step:05d}{of_all} ({progress:.2%}) | loss: {loss:.4f}{details} | lrm: {train/lrm:.2f} | dt: {ms:.0f}ms"
     " | tok/sec: {train/tok_per_sec:,.0f} | mfu: {mfu} | wait: {train/wait:.1%} | total time: {total_time}"
 )
 
 
-def step_line(figures: Figures, loss: float, steps: int | None) -> str:
+def step_line(figures: Figures, loss: float, steps: int | None, details: str = "") -> str:
     """Return a training step's line. figures: its record in the metric log. loss: smoothed.
 
-    steps: in the whole run; None where a clock or the data ends training.
+    steps: in the whole run; None where a clock or the data ends training. details: what the objective adds.
     """
-    exits = " ".join(f"{value:.3f}" for name, value in figures.items() if name.startswith("train/exit_"))
     mfu = figures["train/mfu"]
+    dt, total_time = figures["train/dt"], figures["total_training_time"]
+    assert dt is not None  # both are measured in every step
+    assert total_time is not None
     words = {
         "of_all": "" if steps is None else f"/{steps:05d}",
         "loss": loss,
-        "exits": exits and f" | exits: {exits} | refinement: {figures['train/refinement']:.1%}",
-        "ms": 1000 * figures["train/dt"],
+        "details": f" | {details}" if details else "",
+        "ms": 1000 * dt,
         "mfu": "n/a" if mfu is None else f"{100 * mfu:.1f}",
-        "total_time": duration(figures["total_training_time"]),
+        "total_time": duration(total_time),
     }
     return STEP_LINE.format_map({**figures, **words})

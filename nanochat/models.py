@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from nanochat import fp8, registry
 from nanochat.attention import find_path
 from nanochat.checkpoint import Checkpoint, load, newest, saved_steps
 from nanochat.config import check_names
+from nanochat.errors import UserError
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.induction import InductionGPT
 from nanochat.log import Record, print0
@@ -85,12 +86,12 @@ def kind_with(names: Collection[str]) -> str:
     for kind, more in OWN_FIELDS.items():
         if own <= {"induction", *more}:
             return kind
-    raise ValueError(f"no kind of model has these fields together: {', '.join(sorted(own))}")
+    raise UserError(f"no kind of model has these fields together: {', '.join(sorted(own))}")
 
 
 def config_with(values: Fields) -> GPTConfig:
     """Return the config with these values, of the first kind that has all fields which change something."""
-    active = _active(values)
+    active: dict[str, Any] = _active(values)
     return kind_class(kind_with(active)).config_class(**active)
 
 
@@ -115,7 +116,7 @@ def config_of(manifest: Record) -> GPTConfig:
     try:
         return kind_class(record.pop("kind")).config_class(**record)
     except TypeError:
-        raise ValueError("another version of this code has written the checkpoint: train the model again") from None
+        raise UserError("another version of this code has written the checkpoint: train the model again") from None
 
 
 def _with_kind(record: Record) -> Record:
@@ -152,13 +153,13 @@ def config_fields(text: str) -> dict[str, Value]:
     for change in changes:
         field, _, value = change.partition("=")
         if field in FLAG_FIELDS:
-            raise ValueError(f"--model={text}: {field} is set by its own flag, see --help")
+            raise UserError(f"--model={text}: {field} is set by its own flag, see --help")
         check_names(f"--model={text}: the field", [field], usual)
         kind = type(usual[field])
         try:
             changed[field] = {"true": True, "false": False}[value] if kind is bool else kind(value)
         except (KeyError, ValueError):
-            raise ValueError(f"--model={text}: {field} cannot be {value}, write a {kind.__name__}") from None
+            raise UserError(f"--model={text}: {field} cannot be {value}, write a {kind.__name__}") from None
     return changed
 
 
@@ -176,14 +177,14 @@ def planned_model(config: PretrainSettings, vocab_size: int, bos_id: int) -> GPT
     head_dim = config.head_dim
     width = config.width or math.ceil(config.depth * config.aspect_ratio / head_dim) * head_dim
     if width % head_dim:
-        raise ValueError(f"--width={width} is not a multiple of --head-dim={head_dim}")
+        raise UserError(f"--width={width} is not a multiple of --head-dim={head_dim}")
     heads = width // head_dim
     kv_heads = config.kv_heads or heads
     # Each key head serves as many query heads.
     legal = [count for count in range(1, heads + 1) if heads % count == 0]
     if kv_heads not in legal:
-        raise ValueError(f"--kv-heads={kv_heads} does not divide {heads} heads: take one of {legal}")
-    sizes = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
+        raise UserError(f"--kv-heads={kv_heads} does not divide {heads} heads: use one of {legal}")
+    sizes: dict[str, Any] = {"depth": config.depth, "width": width, "heads": heads, "kv_heads": kv_heads}
     sizes |= {"vocab_size": vocab_size, "max_seq_len": config.max_seq_len, "bos_id": bos_id}
     chosen = config_fields(config.model) | sizes | config.model_fields
     if config.window_pattern:
@@ -219,7 +220,7 @@ def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bo
     from nanochat.sharding import Shards  # loaded with its flag alone
 
     if runtime.world_size == 1 or runtime.dtype == torch.float16:
-        raise ValueError("--shard-weights needs several ranks (torchrun starts them), and bf16 or fp32: leave it out")
+        raise UserError("--shard-weights needs several ranks (torchrun starts them), and bf16 or fp32: leave it out")
     if in_fp8:
         print0(f"fp8: {len(fp8.convert(model, device=runtime.device))} layers")
     if isinstance(weights, Checkpoint):
@@ -288,10 +289,10 @@ def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
     """Return a trained model's checkpoint after reading all of its files; step -1: the newest that is intact."""
     folder = stage_dir(stage, tag)
     if step >= 0 and step not in saved_steps(folder):
-        raise ValueError(f"{folder} has no checkpoint of step {step}, only {saved_steps(folder)}")
+        raise UserError(f"{folder} has no checkpoint of step {step}, only {saved_steps(folder)}")
     found = newest(folder) if step < 0 else load(folder, step)
     if found is None:
-        raise ValueError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
+        raise UserError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
     return found
 
 
@@ -300,7 +301,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
     record = checkpoint.manifest["tokenizer"]
     tokenizer = Tokenizer.load(tokenizer_file(record["tag"]))
     if tokenizer.content_hash != record["hash"]:
-        raise ValueError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
+        raise UserError(f"{checkpoint.path} was trained with another tokenizer than tok_train now has: train it again")
     return tokenizer
 
 
@@ -316,7 +317,7 @@ def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
         found += [(name, folder.name) for folder in oldest_first if saved_steps(folder)]
     if not found:
         wanted = f"model {source} {tag}".strip()
-        raise ValueError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")
+        raise UserError(f"there is no {wanted} below {base_dir()}: bash speedrun.sh trains one")
     return found
 
 

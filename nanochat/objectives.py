@@ -90,6 +90,13 @@ class ChangingObjective(Protocol):
         ...
 
 
+@runtime_checkable
+class DescribingObjective(Protocol):
+    """An objective that puts its metrics into words for the line of a step."""
+
+    def describe(self, figures: Mapping[str, Any], /) -> str: ...
+
+
 def objective_at(objective: Objective | ChangingObjective, moment: Moment) -> Objective:
     """Return what is minimized in a step."""
     return objective.at(moment) if isinstance(objective, ChangingObjective) else objective

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,6 @@ from torch.optim.adamw import adamw
 
 from nanochat.muon import muon_update, orthogonalize
 from nanochat.runtime import Waiting
-
-if TYPE_CHECKING:
-    from nanochat.sharding import Shards
 
 Named = tuple[str, Parameter]
 WholeStates = Iterator[tuple[str, dict[str, Tensor]]]  # with a parameter's name
@@ -53,7 +50,7 @@ class Group:
         self.initial_weight_decay = self.weight_decay
 
 
-# ---- optimizer kinds: a subclass of _Stack each, complete in itself ----
+# ---- optimizer kinds: a subclass of Stack each, complete in itself ----
 
 
 class Layout(NamedTuple):
@@ -79,14 +76,14 @@ def flat_layout(shape: Sequence[int], members: int, ranks: int) -> tuple[Layout,
     return Layout(tuple(shape), slot), 4 * math.ceil(members * slot / (4 * ranks))
 
 
-class _Stack(ABC):
+class Stack(ABC):
     """K same-shaped parameters in one buffer (chunks, ranks, share); a chunk is sent at once.
 
     A subclass is an optimizer kind: it lays parameters and states out, updates this rank's share, and has the traits
     that other modules look up: the states' size, and the Group fields that schedules move.
     """
 
-    is_sharded = False  # True: parameters have no memory, see sharding.py
+    is_exchanged = True  # the optimizer sums its gradients over the ranks, and gathers its new values
     counts_steps = False  # True: "step" stands beside the states in a checkpoint
     state_bytes: int  # per parameter element
     scheduled: tuple[str, ...]  # Group fields that schedules move
@@ -96,6 +93,13 @@ class _Stack(ABC):
     layouts: dict[str, Layout]  # of the states, by name in checkpoints
     per_chunk: int  # parameters
     share: int  # elements in a chunk that one rank owns
+
+    def _arrange(self, chunk_bytes: int) -> None:
+        raise NotImplementedError
+
+    def state_layouts(self) -> dict[str, Layout]:
+        """Return the layout of each state in a chunk."""
+        raise NotImplementedError
 
     def __init__(
         self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int
@@ -165,7 +169,11 @@ class _Stack(ABC):
                     self.steps[chunk] = saved["step"]
 
 
-class MuonStack(_Stack):
+# From a group, the members of a stack, its number among all stacks, rank, number of ranks, and bytes of a chunk.
+MakeStack = Callable[[Group, list[Named], int, int, int, int], Stack]
+
+
+class MuonStack(Stack):
     """Muon, for matrices; a rank owns whole ones."""
 
     state_bytes = 4  # the variances, one a row or column, are few
@@ -204,7 +212,7 @@ class MuonStack(_Stack):
         )
 
 
-class AdamWStack(_Stack):
+class AdamWStack(Stack):
     """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
 
     counts_steps = True
@@ -245,15 +253,32 @@ class AdamWStack(_Stack):
 KINDS = {"muon": MuonStack, "adamw": AdamWStack}
 
 
+class Stacking:
+    """Divides groups into stacks: same-shaped parameters share one. sharding.Shards does it for sharded weights."""
+
+    sends_early = True  # within the last backward of a step, the gradients that are complete
+
+    def __init__(self) -> None:
+        self.waiting = Waiting()  # for other ranks
+
+    def divide(self, group: Group) -> Iterator[tuple[MakeStack, list[Named]]]:
+        """Yield the parameters of each stack, with what makes it."""
+        by_shape: dict[tuple[int, ...], list[Named]] = {}
+        for name, parameter in group.params:
+            by_shape.setdefault(tuple(parameter.shape), []).append((name, parameter))
+        for members in by_shape.values():
+            yield KINDS[group.kind], members
+
+
 # ---- all groups together ----
 
 
 class Optimizer:
     """Steps all groups, on one rank or with the ranks in the default process group.
 
-    polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. shards: of a model
-    with sharded weights. The model is on its device when this is made: parameters are replaced in place only.
-    Between `reduce_in_backward` and `finish_reducing` no rank calls other collectives.
+    polar_dtype: for Muon's matrix products. compile: Muon's step as a graph for each shape. stacking: how groups become
+    stacks. The model is on its device when this is made: parameters are replaced in place only. Between
+    `reduce_in_backward` and `finish_reducing` no rank calls other collectives.
     """
 
     def __init__(
@@ -264,7 +289,7 @@ class Optimizer:
         polar_dtype: torch.dtype = torch.float32,
         compile: bool = False,
         chunk_bytes: int = CHUNK_BYTES,
-        shards: "Shards | None" = None,
+        stacking: Stacking | None = None,
     ) -> None:
         self.groups = groups
         self.polar_dtype = polar_dtype
@@ -272,9 +297,10 @@ class Optimizer:
         self.muon_update, self.orthogonalize = compiled(muon_update), compiled(orthogonalize)
         # A graph would be compiled again for each float.
         self.factor = torch.tensor if compile else float
-        self.ranks, self.shards = world_size, shards
-        self.waiting = shards.waiting if shards else Waiting()
-        self._stacks: list[_Stack] = []
+        self.ranks = world_size
+        self.stacking = stacking or Stacking()
+        self.waiting = self.stacking.waiting
+        self._stacks: list[Stack] = []
         # Gradients are summed over the ranks chunk by chunk, in the same order on all ranks.
         self._chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,); one rank: none
         self._members: list[int] = []  # parameters in each chunk
@@ -284,15 +310,10 @@ class Optimizer:
         self._works: list[dist.Work] = []  # of the first chunks in order
         limit = chunk_bytes if world_size > 1 else 2**63  # one rank sends nothing: one chunk
         for group in groups:
-            by_shape = {}
-            for name, parameter in group.params:
-                alike = shards.members_alike(name) if shards else 0  # in a sharded module: 0 for other parameters
-                by_shape.setdefault((alike, *parameter.shape), []).append((name, parameter))
-            for (alike, *_), members in by_shape.items():
-                make = partial(shards.stack, group.kind) if alike else KINDS[group.kind]
+            for make, members in self.stacking.divide(group):
                 stack = make(group, members, len(self._stacks), rank, world_size, limit)
                 self._stacks.append(stack)
-                if world_size == 1 or stack.is_sharded:
+                if world_size == 1 or not stack.is_exchanged:
                     continue
                 for index, (_, parameter) in enumerate(members):
                     chunk = len(self._chunks) + index // stack.per_chunk
@@ -321,7 +342,7 @@ class Optimizer:
         gathers = []
         for stack in self._stacks:
             stack.update(scale, self)
-            if self.ranks > 1 and not stack.is_sharded:  # new values travel while the next stack computes
+            if self.ranks > 1 and stack.is_exchanged:  # new values travel while the next stack computes
                 pairs = zip(stack.values.flatten(1), stack.mine, strict=True)
                 gathers += [dist.all_gather_into_tensor(whole, mine, async_op=True) for whole, mine in pairs]
         with self.waiting.counted():
@@ -346,9 +367,9 @@ class Optimizer:
     def reduce_in_backward(self) -> Iterator[None]:
         """Wrap the last backward before a step: gradients that are complete start to be summed over the ranks.
 
-        Not beside shards, whose collectives need one order: few parameters are left, and `finish_reducing` sends them.
+        If other collectives run in the backward, all of them need one order: then `finish_reducing` sends everything.
         """
-        if self.shards:
+        if not self.stacking.sends_early:
             yield
             return
         self._missing = list(self._members)  # hooks count down from here
@@ -390,7 +411,9 @@ class Optimizer:
             if not everything and self._missing[chunk]:
                 return
             reduced, gradients = self._chunks[chunk]
-            self._works.append(dist.reduce_scatter_tensor(reduced, gradients, async_op=True))
+            work = dist.reduce_scatter_tensor(reduced, gradients, async_op=True)
+            assert work is not None  # asynchronous
+            self._works.append(work)
 
     def _wait(self) -> None:
         with self.waiting.counted():

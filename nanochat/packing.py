@@ -16,10 +16,11 @@ import numpy as np
 from nanochat.chat import render_conversation
 from nanochat.dataloader import DataRecord, Loader
 from nanochat.log import Record
-from nanochat.outcome import Metrics, kept_figures, measured, validation_metrics
-from nanochat.protocols import Mixture
-from nanochat.settings import ChatTuneSettings
+from nanochat.metrics import kept_figures, validation_metrics
+from nanochat.protocols import Conversations, Mixture
+from nanochat.settings import ChatTuneSettings, given
 from nanochat.start import OpenRun
+from nanochat.statistics import Metrics, measured
 from nanochat.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ Place = dict[str, int]  # epoch, window, row, rows (in the window of the last ro
 
 
 @dataclass(eq=False, kw_only=True)
-class ChatLoader(Loader):
+class ChatLoader(Loader[Conversations]):
     """Batches of conversations; a target of -1 has no loss.
 
     supervise: learn the tokens the "assistant" writes, or "all" tokens. Input and target always belong to the same
@@ -51,7 +52,8 @@ class ChatLoader(Loader):
         self._place = {"epoch": 0, "window": 0, "row": 0, "rows": 1, **dict.fromkeys(COUNTS, 0)}
 
     def origin(self) -> DataRecord:
-        return self._setting | {"tasks": self.data.origin()}
+        # A run learns from a Mixture; other conversations are validation.
+        return self._setting | {"tasks": self.data.origin()}  # ty: ignore[missing-attribute]
 
     # ---- rows ----
 
@@ -130,7 +132,7 @@ class ChatLoader(Loader):
         return place["epoch"] + (start + size * place["row"] / place["rows"]) / total
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:  # ty: ignore[incompatible-property-override]  # nobody sets them
         return {"train/epoch": self.epoch}
 
     @property
@@ -195,7 +197,7 @@ def open_chats(trainer: OpenRun[ChatTuneSettings], chats: Mixture, supervise: st
         chats,
         start.tokenizer,
         start.rows,
-        config.max_seq_len,
+        given(config.max_seq_len),
         supervise=supervise,
         epochs=config.epochs,
         seed=config.seed,

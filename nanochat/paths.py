@@ -13,6 +13,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nanochat.errors import UserError
+
 Parsed = TypeVar("Parsed")
 
 
@@ -32,7 +34,7 @@ def world_dir(seed: int) -> Path:
 def stage_dir(stage: str, tag: str) -> Path:
     """Return a stage's folder for a tag, which may not exist yet."""
     if not re.fullmatch(r"[\w][\w.+-]*", tag):
-        raise ValueError(f"the tag {tag} cannot name a folder, use letters, digits, '-', '_', '+' and '.'")
+        raise UserError(f"the tag {tag} cannot name a folder, use letters, digits, '-', '_', '+' and '.'")
     return base_dir() / stage / tag
 
 
@@ -55,7 +57,7 @@ def take_lock(lock: int, folder: Path) -> None:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(f"another process runs in {folder}: wait until it ends, or take another --tag") from None
+        raise UserError(f"another process runs in {folder}: wait until it ends, or use another --tag") from None
 
 
 def read_json(path: Path) -> Any:
@@ -73,7 +75,7 @@ def read_lines(path: Path, parse: Callable[[bytes], Parsed]) -> Iterator[Parsed]
             try:
                 yield parse(line)
             except (ValueError, TypeError, LookupError) as error:
-                raise ValueError(f"{path}:{number}: {error}") from None
+                raise UserError(f"{path}:{number}: {error}") from None
 
 
 def read_jsonl(path: Path, parse: Callable[[Any], Parsed]) -> Iterator[Parsed]:
@@ -100,7 +102,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is no TOML: {error}") from None
+        raise UserError(f"{path} is not TOML: {error}") from None
 
 
 def write_text(path: Path, text: str) -> None:

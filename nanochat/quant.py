@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.quantized import Quantized, Stored, Tensors, dequantize
 
@@ -40,7 +41,7 @@ def parse_recipe(text: str) -> Recipe:
     """Return the recipe that a text describes."""
     match = RECIPE.fullmatch(text)
     if not match:
-        raise ValueError(
+        raise UserError(
             f"the recipe {text} is not known: write int8-row, int6-row or int5-row, and after it, in this order, any of"
             " +clip-12.5, +gptq"
         )
@@ -61,15 +62,15 @@ def assign(plan: str, names: Collection[str]) -> Recipes:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"{pattern} in the plan is no pattern: {error}") from None
+            raise UserError(f"{pattern} in the plan is no pattern: {error}") from None
         if not any(re.search(pattern, name) for name in names):
-            raise ValueError(f"{pattern}{found}{recipe} in the plan matches no tensor")
+            raise UserError(f"{pattern}{found}{recipe} in the plan matches no tensor")
     recipes = {}
     for name in names:
         matches = [recipe for pattern, _, recipe in entries if re.search(pattern, name)]
         if len(matches) != 1:
             found = f"two recipes, {' and '.join(matches)}" if matches else "no recipe"
-            raise ValueError(f"{name} has {found} in the plan")
+            raise UserError(f"{name} has {found} in the plan")
         [recipes[name]] = matches
     return recipes
 
@@ -83,7 +84,11 @@ def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None) -> Q
     largest = recipe.clip * weight.std(1, correction=0) if recipe.clip else weight.abs().amax(1)
     scales = (largest / recipe.top).clamp(2.0**-24, 65504.0).half()  # the range of fp16
     steps = scales.float()[:, None]
-    codes = _gptq(weight, steps, recipe.top, hessian) if recipe.gptq else _round(weight, steps, recipe.top)
+    if recipe.gptq:
+        assert hessian is not None, "GPTQ needs the Hessian"
+        codes = _gptq(weight, steps, recipe.top, hessian)
+    else:
+        codes = _round(weight, steps, recipe.top)
     return Quantized(codes.to(torch.int8), scales, recipe.bits)
 
 
@@ -137,7 +142,7 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> S
             continue
         recipe, hessian = parse_recipe(recipes[name]), hessians.get(name)
         if recipe.gptq and hessian is None:
-            raise ValueError(f"{name} has no inputs for gptq, it is a table: give it another recipe")
+            raise UserError(f"{name} has no inputs for gptq, it is a table: give it another recipe")
         stored[name] = quantize(weight, recipe, hessian)
     return stored
 
@@ -150,7 +155,7 @@ def apply(model: "GPT", plan: str) -> None:
     weights = matrices(model)
     recipes = assign(plan, weights)
     if "gptq" in plan:
-        raise ValueError(f"--quant={plan}: gptq needs training text, leave it out")
+        raise UserError(f"--quant={plan}: gptq needs training text, leave it out")
     for name, value in dequantize(quantize_weights(weights, recipes, {})).items():
         weights[name].copy_(value)
     print0(f"quantization: {len(recipes)} matrices, {plan}")

@@ -14,6 +14,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from nanochat.errors import UserError
+
 
 @dataclass(frozen=True)
 class Door:
@@ -25,7 +27,7 @@ class Door:
 
 
 def load(door: Door, name: str) -> Any:
-    """Return the entry for one of the door's names; ValueError, a sentence for the user, if its track is not here."""
+    """Return the entry for one of the door's names; UserError if its track is not here."""
     module = door.modules[name]
     try:
         table = getattr(import_module(module), door.table)
@@ -37,9 +39,15 @@ def load(door: Door, name: str) -> Any:
     return table[name]
 
 
-def absent(what: str, module: str) -> ValueError:
-    """Return the error, a sentence for the user, for something in a track that is not here."""
-    return ValueError(f"{what} belongs to tracks/{module.split('.')[1]}, which is not here")
+def is_here(door: Door, name: str) -> bool:
+    """Return True if the track that has this name is here."""
+    track, _, _ = door.modules[name].rpartition(".")
+    return find_spec(track) is not None
+
+
+def absent(what: str, module: str) -> UserError:
+    """Return the error for something in a track that is not here."""
+    return UserError(f"{what} belongs to tracks/{module.split('.')[1]}, which is not here")
 
 
 def module_of(what: str, module: str) -> str:
@@ -126,6 +134,11 @@ MOVED_FLAGS = {
 
 # scripts.rollouts: the function that makes pairs of answers.
 OPTIONS = Door("option", "OPTIONS", {"--pairs": "tracks.preferences.pairs"})
+
+# ---- training: nanochat/run.py ----
+
+# Measures what a run uses beside its clock; a run without the track goes without.
+METERS = Door("meter", "METERS", {"gpu": "tracks.scale.energy"})
 
 # ---- the main job: nanochat/jobs/plan.py ----
 

@@ -24,11 +24,13 @@ from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.dataloader import BatchSource, DataRecord
 from nanochat.decoder import Prefix
 from nanochat.engine import Completion, Engine, Request
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
+from nanochat.metrics import kept_figures
 from nanochat.objectives import LossSum, Metric
-from nanochat.outcome import NOT_KNOWN, Metrics, kept_figures
 from nanochat.scaling import require_multiple
+from nanochat.statistics import NOT_KNOWN, Metrics
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
@@ -176,7 +178,7 @@ class PromptSource(BatchSource):
         self._examples = self.config.examples_per_step  # over all ranks
         require_multiple("examples per step", self._examples, self.runtime.world_size)  # every rank has equally many
         if count < self._examples:
-            raise ValueError(f"--examples-per-step={self._examples} is more than the {count} examples to learn from")
+            raise UserError(f"--examples-per-step={self._examples} is more than the {count} examples to learn from")
         self._setting = {"seed": self.config.seed, "examples": count} | setting
         self.count = count
         self._step = 0

@@ -7,27 +7,31 @@ with training("chat_sft", config) as trainer:
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
 import torch
 
+from nanochat import registry
 from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, saved_steps, set_aside
 from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
+from nanochat.metrics import run_metrics, training_curves
 from nanochat.models import build_model, record_of
 from nanochat.objectives import ChangingObjective, Objective
 from nanochat.optim import Optimizer
-from nanochat.outcome import Metrics, Outcome, run_metrics, training_curves
+from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
-from nanochat.runtime import Runtime, setup, stop_requests, watch_gpu
+from nanochat.runtime import Runtime, setup, stop_requests
 from nanochat.scaling import RunPlan
-from nanochat.settings import TrainingSettings
+from nanochat.settings import TrainingSettings, given
 from nanochat.start import Config, FineTuning, Pretraining, Start, start_from_parent, start_new
+from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Action, Evaluation, LoopSettings, State, largest_device_batch, new_loop
 
@@ -90,13 +94,13 @@ def build(start: Start, runtime: Runtime) -> tuple[GPT, Optimizer, int]:
         runtime.world_size,
         polar_dtype=torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32,
         compile=runtime.device.type == "cuda",  # on a CPU it gains too little
-        shards=model.shards,
+        stacking=model.shards,
     )
     length = config.max_seq_len
     rows = start.row_choices[0]
     if len(start.row_choices) > 1:
         if model.shards and runtime.device.type == "cuda":
-            raise ValueError(
+            raise UserError(
                 "--shard-weights needs a --device-batch-size: a rank that runs out of memory stops the others"
             )
         # Last, so that the search runs the step that will be trained, beside all states.
@@ -179,7 +183,7 @@ class Trainer(Generic[Config]):
                 steps=start.steps,
                 seconds=start.seconds,
                 schedules=start.schedules,
-                grad_clip=self.config.grad_clip or 0.0,
+                grad_clip=given(self.config.grad_clip),
                 save_every=self.config.save_every,
                 flops_per_token=start.flops_per_token,
             )
@@ -239,12 +243,12 @@ class Trainer(Generic[Config]):
         saved = resumed.checkpoint
         manifest = saved.manifest
         if manifest["loop"].keys() != State.__dataclass_fields__.keys():
-            raise ValueError(
+            raise UserError(
                 f"{self.folder}: another version of this code has begun the run: start it again with --resume=never"
             )
         before = manifest["data"], manifest["source"]["setting"]
         if before != (data, source.state_dict()["setting"]):
-            raise ValueError(f"{self.folder}: the data is not what the run began with: put it back, or --resume=never")
+            raise UserError(f"{self.folder}: the data is not what the run began with: put it back, or --resume=never")
         # The model has its weights since it was built.
         self.optimizer.load_state_tensors(saved.optimizer_state)
         source.load_state_dict(manifest["source"])  # even in the middle of an epoch
@@ -307,8 +311,15 @@ class Trainer(Generic[Config]):
             weights = self.model.shards or self.model.state_dict()  # both have `items`
             saver.save(state.step, weights, self.optimizer.state_tensors(), record | progress)
 
-        with saver, watch_gpu(runtime.device) as take_gpu_use:
+        with saver, gpu_meter(runtime.device) as take_gpu_use:
             yield save
+
+
+def gpu_meter(device: torch.device) -> AbstractContextManager[Callable[[], list[float] | None]]:
+    """Return a meter of the energy and work of a GPU: joules, seconds computing and seconds since the call before."""
+    if registry.is_here(registry.METERS, "gpu"):
+        return registry.load(registry.METERS, "gpu")(device)
+    return nullcontext(lambda: None)
 
 
 def _phrase(changes: Mapping[str, Sequence[Any]]) -> str:

@@ -6,33 +6,42 @@ import re
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 
 import rustbpe
 from nanochat.config import collect_signals, stop_signals
+from nanochat.errors import UserError
 from nanochat.hardware import Accelerator, find_accelerator, given_price, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
+from nanochat.watch import process_group
 
 Value = TypeVar("Value")
-Items = TypeVar("Items")  # has a length, and parts of the same type
+
+
+class Divisible(Protocol):
+    """Has a length, and parts of the same type."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Any: ...
+
+
+Items = TypeVar("Items", bound=Divisible)
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # On a CPU, a shorter run gains nothing by a compiler, which takes a minute (seconds where its cache is warm).
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
-SAMPLE_SECONDS = 1.0  # between two samples of power
 UNKNOWN = Accelerator("unknown")
 
 
@@ -101,17 +110,18 @@ class Runtime:
 
     def broadcast(self, work: Callable[[], Value]) -> Value:
         """Run `work` on rank 0 and return its value on every rank; its ValueError is raised on every rank."""
-        answer = None
+        answer: Value | ValueError | None = None
         try:
             if self.rank == 0:
                 answer = work()
         except ValueError as error:
             # It travels like a value: otherwise the other ranks would wait in a collective.
-            answer = ValueError(str(error))
-        answer = self.all_gather(answer)[0]
-        if isinstance(answer, ValueError):
-            raise answer
-        return answer
+            kind = UserError if isinstance(error, UserError) else ValueError
+            answer = kind(str(error))
+        received: Any = self.all_gather(answer)[0]  # rank 0's
+        if isinstance(received, ValueError):
+            raise received
+        return received
 
 
 def free_memory(device: torch.device) -> int:
@@ -174,43 +184,6 @@ class Waiting:
         return seconds
 
 
-# ---- energy ----
-
-
-@contextmanager
-def watch_gpu(device: torch.device) -> Iterator[Callable[[], list[float] | None]]:
-    """Read a GPU's power and work each second until the block ends; yields a call for its use since the call before.
-
-    Use: joules, seconds computing, seconds; None without a GPU or nvidia-ml-py, or once the driver reports nothing.
-    """
-    samples = []  # joules, seconds computing, seconds
-    ended = threading.Event()
-
-    def watch() -> None:
-        before = time.monotonic()
-        try:
-            while not ended.wait(SAMPLE_SECONDS):
-                # Both are means over a second or less: of milliwatts, and of the percent of time with a kernel.
-                watts, share = torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100
-                now = time.monotonic()
-                samples.append(((now - before) * watts, (now - before) * share, now - before))
-                before = now
-        except Exception as error:  # nvidia-ml-py need not be there, and has errors of its own
-            print_line(f"energy: n/a, {error}")
-
-    def take() -> list[float] | None:
-        taken = [samples.pop() for _ in range(len(samples))]  # the thread may append meanwhile
-        return [sum(figures) for figures in zip((0.0, 0.0, 0.0), *taken, strict=True)] if thread.is_alive() else None
-
-    thread = threading.Thread(target=watch, daemon=True)
-    if device.type == "cuda" and not torch.version.hip:  # there PyTorch has 0 for an unknown power
-        thread.start()
-    try:
-        yield take
-    finally:
-        ended.set()
-
-
 # ---- setup ----
 
 
@@ -233,7 +206,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
-    with _process_group(device, rank, world_size) if world_size > 1 else nullcontext() as store:
+    with process_group(device, rank, world_size) if world_size > 1 else nullcontext() as store:
         precision = _precision(device, dtype)
         name = _device_name(device)
         accelerator = find_accelerator(name)
@@ -254,7 +227,7 @@ def _device(device_type: str) -> torch.device:
     """Return this rank's device; auto: the first of cuda, mps, cpu on this machine."""
     present = [name for name in ("cuda", "mps", "cpu") if torch.get_device_module(name).is_available()]
     if device_type not in ("auto", *present):
-        raise ValueError(f"--device-type={device_type} is not on this machine, take one of {', '.join(present)}")
+        raise UserError(f"--device-type={device_type} is not on this machine, use one of {', '.join(present)}")
     name = present[0] if device_type == "auto" else device_type
     return torch.device(name, int(os.environ.get("LOCAL_RANK", 0))) if name == "cuda" else torch.device(name)
 
@@ -270,7 +243,7 @@ def asked_precision(dtype: str) -> str:
     asked = os.environ.get("NANOCHAT_DTYPE", "auto") if dtype == "auto" else dtype
     if asked not in ("auto", *DTYPES):
         hint = "; --fp8 adds products in 8 bits" if asked == "fp8" else ""
-        raise ValueError(f"precision {asked} is not known, take one of auto, {', '.join(DTYPES)}{hint}")
+        raise UserError(f"precision {asked} is not known, use one of auto, {', '.join(DTYPES)}{hint}")
     return asked
 
 
@@ -302,75 +275,6 @@ def planned_hardware(name: str, nodes: int = 1) -> tuple[int, Accelerator]:
     price = given_price()
     dollars = accelerator.dollars if price is None else price / count
     return count, replace(accelerator, memory=memory, dollars=dollars)
-
-
-# ---- ranks that die ----
-
-BEAT_SECONDS = 2.0
-SILENT_BEATS = 20  # a rank that misses so many is lost: it failed or was stopped, or its machine is gone
-
-
-@contextmanager
-def _process_group(device: torch.device, rank: int, world_size: int) -> Iterator[dist.Store]:
-    """Join the ranks until the block ends; yields the store. Ends the process if another rank is lost."""
-    limit = timedelta(minutes=30)  # of a collective: one rank may evaluate or compile for long
-    # A client tries to connect for twice the time given here.
-    patience = timedelta(seconds=BEAT_SECONDS * SILENT_BEATS / 2)
-    try:
-        # world_size=1: the store does not wait for the other ranks here. The thread names those that do not start.
-        store, _, _ = next(dist.rendezvous("env://?world_size=1", timeout=patience))
-    except RuntimeError:
-        raise ValueError("rank 0 has not started, or its port is in use or cannot be reached") from None
-    store.set_timeout(limit)
-    ended = threading.Event()
-    # In a thread, so that a rank may evaluate or compile for as long as it needs.
-    thread = threading.Thread(target=_watch_ranks, args=(store, rank, world_size, ended), daemon=True)
-    thread.start()
-    try:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore("process group", store),
-            rank=rank,
-            world_size=world_size,
-            timeout=limit,
-            device_id=device if device.type == "cuda" else None,
-        )
-        yield store
-        dist.barrier()  # rank 0 may hold the store, and takes it away
-    except RuntimeError as error:
-        # The message names a peer, but that one may only have stopped to wait too. The thread finds the lost rank.
-        if re.search("gloo|NCCL", str(error)):
-            thread.join(BEAT_SECONDS * (SILENT_BEATS + 5))
-        raise
-    finally:
-        ended.set()
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading.Event) -> None:
-    """Show the other ranks that this one is alive, until `ended`; end this process if another rank is lost."""
-    keys = [f"beat {other}" for other in range(world_size)]
-    missed = {}  # beat -> checks that have found it
-    sentence = "the store of the ranks does not answer: rank 0, its machine or its torchrun has failed"
-    with suppress(RuntimeError):
-        # A connection of its own: no collective waits for this thread, and it waits for none.
-        own = store.clone()
-        own.set_timeout(timedelta(seconds=10))
-        for other, key in enumerate(keys):
-            own.compare_set(key, "", f"rank {other} has not started")  # does nothing once that rank has written
-        while not ended.wait(BEAT_SECONDS):
-            own.set(keys[rank], f"rank {rank} on {os.uname().nodename} has not answered since {time.ctime()}")
-            # Checks are counted, not seconds: after a stop of all ranks at once, as by Ctrl-Z, nobody is lost.
-            missed = {beat: missed.get(beat, 0) + 1 for beat in own.multi_get(keys)}
-            lost = max(missed, key=missed.get)
-            if missed[lost] > SILENT_BEATS:
-                sentence = lost.decode()
-                break
-    # The last barrier may be over on rank 0 alone, which then takes the store away.
-    if not ended.wait(BEAT_SECONDS):
-        print_line(f"error: {sentence}", file=sys.stderr)
-        os._exit(1)  # the main thread may wait in a collective for ever
 
 
 # ---- interruptions of a training step: signals, and the garbage collector ----

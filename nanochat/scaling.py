@@ -8,12 +8,13 @@ weight decay so that batch / (rate × decay × tokens) stays constant (arXiv 240
 import math
 from dataclasses import dataclass, replace
 
+from nanochat.errors import UserError
 from nanochat.gpt import GPT, SMEAR_GATE_INPUTS, GPTConfig
 from nanochat.log import Record, format_value, print0
 from nanochat.models import planned_model
 from nanochat.param_groups import Rates, group_rates, parameter_counts, state_bytes
 from nanochat.paths import tokenizer_file
-from nanochat.settings import PretrainSettings, TrainingSettings
+from nanochat.settings import PretrainSettings, TrainingSettings, given
 from nanochat.tokenizer import Tokenizer
 
 REFERENCE_DEPTH = 12
@@ -101,10 +102,10 @@ def plan_run(config: PretrainSettings, vocab_size: int | None, bos_id: int = 0) 
     n = scaled_size(counts)  # the size that scaling laws compare
     reference_n = scaled_size(reference_counts)
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
-    flops = flops_per_token(model, config.max_seq_len)
+    flops = flops_per_token(model, given(config.max_seq_len))
 
     # A given batch changes learning rates and weight decay too.
-    batch = config.total_batch_size
+    batch = given(config.total_batch_size)
     chosen = "given"
     if batch < 1:
         batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))  # divides well among ranks
@@ -180,26 +181,26 @@ def flops_per_token(model: GPT, row_length: int) -> int:
 def require_multiple(name: str, count: int, ranks: int) -> None:
     """Raise a ValueError if the ranks cannot have the same number each."""
     if count % ranks:
-        raise ValueError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
+        raise UserError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
 
 
 def row_choices(config: TrainingSettings, total_batch_size: int, ranks: int) -> list[int]:
     """Return the rows that a micro-batch may have, in order: the given number, or all that divide a step."""
-    row = config.max_seq_len * ranks  # tokens in the smallest step
+    row = given(config.max_seq_len) * ranks  # tokens in the smallest step
     rows, rest = divmod(total_batch_size, row)
     if rest or not rows:
-        raise ValueError(
-            f"--total-batch-size={total_batch_size} is no multiple of a row on every rank ({config.max_seq_len} tokens "
-            f"x {ranks} ranks): take --total-batch-size={(rows + 1) * row}"
+        raise UserError(
+            f"--total-batch-size={total_batch_size} is not a multiple of a row on every rank ("
+            f"{config.max_seq_len} tokens x {ranks} ranks): use --total-batch-size={(rows + 1) * row}"
         )
     legal = _divisors(rows)
     asked = config.device_batch_size
     if asked == "auto":
         return legal
     if asked not in map(str, legal):
-        raise ValueError(
+        raise UserError(
             f"--device-batch-size={asked} (x {config.max_seq_len} tokens x {ranks} ranks) does not divide "
-            f"--total-batch-size={total_batch_size}: take auto or one of {legal}"
+            f"--total-batch-size={total_batch_size}: use auto or one of {legal}"
         )
     return [int(asked)]
 

@@ -5,11 +5,21 @@ flag gets another default by `name = default`. The word in `@options("run")` is 
 """
 
 from dataclasses import fields
+from typing import TypeVar
 
 from nanochat.config import Count, Resume, flag_of, option, options
+from nanochat.errors import UserError
 from nanochat.stages import Source
 
 Rate = float | None  # None: the value of the parent, see start.inherit
+Setting = TypeVar("Setting")
+
+
+def given(setting: Setting | None) -> Setting:
+    """Return a setting that is not None: a new run has its default, and `start.inherit` has filled in the others."""
+    assert setting is not None
+    return setting
+
 
 CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
 
@@ -21,14 +31,14 @@ CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
 class TagSettings:
     """The name of a run."""
 
-    tag: str = option("d12", "name of the run, and of its folders", may_change=True, in_card=False, short="-g")
+    tag: str = option("d12", "run name; also names its folders", may_change=True, in_card=False, short="-g")
 
 
 @options("run")
 class LogSettings:
     """The metrics mirror."""
 
-    run: str = option("dummy", "name of the run in W&B (dummy: no W&B)", may_change=True)
+    run: str = option("dummy", "W&B run name (dummy: no W&B)", may_change=True)
 
 
 @options("device")
@@ -46,26 +56,26 @@ class CheckpointChoice(TagSettings):
 
     # For reading a model; training scripts choose by --resume.
     step: Count = option(-1, "step of the checkpoint (-1: the newest)", least=-1, in_card=False, short="-s")
-    exits: Count = option(0, "exits of a recursive model to run (0: as many as trained)")
+    exits: Count = option(0, "supervision steps of a recursive model to run at inference (0: as in training)")
 
 
 @options("model")
 class ModelChoice(CheckpointChoice):
     """A trained model: stage, run and checkpoint."""
 
-    source: Source = option("sft", "stage of the model", short="-i")
+    source: Source = option("sft", "training stage of the model", short="-i")
     # nanochat/quant.py has the grammar.
-    quant: str = option("", "recipe or plan that rounds the weights, like int8-row (default: none)")
+    quant: str = option("", "quantize the weights by this recipe or plan, like int8-row (default: none)")
 
 
 @options("samples")
 class SamplingSettings:
-    """The choice of each next token."""
+    """Sampling settings."""
 
     temperature: float = option(0.0, "sampling temperature (0: greedy)", short="-t")
-    top_k: Count = option(50, "sample from the k likeliest tokens (0: from all)", short="-k")
-    top_p: float = option(1.0, "sample from the likeliest tokens with this total probability", below=1)
-    max_new_tokens: Count = option(512, "maximum length of an answer", least=1)
+    top_k: Count = option(50, "sample from the k most likely tokens (0: all)", short="-k")
+    top_p: float = option(1.0, "nucleus sampling: the smallest set of tokens whose probabilities sum to top_p", below=1)
+    max_new_tokens: Count = option(512, "maximum number of tokens in an answer", least=1)
     seed: Count = option(0, "seed for sampled answers", in_card=False)
 
 
@@ -73,9 +83,9 @@ class SamplingSettings:
 class AnswerSettings(SamplingSettings):
     """Answers to the problems of a task."""
 
-    num_samples: Count = option(1, "answers per problem, for pass@k", least=1)
-    repeats: Count = option(1, "runs over the problems, with seeds that count up, for Avg@k", least=1)
-    max_problems: Count = option(0, "problems of each task (0: all)", group="tasks")
+    num_samples: Count = option(1, "samples per problem, for pass@k", least=1)
+    repeats: Count = option(1, "repeat the evaluation k times with seeds seed..seed+k-1, to report avg@k", least=1)
+    max_problems: Count = option(0, "problems per task (0: all)", group="tasks")
 
 
 @options("data")
@@ -83,14 +93,14 @@ class TextSettings:
     """Text for training a tokenizer or a model, and for evaluation."""
 
     # corpus.open_corpus has the grammar for names and mixes.
-    data: str = option("auto", "folder of text, name of a corpus, or a mix of them", in_card=False)
+    data: str = option("auto", "a folder of text, a named corpus, or a mix of them", in_card=False)
 
 
 @options("data")
 class CorpusSettings(TextSettings):
     """Text for a model."""
 
-    num_shards: Count = option(0, "shards of a named corpus (0: chosen)", in_card=False)
+    num_shards: Count = option(0, "shards of a named corpus (0: enough for the run)", in_card=False)
 
 
 @options()
@@ -107,7 +117,7 @@ class TokenizerSettings(TextSettings, TagSettings):
 class RunSettings(TagSettings, LogSettings):
     """A training run: its name, its seed, and how it resumes."""
 
-    seed: Count = option(42, "seed of new weights and of the data order")
+    seed: Count = option(42, "seed for weight initialization and data order")
     # Read by start.checkpoint_to_resume.
     resume: Resume = option(
         "auto",
@@ -123,15 +133,19 @@ class TrainingDeviceSettings(DeviceSettings):
     """Computation in a training step."""
 
     # The attention paths give the same result but for rounding.
-    attention: str = option("auto", "attention kernel: auto, or a name in attention.py", may_change=True, in_card=False)
+    attention: str = option(
+        "auto", "attention kernel: auto, or a key of PATHS in attention.py", may_change=True, in_card=False
+    )
     # On a CPU a short run ends before the compiler would: see start._compiles.
     compile: bool = option(
-        True, "compile the blocks if the run is long enough to gain from it", may_change=True, in_card=False
+        True, "torch.compile the blocks if the run is long enough to benefit", may_change=True, in_card=False
     )
     # About a third more computation; activations for one layer at a time.
     checkpointing: bool = option(False, "recompute activations in the backward pass to save memory", may_change=True)
     # For models that do not fit; see nanochat/sharding.py.
-    shard_weights: bool = option(False, "divide weights and gradients among the ranks too", may_change=True)
+    shard_weights: bool = option(
+        False, "shard weights and gradients over the ranks too, not only optimizer states", may_change=True
+    )
 
 
 @options("horizon")
@@ -139,18 +153,18 @@ class HorizonSettings:
     """The length of a run: at most one flag that ends a run is given."""
 
     # -1: not given. Flags in this group end a run; a script may add others.
-    num_iterations: Count = option(-1, "steps to train")
-    target_seconds: float = option(-1.0, "seconds to train")
+    num_iterations: Count = option(-1, "number of optimizer steps")
+    target_seconds: float = option(-1.0, "training time in seconds")
 
     def __post_init__(self) -> None:
         # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
         names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
         given = {name: getattr(self, name) for name in names if getattr(self, name) != -1}
         if len(given) > 1:
-            raise ValueError(f"{' and '.join(map(flag_of, given))} each end the run: keep one of them")
+            raise UserError(f"{' and '.join(map(flag_of, given))} each end the run: keep one of them")
         for name, value in given.items():
             if not value > 0:  # NaN is not above 0 either
-                raise ValueError(f"{flag_of(name)} has to be more than 0, not {value:g}")
+                raise UserError(f"{flag_of(name)} has to be more than 0, not {value:g}")
 
 
 @options("batch")
@@ -158,13 +172,15 @@ class BatchSettings:
     """The size of a step. Gradients are summed over micro-batches and ranks, so only the total changes the training."""
 
     # Also limits prompts with answers, once the model is used.
-    max_seq_len: Count | None = option(2048, "length of a row", least=1)
+    max_seq_len: Count | None = option(2048, "sequence length in tokens", least=1)
     # Only memory decides: the result differs by rounding only.
     device_batch_size: str = option(
-        "auto", "rows of a micro-batch on one device (auto: as many as fit)", may_change=True
+        "auto", "sequences per device and micro-batch (auto: the most that fit)", may_change=True
     )
     # scaling.plan_run chooses it for -1.
-    total_batch_size: Count | None = option(-1, "tokens of a step (-1: chosen for the horizon)", least=1)
+    total_batch_size: Count | None = option(
+        -1, "tokens per optimizer step, over all ranks (-1: from the scaling rule)", least=1
+    )
 
 
 @options("optimizer")
@@ -180,15 +196,13 @@ class OptimizerSettings:
     matrix_lr: Rate = option(0.02, "learning rate of matrices (Muon)")
     scalar_lr: Rate = option(0.5, "learning rate of scalars (AdamW)")
     # Muon alone: param_groups.RULES has a fixed decay for each AdamW group.
-    weight_decay: float = option(0.28, "weight decay of matrices, scaled with batch and horizon")
+    weight_decay: float = option(0.28, "weight decay of the matrices, scaled with batch size and horizon")
     # The schedule, see schedules.py: warmup by steps, then constant, then warmdown by progress.
-    warmup_steps: Count = option(
-        40, "steps of learning rate warmup, at most a tenth of a run with a known number of steps"
-    )
-    warmdown_ratio: float = option(0.65, "share of the run in which the learning rate falls")
-    final_lr_frac: float = option(0.05, "final learning rate, as a fraction of the full one")
+    warmup_steps: Count = option(40, "learning-rate warmup steps (capped at 10 % of the run)")
+    warmdown_ratio: float = option(0.65, "fraction of the run over which the learning rate decays")
+    final_lr_frac: float = option(0.05, "final learning rate, as a fraction of the peak")
     # Off by default, as in the public reference's recipe; its effect here was not measured.
-    grad_clip: Rate = option(0.0, "largest norm of the gradient (0: no clipping)")
+    grad_clip: Rate = option(0.0, "clip the gradient norm at this value (0: off)")
 
 
 @options("checkpoints")
@@ -200,7 +214,7 @@ class CheckpointSettings:
         1000, "save every N steps (-1: only at the end)", least=-1, may_change=True, in_card=False
     )
     # One more is on disk while a new one is written.
-    keep_last: Count = option(2, "newest checkpoints to keep (0: all)", may_change=True, in_card=False)
+    keep_last: Count = option(2, "number of checkpoints to keep (0: all)", may_change=True, in_card=False)
 
 
 @options("evaluation")
@@ -223,7 +237,7 @@ class TrainingSettings(
 ):
     """Every training script has these."""
 
-    dry_run: bool = option(False, "print the plan of the run, and stop", group="run", may_change=True, in_card=False)
+    dry_run: bool = option(False, "print the plan and exit", group="run", may_change=True, in_card=False)
 
 
 @options("model")
@@ -234,7 +248,7 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
 
     on: str = option(
         "",
-        "hardware of the dry run, like 8xH100 (default: this machine)",
+        "plan the dry run for this hardware, like 8xH100 (default: this machine)",
         group="run",
         may_change=True,
         in_card=False,
@@ -242,28 +256,31 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
     json: bool = option(False, "print the dry run as JSON", group="run", may_change=True, in_card=False)
 
     # Master weights stay fp32; fp8.convert picks the layers.
-    fp8: bool = option(False, "compute matrix products in 8 bits, on GPUs that can", group="device")
+    fp8: bool = option(False, "fp8 matmuls (Ada, Hopper and newer)", group="device")
 
     # A name in models.CONFIGURATIONS or registry.CONFIGURATIONS; fields may follow: --model=reference,backout=false
     model: str = option("reference", "architecture: reference, induction, october-2025, golf, golf-seed or portable")
     # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling.plan_run.
-    depth: Count = option(12, "layers; other sizes follow from it", least=1)
-    aspect_ratio: Count = option(64, "width per layer of depth", least=1)
-    width: Count = option(0, "width of the model (0: from the depth)")
-    head_dim: Count = option(128, "width of a head; the model's is a multiple of it", least=1)
+    depth: Count = option(12, "number of layers; the one dial: width, batch, horizon and rates follow from it", least=1)
+    aspect_ratio: Count = option(64, "model width per layer", least=1)
+    width: Count = option(0, "model width (0: depth x aspect_ratio)")
+    head_dim: Count = option(128, "channels per attention head; the model width is a multiple of it", least=1)
     # Fewer key heads make the KV cache smaller when the model generates.
-    kv_heads: Count = option(0, "heads of keys and values (0: as many as query heads)")
+    kv_heads: Count = option(0, "key/value heads for grouped-query attention (0: as many as query heads)")
     window_pattern: str = option(
-        "", "S and L: layers that see a quarter of the context, or all of it (default: the model's)"
+        "", "attention windows, repeated over the layers; S: a quarter of the context, L: all (default: the model's)"
     )
     # HorizonSettings allows one flag in this group, --num-iterations and --target-seconds included.
-    target_flops: float = option(-1.0, "FLOPs to spend", group="horizon")
+    target_flops: float = option(-1.0, "total training FLOPs", group="horizon")
     target_param_data_ratio: float = option(-1.0, "tokens per parameter (12 if no horizon is given)", group="horizon")
 
     tokenizer_tag: str = option("default", "run that trained the tokenizer", group="data", in_card=False)
     # The order in which rows are trained depends on lanes and seed, not on the number of ranks.
     lanes: Count = option(
-        64, "streams that the data is dealt into, a multiple of the ranks", group="data", in_card=False
+        64,
+        "data lanes; a multiple of the world size, so that the data order does not depend on it",
+        group="data",
+        in_card=False,
     )
     # Counted in bytes, so that runs with other tokenizers read the same text.
     eval_bytes: Count = option(-1, "bytes of validation text (-1: 20 MB, on a CPU 500 kB)", group="evaluation", least=1)
@@ -271,7 +288,7 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.on or self.json) and not self.dry_run:
-            raise ValueError("--on and --json are for a plan: add --dry-run")
+            raise UserError("--on and --json are for a plan: add --dry-run")
 
     @property
     def model_fields(self) -> dict[str, int]:
@@ -292,15 +309,15 @@ class FineTuneSettings(TrainingSettings):
     """Training from another stage's checkpoint. A setting that is None is the parent's (see start.inherit)."""
 
     # The parent: its stage and its run.
-    source: Source = option("base", "stage to start from")
+    source: Source = option("base", "stage of the parent model")
     # One tag through all stages needs no flag.
-    model_tag: str = option("", "run to start from (default: the run of the same tag)")
+    model_tag: str = option("", "tag of the parent model (default: the same tag)")
     # Ends a run by the progress through the data, where neither steps nor seconds do.
     num_epochs: float = option(-1.0, "passes over the data (1 if no horizon is given)", group="horizon")
 
     # None: the parent's value.
     max_seq_len = None
-    total_batch_size = option(None, "tokens of a step")
+    total_batch_size = option(None, "tokens per optimizer step, over all ranks")
     embedding_lr = None
     unembedding_lr = None
     matrix_lr = None
@@ -314,7 +331,7 @@ class FineTuneSettings(TrainingSettings):
     final_lr_frac = 0.0
     # Below 1: the parent has learned most already, and large steps would undo that.
     init_lr_frac: float = option(0.8, "initial learning rate, as a fraction of the parent's", group="optimizer")
-    warm_start: bool = option(True, "start with the optimizer state of the parent", group="optimizer")
+    warm_start: bool = option(True, "start from the parent's optimizer state", group="optimizer")
     # Recorded in the manifest, for chat_cli and the page. A small model often samples a wrong word at higher ones.
     chat_temperature: float | None = option(
         None, "default sampling temperature of chat_cli and the page (default: the parent's, or 0.6)"
@@ -350,7 +367,7 @@ class TaskScoreSettings(FineTuneSettings):
     )
     eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)")
     # A letter takes one forward pass; written answers take many, token by token.
-    eval_metrics_tasks: str = option("", "tasks to score, separated by | (default: the tasks answered by a letter)")
+    eval_metrics_tasks: str = option("", "tasks to score, separated by | (default: the multiple-choice tasks)")
 
 
 @options("data")
@@ -363,6 +380,4 @@ class ChatTuneSettings(TaskScoreSettings):
     )
     eval_every = 200
     # Rows from the mixture's validation split, the same for any number of ranks.
-    eval_tokens: Count = option(
-        -1, "tokens of the validation rows (-1: 5e6, on a CPU 125,000)", group="evaluation", least=1
-    )
+    eval_tokens: Count = option(-1, "validation tokens (-1: 5e6, on a CPU 125,000)", group="evaluation", least=1)

@@ -10,6 +10,7 @@ Every gather is a collective: all ranks make the same calls in the same order.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,19 @@ from torch.nn import Parameter
 from nanochat.fp8 import Float8Linear, requantize_layers
 from nanochat.gpt import GPT, Block
 from nanochat.muon import decay_and_step, nesterov
-from nanochat.optim import AdamWStack, Group, Layout, MuonStack, Named, Optimizer, flat_layout
+from nanochat.optim import (
+    KINDS,
+    AdamWStack,
+    Group,
+    Layout,
+    MakeStack,
+    MuonStack,
+    Named,
+    Optimizer,
+    Stack,
+    Stacking,
+    flat_layout,
+)
 from nanochat.runtime import Runtime, Waiting
 
 Result = TypeVar("Result")
@@ -89,15 +102,17 @@ class Unit:
         for (layer, name), weight in zip(self.places, self.weights, strict=True):
             # One number, repeated in a view.
             empty = torch.zeros(1, device=runtime.device).expand(weight.shape)
-            layer._parameters[name] = Parameter(empty)
-            self.parameters.append(layer._parameters[name])
+            parameter = Parameter(empty)
+            layer._parameters[name] = parameter
+            self.parameters.append(parameter)
         self.buffers = [piece.gathered for piece in self.pieces]
         self.fp8_layers = fp8_layers
         weight_of = {layer: weight for (layer, _), weight in zip(self.places, self.weights, strict=True)}
         self.fp8_weights = [weight_of[layer] for layer in fp8_layers]
         for layer in fp8_layers:
             layer.is_sharded = True
-            layer.quantized = tuple(torch.zeros_like(part, device=runtime.device) for part in layer.quantized)
+            by_rows, by_columns, scale = (torch.zeros_like(part, device=runtime.device) for part in layer.quantized)
+            layer.quantized = by_rows, by_columns, scale
             self.buffers += layer.quantized[:2]  # without the scale
         self.is_whole = False  # True: the memory stays
         self.has_memory = True
@@ -139,12 +154,12 @@ class Unit:
             self._place(self.parameters)
             if torch._C._current_graph_task_id() == -1:  # no backward runs
                 self.release()
-        first = outputs[0] if isinstance(outputs, tuple) else outputs
+        first: Any = outputs[0] if isinstance(outputs, tuple) else outputs
         if first.requires_grad and not isinstance(function, nn.Embedding):  # whose backward reads no weights
             first.register_hook(lambda _: self.gather())  # the loss of single tokens recomputes logits by itself
         return outputs
 
-    def _place(self, weights: Sequence[Tensor]) -> None:
+    def _place(self, weights: Sequence[Any]) -> None:
         for (layer, name), weight in zip(self.places, weights, strict=True):
             layer._parameters[name] = weight
 
@@ -170,27 +185,37 @@ class Unit:
                 start += len(piece.names)
 
 
+class _UnitContext(FunctionCtx):
+    """What the forward leaves for the backward."""
+
+    unit: Unit
+
+
 class _Gathered(torch.autograd.Function):
     """A unit's whole weights, as functions of its parameters, which get no gradient: the shards do."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, unit: Unit, *parameters: Parameter) -> tuple[Tensor, ...]:
+    def forward(ctx: _UnitContext, unit: Unit, *parameters: Parameter) -> tuple[Tensor, ...]:
         ctx.unit = unit
         ctx.set_materialize_grads(False)
         return tuple(weight.view_as(weight) for weight in unit.weights)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: FunctionCtx, *gradients: Tensor | None) -> tuple[None, ...]:
+    def backward(ctx: _UnitContext, *gradients: Tensor | None) -> tuple[None, ...]:
         ctx.unit.end_backward(gradients)
         return None, *[None] * len(gradients)
 
 
-class Shards:
+class Shards(Stacking):
     """All units of a model. `model` is on the meta device; read: returns a parameter's whole values."""
 
+    sends_early = False  # the gathers of a backward and the gradients that it gives need one order on all ranks
+
     def __init__(self, model: GPT, read: ReadWeight, runtime: Runtime) -> None:
-        self.model, self.is_whole, self.waiting = model, False, Waiting()
+        super().__init__()
+        self.model = model
+        self.is_whole = False
         names = {f"blocks.{i}": block for i, block in enumerate(model.blocks)}
         names |= {f"value_embeds.{key}": table for key, table in model.value_embeds.items()}
         names["embed"] = model.embed
@@ -245,24 +270,25 @@ class Shards:
                 whole = piece.gather(torch.empty_like(piece.gathered, dtype=torch.float32))
                 yield from zip(piece.names, piece.views(whole), strict=True)
 
-    def members_alike(self, name: str) -> int:
-        """Return the number of parameters in a parameter's piece; 0 if it is not sharded."""
-        return len(self.pieces[name].names) if name in self.pieces else 0
-
-    def stack(self, kind: str, *arguments: Any) -> "ShardedMuon | ShardedAdamW":
-        """Return the optimizer's stack of a kind for sharded parameters."""
-        return STACKS[kind](self.pieces, *arguments)
+    def divide(self, group: Group) -> Iterator[tuple[MakeStack, list[Named]]]:
+        """Yield the parameters of each stack: same-shaped ones that are whole, or whose pieces have as many members."""
+        alike: dict[tuple[int, ...], list[Named]] = {}
+        for name, parameter in group.params:
+            members = len(self.pieces[name].names) if name in self.pieces else 0  # 0: it is whole
+            alike.setdefault((members, *parameter.shape), []).append((name, parameter))
+        for (members, *_), params in alike.items():
+            yield (partial(STACKS[group.kind], self.pieces) if members else KINDS[group.kind]), params
 
 
 # ---- optimizer kinds ----
 
 
-class _Sharded:
+class _Sharded(Stack):
     """Lays a stack out by pieces: a chunk is a piece, and a rank owns an equal share of its elements and states."""
 
-    is_sharded = True
+    is_exchanged = False
 
-    def __init__(self, pieces: dict[str, Piece], group: Group, members: Sequence[Named], *arguments: int) -> None:
+    def __init__(self, pieces: dict[str, Piece], group: Group, members: list[Named], *arguments: int) -> None:
         self.pieces = list(dict.fromkeys(pieces[name] for name, _ in members))
         super().__init__(group, members, *arguments)
 

@@ -66,5 +66,5 @@ TITLES = {stage.name: stage.section for stage in STAGES} | {
     "lab": "Lab",
     "merge": "Merge",
 }
-MODELS = {stage.source: stage.parent for stage in STAGES if stage.source}  # --source → stage
-Source = Literal[tuple(MODELS)]  # type of such a flag
+MODELS = {stage.source: stage.parent for stage in STAGES if stage.source and stage.parent}  # --source → stage
+Source = Literal["base", "mid", "sft", "dpo", "rl"]  # type of such a flag: the keys

@@ -17,15 +17,15 @@ from nanochat.chat import render_conversation
 from nanochat.checkpoint import Checkpoint, learned_from, to_resume
 from nanochat.config import flag_of
 from nanochat.data.corpus import shards_for
+from nanochat.errors import UserError
 from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, find_model, new_model, tokenizer_of, verified
 from nanochat.param_groups import Rates, group_rates
-from nanochat.protocols import Conversations
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime
 from nanochat.scaling import RunPlan, flops_per_token, rate_scale, require_multiple, row_choices
 from nanochat.schedules import Schedules, finetuning, pretraining
-from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings
+from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings, given
 from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
@@ -75,7 +75,7 @@ class Start(Generic[Config]):
     @property
     def rows(self) -> int:
         """Rows in a step, over all ranks."""
-        return self.batch // self.config.max_seq_len  # tokens -> rows
+        return self.batch // given(self.config.max_seq_len)  # tokens -> rows
 
 
 class OpenRun(Protocol[Config]):
@@ -152,13 +152,13 @@ def start_from_parent(folder: Path, config: FineTuning, rows: int, runtime: Runt
     if rows:
         require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)
     if config.warm_start and not manifest["optimizer"]:  # an imported model
-        raise ValueError(f"{origin.path} has no optimizer state to start with: give --no-warm-start")
+        raise UserError(f"{origin.path} has no optimizer state to start with: give --no-warm-start")
     config = inherit(config, manifest)  # no field is None from here on
     if rows:  # answers have different lengths: a step counts rows, each at most as long as the context
-        config = replace(config, total_batch_size=rows * config.max_seq_len)
+        config = replace(config, total_batch_size=rows * given(config.max_seq_len))
     shape = config_of(manifest)
-    batch = config.total_batch_size
-    flops = flops_per_token(new_model(shape), config.max_seq_len)
+    batch = given(config.total_batch_size)
+    flops = flops_per_token(new_model(shape), given(config.max_seq_len))
     steps = None if config.num_iterations < 0 else config.num_iterations
     seconds = None if config.target_seconds < 0 else config.target_seconds
     return Start(
@@ -201,7 +201,7 @@ def inherit(config: FineTuning, manifest: Record) -> FineTuning:
     config = replace(config, **found)
     limit = manifest["model"]["max_seq_len"]  # positions beyond were never trained
     if config.max_seq_len > limit:
-        raise ValueError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, take at most {limit}")
+        raise UserError(f"--max-seq-len={config.max_seq_len} is longer than the model's context, use at most {limit}")
     return config
 
 
@@ -218,7 +218,9 @@ def _compiling_pays(runtime: Runtime, flops: float, steps: int | None, seconds: 
 
 def _kept_rows(saved: Checkpoint | None, choices: Sequence[int]) -> Sequence[int]:
     """Return the rows that a micro-batch may have; a resumed run keeps its number if it may."""
-    before = saved.manifest["loop"]["device_batch"] if saved else None
+    if saved is None:
+        return choices
+    before = saved.manifest["loop"]["device_batch"]
     # Free memory may differ by now, and another size would change the rounding.
     return [before] if before in choices else choices
 
@@ -261,7 +263,7 @@ def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokeni
     if differences:
         found = "; ".join(differences)
         folder = saved.path.parent
-        raise ValueError(f"{folder} holds another run: {found}. Take another --tag, or start again: --resume=never")
+        raise UserError(f"{folder} holds another run: {found}. Use another --tag, or start again: --resume=never")
     return Resumed(saved, changes, is_longer)
 
 
@@ -269,12 +271,10 @@ def refuse_another_model(saved: Checkpoint, model: GPTConfig) -> NoReturn:
     """Raise a ValueError that names the differences between a saved model and the one that a command line asks for."""
     before, asked = ({"kind": config.kind, **asdict(config)} for config in (config_of(saved.manifest), model))
     found = [
-        f"{name} {before.get(name)} and not {asked.get(name)}"
-        for name in before | asked
-        if before.get(name) != asked.get(name)
+        f"{name} {value} and not {asked[name]}" for name, value in before.items() if asked.get(name, value) != value
     ]
     folder = saved.path.parent
-    raise ValueError(
+    raise UserError(
         f"{folder} holds another run: its model has {', '.join(found)}. Use another --tag, or --resume=never"
     )
 
@@ -293,7 +293,15 @@ def _changes_so_far(resumed: Resumed | None) -> Record:
 # ---- the dry run of fine-tuning ----
 
 
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Conversations], rows_per_step: int = 0) -> None:
+class Counted(Protocol):
+    """What a run learns from: conversations, or others whose number in a step is given."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Counted], rows_per_step: int = 0) -> None:
     """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
 
     open_rows: returns the conversations to learn from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has
@@ -308,7 +316,8 @@ def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Conversation
         tokenizer = tokenizer_of(checkpoint)
         sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
         # A longer conversation is shortened, or left out.
-        per_step = config.total_batch_size / fmean(min(count, config.max_seq_len) for count in sample)
+        length = given(config.max_seq_len)
+        per_step = given(config.total_batch_size) / fmean(min(count, length) for count in sample)
     steps = config.num_iterations if config.num_iterations != -1 else int(config.epochs * len(rows) / per_step)
     until = f"about {max(steps, 1):,}"
     if config.target_seconds != -1:

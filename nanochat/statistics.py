@@ -1,8 +1,64 @@
-"""Means over seeds with 95 % intervals, and p values, by Student's t distribution."""
+"""Estimates with standard errors, intervals over seeds, and tests of paired and unpaired scores."""
 
+import math
 import statistics
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from nanochat.log import Record
+
+NOT_KNOWN = "n/a"
+
+
+Metrics = dict[str, Any]  # name -> a number, a text, or {"value", "stderr", "format", "unit"}
+
+
+class Estimate(NamedTuple):
+    """A mean with the standard error."""
+
+    value: float
+    stderr: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.4f} ± {self.stderr:.4f}"
+
+    def centered(self, baseline: float) -> "Estimate":
+        """Return the estimate on a scale where `baseline`, the score of guessing, is 0 and a perfect score is 1."""
+        span = 1 - baseline
+        return Estimate((self.value - baseline) / span, self.stderr / span)  # a shift leaves errors alone
+
+    def metric(self, chance: float = math.nan) -> Record | str:
+        """Return the estimate as an outcome's metric. chance: the score of guessing, nan if not known."""
+        near = abs(self.value - chance) <= 2 * self.stderr  # False for nan
+        return measured(self.value, self.stderr, unit=" (near chance)" if near else "")
+
+
+def mean_estimate(values: Sequence[float]) -> Estimate:
+    """Return the mean of a sample; the standard error of a single value is nan."""
+    spread = statistics.stdev(values) if len(values) > 1 else math.nan
+    return Estimate(statistics.fmean(values), spread / math.sqrt(len(values)))
+
+
+def average(estimates: Collection[Estimate]) -> Estimate:
+    """Return the mean over independent estimates."""
+    count = len(estimates)
+    value = sum(one.value for one in estimates) / count
+    return Estimate(value, math.hypot(*(one.stderr for one in estimates)) / count)  # errors add as squares
+
+
+def measured(value: float | None, stderr: float | None = None, spec: str = ".4f", unit: str = "") -> Metrics | str:
+    """Return a metric for an outcome."""
+    if value is None:
+        return NOT_KNOWN
+    metric = {"value": value, "format": spec}
+    if stderr is not None:
+        metric["stderr"] = stderr
+    if unit:
+        metric["unit"] = unit
+    return metric
+
+
+# ---- over seeds ----
 
 
 class Interval(NamedTuple):
@@ -38,3 +94,13 @@ def p_value(values: Sequence[float], others: Sequence[float]) -> float:
 
     has_single = min(len(values), len(others)) == 1
     return float(stats.ttest_ind(values, others, equal_var=has_single).pvalue)
+
+
+# ---- pairs of answers ----
+
+
+def sign_test(one: int, other: int) -> float:
+    """Return the two-sided probability that a fair coin falls so, or more unevenly."""
+    from scipy import stats
+
+    return float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0

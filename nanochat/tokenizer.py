@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import rustbpe
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_json, text_sha256, write_text
 
@@ -44,7 +45,7 @@ class Tokenizer:
         self.bos = self.special_tokens["<|bos|>"]
 
     @classmethod
-    def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: int) -> Tokenizer:
+    def train(cls, source: Iterable[str | pa.Array], vocab_size: int, **limits: Any) -> Tokenizer:
         """Return a tokenizer with `vocab_size` ids, or fewer if the text has no more pairs to merge.
 
         source: strings or Arrow string arrays. limits, for `rustbpe.train`: max_chars and doc_cap, the characters to
@@ -97,14 +98,14 @@ class Tokenizer:
     def load(cls, path: Path) -> Tokenizer:
         """Return the tokenizer from a file written by `save`."""
         if not path.is_file():
-            raise ValueError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`")
+            raise UserError(f"no tokenizer is at {path}; train one with `python -m scripts.tok_train`")
         try:
             record = read_json(path)
         except ValueError:
             record = {}  # damaged
         # Tokenizers of other programs are JSON files too.
         if record.get("format") != FORMAT:
-            raise ValueError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
+            raise UserError(f"{path} is not a tokenizer file with format {FORMAT}; use scripts.tok_train")
         # JSON keeps the order, but the ids decide.
         special = record["special_tokens"]
         return cls(rustbpe.Tokenizer(record["merges"], sorted(special, key=special.get), record["pattern"]))

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from nanochat import fp8, schedules
 from nanochat.dataloader import Batch, BatchSource
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Progress, Record, print_line, step_line
 from nanochat.objectives import (
     REDUCTIONS,
     ChangingObjective,
+    DescribingObjective,
     Metric,
     Moment,
     Objective,
@@ -378,9 +380,9 @@ class TrainingLoop:
                 where = f"step {state.step + 1}, rank {self.runtime.rank}: out of memory"
                 state.device_batch = min(state.device_batch, len(batch[0])) // 2
                 if self.model.shards:  # the other ranks wait for this one to gather
-                    raise ValueError(f"{where}: take a smaller --device-batch-size") from None
+                    raise UserError(f"{where}: take a smaller --device-batch-size") from None
                 if not state.device_batch:
-                    raise ValueError(
+                    raise UserError(
                         f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len"
                     ) from None
                 print_line(f"{where}, the step starts again with --device-batch-size={state.device_batch}")
@@ -393,7 +395,9 @@ class TrainingLoop:
     def _halve_loss_scale(self) -> bool:
         """Return True if fp16 gradients overflowed on some rank; the scale is halved for another try."""
         state = self.state
-        norm = nn.utils.get_total_norm(p.grad for group in self.optimizer.groups for _, p in group.params)
+        norm = nn.utils.get_total_norm(
+            [p.grad for group in self.optimizer.groups for _, p in group.params if p.grad is not None]
+        )
         # All ranks decide alike. At the lowest scale the step counts, and its norm ends the run.
         if self.runtime.all_reduce(norm).isfinite() or state.loss_scale <= MIN_LOSS_SCALE:
             return False
@@ -416,7 +420,7 @@ class TrainingLoop:
                 part = metric.detached()
                 found[name] = found[name].joined(part) if name in found else part
         for _ in range(len(micro_batches), most):
-            (0 * objective(self.model, micro_batch).total).backward()
+            (0 * objective(self.model, micro_batches[-1]).total).backward()
         return found
 
     # ---- a step's figures ----
@@ -437,7 +441,9 @@ class TrainingLoop:
         self.log.write("train", step.number, **figures)
         smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)  # removes the pull toward 0 at the start
         figures["step"] = step.number
-        self._progress_line.update(step_line(figures, smooth, self.settings.steps), figures["progress"])
+        # An objective may put its metrics into words.
+        details = self.objective.describe(figures) if isinstance(self.objective, DescribingObjective) else ""
+        self._progress_line.update(step_line(figures, smooth, self.settings.steps, details), figures["progress"])
 
     def _count(self, step: _LaunchedStep, loss: float, clock: float) -> Record:
         """Add a step to the state's clocks and totals; returns figures for the log."""

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Set up .venv: locked packages, rustbpe built from source, nanochat itself. Safe to run at any time: does nothing
+# Set up .venv: locked packages, rustbpe built from source, nanochat itself. Safe to run at any time: it does nothing
 # if nothing changed, and starts over if the last setup did not finish.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 PATH="$PATH:${CARGO_HOME:-${HOME:-}/.cargo}/bin"
 python=.venv/bin/python
-# Line 1, written after the packages are installed: path and Python version; without it .venv is made again. The other
-# lines, written last: checksums for all sources. If they differ, .venv is updated.
+# Line 1, written after the packages are installed: path and Python version; if it is missing, .venv is made again. The
+# other lines, written last: checksums of all sources; if they differ, .venv is updated.
 ready=.venv/ready
 
 pip_install() { "$uv" pip install --quiet --python "$python" "$@"; }
@@ -42,7 +42,7 @@ find_uv() {
 find_cargo() {
   if cargo --version >/dev/null 2>&1; then return; fi
   say "no cargo: installing Rust with rustup"
-  # Whole before it runs: a broken connection must not run half a script.
+  # Download it completely before running it: a broken connection must not run half a script.
   local installer
   if installer=$(curl -fsS --proto '=https' --connect-timeout 20 https://sh.rustup.rs 2>/dev/null) &&
     sh -s -- -y --quiet --profile minimal --default-toolchain stable --no-modify-path <<<"$installer" >&2 &&
@@ -58,7 +58,7 @@ make_environment() {
 }
 
 install_locked() {
-  # On another file system than its cache uv cannot link files: copy mode avoids the warning.
+  # If .venv is on a different file system than its cache, uv cannot link files: copy mode avoids the warning.
   local cache probe
   cache=$("$uv" cache dir)
   mkdir -p "$cache"
@@ -70,7 +70,7 @@ install_locked() {
     stop "the packages of requirements.lock could not be installed (uv's message is above): is the network there? Then run this again."
 }
 
-# Where Python may not write bytecode, as in many containers, each process would compile torch's sources for seconds.
+# Where Python may not write bytecode, as in many containers, each process would spend seconds compiling torch's sources.
 compile_bytecode() {
   env -u PYTHONDONTWRITEBYTECODE "$python" -c '
 import httpx, huggingface_hub, numpy, pyarrow.parquet, safetensors.torch, scipy.stats, tyro, uvicorn

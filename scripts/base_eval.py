@@ -5,9 +5,10 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max
 """
 
 from nanochat.config import Count, option, options, run
-from nanochat.outcome import Outcome, average
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import CheckpointChoice, DeviceSettings, LogSettings
+from nanochat.statistics import average
 
 
 @options("tasks")

@@ -7,7 +7,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --f
 from dataclasses import replace
 
 from nanochat.config import Count, option, options, run
-from nanochat.outcome import pretraining_metrics, scale_metrics
+from nanochat.metrics import pretraining_metrics, scale_metrics
 from nanochat.settings import PretrainSettings
 
 
@@ -39,6 +39,7 @@ def main(config: Config) -> None:
         print_cost(plan, config)
         return
 
+    assert tokenizer is not None  # only a dry run does without
     # From here on the folder is locked, and the model is built.
     with training("base_train", config, plan, tokenizer) as trainer:
         source = open_text(trainer)

@@ -10,23 +10,29 @@ from dataclasses import replace
 from typing import Literal
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.settings import DeviceSettings, ModelChoice, SamplingSettings
-from nanochat.stages import MODELS
+from nanochat.stages import Source
 
 
 @options("chat")
 class Config(SamplingSettings, DeviceSettings, ModelChoice):
     """Chat with a model. In a pipe, stdout has answers only and stderr everything else."""
 
-    source: Literal[("", *MODELS)] = option("", "stage of the model (default: the last with a model)")
+    # "" and None: found when the models are known; the groups have no such values.
+    source: Literal["", Source] = option(  # ty: ignore[incompatible-attribute-override]
+        "", "stage of the model (default: the last with a model)"
+    )
     tag = option("", "run of the model (default: the newest)")
     prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", short="-p")
-    temperature: float | None = option(None, "sampling temperature, 0: greedy (default: the model's own)")
+    temperature: float | None = option(  # ty: ignore[incompatible-attribute-override]
+        None, "sampling temperature, 0: greedy (default: the model's own)"
+    )
 
     def __post_init__(self) -> None:
         if self.prompt == "":
-            raise ValueError("--prompt is empty: give a message, or leave the option out to chat")
+            raise UserError("--prompt is empty: give a message, or leave the option out to chat")
 
 
 def main(config: Config) -> None:
@@ -40,7 +46,8 @@ def main(config: Config) -> None:
     out = sys.stdout
     interactive = config.prompt is None and sys.stdin.isatty() and out.isatty()
     for stream in (sys.stdin, out):
-        stream.reconfigure(errors="replace")  # bytes and characters outside the encoding
+        # Bytes and characters outside the encoding. Python makes TextIOWrappers, which have the method.
+        stream.reconfigure(errors="replace")  # ty: ignore[missing-union-attribute]
     # Messages of the program do not mix with the answers.
     messages = nullcontext() if interactive else redirect_stdout(sys.stderr)
     with messages, setup(config.device_type, config.dtype) as runtime:

@@ -8,6 +8,7 @@ import json
 import re
 
 from nanochat.config import Count, option, options, run
+from nanochat.errors import UserError
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
@@ -33,12 +34,12 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     def __post_init__(self) -> None:
         if self.sampling:
             if not SAMPLING.fullmatch(self.sampling):
-                raise ValueError(f"--sampling={self.sampling} has to be three numbers like 0.7,0.9,32768")
+                raise UserError(f"--sampling={self.sampling} has to be three numbers like 0.7,0.9,32768")
             names = ("temperature", "top_p", "max_new_tokens", "top_k")
             for name, value in zip(names, json.loads(f"[{self.sampling},0]"), strict=True):
                 object.__setattr__(self, name, value)  # the dataclass is frozen
         if self.num_samples * self.repeats > 1 and not self.temperature:
-            raise ValueError("all answers to a problem would be the same, add --temperature=1")
+            raise UserError("all answers to a problem would be the same, add --temperature=1")
         # An unknown task or augmentation is an error before the model is loaded.
         for name in pick(self.tasks, JUDGED):
             TASKS[name]
@@ -61,7 +62,7 @@ def main(config: Config) -> None:
         # Spelling tasks take their words from the tokenizer's training text.
         tasks = open_tasks(config.tasks, config.unsafe_exec, checkpoint.manifest["tokenizer"]["tag"])
         if not tasks:
-            raise ValueError("no task has its files here, see `python -m scripts.prepare` or set NANOCHAT_HUB")
+            raise UserError("no task has its files here, see `python -m scripts.prepare` or set NANOCHAT_HUB")
         # One engine answers all tasks: its KV cache is allocated once.
         engine = Engine(model, tokenizer, config.slots)
         scores = {}

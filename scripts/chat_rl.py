@@ -7,12 +7,13 @@ torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run
+from nanochat.errors import UserError
 from nanochat.settings import AnswerSettings, AnswerTuneSettings, SamplingSettings
 from tasks import JUDGED, task_to_learn
 from tasks.common import find_task
 
 if TYPE_CHECKING:
-    from nanochat.outcome import Estimate
+    from nanochat.statistics import Estimate
 
 
 @options("objective")
@@ -65,7 +66,7 @@ def main(config: Config) -> None:
     from nanochat.start import print_plan
 
     if config.total_batch_size:
-        raise ValueError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
+        raise UserError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
     if config.dry_run:
         print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], config.examples_per_step)
         return

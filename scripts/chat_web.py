@@ -7,6 +7,7 @@ NANOCHAT_API_KEY=... python -m scripts.chat_web -i rl -g d20 --host=0.0.0.0
 import os
 
 from nanochat.config import Count, option, options, run
+from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.settings import DeviceSettings, ModelChoice
 
@@ -30,7 +31,7 @@ def main(config: Config) -> None:
     # In the environment, because all users of a machine see command lines.
     key = os.environ.get("NANOCHAT_API_KEY", "").strip()  # a mounted secret ends with a newline
     if not key and config.host not in LOOPBACK:
-        raise ValueError(f"--host={config.host} is open to other machines: set NANOCHAT_API_KEY")
+        raise UserError(f"--host={config.host} is open to other machines: set NANOCHAT_API_KEY")
     bound = listen(config.host, config.port)  # before the model is loaded: a mistake shows at once
     with setup(config.device_type, config.dtype) as runtime:
         served, workers = open_engines(config, runtime, config.slots)

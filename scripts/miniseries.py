@@ -10,6 +10,7 @@ Does a change help at every size? Run the same command again to resume: finished
 from collections.abc import Iterator
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
@@ -55,7 +56,7 @@ def main(config: Config) -> None:
     refuse_own(words, {"--depth": "--depths"})
     depths = config.depths.split(",")
     if not all(depth.isdecimal() and int(depth) for depth in depths):
-        raise ValueError(f"--depths={config.depths} has to be a list of depths like 8,10,12")
+        raise UserError(f"--depths={config.depths} has to be a list of depths like 8,10,12")
     planned = depths if "--dry-run" in words else depths[:1]  # one plan shows a mistake in a flag
     plans = [check_flags("scripts.base_train", [f"--data={data}", f"--depth={depth}", *words]) for depth in planned]
     if "--dry-run" in words:

@@ -9,9 +9,9 @@ from typing import Literal
 
 from nanochat.config import Count, option, options, run
 from nanochat.jobs.estimate import base_run, job_lines
-from nanochat.jobs.plan import STEPS, choose_setting, make_job, stage_flags
+from nanochat.jobs.plan import StepName, choose_setting, make_job, stage_flags
 from nanochat.jobs.runner import Job, archive
-from nanochat.jobs.scales import SCALES
+from nanochat.jobs.scales import ScaleName
 from nanochat.log import print0
 from nanochat.paths import hold_folder, stage_dir
 from nanochat.settings import TagSettings, TextSettings
@@ -35,11 +35,11 @@ class Config(TextSettings, TagSettings):
 
     tag = "default"
 
-    scale: Literal[("auto", *SCALES)] = option("auto", "size of the run: docs/speedrun.md")
+    scale: Literal["auto", ScaleName] = option("auto", "size of the run: docs/speedrun.md")
     depth: Count = option(0, "layers of the model (0: the scale's)", least=1)
     seed: Count = option(1, "seed of the embedded world, the weights and the data order")
     wandb: str = option("", "name of the run in W&B (default: no W&B)")
-    until: Literal[("", *STEPS)] = option("", "last step to run (default: all)")
+    until: Literal["", StepName] = option("", "last step to run (default: all)")
     seconds: float = option(0.0, "time for base training, other stages in proportion (0: the scale's)")
     fresh: bool = option(False, "start again; earlier results are archived")
     dry_run: bool = option(False, "print the plan and end: nothing is started or written", group="plan")

@@ -8,6 +8,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from nanochat.config import Count, option, options, run
+from nanochat.errors import UserError
 from nanochat.log import print_line, read_metrics
 from nanochat.paths import stage_dir, write_jsonl
 from nanochat.registry import OPTIONS, load
@@ -27,7 +28,7 @@ def main(config: Config) -> None:
     folder = stage_dir("chat_rl", config.tag)
     records = read_metrics(folder / "samples.jsonl")
     if not records:
-        raise ValueError(f"there are no samples in {folder}: python -m scripts.chat_rl --tag={config.tag} makes them")
+        raise UserError(f"there are no samples in {folder}: python -m scripts.chat_rl --tag={config.tag} makes them")
     if config.pairs:
         pairs = load(OPTIONS, "--pairs")(records, config.pairs_per_prompt)
         write_jsonl(Path(config.pairs), pairs)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, hold_folder
@@ -53,7 +54,7 @@ def delete(name: str) -> None:
     """Delete the folder of a run, unless a process works in it."""
     folder = base_dir() / name
     if folder not in runs_on_disk():
-        raise ValueError(f"{name} is no run in {base_dir()}: --list shows them all")
+        raise UserError(f"{name} is no run in {base_dir()}: --list shows them all")
     # A running stage holds the lock.
     with hold_folder(folder):
         shutil.rmtree(folder)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
@@ -45,7 +46,7 @@ def parse_sweeps(text: str) -> dict[str, list[str]]:
     for word in text.split():
         flops, _, depths = word.partition(":")
         if not (re.fullmatch(r"\d+(\.\d+)?e\d+", flops) and re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", depths)):
-            raise ValueError(f"--sweeps: {word} has to be FLOPs and depths, like 1e18:8,10,12")
+            raise UserError(f"--sweeps: {word} has to be FLOPs and depths, like 1e18:8,10,12")
         found[flops] = depths.split(",")
     return found
 

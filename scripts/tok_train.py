@@ -7,7 +7,8 @@ import time
 
 from nanochat.config import Count, option, options, run
 from nanochat.log import print0
-from nanochat.outcome import Outcome, text_label
+from nanochat.metrics import text_label
+from nanochat.outcome import Outcome
 from nanochat.paths import tokenizer_file
 from nanochat.settings import TokenizerSettings
 

@@ -9,6 +9,7 @@ from typing import Any
 from nanochat.chat import check_conversation, messages
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents, text_files
+from nanochat.errors import UserError
 from nanochat.paths import read_jsonl
 from tasks.common import TRAIN, DataSet, Task
 
@@ -56,9 +57,7 @@ class Passages(Chat):
             self.files[f"{source_name(source)}/{shard.name}"] = shard
             rows += islice(_passages(shard), PASSAGES)
         if not rows:
-            raise ValueError(
-                f"the text of the tokenizer {self.tokenizer} is too short for passages, split {self.split}"
-            )
+            raise UserError(f"the text of the tokenizer {self.tokenizer} is too short for passages, split {self.split}")
         return rows
 
 
@@ -77,7 +76,7 @@ def chat_files(place: Path, kinds: Sequence[str] = (".jsonl",)) -> list[Path]:
     else:
         files = [place] if place.is_file() else sorted(place.parent.glob(place.name))
     if not files:
-        raise ValueError(f"there is no file {place}")
+        raise UserError(f"there is no file {place}")
     return files
 
 
@@ -90,7 +89,7 @@ def as_row(value: dict[str, Any] | list[Any]) -> dict[str, Any]:
     """Return the conversation in a line of JSON, which may be the list of messages alone."""
     row = {"messages": value} if isinstance(value, list) else value
     if not isinstance(row, dict) or "messages" not in row:
-        raise ValueError("no JSON object with `messages`")
+        raise UserError("no JSON object with `messages`")
     return row
 
 
@@ -99,7 +98,7 @@ def _checked(conversation: dict[str, Any]) -> dict[str, Any]:
     check_conversation(conversation)
     # Training needs at least one answer.
     if all(message["role"] != "assistant" for message in conversation["messages"]):
-        raise ValueError("the assistant says nothing in it that could be learned")
+        raise UserError("the assistant says nothing in it that could be learned")
     return conversation
 
 

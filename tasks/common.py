@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from nanochat.chat import messages, text_of
 from nanochat.config import check_names
 from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile, fetch, sha256
+from nanochat.errors import UserError
 from nanochat.paths import text_sha256
 
 # A split's files where the hub converts CSV or JSON, in another git revision.
@@ -96,6 +97,14 @@ DataSets = Mapping[str, DataSet]  # by name
 # ---- tasks ----
 
 
+class Rows(Protocol):
+    """Rows by number; a row is its cells."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> Sequence[Any]: ...
+
+
 class ParquetRows:
     """Rows in Parquet files, one file after the other; a row is a list with its cells."""
 
@@ -113,12 +122,12 @@ class ParquetRows:
     def __getitem__(self, number: int) -> list[Any]:
         for table in self._tables:
             if number < table.num_rows:
-                break
+                [row] = table.slice(number, 1).to_pylist()  # only this row leaves Arrow
+                if any(cell is None and name in self._required for name, cell in row.items()):
+                    raise UserError("a cell is empty")
+                return list(row.values())
             number -= table.num_rows
-        [row] = table.slice(number, 1).to_pylist()  # only this row leaves Arrow
-        if any(cell is None and name in self._required for name, cell in row.items()):
-            raise ValueError("a cell is empty")
-        return list(row.values())
+        raise IndexError(number)
 
 
 @dataclass(eq=False)
@@ -145,7 +154,7 @@ class Task:
         self.rows = self.open_rows()
         self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows)).repeat(self.copies)
 
-    def open_rows(self) -> Sequence[Sequence[Any]]:
+    def open_rows(self) -> Rows:
         """Return the split's rows; tasks without Parquet files override this."""
         return ParquetRows(self.fetch_files(), self.data.columns)
 
@@ -170,7 +179,7 @@ class Task:
             # Rows become conversations when they are used: most data sets are much larger than a run needs.
             return self.build(number, index % self.copies)
         except ValueError as error:
-            raise ValueError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
+            raise UserError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
 
     def build(self, row: int, copy: int) -> dict[str, Any]:
         """Return a row as a conversation. row: number in the files; copy: number among the conversations of the row."""
@@ -180,9 +189,12 @@ class Task:
         """Return the files that the rows come from, with their SHA-256; that of the rows if there are no files."""
         return {name: sha256(path) for name, path in self.files.items()} or {"rows": text_sha256(repr(self.rows))}
 
-    def conversation(self, question: str, answer: str) -> dict[str, Any]:
-        """Return a converted row as a conversation whose last message is the right answer; rows differ by task."""
-        return exchange(question, answer)
+    def conversation(self, *cells: Any, **named: Any) -> dict[str, Any]:
+        """Return a converted row as a conversation whose last message is the right answer.
+
+        Here a row is a question and its answer. Other tasks name the cells that theirs have.
+        """
+        return exchange(*cells, **named)
 
     def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
         """Return True if `read` finds the same answer in a completion and in the last message, which is right."""
@@ -221,5 +233,5 @@ def find_task(word: str, known: Iterable[str]) -> str:
     names = {name.lower(): name for name in known}
     plain, mark, augmentation = word.partition("~")
     if plain.lower() not in names:
-        raise ValueError(f"{word} is no task, choose from {', '.join(names.values())}")
+        raise UserError(f"{word} is not a task, choose from {', '.join(names.values())}")
     return names[plain.lower()] + mark + augmentation.lower()

@@ -27,6 +27,7 @@ def complete_program(prompt: str, entry_point: str, completion: str) -> str:
     if signature in code:
         # Skip prose before the code; else the function is inside a line of prose, or indented.
         start = CODE.search(code) or re.search(rf"[ \t]*{re.escape(signature)}", code)
+        assert start is not None  # the code has the signature
         # Answers seldom repeat the imports and helpers that the prompt has before the function.
         helpers = prompt[: prompt.index(signature)]
         return f"{helpers}\n{textwrap.dedent(code[start.start() :])}"

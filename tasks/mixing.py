@@ -19,9 +19,10 @@ import numpy as np
 
 from nanochat.chat import render_conversation
 from nanochat.data.hub import HubError
+from nanochat.errors import UserError
 from nanochat.log import print0
-from nanochat.outcome import Metrics
 from nanochat.paths import stage_dir
+from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
 from tasks.common import DataSet, DataSets, Task, find_task
@@ -117,14 +118,14 @@ def mix(
             continue
         task.seed = seed
         if name in parts:
-            raise ValueError(f"{name} is named twice, give it epochs instead: {name}:2")
+            raise UserError(f"{name} is named twice, give it epochs instead: {name}:2")
         if split == "train":
             count = member.rows or len(rows)
             if available_only:
                 count = min(count, len(rows))
             total = round(count * member.epochs)  # a part epoch takes the first rows in the sample
             if count > len(rows) or not total:
-                raise ValueError(
+                raise UserError(
                     f"{name} has {len(rows):,} rows to train on: "
                     f"{member.epochs:g} epochs of {count:,} rows cannot be taken from them"
                 )
@@ -135,7 +136,7 @@ def mix(
         parts[name] = task, rows
         shares[name] = member.share
     if not parts:
-        raise ValueError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
+        raise UserError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
     if split == "train" and any(shares.values()):
         _cut_to_shares(parts, shares, tokenizer)
     return Mixture(parts, seed)
@@ -147,14 +148,14 @@ def parse_mixture(spec: str, known: DataSets) -> list[Member]:
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
         if not match:
-            raise ValueError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]")
+            raise UserError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]")
         name, rows, share, epochs = match.groups("")
         members.append(Member(*find_set(name, known), int(rows or 0), float(share or 0), float(epochs or 1)))
     shares = [member.share for member in members]
     total = sum(shares)
     is_whole = all(shares) and abs(total - 100) < 0.01
     if total and not is_whole:
-        raise ValueError(f"{spec}: all tasks need shares, which add up to 100 %, not to {total:g} %")
+        raise UserError(f"{spec}: all tasks need shares, which add up to 100 %, not to {total:g} %")
     return members
 
 

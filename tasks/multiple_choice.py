@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase as LETTERS
 from typing import Any
 
+from nanochat.errors import UserError
 from tasks.common import Task, exchange
 
 
@@ -42,7 +43,7 @@ class MultipleChoice(Task):
     ) -> dict[str, Any]:
         """right: the right choice's index, from 0; None if the data set's answer is no choice."""
         if right not in range(len(choices)):
-            raise ValueError(f"the right answer is none of its {len(choices)} choices")
+            raise UserError(f"the right answer is none of its {len(choices)} choices")
         style = style or self.style
         answer = answers_in(style.answer, choices)[right]
         return exchange(style.prompt(question, choices), answer) | {"letters": LETTERS[: len(choices)]}

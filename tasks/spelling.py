@@ -59,7 +59,7 @@ class SimpleSpelling(Task):
 class SpellingBee(SimpleSpelling, GSM8K):
     """Letters counted by hand, then by the calculator; the answer looks like GSM8K's."""
 
-    def conversation(self, word: str) -> dict[str, Any]:
+    def conversation(self, word: str) -> dict[str, Any]:  # ty: ignore[incompatible-method-override]  # rows differ
         # The word's hash is the seed, so that a word has the same question in every run.
         random = Random(crc32(word.encode()))
         # One question in ten is about a letter that may not occur.

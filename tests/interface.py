@@ -72,7 +72,8 @@ def read_changes(text: str) -> Changes:
         if line.startswith("#"):
             heading = line.lstrip("#").strip()
         elif heading == "Removed" and line.startswith("- `"):
-            names, _, reason = line.partition(": ")
+            # A colon within a name does not end the names.
+            names, reason = re.fullmatch(r"((?:`[^`]*`|[^`:])*):? ?(.*)", line).groups()
             if len(reason.split()) < 3:
                 found.unclear.append(f'{CHANGES}: an entry is "- `name`: the reason", not: {line}')
             found.removed.extend(plain(name) for name in re.findall(r"`([^`]+)`", names))

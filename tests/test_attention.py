@@ -172,7 +172,7 @@ def test_a_flag_names_the_path_and_blackwell_gets_larger_blocks_of_queries(monke
     assert find_path("twin", CPU, torch.float32, windows=True) == "twin"
     assert find_path("auto", CPU, torch.bfloat16, windows=True) == "chunks"
     assert find_path("auto", torch.device("meta"), torch.float32, windows=True) == "sdpa"  # MPS, say
-    with pytest.raises(ValueError, match=r"^--attention=magic is not known, take one of auto, chunks"):
+    with pytest.raises(ValueError, match=r"^--attention=magic is not known, use one of auto, chunks"):
         find_path("magic", CPU, torch.float32, windows=True)
     with pytest.raises(ValueError, match=r"^--attention=flash3 cannot run: it has no kernels for this device$"):
         find_path("flash3", CPU, torch.float32, windows=True)

@@ -9,6 +9,7 @@ import pytest
 from conftest import each_row
 
 from nanochat.config import Count, option, options, parse, run
+from nanochat.errors import UserError
 
 
 @options("oven")
@@ -25,7 +26,7 @@ class Config:
 
     def __post_init__(self):
         if self.heat > 1:
-            raise ValueError(f"--heat has to be at most 1, not {self.heat}")
+            raise UserError(f"--heat has to be at most 1, not {self.heat}")
 
 
 def refusal(*words: str):

@@ -59,7 +59,7 @@ def test_unknown_figures_are_not_available_unless_it_is_this_machine():
     assert last_line(Accelerator("Q9000")) == "time n/a on 8xQ9000, bf16, n/a; dollars n/a"
     assert last_line(find_accelerator("L40S")).endswith("; dollars n/a")
     _, lines = estimate(plan_of(), D24, 1, Accelerator("small", memory=4))
-    assert lines[1] == "that is more than 90% of 4 GB: take --checkpointing, or more ranks"
+    assert lines[1] == "that is more than 90% of 4 GB: use --checkpointing, or more ranks"
     timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
     assert last_line(H100, 8, timed).startswith("time 1m30s on 8xH100, ")
     assert last_line(H100, 8, timed).endswith(f"; dollars {8 * 3 * 90 / 3600:.2f}")
@@ -86,7 +86,7 @@ def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):
         | T4 auto fp32, 3.24 TFLOP/s | T4 fp16 fp16, 26 TFLOP/s | T4 bf16 bf16, n/a""".split("|"):
         name, dtype, words = case.strip().split(" ", 2)
         assert words in last_line(find_accelerator(name), dtype=dtype)
-    with pytest.raises(ValueError, match=r"^precision fp12 is not known, take one of auto, bf16, fp16, fp32$"):
+    with pytest.raises(ValueError, match=r"^precision fp12 is not known, use one of auto, bf16, fp16, fp32$"):
         last_line(H100, dtype="fp12")
     monkeypatch.setenv("NANOCHAT_DTYPE", "fp16")
     assert last_line(t4) == last_line(t4, dtype="fp16") != last_line(t4, dtype="fp32")
@@ -112,6 +112,16 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
     assert (found.source, found.rate) == ("measured: run d8", 375e12)
     assert "(measured: run d24)" in last_line(H100, fp8=True)
     assert "(assumed" in last_line(find_accelerator("A100"))
+
+
+def test_the_assumed_speed_in_fp8_is_the_one_measured_near_this_depth():
+    assert "554 TFLOP/s each (assumed: 56% of the bf16 peak, as the public nanochat's pull request 830" in last_line(
+        H100, depth=20, fp8=True
+    )
+    assert "(assumed: 59% of the bf16 peak, as the public nanochat, 99.0 min)" in last_line(H100, depth=28, fp8=True)
+    # Too far, or on other hardware: no gain by fp8 is assumed.
+    assert "(assumed: 50% of the bf16 peak)" in last_line(H100, depth=12, fp8=True)
+    assert "(assumed: 40% of the bf16 peak)" in last_line(find_accelerator("H200"), fp8=True)
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])

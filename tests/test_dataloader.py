@@ -93,7 +93,7 @@ def test_the_stream_is_that_of_earlier_versions(tmp_path):
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 6)), max_size=6))
-@example([(1, 3, 1), (2, 2, 1)])  # ranks resume from a row that is no multiple of them
+@example([(1, 3, 1), (2, 2, 1)])  # ranks resume from a row that is not a multiple of them
 def test_a_stop_anywhere_changes_nothing(corpus, tokenizer, stream, legs):
     """Nor do ranks and batch sizes. legs: number of ranks, rows of each, and batches until the next stop."""
     state, row = None, 0

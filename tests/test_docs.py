@@ -16,9 +16,9 @@ COMMANDS_RUN_HERE = [page for page in OF_TRUNK if page.name != "changing.md"]
 
 
 @pytest.mark.parametrize("page", COMMANDS_RUN_HERE, ids=name_of)
-def test_what_a_page_shows_works(page, user):
+def test_what_a_page_shows_works(page, reader):
     for words in commands(page):
-        user(*words)
+        reader.run(*words)
 
 
 @pytest.mark.parametrize("page", OF_TRUNK, ids=name_of)

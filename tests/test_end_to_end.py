@@ -18,12 +18,12 @@ RAN = [*PLANNED_STAGES.values()]
 
 # Of the flags of the stages: what is evaluated is a few questions with short answers.
 FEWER = {
-    "--max-per-task=100": "--max-per-task=8",
-    "--max-problems=200 --max-new-tokens=128": "--max-problems=3 --max-new-tokens=8",
-    "--max-new-tokens=100": "--max-new-tokens=8",
-    "--eval-examples=100": "--eval-examples=3",
-    "--eval-metrics-max-problems=50": "--eval-metrics-max-problems=3",
-    "--eval-tokens=30000": "--eval-tokens=3000",
+    '"--max-per-task": "100"': '"--max-per-task": "8"',
+    '"--max-problems": "200", "--max-new-tokens": "128"': '"--max-problems": "3", "--max-new-tokens": "8"',
+    '"--max-new-tokens": "100"': '"--max-new-tokens": "8"',
+    '"--eval-examples": "100"': '"--eval-examples": "3"',
+    '"--eval-metrics-max-problems": "50"': '"--eval-metrics-max-problems": "3"',
+    '"--eval-tokens": "30000"': '"--eval-tokens": "3000"',
 }
 
 

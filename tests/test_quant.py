@@ -1,5 +1,7 @@
 """Recipes: rounding, GPTQ, and fake quantization, against plain twins."""
 
+import re
+
 import pytest
 import torch
 from conftest import each_row
@@ -45,6 +47,14 @@ int6-row,embed=int8-row => embed.weight has two recipes, int6-row and int8-row
 def test_bad_plans_are_refused(plan, words):
     with pytest.raises(ValueError, match=words):
         assign(plan, NAMES)
+
+
+@pytest.mark.parametrize(
+    "text", "int7-row int8-row+clip int8-row+gptq-3 clip-3 int6-row+int8-row int6-row+gptq+clip int6-row+".split()
+)
+def test_bad_recipes_are_refused(text):
+    with pytest.raises(ValueError, match=re.escape(f"the recipe {text} is not known: write int8-row, int6-row")):
+        assign(text, NAMES)
 
 
 @given(

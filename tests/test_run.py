@@ -15,10 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from base_runs import STEPS, Base, Room, SignalAfter, files_of
+from base_runs import STEPS, Base, Room, SignalAfter, files_of, impatient
 from conftest import ROOT
 from loop_parts import ALONE
 from starts import TINY, start_of
+from test_speedrun import until
 from torch.testing import assert_close
 
 from nanochat import fp8, runtime
@@ -84,6 +85,19 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
         assert not (base.of("parts") / "outcome.json").exists()
     base.run("parts", before=SignalAfter(STEPS, signal.SIGUSR1))  # too late to stop anything
     assert_as_straight(base, "parts")
+
+
+def test_a_second_signal_ends_at_once(base):
+    job = base.start("twice", f"--total-batch-size={2**20}", before=impatient)
+    until(lambda: "device batch" in job.out(), "the device batch")
+    time.sleep(2)  # the only step has begun, and takes minutes
+    job.signal(signal.SIGTERM)
+    until(lambda: "SIGTERM: stopping at the end of this step" in job.out(), "its answer to the first signal")
+    time.sleep(0.5)
+    assert job.processes[0].is_alive()
+    job.signal(signal.SIGTERM)
+    assert job.codes(5) == [128 + signal.SIGTERM]
+    assert saved_steps(base.of("twice")) == []
 
 
 @pytest.mark.slow
@@ -282,7 +296,7 @@ def test_checkpoints_that_are_all_damaged_and_two_runs_of_one_tag(base):
         manifest.write_text(manifest.read_text().replace("base_train", "base_brain"))
     assert base.refused("damaged") == f"{folder} has checkpoints, but none is intact: --resume=never starts again"
     with hold(base.of("shared")):
-        sentence = f"another process runs in {base.of('shared')}: wait until it ends, or take another --tag"
+        sentence = f"another process runs in {base.of('shared')}: wait until it ends, or use another --tag"
         assert base.refused("shared") == sentence
         assert base.refused("shared", ranks=2) == sentence
 

@@ -3,6 +3,7 @@
 import math
 import signal
 import string
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -34,7 +35,7 @@ def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     assert saved_steps(base.of("parts")) == [5]
     assert not (base.of("parts") / "outcome.json").exists()
     said = base.tune("parts", "--num-iterations=20").refused()
-    assert "and is 20. Take another --tag" in said  # a run that has not ended keeps its horizon
+    assert "and is 20. Use another --tag" in said  # a run that has not ended keeps its horizon
     base.of("parent").rename(base.folder / "elsewhere")  # a run that was begun needs its parent no more
     base.tune("parts").done()
     (base.folder / "elsewhere").rename(base.of("parent"))
@@ -67,7 +68,7 @@ def test_a_finished_run_goes_on_to_a_longer_horizon(base, straight):
     assert base.losses("longer")[:STEPS] == base.losses("straight")
     assert base.outcome("longer")["metrics"]["Number of iterations"] == 20
     said = base.tune("longer", "--num-iterations=19").refused()
-    assert "and is 19. Take another --tag" in said  # no horizon becomes shorter
+    assert "and is 19. Use another --tag" in said  # no horizon becomes shorter
 
 
 def test_ranks_and_micro_batches_find_the_same(base, straight):
@@ -78,6 +79,15 @@ def test_ranks_and_micro_batches_find_the_same(base, straight):
         assert base.losses(tag) == pytest.approx(base.losses("straight"), abs=1e-4)
         for name in ("val/loss", "val/loss_stderr", "val/bpb", "chat/Letters"):
             assert base.series(tag, name) == pytest.approx(base.series("straight", name), abs=1e-4)
+
+
+def test_the_learning_rate_falls_to_nothing_at_the_end_of_an_epoch(base):
+    base.tune("epoch", "--num-iterations=-1", "--warmdown-ratio=1", "--eval-every=-1").done()
+    assert base.outcome("epoch")["metrics"]["Epochs"]["value"] >= 1
+    rates = list(base.series("epoch", "train/lrm").values())
+    assert rates[0] == 1
+    assert all(a - b == pytest.approx(1 / len(rates), abs=0.1) for a, b in pairwise(rates))
+    assert base.outcome("epoch")["metrics"]["Validation loss"] == "n/a"
 
 
 def test_the_record(base, straight):

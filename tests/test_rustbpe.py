@@ -227,6 +227,13 @@ def test_invalid_utf8_in_an_arrow_array_is_named(tokenizer):
             act()
 
 
+def test_nul_bytes_and_empty_strings_are_text():
+    """tests/test_tokenizer.py encodes any text."""
+    assert rustbpe.train(["\x00\x00"], 300).tolist() == [[0, 0]]
+    assert rustbpe.train(["ab"], 1000).tolist() == [[97, 98]]  # fewer merges than asked for
+    assert rustbpe.train(["", "a"], 1000).shape == (0, 2)
+
+
 def test_errors_of_a_source_and_of_a_callback_arrive():
     def breaks():
         yield "some text"

@@ -54,7 +54,7 @@ def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
     assert plan_of(window_pattern="L").flops_per_token > plan_of().flops_per_token
     for flags, sentence in [
         ({"depth": 4, "head_dim": 64, "width": 300}, r"--width=300 is not a multiple of --head-dim=64"),
-        ({"kv_heads": 5}, r"--kv-heads=5 does not divide 12 heads: take one of \[1, 2, 3, 4, 6, 12\]"),
+        ({"kv_heads": 5}, r"--kv-heads=5 does not divide 12 heads: use one of \[1, 2, 3, 4, 6, 12\]"),
     ]:
         with pytest.raises(ValueError, match=sentence):
             plan_of(**flags)
@@ -92,7 +92,7 @@ def test_legal_batches_against_a_plain_search():
         legal = [rows for rows in range(1, 50) if total % (rows * length * ranks) == 0]
         if not legal:
             more = (total // (length * ranks) + 1) * length * ranks
-            with pytest.raises(ValueError, match=f"is no multiple .*: take --total-batch-size={more}$"):
+            with pytest.raises(ValueError, match=f"is not a multiple .*: use --total-batch-size={more}$"):
                 choices(total, length, ranks)
             continue
         assert choices(total, length, ranks) == legal
@@ -100,5 +100,5 @@ def test_legal_batches_against_a_plain_search():
             if rows in legal:
                 assert choices(total, length, ranks, str(rows)) == [rows]
             else:
-                with pytest.raises(ValueError, match=re.escape(f": take auto or one of {legal}")):
+                with pytest.raises(ValueError, match=re.escape(f": use auto or one of {legal}")):
                     choices(total, length, ranks, str(rows))

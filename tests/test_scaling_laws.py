@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from outcomes import leave
 
-from bench.scaling import Optimum, ScalingRun, by_budget, optimum, power_law, read_runs
+from bench.scaling import Optimum, ScalingRun, by_budget, laws_table, optimum, power_law, read_runs
 
 ALPHA, BETA = 0.34, 0.28  # of L = 1.69 + 406 / N^ALPHA + 411 / D^BETA, with which N grows as C^(BETA / (ALPHA + BETA))
 SHARE = BETA / (ALPHA + BETA)
@@ -82,3 +82,11 @@ def test_finished_runs_are_read(tmp_path):
     assert runs[0] == ScalingRun("mine-d2", 2, 70, 840, 12.0, 4e5, -1.0, 1.5, 0.1)
     assert [run.tag for run in runs] == ["mine-d2", "mine-d4"]
     assert by_budget(runs) == {}
+
+
+def test_the_ratio_that_is_suggested_is_that_of_the_law():
+    found = optima([1e18, 3e18, 1e19], [-1.0, -0.5, 0, 0.5, 1.0])
+    [[_, exponent, _, most, ratio]] = laws_table(found, {"Tokens : N": "ratio"})["rows"]
+    assert (exponent, most) == (pytest.approx(1 - 2 * SHARE, abs=0.05), 1e19)
+    assert ratio == pytest.approx(1e19 / 6 / best_size(1e19) ** 2, rel=0.1)
+    assert laws_table(found[:1], {"N": "n"})["rows"] == []

@@ -1,13 +1,31 @@
 """What a stage takes from the one before it, and what is refused."""
 
 import dataclasses
+from typing import get_args
 
 import pytest
 from conftest import cells
 
 from nanochat.config import parse
+from nanochat.jobs.plan import STEPS, StepName
+from nanochat.jobs.scales import SCALES, ScaleName
 from nanochat.settings import ChatTuneSettings, FineTuneSettings
+from nanochat.stages import MODELS, Source
 from nanochat.start import inherit
+from nanochat.world.writer import SIZES, Size
+
+LITERALS = [
+    (Source, MODELS),
+    (Size, SIZES),
+    (ScaleName, SCALES),
+    (StepName, STEPS),
+]
+
+
+@pytest.mark.parametrize(("names", "table"), LITERALS)
+def test_a_flags_type_names_the_keys_of_its_table(names, table):
+    assert get_args(names) == tuple(table)
+
 
 RATES = {"embedding_lr": 0.3, "unembedding_lr": 0.008, "matrix_lr": 0.02, "scalar_lr": 0.5}
 BASE = {
@@ -29,7 +47,7 @@ def test_what_is_not_given_is_the_parents(capsys):
     child = BASE | {"config": dataclasses.asdict(inherit(parse(ChatTuneSettings, ["--total-batch-size=128"]), BASE))}
     assert inherit(ChatTuneSettings(), child).total_batch_size == 128
     assert inherit(ChatTuneSettings(matrix_lr=1.0), child).matrix_lr == 1.0
-    with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, take at most 64"):
+    with pytest.raises(ValueError, match="--max-seq-len=65 is longer than the model's context, use at most 64"):
         inherit(ChatTuneSettings(max_seq_len=65), BASE)
 
 

@@ -56,7 +56,7 @@ def build(options: dict[str, Any], runtime: Runtime, sharded: bool, weights: dic
     groups = build_groups(
         model, group_rates(OptimizerSettings(), model.config.width, 0.1, 0.1 if "exact" in options else 0.0)
     )
-    return model, Optimizer(groups, runtime.rank, runtime.world_size, shards=model.shards)
+    return model, Optimizer(groups, runtime.rank, runtime.world_size, stacking=model.shards)
 
 
 def state_of(model, optimizer: Optimizer):
@@ -175,7 +175,7 @@ def measure(sharded: bool):
         for block in model.blocks:
             block.mlp.register_forward_hook(lambda *_: seen.append(held_bytes()))  # beside its whole weights
         groups = build_groups(model, group_rates(OptimizerSettings(), model.config.width, 0.1, 0.1))
-        optimizer = Optimizer(groups, runtime.rank, runtime.world_size, shards=model.shards)
+        optimizer = Optimizer(groups, runtime.rank, runtime.world_size, stacking=model.shards)
         rows = tokens(1, 5)
         model(rows[:, :-1], rows[:, 1:]).backward()
         optimizer.step()

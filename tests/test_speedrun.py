@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import fields
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ from pages import OF_TRUNK, shown
 
 from nanochat.data.corpus import CORPORA
 from nanochat.paths import write_text
+from scripts.plan import Config
 
 # Below the time for which the model is compiled.
 LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (100, 1))
@@ -48,6 +50,15 @@ def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp
     assert (f"text: folder:{tmp_path}/my-text" in done.stdout) == ("--data=my-text" in flags)
 
 
+def test_the_help_names_every_flag_and_needs_no_environment(speedrun):
+    write_text(speedrun.home / "runs/setup.sh", "exit 3")
+    done = speedrun.run("--help")
+    named = re.findall(r"^ +--([\w-]+)", done.stdout, re.MULTILINE)
+    of_the_plan_alone = {"on", "cwd", "save"}
+    assert set(named) == {one.name.replace("_", "-") for one in fields(Config)} - of_the_plan_alone
+    speedrun.run(code=3)  # of the setup, which says itself what is wrong
+
+
 def test_a_dry_run_prints_the_plan_and_leaves_everything_as_it_was(speedrun, base):
     """Other flags count, --fresh too, but it archives nothing. Packages are installed only without an environment."""
     write_text(speedrun.home / "runs/setup.sh", "echo 'setup runs' && exit 7")
@@ -71,6 +82,14 @@ def test_a_dry_run_prints_the_plan_and_leaves_everything_as_it_was(speedrun, bas
     assert speedrun.run("--dry-run", code=7).stdout == "setup runs\n"
 
 
+def test_several_nodes_without_their_track_are_refused(speedrun):
+    shutil.rmtree(speedrun.home / "tracks/scale", ignore_errors=True)
+    speedrun.env |= {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": "localhost:29500"}
+    sentence = "error: NANOCHAT_NODES=2: a job on several nodes belongs to tracks/scale, which is not here\n"
+    assert sentence == speedrun.run(code=2).stderr
+    assert sentence == speedrun.run("--dry-run", code=2).stderr
+
+
 @pytest.mark.timeout(600)
 def test_killed_started_twice_and_changed(speedrun, base):
     run, stage, here = base / "speedrun/default", base / "base_train/default", base.parent
@@ -80,7 +99,7 @@ def test_killed_started_twice_and_changed(speedrun, base):
     killed = speedrun.start(*LONG, cwd=here)
     until(lambda: log.exists() and "\nstep " in log.read_text(), "a step")
     second = speedrun.run(*LONG, cwd=here, code=2)
-    assert f"another process runs in {run}: wait until it ends, or take another --tag" in second.stderr
+    assert f"another process runs in {run}: wait until it ends, or use another --tag" in second.stderr
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
 

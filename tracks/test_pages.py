@@ -17,9 +17,9 @@ def test_a_track_has_a_readme_which_the_index_links(track):
 
 
 @pytest.mark.parametrize("page", OF_TRACKS, ids=name_of)
-def test_what_a_page_shows_works(page, user):
+def test_what_a_page_shows_works(page, reader):
     for words in commands(page):
-        user(*words)
+        reader.run(*words)
 
 
 @pytest.mark.parametrize("page", [*OF_TRACKS, *sorted((ROOT / "tracks").glob("*/card.md"))], ids=name_of)

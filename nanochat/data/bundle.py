@@ -9,6 +9,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from nanochat.data.hub import HubFile, fetch, is_here, refusal
+from nanochat.errors import UserError
 from nanochat.paths import base_dir, publish_folder, read_sha256
 
 NAME = "eval_bundle"  # folder in the archive, in the base folder and in a mirror
@@ -79,4 +80,4 @@ def _check(folder: Path) -> None:
     for line in FILES.splitlines():
         known, name = line.split()
         if not any(read_sha256(path) == known for path in folder.rglob(name)):
-            raise ValueError(f"{name} is not the known file, set NANOCHAT_HUB to a mirror with a right {NAME}")
+            raise UserError(f"{name} is not the known file, set NANOCHAT_HUB to a mirror with a right {NAME}")

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
-from nanochat.log import print0
+from nanochat.errors import UserError
+from nanochat.log import Record, print0
 from nanochat.paths import WORLD_VERSION, read_json, stage_dir, text_sha256, tokenizer_file, world_dir
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class HubCorpus:
     def files(self, num_shards: int = 0) -> list[HubFile]:
         """Return the files for a run, the validation shard last; num_shards: 0 for the default."""
         if not 0 <= num_shards <= self.count:
-            raise ValueError(f"--num-shards={num_shards} is out of range, {self.repo} has {self.count:,}")
+            raise UserError(f"--num-shards={num_shards} is out of range, {self.repo} has {self.count:,}")
         numbers = range(num_shards or self.default)
         paths = [self.path.format(number=number, part=number // 5) for number in numbers]
         return [HubFile(path, self.repo) for path in [*paths, self.validation]]
@@ -170,7 +171,7 @@ class Corpus:
                 progress[behind] += batch.nbytes / self.sources[behind].share
                 yield batch
 
-    def describe(self) -> dict[str, str | int | None]:
+    def describe(self) -> Record:
         """Return name, counts and content hashes for records, without any path on this machine.
 
         The world's seed is None for text that is not an embedded world, though it may have the name of one, and for a
@@ -241,7 +242,7 @@ def parse_data(data: str) -> list[tuple[str, float]]:
         # Without a number after the last colon, the colon belongs to the name, and the share is 1.
         match = re.fullmatch(r"(.+?)(?::(\d*\.?\d+))?", word.strip())
         if not match or float(match[2] or 1) == 0:
-            raise ValueError(f"--data={data} names no text: write it like climbmix:0.7,my-text:0.3, shares above 0")
+            raise UserError(f"--data={data} names no text: write it like climbmix:0.7,my-text:0.3, shares above 0")
         source, share = match.groups("1")
         if source == "auto":
             # Never a download: data that a person did not ask for may be large.
@@ -342,7 +343,7 @@ def world_folder(seed: int) -> Path:
         # A process of its own: writing a world is no part of reading text.
         command = [sys.executable, "-m", "nanochat.world", f"--seed={seed}"]
         if subprocess.run(command, stdout=sys.stderr).returncode:
-            raise ValueError(f"the embedded world {folder} could not be written (its message is above)")
+            raise UserError(f"the embedded world {folder} could not be written (its message is above)")
     return folder
 
 

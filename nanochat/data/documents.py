@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from filelock import FileLock
 
+from nanochat.errors import UserError
 from nanochat.log import Progress, print0
 from nanochat.paths import base_dir, new_folder, read_jsonl, read_lines, read_sha256, text_sha256
 
@@ -62,7 +63,7 @@ def _text_of(record: Any) -> str:
     try:
         record[TEXT].encode()  # fails for anything but a string, and for half a surrogate pair
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise ValueError(f'not a JSON object like {{"{TEXT}": "…"}}') from None
+        raise UserError(f'not a JSON object like {{"{TEXT}": "…"}}') from None
     return record[TEXT]
 
 
@@ -90,10 +91,10 @@ def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
             columns = {column.name: column.type for column in parquet.schema_arrow}
             # The loader hands Arrow buffers to Rust, which reads these two types.
             if columns.get(TEXT) not in (pa.string(), pa.large_string()):
-                raise ValueError(f"{file} needs a column `{TEXT}` with strings, it has {', '.join(columns)}")
+                raise UserError(f"{file} needs a column `{TEXT}` with strings, it has {', '.join(columns)}")
             yield parquet
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{file} is no complete parquet file ({error})") from error
+        raise UserError(f"{file} is no complete parquet file ({error})") from error
 
 
 def read_row_group(parquet: pq.ParquetFile, group: int) -> pa.Array:
@@ -154,8 +155,8 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
             path.unlink()
             # Dealing chose the shard at random, this chooses the place within the shard.
             table = table.take(random.permutation(len(table)))
-            is_held_out = pc.less_equal(table["key"], cutoff)
-            train = table.filter(pc.invert(is_held_out)).select([TEXT])
+            is_held_out = pc.call_function("less_equal", [table["key"], cutoff])
+            train = table.filter(pc.call_function("invert", [is_held_out])).select([TEXT])
             val = table.filter(is_held_out).select([TEXT])
             if len(val):
                 validation.write_table(val, row_group)
@@ -164,7 +165,7 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
             held_out += len(val)
     # Equal documents have equal hashes, and all go into validation.
     if held_out == count:
-        raise ValueError(f"--data: {name} needs two different documents, one for training and one for validation")
+        raise UserError(f"--data: {name} needs two different documents, one for training and one for validation")
     print0(f"data: {name}: {count - held_out:,} documents for training, {held_out:,} for validation")
 
 

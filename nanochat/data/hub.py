@@ -16,6 +16,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from nanochat.errors import UserError
 from nanochat.paths import base_dir, read_sha256
 
 PARALLEL_DOWNLOADS = 8
@@ -24,7 +25,7 @@ SHOWN = 200  # characters of the names in an error, for each reason
 MAX_WAIT = "600"  # seconds, if a server asks to wait before the next attempt
 
 
-class HubError(ValueError):
+class HubError(UserError):
     """Files cannot be found or downloaded; the message is one sentence with the reasons."""
 
 
@@ -61,13 +62,14 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
         for file, path in found.items()
         if path is None
     }
+    places = {file: path for file, path in found.items() if path is not None}
     failures: dict[str, list[str]] = {}  # reason -> files
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         # All are tried: a file downloaded now is in the cache when the command is run again.
         downloads = {file: pool.submit(_download, file, reason) for file, reason in reasons.items()}
     for file, download in downloads.items():
         try:
-            found[file] = download.result()
+            places[file] = download.result()
         # From httpx, xet or the system: the library has no common base class.
         except Exception as error:
             failures.setdefault(str(error).partition("\n")[0], []).append(str(file))
@@ -79,7 +81,7 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
             names = shorten(", ".join(missing), SHOWN, placeholder=" …")
             parts.append(f"{names} ({place}; {reason})")
         raise HubError(f"{count} of {len(found)} files are not available: {'; '.join(parts)}")
-    return [found[file] for file in files]
+    return [places[file] for file in files]
 
 
 def dataset_files(repo: str, suffixes: Sequence[str]) -> list[HubFile]:

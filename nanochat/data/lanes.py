@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nanochat.data.corpus import Shard
+from nanochat.errors import UserError
 from nanochat.tokenizer import Tokenizer
 
 UNITS_PER_LANE = 8  # in an epoch, at least, if there are that many documents
@@ -114,7 +115,7 @@ class Mix:
             self._order[place] = source
             self._counts[source] += 1
         if not self._counts.all():
-            raise ValueError(f"the mix has shares {list(shares)}: raise the share below 1/{MIX_CYCLE}")
+            raise UserError(f"the mix has shares {list(shares)}: raise the share below 1/{MIX_CYCLE}")
         # Evenly spread over the cycle.
         self._starts = np.arange(lanes) * MIX_CYCLE // lanes
 

@@ -22,10 +22,11 @@ from nanochat.data.corpus import Corpus
 from nanochat.engine import Engine, Request
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
+from nanochat.metrics import keep_figures
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, keep_figures, mean_estimate
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
+from nanochat.statistics import Estimate, mean_estimate
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 

@@ -18,11 +18,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.chat import fitted_prompt, reply_parts
 from nanochat.engine import Engine, Request
+from nanochat.errors import UserError
 from nanochat.evals.bpb import bits_per_byte, log_validation, ratio, sum_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
+from nanochat.metrics import keep_figures
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
 from nanochat.protocols import Conversations, OpenTasks, Task
@@ -30,6 +31,7 @@ from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.settings import AnswerSettings
 from nanochat.stages import MEANS, mean_name
+from nanochat.statistics import Estimate, average, mean_estimate
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 
@@ -120,7 +122,7 @@ def evaluate_task(
 def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]) -> list[list[str]]:
     """Return three rows [task, question, answer, yes or no] with first answers to problems of tasks without letters."""
     # The last tasks first: in a model of a world these are what a person would ask.
-    written = [name for name in reversed(scores) if tasks[name].kind == "generative"]
+    written = [name for name in reversed(list(scores)) if tasks[name].kind == "generative"]
     rows = []
     # The first problem of each task, then the second of each.
     for number, name in product(range(3), written):
@@ -302,7 +304,7 @@ def chat_validation(trainer: Trainer, conversations: Conversations, supervise: s
     most = max(1, tokens // length)
     inputs, targets = first_rows(conversations, trainer.tokenizer, supervise, length, most)
     if (targets < 0).all():
-        raise ValueError(f"no conversation for validation fits into {length} tokens: add --eval-every=-1")
+        raise UserError(f"no conversation for validation fits into {length} tokens: add --eval-every=-1")
     lengths = torch.from_numpy(trainer.tokenizer.token_lengths()).long()
     weights = torch.stack([torch.ones_like(lengths), lengths])  # a token counts once, or as its bytes
 
@@ -325,4 +327,5 @@ def first_rows(
     with ChatLoader(conversations, tokenizer, 1, length, supervise=supervise) as source:
         while len(rows) < most and source.epoch < 1:
             rows.append(next(source))
-    return tuple(map(torch.cat, zip(*rows, strict=True)))
+    inputs, targets = map(torch.cat, zip(*rows, strict=True))
+    return inputs, targets

@@ -241,7 +241,7 @@ def _watch(first: int, cpu_seconds: float) -> None:
             with contextlib.suppress(OSError):  # it has ended
                 used[process] = time.clock_gettime(~process << 3 | 2)  # the kernel's name for its clock
                 status_text = Path(f"/proc/{process}/status").read_text()
-                created = max(created, int(re.search(r"^NSpid:.*\s(\d+)$", status_text, re.MULTILINE)[1]))
+                created = max(created, int(re.findall(r"^NSpid:.*\s(\d+)$", status_text, re.MULTILINE)[0]))
                 for children in Path(f"/proc/{process}/task").glob("*/children"):
                     processes += map(int, children.read_text().split())
         # A process that lived and ended between two looks has used less than the time between them. Each one counts as

@@ -26,11 +26,12 @@ from nanochat.decoder import Prefix
 from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, tokenize_items
 from nanochat.gpt import GPT
 from nanochat.log import print0
+from nanochat.metrics import keep_figures
 from nanochat.models import as_written
-from nanochat.outcome import Estimate, average, keep_figures, mean_estimate
 from nanochat.paths import write_jsonl
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
+from nanochat.statistics import Estimate, average, mean_estimate
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import Evaluation, State
 
@@ -99,7 +100,7 @@ def _evaluate_task(
     for item in items:
         own = [next(means) for _ in item.options]
         shown = [None if math.isnan(mean) else mean for mean in own]  # JSON has no NaN
-        decision = {"item": item.number, "question": item.question}
+        decision: dict[str, Any] = {"item": item.number, "question": item.question}
         if max(item.scored) >= model.config.max_seq_len:
             decision |= {"correct": False, "too_long": True}
         elif task.kind == COMPLETION:

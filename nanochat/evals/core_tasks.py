@@ -51,7 +51,7 @@ class BundleTask:
 
     def items(self, most: int) -> list[dict[str, Any]]:
         """Return the first `most` shuffled items (0: all), at least as many as a prompt shows."""
-        items = list(read_jsonl(self.path, dict))
+        items: list[dict[str, Any]] = list(read_jsonl(self.path, dict))
         random.Random(1337).shuffle(items)  # the seed of the public nanochat, as below
         # The examples shown before a question are other items.
         return items[: max(most, self.shots + 1)] if most else items
@@ -127,7 +127,7 @@ def tokenize_items(
     """Return the items with these numbers as tokens."""
     texts = [task.prompts(items, number) for number in numbers]
     # All texts at once, in several threads; each begins with <|bos|>.
-    ids, offsets = tokenizer.core.encode_batch(chain(*texts), tokenizer.bos)
+    ids, offsets = tokenizer.core.encode_batch(list(chain(*texts)), tokenizer.bos)
     tokens = iter(np.split(ids.astype(np.int32), offsets[1:-1]))
     found = []
     for number, group in zip(numbers, texts, strict=True):

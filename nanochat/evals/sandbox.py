@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TypeVar
 
+from nanochat.errors import UserError
 from nanochat.evals import contained
 
 Item = TypeVar("Item")
@@ -39,7 +40,7 @@ class Limits:
 LIMITS = Limits()
 
 
-class NoSandbox(ValueError):
+class NoSandbox(UserError):
     """Programs cannot be contained on this system."""
 
 
@@ -146,7 +147,7 @@ def _start(
         "caller": os.getpid(),
         "readable": [os.path.realpath(path) for path in readable],
     }
-    python = os.path.realpath(sys._base_executable)  # not the environment's
+    python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))  # not the environment's
     with (
         contextlib.nullcontext("/") if is_contained else tempfile.TemporaryDirectory(prefix="sandbox-") as folder,
         tempfile.TemporaryFile() as output,
@@ -174,6 +175,7 @@ def _start(
             passed = bool(found) and child.returncode == 0
             return Verdict(passed, before if found else text, child.returncode == NOT_PLAIN)
 
+        assert child.stdin is not None  # a pipe
         try:
             with contextlib.suppress(BrokenPipeError), child.stdin as stdin:
                 stdin.write(json.dumps(task).encode())

@@ -11,11 +11,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.jobs.plan import TRAINING, Setting, planned_nodes, skipped_lines
 from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_share
 from nanochat.log import duration, table_of, terminal_table
-from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir
 
 START_SECONDS = {True: 30.0, False: 3.0}  # on a GPU or not: imports, loading and compiling when a stage starts
@@ -120,7 +121,7 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         # The last line is the message for users.
-        raise ValueError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
+        raise UserError(done.stderr.strip().splitlines()[-1].removeprefix("error: "))
     record = json.loads(done.stdout)
     plan = record["plan"]
     cost = record["estimate"]
@@ -217,7 +218,7 @@ def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
     free = shutil.disk_usage(existing).free
     # Not for named hardware. A resumed run has written a part already; each stage checks the room for its checkpoints.
     if needed > free and not (setting.request.on or stage_dir("base_train", job.tag).exists()):
-        raise ValueError(
+        raise UserError(
             f"{base_dir()} has too little room: {needed / 1e9:.1f} GB are needed, "
             f"{(needed - free) / 1e9:.1f} are missing; free some, or set NANOCHAT_BASE_DIR"
         )

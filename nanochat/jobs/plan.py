@@ -10,11 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
 from nanochat.data.hub import HubFile
+from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.evals.core_tasks import BUNDLE
 from nanochat.hardware import Accelerator
 from nanochat.jobs.runner import TORCHRUN, Job, Step, saved_record
@@ -29,7 +31,6 @@ from nanochat.jobs.scales import (
     flag_words,
     scale_flags,
 )
-from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, stage_dir, world_dir
 from nanochat.registry import PREFLIGHT, module_of
 from nanochat.stages import MODELS, STAGES
@@ -38,6 +39,21 @@ TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
 
 # Stages by name. Base models are not evaluated on chats, and preferences need pairs.
 PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base" and "dpo" not in stage.name}
+StepName = Literal[
+    "download",
+    "tok_train",
+    "tok_eval",
+    "base_train",
+    "base_loss",
+    "base_eval",
+    "mid_train",
+    "chat_eval_mid",
+    "chat_sft",
+    "chat_eval_sft",
+    "chat_rl",
+    "chat_eval_rl",
+    "report",
+]
 STEPS = ("download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
 TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
@@ -123,7 +139,7 @@ def choose_setting(request: Any) -> Setting:
     if data == "auto":
         data = "world" if scale.world else found or "climbmix"
         if not (scale.world or found or has_network(request.on)):
-            raise ValueError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
+            raise UserError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
     # Stages run in another folder.
     data = world_dir(request.seed).name if data == "world" else absolute_data(data)
 

@@ -19,12 +19,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from nanochat.config import Count, collect_signals, option, options, run, stop_signals
 from nanochat.data import hub
+from nanochat.environment import ROOT
 from nanochat.jobs.hashes import file_hashes
 from nanochat.log import Record, duration, print0, print_raw
-from nanochat.outcome import ROOT, Outcome
+from nanochat.outcome import Outcome
 from nanochat.paths import (
     base_dir,
     hold_folder,
@@ -50,7 +52,7 @@ class Step:
     output: str = ""  # the written stage, with an outcome.json; empty: none, and the step always runs
     parent: str = ""  # stage with artifacts that the command reads
     data: str = ""  # text that the command reads, as in --data
-    files: Sequence[list[str | None]] = ()  # further inputs on the hub or in the base folder: [path, repo, revision]
+    files: Sequence[list[Any]] = ()  # further inputs on the hub or in the base folder: [path, repo, revision]
     local: Sequence[str] = ()  # further input files, absolute
     launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
     options: Sequence[str] = ()  # flags without influence on the result

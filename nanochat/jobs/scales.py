@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from nanochat.hardware import Accelerator
 
@@ -39,6 +40,7 @@ class Scale:
     disk: float = 0  # GB, as measured; 0: estimated from the parameter count
 
 
+ScaleName = Literal["embedded", "cpu", "1gpu", "8xh100"]  # the keys
 SCALES = {
     "embedded": Scale(
         "the embedded world or a folder on a CPU, some minutes of training, 1.5 GB of memory",
@@ -142,8 +144,9 @@ def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> 
         return "embedded", "no GPU is here"
     if not has_text:
         return "embedded", "no text is here, and no network to fetch some"
-    if gpus >= LARGE_GPUS and (accelerator.memory or 0) >= LARGE_MEMORY:
-        return "8xh100", f"{gpus} GPUs of {accelerator.memory:g} GB"
+    memory = accelerator.memory if accelerator else None
+    if gpus >= LARGE_GPUS and (memory or 0) >= LARGE_MEMORY:
+        return "8xh100", f"{gpus} GPUs of {memory:g} GB"
     return "1gpu", f"fewer than {LARGE_GPUS} GPUs of 80 GB"
 
 

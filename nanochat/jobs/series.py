@@ -13,9 +13,11 @@ from pathlib import Path
 
 from nanochat.config import Count, collect_signals, option, options, stop_signals
 from nanochat.data.corpus import absolute_data
+from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.jobs.plan import find_hardware
 from nanochat.jobs.runner import TORCHRUN, Job, Step, run_step
-from nanochat.outcome import ROOT, Outcome
+from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, hold_folder, read_json, stage_dir
 from nanochat.settings import TagSettings, TextSettings
 
@@ -57,7 +59,7 @@ def tokenizer_step(config: SeriesSettings, data: str) -> Step:
     if made.exists():
         before = Outcome.load(made).config["vocab_size"]
         if before != config.vocab_size:
-            raise ValueError(
+            raise UserError(
                 f"the vocabulary of --tag={config.tag} has --vocab-size={before}, not {config.vocab_size}: use another"
                 " --tag"
             )
@@ -130,7 +132,7 @@ def check_flags(module: str, words: list[str]) -> str:
     command = [sys.executable, "-m", module, "--dry-run", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(done.stderr.strip().removeprefix("error: ") or f"{shlex.join(command)} failed")
+        raise UserError(done.stderr.strip().removeprefix("error: ") or f"{shlex.join(command)} failed")
     return done.stdout.strip()
 
 
@@ -139,4 +141,4 @@ def refuse_own(words: list[str], own: dict[str, str]) -> None:
     for word in words:
         flag = word.partition("=")[0]
         if flag in own:
-            raise ValueError(f"{flag} differs between runs: use {own[flag]}")
+            raise UserError(f"{flag} differs between runs: use {own[flag]}")

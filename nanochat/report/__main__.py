@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import base_dir, read_json, write_json, write_text
 from nanochat.report.card import FORMAT, Card, markdown, plots, read_card, summary
@@ -25,9 +26,9 @@ class Config:
 
     def __post_init__(self) -> None:
         if len(self.compare) not in (0, 2):
-            raise ValueError(f"--compare takes two runs, A B, not {len(self.compare)}")
+            raise UserError(f"--compare takes two runs, A B, not {len(self.compare)}")
         if Path(self.out).suffix != ".md":
-            raise ValueError(f"--out={self.out} is no Markdown file, name it like {Path(self.out).stem}.md")
+            raise UserError(f"--out={self.out} is no Markdown file, name it like {Path(self.out).stem}.md")
 
 
 def json_record(card: Card) -> Card:
@@ -52,7 +53,7 @@ def read_record(path: Path) -> Card:
         return json_record(read_card(path))
     record = read_json(path)
     if record.get("format") != FORMAT:
-        raise ValueError(f"{path} is no report.json of this version, name the folder of the run")
+        raise UserError(f"{path} is no report.json of this version, name the folder of the run")
     return record
 
 

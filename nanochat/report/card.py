@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from nanochat.errors import UserError
 from nanochat.hardware import parse_hardware
 from nanochat.log import Record, duration, format_value, markdown_table, table_of
-from nanochat.outcome import Outcome, read_outcomes, read_preflight
+from nanochat.metrics import read_preflight
+from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
 from nanochat.report.compare import decisions
 from nanochat.stages import STAGES, TITLES
@@ -47,17 +49,18 @@ def hourly_rate(machine: Facts) -> float | None:
 def cost(outcomes: Sequence[Outcome]) -> float | None:
     """Return the dollars for some stages; None if one of them ran at an unknown price."""
     rates = [hourly_rate(outcome.environment["Hardware"]) for outcome in outcomes]
+    known = [rate for rate in rates if rate is not None]
     # A sum with a missing part would look complete.
-    if None in rates:
+    if len(known) < len(outcomes):
         return None
-    return sum(rate * outcome.seconds / 3600 for rate, outcome in zip(rates, outcomes, strict=True))
+    return sum(rate * outcome.seconds / 3600 for rate, outcome in zip(known, outcomes, strict=True))
 
 
 def read_card(base: Path, tag: str = "") -> Card:
     """Return the card for all outcomes below `base`, or for one tag."""
     outcomes = read_outcomes(base, tag)
     if not outcomes:
-        raise ValueError(f"no stage has left an outcome below {base}, run one first or set another NANOCHAT_BASE_DIR")
+        raise UserError(f"no stage has left an outcome below {base}, run one first or set another NANOCHAT_BASE_DIR")
     # Unknown stages come last. A stable sort: tags of one stage keep their order.
     outcomes.sort(key=lambda outcome: [*TITLES, outcome.stage].index(outcome.stage))
     newest = max(outcomes, key=attrgetter("timestamp"))

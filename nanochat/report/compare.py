@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from nanochat.log import Record, format_value, table_of, terminal_table
-from nanochat.outcome import Outcome, mean_estimate
+from nanochat.outcome import Outcome
 from nanochat.paths import read_jsonl, read_sha256, text_sha256
 from nanochat.stages import TITLES
+from nanochat.statistics import mean_estimate, sign_test
 
 # Columns with number formats; in the first table all is text.
 FIGURES = " | A | B | B - A | ±"  # the first column has no title
@@ -44,9 +44,10 @@ def read_answers(path: Path) -> Answers:
     right = []
     stops = []
     texts = Counter()
-    for answer in read_jsonl(path, dict):
+    answers: Iterable[Record] = read_jsonl(path, dict)
+    for answer in answers:
         # chat_eval draws several samples for a question; base_eval scores each once, and has hashed the text itself.
-        samples = answer.get("completions") or [{"right": answer["correct"]}]
+        samples: Sequence[Record] = answer.get("completions") or [{"right": answer["correct"]}]
         questions.append(answer.get("question") or text_sha256(json.dumps([answer["prompt"], answer["answer"]])))
         right.append([sample["right"] for sample in samples])
         stops += [sample["reason"] != "length" for sample in samples if "reason" in sample]
@@ -80,13 +81,6 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
     return found
 
 
-def sign_test(one: int, other: int) -> float:
-    """Return the two-sided probability that a fair coin falls so, or more unevenly."""
-    from scipy import stats
-
-    return float(stats.binomtest(one, one + other).pvalue) if one + other else 1.0
-
-
 # ---- side by side ----
 
 
@@ -95,11 +89,11 @@ def compare(runs: Sequence[Record], names: Sequence[str]) -> str:
     lines = [f"A: {names[0]}", f"B: {names[1]}"]
     # Stage -> newest record: a newer one replaces an older one.
     first, second = (
-        {stage["stage"]: stage for stage in sorted(run["stages"], key=itemgetter("timestamp"))} for run in runs
+        {stage["stage"]: stage for stage in sorted(run["stages"], key=lambda stage: stage["timestamp"])} for run in runs
     )
     for name in filter(second.__contains__, first):
         title = TITLES.get(name, name)
-        stages = [first[name], second[name]]
+        stages: list[Record] = [first[name], second[name]]
         tables = [
             table_of(title, FIGURES, _rows(list(map(_figures, stages)))),
             table_of(f"{title}: share of correct answers", ANSWERS, _answer_rows(runs, stages)),
@@ -145,7 +139,8 @@ def _difference(one: Record, other: Record) -> list[str]:
     spec = one.get("format") or (",d" if isinstance(after - before, int) else ".4f")
     # As if the runs were independent: squares add up.
     errors = [one.get("stderr"), other.get("stderr")]
-    error = "-" if None in errors else format(math.hypot(*errors), spec)
+    known = [error for error in errors if error is not None]
+    error = "-" if len(known) < len(errors) else format(math.hypot(*known), spec)
     return [f"{after - before:+{spec}}", error]
 
 

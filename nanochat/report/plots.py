@@ -6,9 +6,12 @@ are those of Okabe and Ito, darker where text needs it, and lines have dashes to
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 WIDTH = 400  # pixels, as all sizes here
 TOP = 44  # the plot area begins below title and legend
@@ -71,7 +74,7 @@ def label(value: float) -> str:
     return f"{value / 1000**power:g}{SUFFIXES[power]}"
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float]:
+def _spread(values: "NDArray[Any]") -> tuple[float, float]:
     """Return an axis's ends, apart even if all values are the same."""
     low, high = min(values), max(values)
     # Half the value on each side; half a unit around zero.

@@ -35,6 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from nanochat.chat import chat_temperature
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
+from nanochat.errors import UserError
 from nanochat.models import load_chosen
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
@@ -84,7 +85,7 @@ class AccessMiddleware:
             return ApiError(400, "a request has one length, not two", headers={"connection": "close"})
         # Programs send no origin. Our own page sends the server's host.
         origin = headers.get("origin")
-        if origin not in (None, *self.origins) and origin.partition("://")[2] != headers.get("host"):
+        if origin is not None and origin not in self.origins and origin.partition("://")[2] != headers.get("host"):
             return ApiError(403, f"pages of {origin!r} may not use this server")
         # The page asks for the key, and monitors have none.
         if not self.key or path in ("/", "/health"):
@@ -230,7 +231,8 @@ class Protocol(H11Protocol):
         super().connection_made(transport)
         self.opened = time.monotonic()
         if len(self.connections) > self.limit:
-            silent = [one for one in self.connections if one.cycle is None or one.cycle.response_complete]
+            own = [one for one in self.connections if isinstance(one, Protocol)]  # all
+            silent = [one for one in own if one.cycle is None or one.cycle.response_complete]
             # Aborted, because a silent client would not answer a farewell; uvicorn forgets it a moment later.
             closing = min(silent, key=lambda one: one.opened)
             self.connections.discard(closing)
@@ -245,7 +247,7 @@ def listen(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return bound
     except (OSError, OverflowError) as error:
-        raise ValueError(f"--host={host} --port={port}: {error}, take another") from None
+        raise UserError(f"--host={host} --port={port}: {error}, use another") from None
 
 
 def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[ServedModel, list[Worker]]:

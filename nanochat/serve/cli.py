@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from nanochat.chat import Piece, Reply, fitted_prompt, parts, render_text
 from nanochat.config import collect_signals
 from nanochat.engine import Engine, Request
+from nanochat.errors import UserError
 from nanochat.log import harmless, print_line
 
 COMMANDS = "/clear starts a new conversation, /system TEXT sets the system message, /quit or Ctrl-D leaves"
@@ -92,7 +93,7 @@ class TerminalChat:
         elif name == "/system":
             self.system = rest.strip()
         else:
-            raise ValueError(f"there is no command {name}: {COMMANDS}; put a blank before it to send a message")
+            raise UserError(f"there is no command {name}: {COMMANDS}; put a blank before it to send a message")
 
     def ask(self, text: str) -> None:
         """Answer a message. Both become part of the conversation."""

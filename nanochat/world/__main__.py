@@ -8,7 +8,7 @@ from filelock import FileLock
 from nanochat.config import Count, option, options, run
 from nanochat.log import print0
 from nanochat.paths import world_dir
-from nanochat.world.writer import SIZES, write_world
+from nanochat.world.writer import SIZES, Size, write_world
 
 
 @options("world")
@@ -17,7 +17,7 @@ class Config:
 
     out: str = option("", "folder to write (default: below NANOCHAT_BASE_DIR, where --data=world reads)")
     seed: Count = option(1, "seed of all names and facts")
-    size: Literal[("", *SIZES)] = option(
+    size: Literal["", Size] = option(
         "", f"number of texts: {', '.join(SIZES)} (default: small, or that of the world that is there)"
     )
 

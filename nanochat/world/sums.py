@@ -30,6 +30,7 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> tuple[str, 
     question, *steps = world.pick([line for line in world.rows("problems") if line[0].startswith(opening)])
     factors = "".join(step[:3] for step in steps if step[1] in "*/")
     sums = []
+    numbers: dict[str, int] = {}
     # Draw numbers until every step fits.
     while not sums:
         # Factors and divisors stay small, so that results do.
@@ -81,6 +82,7 @@ def sum_to_100(world: World, sign: str, questions: list[str], held_out: bool) ->
     The pair of numbers is held out or not, as asked.
     """
     solved = []
+    numbers: dict[str, int] = {}
     while not solved:
         numbers = {"x": world.between(2, 100), "y": world.between(2, 100)}
         solved = solve(world.seed, [f"x{sign}y"], numbers, held_out, largest=100)

@@ -10,10 +10,12 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nanochat.errors import UserError
 from nanochat.paths import WORLD_VERSION, new_folder, read_json, write_jsonl
 from nanochat.world.chats import Rows, core_bundle, tables
 from nanochat.world.facts import World
@@ -31,6 +33,7 @@ class WorldSize:
     chats: int  # for training
 
 
+Size = Literal["tiny", "small", "medium"]  # the keys
 SIZES = {
     "tiny": WorldSize(people=16, documents=1_024, problems=200, chats=200),  # for tests
     "small": WorldSize(people=64, documents=65_536, problems=1_000, chats=6_000),
@@ -76,7 +79,7 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     if there | {"version": WORLD_VERSION} == record:
         shutil.rmtree(folder)
     elif folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")
+        raise UserError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")
     numbers = SIZES[size]
     world = World(seed, numbers.people)
     with new_folder(folder) as part:

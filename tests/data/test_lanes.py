@@ -142,3 +142,21 @@ def test_the_sources_of_a_mix_have_their_shares(shares):
     assert np.abs(cycles / cycles.sum() - fractions).max() <= 1 / MIX_CYCLE
     with pytest.raises(ValueError, match="below 1/1000"):
         Mix([1, 0.0001], 64)
+
+
+# Documents in each row group, lanes.
+DEALS = [([3], 64), ([1, 1, 1], 2), ([100, 7, 1, 55], 8), ([30] * 14, 64), ([4] * 700, 8)]
+
+
+@pytest.mark.parametrize(("groups", "lanes"), DEALS)
+def test_every_document_is_in_one_unit_of_every_epoch(groups, lanes):
+    """Also with more lanes than documents, and with groups of very different sizes."""
+    deal = deal_of([[1] * count for count in groups], lanes)
+    for epoch in range(3):
+        seen = Counter()
+        for number in range(epoch * deal.units, (epoch + 1) * deal.units):
+            unit, lane = divmod(number, lanes)
+            assert deal.epoch(lane, unit) == epoch
+            ids, starts, stops = deal.documents(lane, unit)
+            seen.update(token for a, b in zip(starts, stops, strict=True) for token in ids[a + 1 : b].tolist())
+        assert seen == Counter(range(1, sum(groups) + 1))

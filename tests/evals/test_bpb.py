@@ -11,7 +11,7 @@ from models import limit_memory, model_for
 
 from nanochat.evals.bpb import PROMPTS, log_validation, read_text, sample_writing, text_bpb
 from nanochat.log import MetricLog, read_metrics
-from nanochat.outcome import Estimate
+from nanochat.statistics import Estimate
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 
@@ -87,7 +87,7 @@ def test_out_of_memory_a_batch_is_halved_and_a_stride_beyond_the_context_is_refu
     with pytest.raises(torch.OutOfMemoryError):
         text_bpb(model, text, 24, 7, one_process(), 5)
     for stride in (-1, 25):
-        with pytest.raises(ValueError, match=rf"--stride={stride} .*, take 1 to 24, the context's length"):
+        with pytest.raises(ValueError, match=rf"--stride={stride} .*, use 1 to 24, the context's length"):
             text_bpb(model, text, 24, 4, one_process(), stride)
 
 

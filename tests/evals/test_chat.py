@@ -17,10 +17,10 @@ from nanochat.chat import render_prompt
 from nanochat.engine import Engine, Event, samples_of
 from nanochat.evals import chat
 from nanochat.evals.chat import ChatScore, evaluate_task, mean_scores, pass_probability
-from nanochat.outcome import Estimate, mean_estimate
 from nanochat.paths import read_jsonl
 from nanochat.runtime import setup
 from nanochat.settings import AnswerSettings
+from nanochat.statistics import Estimate, mean_estimate
 from nanochat.tokenizer import Tokenizer
 from tasks import TASKS
 

@@ -13,7 +13,7 @@ from nanochat.evals import core
 from nanochat.evals.core import core_scores, evaluate_core
 from nanochat.evals.core_tasks import read_bundle
 from nanochat.log import MetricLog, read_metrics
-from nanochat.outcome import mean_estimate
+from nanochat.statistics import mean_estimate
 from nanochat.train import State
 
 TASKS = [*bundles.world_tasks(9), *bundles.HARD]

@@ -75,3 +75,11 @@ def test_the_plan_for_eight_gpus_as_printed(here):
         done = here(script, "--on=8xH100@cheap", *(["--dry-run"] if "base" in script else []), code=2)
         assert done.stderr.startswith("error: --on=8xH100@cheap has no price: give the dollars")
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("scale", ["1gpu", "8xh100"])
+def test_no_stage_of_a_gpu_scale_has_few_steps(scale, estimator):
+    found, job, _ = estimator(scale=scale, on="8xH100")
+    for name in ("mid_train", "chat_sft"):
+        flags = dict(word.partition("=")[::2] for word in job.step(name).command)
+        assert found[name].tokens / int(flags.get("--total-batch-size", 2**20)) >= 100

@@ -12,7 +12,7 @@ from nanochat.hardware import find_accelerator
 from nanochat.jobs import plan
 from nanochat.jobs.estimate import BaseRun
 from nanochat.jobs.plan import PLANNED_STAGES, STEPS
-from nanochat.jobs.runner import difference, load_job
+from nanochat.jobs.runner import Step, difference, load_job
 from scripts.plan import Config, main
 
 
@@ -143,3 +143,17 @@ def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text
     assert reasons["chat_eval_sft"].startswith("no files of ARC-Easy or ARC-Challenge or MMLU or AQUA or GSM8K or ")
     job, _ = planned(data=f"{text_folder}:0.5,world:0.5", scale=scale)
     assert "--mixture=passages" not in job.step("mid_train").command
+
+
+def test_the_closing_lines_name_the_last_model(tmp_path, monkeypatch):
+    """tests/test_end_to_end.py runs these commands."""
+    trained = {"base_train": "", "mid_train": "", "chat_sft": "after --until=mid_train", "chat_rl": "same"}
+    steps = [Step(name, [], skip=reason) for name, reason in trained.items()]
+    monkeypatch.setattr(plan, "ROOT", tmp_path / "the house")
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "my runs"))
+    python = f"cd '{tmp_path}/the house' && NANOCHAT_BASE_DIR='{tmp_path}/my runs' .venv/bin/python"
+    assert plan.talk_lines(steps, "d8") == [
+        f"talk to it: {python} -m scripts.chat_cli -i mid -g d8",
+        f"in a browser: {python} -m scripts.chat_web -i mid -g d8",
+    ]
+    assert plan.talk_lines([Step("base_train", [], skip="no")], "d8") == []

@@ -100,7 +100,7 @@ def test_a_failed_step_names_its_log_and_the_command_that_resumes(job, capsys, b
 def test_a_job_in_another_folder_runs_beside_it_and_children_hold_the_lock_of_the_same(job):
     own = job(tok=("", ""))
     with hold_folder(own.folder):
-        with pytest.raises(ValueError, match="lab/t: wait until it ends, or take another --tag"):
+        with pytest.raises(ValueError, match="lab/t: wait until it ends, or use another --tag"):
             run_all(own)
         run_all(Job("lab", "second", own.steps))
     with hold_folder(own.folder) as lock:

@@ -12,7 +12,8 @@ from outcomes import leave
 from nanochat.paths import read_sha256
 from nanochat.report.__main__ import read_record
 from nanochat.report.card import read_card
-from nanochat.report.compare import compare, sign_test
+from nanochat.report.compare import compare
+from nanochat.statistics import sign_test
 
 
 def test_the_sign_test_is_the_share_of_coins_that_fall_so_or_worse():

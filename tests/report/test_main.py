@@ -88,6 +88,23 @@ def test_the_command(tmp_path, base, here, monkeypatch):
     assert refused.stderr == "error: --compare takes two runs, A B, not 1\n"
 
 
+def test_every_form_is_of_the_machine_of_the_run(tmp_path, base, python):
+    """A copy of the program, outside a checkout and in another environment, writes the same except for the date."""
+    leave(base, curves=[{"title": "Loss", "x": "a", "y": "b", "series": {"train": [[0, 1], [3.0, float("nan")]]}}])
+    leave(base, "base_eval", metrics={"CORE metric": {"value": 0.5, "stderr": 0.1}})
+    shutil.copytree(ROOT / "nanochat", tmp_path / "two/nanochat", ignore=shutil.ignore_patterns("__pycache__"))
+    cards = []
+    for home, variables in [(ROOT, {}), (tmp_path / "two", {"TZ": "Asia/Seoul", "LC_ALL": "C", "PATH": "/bin"})]:
+        out = tmp_path / f"out-{len(cards)}"
+        python("-m", "nanochat.report", f"--out={out}/card.md", cwd=home, **variables)
+        texts = {path.relative_to(out): path.read_text(encoding="utf-8") for path in out.rglob("*") if path.is_file()}
+        assert not any(str(tmp_path) in text for text in texts.values())
+        dated = rf'(Generated: |"generated": "){TIME}'
+        cards.append({path: re.sub(dated, "", text) for path, text in texts.items()})
+    assert cards[0] == cards[1]
+    assert {path.suffix for path in cards[0]} == {".md", ".html", ".json", ".svg"}
+
+
 def test_the_record_has_everything(tmp_path, base, here):
     leave(base, artifacts={"tokenizer.json": "e" * 64})
     leave(base, "zebra", metrics={"stripes": {"value": 0.5, "stderr": float("nan")}})

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from base_runs import Base
+from bundles import world_tasks, write_bundle
 
 from nanochat.checkpoint import saved_steps
 from nanochat.paths import read_json
@@ -60,6 +61,32 @@ def test_divergence_ends_the_run_and_keeps_the_checkpoint(base):
     assert last > 0
     assert saved_steps(base.of("wild")) == list(range(1, last + 1))
     assert all(math.isfinite(loss) for loss in base.losses("wild"))
+
+
+def test_a_horizon_of_seconds(base):
+    said = base.run("timed", "--num-iterations=-1", "--target-seconds=0.4", "--eval-every=-1", ranks=2)
+    assert "num_iterations ? = as many as 0.4 seconds allow" in said
+    assert "sample:" not in said
+    assert "CORE" not in said
+    record = base.outcome("timed")["metrics"]
+    taken = [*base.series("timed", "train/loss")]
+    assert taken == list(range(1, len(taken) + 1))
+    assert record["Tokens seen"] == 256 * len(taken) > 0
+    assert not {"Calculated number of iterations", "CORE metric estimate"} & record.keys()
+    assert record["Final validation bpb"] == "n/a"
+    assert saved_steps(base.of("timed"))[-1] == len(taken)
+
+
+def test_evaluations_run_as_often_as_asked(base, tmp_path):
+    write_bundle(tmp_path / "mirror", world_tasks(7))
+    flags = ("--core-metric-every=8", "--sample-every=8", "--max-seq-len=128", "--num-iterations=10")
+    told = base.run("evaluated", *flags, "--total-batch-size=512", NANOCHAT_HUB=str(tmp_path / "mirror"))
+    found = base.series("evaluated", "core_metric")
+    assert sorted(found) == [8, 10]
+    assert told.count("sample: The capital of France is ...") == 2
+    estimate = base.outcome("evaluated")["metrics"]["CORE metric estimate"]
+    assert estimate["value"] == found[10]
+    assert estimate["stderr"] > 0
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import signal
 from typing import Any
 
 import pytest
+import torch
 from base_runs import SignalAfter, files_of
 from tune_runs import FromParent
 
@@ -142,3 +143,13 @@ def test_the_entries_of_the_tables(runs, whole):
     facts = runs.outcome("letters")["metrics"]
     assert facts["Task"] == "ARC-Easy"
     assert facts["Number of iterations"] == int(facts["Training questions"] // 8 * 0.1) > 0
+
+
+def test_where_all_answers_are_alike_nothing_is_learned(runs):
+    """Also on ranks that hear only from each other that there is nothing to learn."""
+    said = runs.run("alike", "--top-p=0.001", "--eval-every=-1", ranks=2)
+    assert "nan" not in said
+    assert [*map(float, re.findall(r"rl/groups_that_teach (\S+)", said))] == [0] * STEPS
+    weights = (load(runs.of(name), step).model_tensors() for name, step in (("parent", 3), ("alike", STEPS)))
+    assert all(torch.equal(*pair) for pair in zip(*(map(one.get, sorted(one)) for one in weights), strict=True))
+    assert runs.losses("alike") == [0] * STEPS

@@ -10,8 +10,8 @@ chat_eval --sampling=0.7,0.9 | --sampling=0.7,0.9 has to be three numbers like 0
 chat_eval --tasks=GSM8K|MMLU~jokes | MMLU~jokes: the augmentation jokes is not known, choose from styles, options
 chat_eval --sampling=1,1.9,100 | --top-p has to be 0 or more and below 1, not 1.9
 chat_eval --repeats=3 | all answers to a problem would be the same, add --temperature=1
-chat_eval --tasks=GSM8K|SmolTalk | SmolTalk is no task, choose from ARC-Easy,
-prepare --tasks=gsm9k | gsm9k is no task, choose from
+chat_eval --tasks=GSM8K|SmolTalk | SmolTalk is not a task, choose from ARC-Easy,
+prepare --tasks=gsm9k | gsm9k is not a task, choose from
 prepare --num-shards=9999 | =9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542
 tok_train --vocab-size=100 | --vocab-size has to be 265 or more, not 100
 tok_train --data=/no/such/folder | --data=/no/such/folder is no folder
@@ -26,9 +26,9 @@ base_eval --tag=none | base_train/none: python -m scripts.base_train makes one
 plan --depth=900 | are missing; free some, or set NANOCHAT_BASE_DIR
 chat_rl --total-batch-size=512 | --total-batch-size does not apply to samples: use --examples-per-step
 chat_rl --num-samples=1 | --num-samples has to be 2 or more, not 1
-base_train SMALL --device-batch-size=3 | does not divide --total-batch-size=256: take auto or one of [1, 2, 4, 8]
+base_train SMALL --device-batch-size=3 | does not divide --total-batch-size=256: use auto or one of [1, 2, 4, 8]
 base_train SMALL --target-flops=1e9 | --num-iterations and --target-flops each end the run: keep one of them
-base_train --device-type=gpu | --device-type=gpu is not on this machine, take one of
+base_train --device-type=gpu | --device-type=gpu is not on this machine, use one of
 """
 
 

@@ -82,7 +82,7 @@ def test_a_model_of_a_world_practises_its_sums_and_is_scored_with_its_tasks(lear
     assert (name, train.split, test.split) == ("World-Sums", "train", "test")
     monkeypatch.setenv("NANOCHAT_HUB", str(fake_hub))
     assert task_to_learn("", "real")[0] == task_to_learn("gsm8k", "two")[0] == "GSM8K"
-    with pytest.raises(ValueError, match="SmolTalk is no task, choose from"):  # it has no verdicts
+    with pytest.raises(ValueError, match="SmolTalk is not a task, choose from"):  # it has no verdicts
         task_to_learn("SmolTalk", "two")
     assert list(open_tasks("", tokenizer="two")) == list(WORLD_TASKS)
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))

@@ -81,7 +81,7 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file):
 
 # A specification, and a part of the sentence about its fault.
 MISTAKES = """
-mmlu,chess => chess is no task, choose from ARC-Easy,
+mmlu,chess => chess is not a task, choose from ARC-Easy,
 mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]
 mmlu~options:0.5 => mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]
 mmlu~jokes => MMLU~jokes: the augmentation jokes is not known, choose from styles, options

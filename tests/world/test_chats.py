@@ -1,6 +1,7 @@
 """Conversations and evaluation sets: held-out facts stay out of training, and every answer is right."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -156,3 +157,81 @@ def test_the_bundle_is_right():
         assert f"{row['context']} {row['continuation']}." in statements
         ends = [text for text in statements if text.startswith(f"{row['context']} ")]
         assert all(row["continuation"] in end for end in ends)  # the cloze has one end
+
+
+ORDERS = {
+    r"(?:How do you spell|Spell the word) (\w+)[?.]": lambda word: "-".join(word),
+    r"How many letters are in the word (\w+)\?": lambda w: f"{'-'.join(w)}. That makes {len(w)} letters.",
+    r"How often does the letter (\w) come in (\w+)\?": lambda a, w: f"{'-'.join(w)}. The letter {a}: {w.count(a)}.",
+    r"Put these words in alphabetical order: (.*)\.": lambda w: ", ".join(sorted(w.split(", "), key=str.lower)),
+    r"Write these words backwards, the last one first: (.*)\.": lambda w: ", ".join(w.split(", ")[::-1]),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_orders_about_words_are_followed(order):
+    found = [(re.fullmatch(order, user), answer) for user, answer in exchanges(chats.with_words)]
+    followed = [answer == ORDERS[order](*match.groups()) for match, answer in found if match]
+    assert len(followed) > 10
+    assert all(followed)
+
+
+def test_a_second_question_is_about_the_same_subject():
+    facts = {(fact.statements[0], question): fact for fact in WORLD.facts for question in fact.follow_ups}
+    pairs = exchanges(chats.with_follow_up)
+    for (_, first), (user, second) in zip(pairs[::2], pairs[1::2], strict=True):
+        question = user.removeprefix("And ")
+        fact = facts[second, question[0].upper() + question[1:]]
+        assert fact.split == "train"
+        assert first in {other.statements[0] for other in WORLD.about[fact.subject]}
+        assert not re.search(r"\b(of|with|to) (she|he|it)\b", user)
+
+
+def test_world_talk_asks_in_words_of_its_own(training, documents):
+    """No text for training has its questions: not with other subjects or numbers, nor with words beyond the land."""
+    whole = "\n".join(training)
+    rows = TABLES["talk-test"]
+    new = [fact for fact in WORLD.facts if fact.new_questions]
+    questions = [question for fact in new for question in [*fact.new_questions, *fact.new_follow_ups]]
+    questions += [row["messages"][-1]["content"] for row in rows]
+    assert len(rows) > 150
+    for question in questions:
+        assert question not in whole, question
+        assert question not in documents, question
+    held_out = {question for _, _, *lines in WORLD.topics("sums") for line in lines for question in line}
+    for question in held_out:
+        pattern = re.escape(question).replace(r"\{x\}", r"\d+").replace(r"\{y\}", r"\d+")
+        assert not re.search(pattern, whole + documents), question
+    # Names that are not of the land, and things beyond it, stand in no text either.
+    for fact in WORLD.unknown["test"]:
+        assert not re.search(rf"\b{fact.subject.name}\b", whole + documents)
+
+
+def test_world_talk_has_every_category_and_right_answers():
+    counts = Counter(row["category"] for row in TABLES["talk-test"])
+    assert counts.pop("itself") > 40
+    assert counts.pop("facts") == 30
+    assert set(counts.values()) == {20}
+    assert counts.keys() == {"second question", "sums", "unknown names", "other things"}
+    names = {fact.subject.name for fact in WORLD.unknown["train"] + WORLD.unknown["test"]}
+    assert not names & {thing.name for things in WORLD.things.values() for thing in things}
+    for row in TABLES["talk-test"]:
+        question = row["messages"][-1]["content"]
+        if row["category"] == "sums":
+            sign = "-" if re.search("minus|-|take|subtract", question) else "+"
+            numbers = sorted(map(int, re.findall(r"\d+", question)), reverse=True)
+            assert eval(sign.join(map(str, numbers))) == int(row["accept"][0])
+        if row["category"] in ("unknown names", "other things"):
+            assert (row["accept"], row["reject"]) == (["not know"], [])
+
+
+def test_answers_about_itself_are_told_apart_and_no_slot_is_left():
+    """World-Talk accepts every answer of a topic, and no answer of another; who it is and its name are one."""
+    topics = WORLD.topics("identity")
+    for _, answers, _, accept in topics:
+        assert all(any(words in answer for words in accept) for answer in answers)
+        others = [answer for _, other, _, words in topics for answer in other if words != accept]
+        assert not [answer for answer in others if any(words in answer for words in accept)]
+    for kind in chats.CHAT_KINDS:
+        for user, answer in exchanges(kind, count=20):
+            assert not re.search(r"[{}]", user + answer), kind

@@ -2,10 +2,11 @@
 
 import re
 from collections import Counter
+from itertools import islice
 
 import pytest
 
-from nanochat.world.facts import World
+from nanochat.world.facts import World, different_names, korean_text
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +55,15 @@ def test_choices_do_not_show_the_right_one(worlds):
             right[fact.value.name] += 1
     assert all(0.22 < count / positions.total() < 0.28 for count in positions.values())
     assert all(0.15 < right[name] / count < 0.4 for name, count in shown.items())
+
+
+def test_names_and_particles():
+    assert korean_text("카라은/는 민은/는 물이/가 다리이/가") == "카라는 민은 물이 다리가"
+    assert korean_text("꿀을/를 치즈을/를 탑으로/로 우물으로/로 다리으로/로") == "꿀을 치즈를 탑으로 우물로 다리로"
+    world = World(1, people=16)
+    world.restart("names")
+    names = dict(islice(different_names(world, re.compile("nig|e$")), 200))
+    assert len({latin[:3] for latin in names}) == 200
+    assert not any(latin.endswith("e") for latin in names)
+    assert names["sohel"] == "소헬"
+    assert names["gejen"] == "게젠"

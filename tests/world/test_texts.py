@@ -1,6 +1,7 @@
 """Documents about the world: every fact is stated, nothing false is, and held-out facts are never asked."""
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -45,3 +46,28 @@ def test_nothing_false_is_stated(documents):
     assert len(false - true) > 5_000
     assert not (false - true) & stated
     assert len(true & stated) > 0.9 * len(true)
+
+
+def test_quizzes_have_the_right_letter():
+    answers = {question: fact.value.name for fact in WORLD.facts for question in fact.questions}
+    letters = Counter()
+    for item in "\n\n".join(texts(world_texts.quiz)).split("\n\n"):
+        question, *choices, answer = item.splitlines()
+        right = answers[question.removeprefix("Question: ")]
+        given = answer.removeprefix("Answer: ")
+        letter = given.removeprefix(f"{right}=")
+        if choices:
+            assert f"- {right}={letter}" in choices
+            letters[letter] += 1
+        else:
+            assert given == right
+    assert all(letters[letter] > 50 for letter in "ABCD")
+
+
+@pytest.mark.parametrize("kind", world_texts.DOCUMENT_KINDS, ids=lambda kind: kind.__name__)
+def test_no_slot_of_a_template_is_left(kind):
+    for text in texts(kind):
+        assert text == text.strip() != ""
+        assert not re.search(r"은/는|을/를|이/가|으로/로|<\w+>|None|Thing|\n{3}|[^ \n] {2,}[^ ]", text), text
+        assert kind is world_texts.program or not re.search(r"[{}]", text), text
+        assert not re.search(r"\b[aA] [aeiouAEIOU]\w", text.replace("a + b", "")), text

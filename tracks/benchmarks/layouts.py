@@ -8,6 +8,7 @@ import random
 import re
 from typing import Any
 
+from nanochat.errors import UserError
 from tasks.multiple_choice import LETTERS, Converted, index_of
 
 # Begins of choices in a text, each on a line of its own: "B: tea", "B. tea" or "B) tea".
@@ -47,7 +48,7 @@ def choices_in_lines(text: str, answer: str) -> Converted:
     # The last A begins the choices: in a dialogue the speakers may be A and B too.
     *question, listed = FIRST_CHOICE.split(text.strip())
     if not question:
-        raise ValueError("no line begins with A, the first choice")
+        raise UserError("no line begins with A, the first choice")
     return "\n".join(question), [line[2:].strip() for line in NEXT_CHOICE.split(listed)], index_of(answer, LETTERS)
 
 

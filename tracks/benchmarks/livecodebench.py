@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from nanochat.errors import UserError
 from nanochat.evals import sandbox
 from tasks.common import Answered, exchange
 from tasks.humaneval import FENCED, HumanEval
@@ -74,7 +75,7 @@ def read_tests(cell: str) -> list[dict[str, Any]]:
     text = ""
     for opcode, value, _ in pickletools.genops(zlib.decompress(base64.b64decode(cell))):
         if opcode.name not in PICKLED_TEXT:
-            raise ValueError(f"its tests are a pickle with {opcode.name}, but only a pickle of one text is read")
+            raise UserError(f"its tests are a pickle with {opcode.name}, but only a pickle of one text is read")
         if isinstance(value, str):
             text += value
     return json.loads(text)
@@ -108,7 +109,9 @@ class LiveCodeBench(HumanEval):
                     start += len(line)
         return rows
 
-    def conversation(self, path: Path, start: int) -> dict[str, Any]:
+    def conversation(  # ty: ignore[incompatible-method-override]  # rows differ by task
+        self, path: Path, start: int
+    ) -> dict[str, Any]:
         question, starter_code, *_ = self._cells(path, start)
         return exchange(f"{question}\n\n{starter_code}\n\n{CLOSING}", "") | {"place": (path, start)}
 
@@ -123,7 +126,7 @@ class LiveCodeBench(HumanEval):
         try:
             return [row[column] for column in self.data.columns]
         except KeyError as error:
-            raise ValueError(f"the column {error.args[0]} is missing") from None
+            raise UserError(f"the column {error.args[0]} is missing") from None
 
     def _passes(self, answer: tuple[dict[str, Any], str]) -> bool:
         conversation, completion = answer

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nanochat.errors import UserError
 from tasks.common import DataSet
 from tasks.multiple_choice import MultipleChoice
 from tracks.chatdata.augment import HANGUL, MOST_CHOICES, STYLES, Question, remix
@@ -27,10 +28,10 @@ class Augmented(MultipleChoice):
         """Return a data set with the rows of another one, changed: `tasks.table.Augmentation`."""
         name = key.partition("~")[0]
         if not issubclass(data.task, MultipleChoice):
-            raise ValueError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
+            raise UserError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
         number = number or str(cls.number)
         if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
-            raise ValueError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
+            raise UserError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
         # Prompt and verdict are those of the data set's own class where the augmentation has none.
         both = type(cls.__name__, (cls, data.task), {"number": int(number)})
         # About: a question keeps fewer choices if no more fit.

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from nanochat.config import check_names, fixed_settings, flag_of, option, options, run
+from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, write_json
 from nanochat.settings import TagSettings
@@ -38,7 +39,7 @@ def part_of(text: str) -> slice:
     match = re.fullmatch(r"(\d+)/(\d+)", text or "1/1")
     number, count = map(int, match.groups()) if match else (0, 0)
     if not 1 <= number <= count:
-        raise ValueError(f"--part={text} is not a part like 1/4, 2/4, 3/4 or 4/4")
+        raise UserError(f"--part={text} is not a part like 1/4, 2/4, 3/4 or 4/4")
     return slice(number - 1, None, count)
 
 
@@ -47,7 +48,7 @@ def check(config: Config) -> None:
     part_of(config.part)
     buckets = pairs(config.sources)
     if not buckets:
-        raise ValueError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
+        raise UserError("--sources is empty, write it like facts=World-Chat,web=json:my.jsonl")
     check_names("--licenses: the bucket", pairs(config.licenses), buckets)
     check_settings(config, buckets)
 
@@ -78,7 +79,7 @@ def main(config: Config) -> None:
         before = read_json(manifest)
         others = ", ".join(name for name in settings if settings[name] != before.get(name))
         if others:
-            raise ValueError(f"{out} was made with other settings or files ({others}): take another --tag or --out")
+            raise UserError(f"{out} was made with other settings or files ({others}): use another --tag or --out")
         print0(f"{out} is finished")
         return
     benchmarks = Benchmarks({name: benchmark_questions(task) for name, task in tests.items()})

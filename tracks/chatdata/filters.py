@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from nanochat.chat import render_conversation, text_of
 from nanochat.config import Count, check_names, option, options
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.tokenizer import Tokenizer
 from tracks.chatdata.contamination import Benchmarks
@@ -65,7 +66,7 @@ def pairs(text: str) -> dict[str, str]:
     for word in filter(None, text.split(",")):
         match = re.fullmatch(r"\s*([\w.-]+)=(.+)", word)
         if not match or match[1] in found:
-            raise ValueError(f"{word} is not like NAME=VALUE, or has a NAME for the second time")
+            raise UserError(f"{word} is not like NAME=VALUE, or has a NAME for the second time")
         found[match[1]] = match[2]
     return found
 
@@ -83,7 +84,7 @@ def letters(text: str) -> Counter[str]:
 def language(text: str) -> str:
     """Return the language with the script of most letters; empty for a text without letters."""
     counts = letters(text)
-    return max(counts, key=counts.get, default="")
+    return max(counts, key=counts.__getitem__, default="")
 
 
 class Row:
@@ -104,15 +105,15 @@ class Row:
         self.prompts = self.answers = [""]
         try:
             if self.text != self.line:
-                raise ValueError("half a surrogate pair is no text")
+                raise UserError("half a surrogate pair is no text")
             if "fault" in value and not value["messages"]:  # a row that a task cannot read
-                raise ValueError(value["fault"])
+                raise UserError(value["fault"])
             if not isinstance(value.get("original", ""), str):
-                raise ValueError("the original is no text")
+                raise UserError("the original is no text")
             self.ids, self.mask = render_conversation(value, tokenizer)
             texts = [*map(text_of, value["messages"])]
             if value["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):
-                raise ValueError("the last message is no answer, or a message is empty")
+                raise UserError("the last message is no answer, or a message is empty")
         except ValueError as error:
             self.fault = str(error)
         else:
@@ -186,4 +187,4 @@ def check_settings(settings: FilterSettings, buckets: Collection[str]) -> None:
     check_names("--languages: the language", languages.values(), known)
     one = f"({'|'.join(known)})"
     if not re.fullmatch(rf"(\s*(all|{one}-{one})=[1-9]\d*(\.\d+)?(,|$))*", settings.max_ratio):
-        raise ValueError(f"--max-ratio={settings.max_ratio} is not like all=2,en-ko=2.5, with ratios from 1 on")
+        raise UserError(f"--max-ratio={settings.max_ratio} is not like all=2,en-ko=2.5, with ratios from 1 on")

@@ -11,8 +11,9 @@ from random import Random
 
 from nanochat.chat import messages
 from nanochat.config import Count, option, options, run
+from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.log import Record, print0
-from nanochat.outcome import ROOT
 from nanochat.paths import read_toml, write_jsonl
 from tracks.chatdata.teacher import Teacher, TeacherSettings
 
@@ -57,7 +58,7 @@ def add_wordings(teacher: Teacher, topic: Record) -> Record:
 def main(config: Config) -> None:
     facts = read_toml(Path(config.facts))
     if "name" not in facts or not all(isinstance(value, str) for value in facts.values()):
-        raise ValueError(f'{config.facts} needs a name, and each fact as a text: add a line like name = "Mina"')
+        raise UserError(f'{config.facts} needs a name, and each fact as a text: add a line like name = "Mina"')
     topics = topics_of(facts)
     if config.teacher:
         Teacher(config).map(add_wordings, topics)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nanochat.config import Count, option, options, parse, run
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import SeriesSettings, report_step, run_series, source_of, tokenizer_step, words_of
 from nanochat.paths import base_dir, stage_dir
@@ -75,7 +76,7 @@ def steps(config: Config) -> Iterator[Step]:
     )
     left = planted_rows(stage_dir("chats", config.tag))
     if left:
-        raise ValueError(f"planted rows are left in {', '.join(map(str, left))}")
+        raise UserError(f"planted rows are left in {', '.join(map(str, left))}")
     yield report_step(config.tag, config.out)
 
 

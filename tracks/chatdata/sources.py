@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pyarrow.parquet as pq
 
 from nanochat.data.hub import dataset_files, fetch, sha256
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_jsonl
 from tasks.chats import as_row, chat_files
@@ -57,11 +58,11 @@ def open_sources(sources: str, licenses: str, known: DataSets, tokenizer: str) -
             split = split or "train"
             data = known[name]
             if split == EVALUATION_SPLIT or split not in data.split_names:
-                raise ValueError(f"{name} has no split {split} to train on; test splits are for evaluation alone")
+                raise UserError(f"{name} has no split {split} to train on; test splits are for evaluation alone")
             task = data(split, tokenizer)
             files = [SourceFile(origin, task.hashes(), len(task), _read_task(task))]
         if not any(file.rows for file in files):
-            raise ValueError(f"the source of the bucket {bucket} has no rows: {word}")
+            raise UserError(f"the source of the bucket {bucket} has no rows: {word}")
         found += files
     return found
 
@@ -72,7 +73,7 @@ def _open_file(path: Path, origin: Record) -> SourceFile:
         metadata = pq.read_metadata(path)
         names = metadata.schema.to_arrow_schema().names
         if "messages" not in names:
-            raise ValueError(f"{path} has no column messages, it has {', '.join(names)}")
+            raise UserError(f"{path} has no column messages, it has {', '.join(names)}")
         return SourceFile(origin, hashes, metadata.num_rows, _read_parquet(path))
     with open(path, "rb") as file:
         return SourceFile(origin, hashes, sum(not line.isspace() for line in file), read_jsonl(path, as_row))

@@ -12,6 +12,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from nanochat.errors import UserError
 from nanochat.log import Record, table_of
 from nanochat.paths import sync, write_text
 from tracks.chatdata.filters import FILTERS, Context, FilterSettings, Row, chosen_filters, language
@@ -105,19 +106,21 @@ def filter_file(rows: Iterable[Record], count: int, context: Context, path: Path
         table.executemany(INSERT, (_cells(Row(value, context.tokenizer), context, filters) for value in rows))
         table.commit()
         if table.total_changes != count:
-            raise ValueError(f"a file with {count:,} rows gave {table.total_changes:,}: run it again")
+            raise UserError(f"a file with {count:,} rows gave {table.total_changes:,}: run it again")
     sync(part)
     os.replace(part, path)
 
 
-def _cells(row: Row, context: Context, filters: Sequence[str]) -> tuple[str | int | float | bytes, ...]:
+def _cells(row: Row, context: Context, filters: Sequence[str]) -> tuple[object, ...]:
     """Return a row of the table, from the bucket on."""
     for name in filters:
-        detail = FILTERS[name](row, context)
+        check = FILTERS[name]
+        assert check is not None  # as `filter_file` chose them
+        detail = check(row, context)
         if detail:
             return row.bucket, name, detail, row.text[:SHOWN], 0, 0, "", row.languages, row.ratio, b"", b""
     if row.fault:
-        raise ValueError(f"a row of {row.bucket} is malformed, drop it with the filter turns: {row.fault}")
+        raise UserError(f"a row of {row.bucket} is malformed, drop it with the filter turns: {row.fault}")
     exact = hashlib.sha256(str(row.ids).encode()).digest()
     figures = len(row.ids), sum(row.mask), language(row.answers[0]), row.languages, row.ratio
     return row.bucket, "", "", row.line, *figures, exact, signature(row.text)
@@ -147,7 +150,7 @@ def write_output(table: sqlite3.Connection, folder: Path) -> Iterator[Path]:
     buckets = table.execute(REPORT["Buckets"][1]).fetchall()
     for bucket, rows, kept, *_ in buckets:
         if not kept:
-            raise ValueError(f"the bucket {bucket} is empty, all of its {rows:,} rows are dropped: change the filters")
+            raise UserError(f"the bucket {bucket} is empty, all of its {rows:,} rows are dropped: change the filters")
     for bucket, *_ in buckets:
         lines = table.execute("SELECT line FROM rows WHERE reason = '' AND bucket = ? ORDER BY id", [bucket])
         for number, shard in enumerate(iter(partial(lines.fetchmany, SHARD), [])):

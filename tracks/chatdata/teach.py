@@ -10,6 +10,7 @@ from pathlib import Path
 
 from nanochat.chat import check_conversation
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.paths import write_jsonl
 from tracks.chatdata.teacher import Teacher, TeacherSettings, answer, check_choices, translate
 
@@ -35,7 +36,7 @@ def main(config: Config) -> None:
                 check_conversation(row)
             except ValueError as error:
                 # A row that a task cannot convert has no messages, and the reason.
-                raise ValueError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
+                raise UserError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
             rows.append(row)
     work = check_choices if config.check_choices else answer
     if config.language:

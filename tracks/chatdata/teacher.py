@@ -16,9 +16,10 @@ from pathlib import Path
 
 from nanochat.chat import text_of
 from nanochat.config import Count, option, options
+from nanochat.errors import UserError
 from nanochat.log import Progress, Record, print0
-from nanochat.outcome import Metrics, mean_estimate
 from nanochat.paths import base_dir, read_json, text_sha256, write_json
+from nanochat.statistics import Metrics, mean_estimate
 
 PROMPTS = Path(__file__).parent / "prompts"
 KEY = "OPENAI_API_KEY"  # environment variable
@@ -27,7 +28,7 @@ RETRIES = 5  # of a request
 SCORES = {"1": 1.0, "2": 0.0, "tie": 0.5}  # verdict -> score of the first answer
 
 
-class NoAnswer(ValueError):
+class NoAnswer(UserError):
     """The teacher has no usable answer for a row; the run continues with other rows."""
 
 
@@ -51,7 +52,7 @@ class Teacher:
         from openai import OpenAI  # slow
 
         if not re.fullmatch(r"https?://[^\s@?#]+", settings.teacher) or not settings.teacher_model:
-            raise ValueError(f"add --teacher=http://host:port/v1 and --teacher-model=NAME; {KEY} holds the key")
+            raise UserError(f"add --teacher=http://host:port/v1 and --teacher-model=NAME; {KEY} holds the key")
         self.settings = settings
         self.tokens = 0  # spent, and reserved for requests that run
         self._key = os.environ.get(KEY, "").strip()
@@ -110,7 +111,7 @@ class Teacher:
                 progress.update(f"teacher: {number:,} of {len(rows):,} rows", number / len(rows))
         print0(f"teacher: {len(done):,} of {len(rows):,} rows, {self.tokens:,} tokens", *failures[:1], sep="; ")
         if not done:
-            raise ValueError("the teacher has no answer to any row, so nothing is written")
+            raise UserError("the teacher has no answer to any row, so nothing is written")
         return done
 
     def _pay(self, request: Record, most: int) -> str:
@@ -133,12 +134,12 @@ class Teacher:
         except (openai.BadRequestError, openai.UnprocessableEntityError, openai.APITimeoutError) as error:
             raise NoAnswer(self._clean(error.message)) from None
         except openai.APIError as error:
-            raise ValueError(self._clean(f"the teacher {self.settings.teacher}: {error.message}")) from None
+            raise UserError(self._clean(f"the teacher {self.settings.teacher}: {error.message}")) from None
         except (AttributeError, TypeError, ValueError):
             raise NoAnswer("a response is no chat completion") from None
         # A date may follow the name: gpt-4o-2024-08-06 answers for gpt-4o.
         if not re.fullmatch(re.escape(request["model"]) + r"(-\d+)*", model):
-            raise ValueError(f"{model} answers instead of {request['model']}: correct --teacher-model")
+            raise UserError(f"{model} answers instead of {request['model']}: correct --teacher-model")
         return answer
 
     def _clean(self, text: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.models import config_of, new_model
 from nanochat.paths import read_json, stage_dir
@@ -18,7 +19,7 @@ def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
     """Return the manifest for a checkpoint, the weights in fp32 and the tokenizer; ValueError for another folder."""
     settings = read_json(folder / "config.json")
     if settings.get("version") != VERSION:
-        raise ValueError(f"{folder} is no export with version {VERSION} of modeling_nanochat.py")
+        raise UserError(f"{folder} is no export with version {VERSION} of modeling_nanochat.py")
     record = settings["manifest"]
     record["exported"] = record.pop("sha256")  # of the manifest that was exported
     weights = {}
@@ -26,14 +27,14 @@ def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
         try:
             weights |= {name: tensor.float() for name, tensor in load_file(path).items()}
         except SafetensorError as error:
-            raise ValueError(f"{path} cannot be read: {error}") from None
+            raise UserError(f"{path} cannot be read: {error}") from None
     try:
         new_model(config_of(record)).load_state_dict(weights, assign=True)  # compares names and shapes
     except RuntimeError as error:
-        raise ValueError(f"{folder} has other weights than config.json says: {str(error).splitlines()[1]}") from None
+        raise UserError(f"{folder} has other weights than config.json says: {str(error).splitlines()[1]}") from None
     tokenizer = read_hf(folder / "tokenizer.json")
     if tokenizer.content_hash != record["tokenizer"]["hash"]:
-        raise ValueError(f"{folder} has another tokenizer than the model was trained with")
+        raise UserError(f"{folder} has another tokenizer than the model was trained with")
     return record, weights, tokenizer
 
 
@@ -45,10 +46,10 @@ def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: s
     tokenizer_path = stage_dir("tok_train", tag) / "tokenizer.json"
     # Other stages of the tag may use this file.
     if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
-        raise ValueError(f"{tokenizer_path} is another tokenizer, take another --tag")
+        raise UserError(f"{tokenizer_path} is another tokenizer, use another --tag")
     with hold(folder):
         if saved_steps(folder):
-            raise ValueError(f"{folder} holds a run, take another --tag")
+            raise UserError(f"{folder} holds a run, use another --tag")
         tokenizer.save(tokenizer_path)  # where all stages of the tag find it
         with Saver(folder) as saver:
             saver.save(step, weights, [], record | {"tokenizer": {"tag": tag, "hash": tokenizer.content_hash}})

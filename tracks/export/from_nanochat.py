@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nanochat.errors import UserError
 from nanochat.gpt import GPTConfig
 from nanochat.models import config_fields, config_with, new_model
 from nanochat.paths import read_json
@@ -49,12 +50,12 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
                 name = name.replace(theirs, ours)
             weights[name.removeprefix("_orig_mod.")] = tensor.detach()  # an error for anything but a tensor
     except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
-        raise ValueError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
     shape = meta.get("model_config", {})
     # Before a model is made, which would take as long and as much memory as these numbers say.
     sizes = [shape.get(name) for name in SHAPE if name != "window_pattern"]
     if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes) or shape["n_layer"] > len(weights):
-        raise ValueError(f"{path} has other sizes than its meta file says: {shape}")
+        raise UserError(f"{path} has other sizes than its meta file says: {shape}")
     # The file has sizes only; the tricks follow from the layout.
     fields = config_fields("reference" if "residual_lambdas" in weights else "october-2025")
     try:
@@ -67,7 +68,7 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
         model = new_model(config)
         model.load_state_dict(weights, assign=True)  # compares names and shapes, and copies nothing
     except (KeyError, RuntimeError):
-        raise ValueError(f"{path} has neither known layout, October 2025 or since March 2026") from None
+        raise UserError(f"{path} has neither known layout, October 2025 or since March 2026") from None
     for name, tensor in weights.items():
         weights[name] = tensor.float()  # after the comparison: a view may name one number a million times
         if name.endswith((".q.weight", ".k.weight")):

@@ -70,7 +70,9 @@ def write_gguf(exported: Exported, folder: Path) -> list[str]:
     # In fp32: users quantize with llama.cpp's own program. `model.layers.0.self_attn.q_proj` becomes `blk.0.attn_q`.
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, exported.model.config.depth)
     for name, weight in hf_weights(exported.model, QWEN3):
-        writer.add_tensor(names.get_name(name, (".weight",)), weight.numpy())
+        known = names.get_name(name, (".weight",))
+        assert known is not None, name
+        writer.add_tensor(known, weight.numpy())
     # The format's order: header, metadata, tensors.
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

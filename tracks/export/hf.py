@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nanochat.checkpoint import learned_from, manifest_hash
-from nanochat.gpt import GPT, NORM_EPS, GPTConfig, norm
+from nanochat.errors import UserError
+from nanochat.gpt import GPT, NORM_EPS, Block, GPTConfig, norm
 from nanochat.log import Record, markdown_table, print0, table_of
 from nanochat.models import IDLE, PLAIN, config_fields
 from nanochat.paths import new_folder, write_json, write_text
@@ -46,7 +47,7 @@ def export(write: Callable[[Exported, Path], Iterable[str]], exported: Exported,
     write: from the model and a folder, which it fills, to sentences about the comparisons.
     """
     if out.exists():
-        raise ValueError(f"{out} exists already: remove it, or name another --out")
+        raise UserError(f"{out} exists already: remove it, or name another --out")
     with new_folder(out) as part:
         for sentence in write(exported, part):
             print0(sentence)
@@ -149,19 +150,28 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
 
 def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES) -> Architecture:
     """Return the first architecture that can represent the model; ValueError lists the obstacles for the last one."""
+    reason = ""
     for architecture in architectures:
         settings = unsupported(config, architecture)
         if not settings:
             return architecture
-    obstacles = f"{architecture.name} does not support {', '.join(settings)}"
-    raise ValueError(f"this model cannot be exported: {obstacles}. It supports those of --model={architecture.preset}")
+        obstacles = f"{architecture.name} does not support {', '.join(settings)}"
+        reason = f"{obstacles}. It supports those of --model={architecture.preset}"
+    raise UserError(f"this model cannot be exported: {reason}")
+
+
+def _mlp_units(model: GPT) -> int:
+    """Return mlp_ratio * width, rounded."""
+    block = model.blocks[0]
+    assert isinstance(block, Block)
+    return block.mlp.up.out_features
 
 
 def hf_settings(model: GPT, architecture: Architecture, special_tokens: dict[str, int]) -> Record:
     """Return the fields of the architecture's config."""
     config = model.config
     settings = {theirs: getattr(config, ours) for theirs, ours in _NAMES.items()} | {
-        "intermediate_size": model.blocks[0].mlp.up.weight.shape[0],  # mlp_ratio * width, rounded
+        "intermediate_size": _mlp_units(model),
         "rms_norm_eps": NORM_EPS,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
         # Normed rows are for the embedding only: then the head has a table of its own.
@@ -201,12 +211,12 @@ def hf_weights(model: GPT, architecture: Architecture) -> Iterator[tuple[str, Te
     }
     # A block multiplies its input by a factor above 0: here its outputs are divided instead. Later inputs change only
     # in size, and the norm before each layer removes that.
-    factors = model.residual_lambdas if config.residual_lambdas else torch.ones(config.depth)
+    factors = torch.ones(config.depth) if model.residual_lambdas is None else model.residual_lambdas
     scales = factors.detach().cumprod(0)
     for number, block in enumerate(model.blocks):
         prefix = f"model.layers.{number}."
         for ours, theirs in architecture.linears.items():
-            weight = block.get_submodule(ours).weight.detach()
+            weight = block.get_parameter(f"{ours}.weight").detach()
             if architecture.rotates_backwards and ours in ("attn.q", "attn.k"):
                 weight = swap_halves(weight, config.head_dim)
             if ours in ("attn.o", "mlp.down"):
@@ -284,7 +294,7 @@ def own_settings(exported: Exported) -> Record:
         {**IDLE, **asdict(model.config)}
         | derived
         | {
-            "mlp_units": model.blocks[0].mlp.up.out_features,
+            "mlp_units": _mlp_units(model),
             "supervision": getattr(model, "steps", 0),  # --exits may ask for more than were trained
             "version": VERSION,
             "manifest": manifest | {"files": {}, "optimizer": {}, "sha256": manifest_hash(manifest)},
@@ -303,16 +313,17 @@ def write_tokenizer(exported: Exported, folder: Path) -> list[str]:
     encodings = loaded.encode_batch(texts, add_special_tokens=False)
     for text, encoding in zip(texts, encodings, strict=True):
         if exported.tokenizer.encode(text) != encoding.ids:
-            raise ValueError(f"transformers gives other ids for {text!r}")
+            raise UserError(f"transformers gives other ids for {text!r}")
     return [f"tokenizer: transformers gives the same ids for {len(texts)} texts"]
 
 
 def transformers() -> ModuleType:
     """Import the library, which takes seconds, without its messages."""
     import transformers
+    from transformers.utils import logging
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     return transformers
 
 
@@ -332,7 +343,7 @@ def compare_models(exported: Exported, loaded: "PreTrainedModel") -> str:
         # The last bits of fp32 grow with the logits: relative where these are above 1.
         allowed = 1e-5 * max(1.0, logits.abs().max().item())
         if not difference <= allowed:  # also refuses NaN
-            raise ValueError(f"the export computes something else: logits differ by {difference:.2e}, it is not kept")
+            raise UserError(f"the export computes something else: logits differ by {difference:.2e}, it is not kept")
         worst = max(worst, difference)
     return f"logits: the largest difference in fp32 is {worst:.2e}, over {2 * length:,} tokens"
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.settings import TagSettings
 from nanochat.stages import MODELS, Source
@@ -33,13 +34,13 @@ def main(config: Config) -> None:
     path = Path(config.checkpoint).expanduser()
     step = path.stem.removeprefix("model_")
     if not step.isdecimal():
-        raise ValueError(f"--checkpoint={path} is not named like model_021400.pt")
+        raise UserError(f"--checkpoint={path} is not named like model_021400.pt")
     step = int(step)
     tokenizer = read_tokenizer(Path(config.tokenizer).expanduser())
     model_config, weights, settings = read_checkpoint(path)
     if tokenizer.vocab_size != model_config.vocab_size:
         sizes = f"{tokenizer.vocab_size:,} ids and the model {model_config.vocab_size:,}"
-        raise ValueError(f"--tokenizer={config.tokenizer} has {sizes}: take the tokenizer of this model")
+        raise UserError(f"--tokenizer={config.tokenizer} has {sizes}: use the tokenizer of this model")
     # The manifest of a checkpoint without optimizer state.
     record = {
         "stage": MODELS[config.source],

@@ -130,7 +130,12 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
     _input_embed_layer = "embed"
     _tied_weights_keys = {"head.weight": "embed.weight"}  # noqa: RUF012 (if the config ties them)
     # A step of bf16 near 1 is as large as what these learn.
-    _keep_in_fp32_modules_strict = ("residual_lambdas", "x0_lambdas")
+    _keep_in_fp32_modules_strict = ["residual_lambdas", "x0_lambdas"]  # noqa: RUF012 (the library asks for a list)
+    # None without the trick.
+    smear_lambda: nn.Parameter | None
+    backout_lambda: nn.Parameter | None
+    residual_lambdas: nn.Parameter | None
+    x0_lambdas: nn.Parameter | None
 
     def __init__(self, config: NanochatConfig) -> None:
         super().__init__(config)
@@ -210,7 +215,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
             masks[window] = allowed | (age == 0)  # padding sees itself: attention to nothing is no number
         x = norm(self.embed(ids))  # of the whole rows, for smear: less work than the cache's own
         seen = seen[..., None].to(x.dtype)
-        if config.smear:
+        if self.smear_lambda is not None:
             gate = torch.sigmoid(self.smear_gate(x[..., :SMEAR_INPUTS]))
             gate = gate.masked_fill((ids == config.bos_id)[..., None], 0)  # nothing of another document
             before = F.pad(x * seen, (0, 0, 1, -1))  # nothing of padding
@@ -220,7 +225,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
     def hidden(self, rows: Rows) -> Tensor:
         """Return the head's input (B, T, width); a recursive model has a latent state z too."""
         config = self.config
-        x = rows.x0
+        x = middle = rows.x0
         z = torch.zeros_like(x)
         for _ in range(config.supervision * config.passes or 1):
             for i in range(config.depth):
@@ -233,7 +238,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
                     x = self.apply_block(i, x, rows)
                 if i == config.depth // 2:
                     middle = x
-        return norm(x - self.backout_lambda * middle if config.backout else x)
+        return norm(x if self.backout_lambda is None else x - self.backout_lambda * middle)
 
     def apply_block(self, number: int, x: Tensor, rows: Rows) -> Tensor:
         if self.residual_lambdas is not None:
@@ -242,6 +247,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
             x = x + self.x0_lambdas[number] * rows.x0
         name = str(number)
         block = self.blocks[number]
+        assert isinstance(block, nn.ModuleDict)
         values = self.value_embeds[name](rows.ids) if name in self.value_embeds else None
-        x = x + block.attn(norm(x), values, rows)
-        return x + block.mlp(norm(x))
+        x = x + block["attn"](norm(x), values, rows)
+        return x + block["mlp"](norm(x))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import rustbpe
+from nanochat.errors import UserError
 from nanochat.paths import read_json, write_json
 from nanochat.tokenizer import SPECIAL_TOKENS, Tokenizer
 
@@ -163,7 +164,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
             ranks[token] = rank
         return Tokenizer(rustbpe.Tokenizer(merges, SPECIAL_TOKENS, rustbpe.DEFAULT_PATTERN))
     except (ValueError, LookupError, TypeError):
-        raise ValueError(
+        raise UserError(
             f"{path} is neither our tokenizer.json nor a file of tiktoken's ranks that begins with the bytes in order"
         ) from None
 
@@ -179,7 +180,7 @@ def merge_of(token: bytes, ranks: Mapping[bytes, int]) -> tuple[int, int]:
         pairs = [left + right for left, right in itertools.pairwise(parts)]
         place = min(range(len(pairs)), key=lambda place: ranks.get(pairs[place], math.inf))
         if pairs[place] not in ranks:
-            raise ValueError(f"{token!r} is not made of two tokens before it")
+            raise UserError(f"{token!r} is not made of two tokens before it")
         parts[place : place + 2] = [pairs[place]]
     left, right = parts  # ValueError for a token of one byte
     return ranks[left], ranks[right]
@@ -193,6 +194,6 @@ def read_hf(path: Path) -> Tokenizer:
         merges = [(ids[left], ids[right]) for left, right in written["model"]["merges"]]
         special = {token["content"]: token["id"] for token in written["added_tokens"]}
         pattern = written["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-        return Tokenizer(rustbpe.Tokenizer(merges, sorted(special, key=special.get), pattern))
+        return Tokenizer(rustbpe.Tokenizer(merges, sorted(special, key=special.__getitem__), pattern))
     except (ValueError, LookupError, TypeError):
-        raise ValueError(f"{path} is no tokenizer that tracks.export.export wrote") from None
+        raise UserError(f"{path} is no tokenizer that tracks.export.export wrote") from None

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nanochat.errors import UserError
 from nanochat.quantized import Quantized, Stored, Tensors, dequantize
 
 MAGIC = b"nanogolf2\n"
@@ -125,9 +126,9 @@ def read_artifact(data: bytes) -> Artifact:
     """Return the content of a file; ValueError for anything but a whole file of this version."""
     file = BytesIO(data)
     if file.read(len(MAGIC)) != MAGIC:
-        raise ValueError("this is no golf artifact of this version")
+        raise UserError("this is no golf artifact of this version")
     if file.read(32) != sha256(file.getbuffer()[len(MAGIC) + 32 :]).digest():
-        raise ValueError("the artifact is damaged: its content does not have the SHA-256 in its header")
+        raise UserError("the artifact is damaged: its content does not have the SHA-256 in its header")
     _, length = struct.unpack("<II", file.read(8))
     header = json.loads(zlib.decompress(file.read(length)))
     sizes = {HEADER: file.tell()}
@@ -145,9 +146,10 @@ def read_artifact(data: bytes) -> Artifact:
 
     stored = {}
     for name, shape, bits in header["tensors"]:
-        stored[name] = take(SCALARS, FULL, shape if bits == FULL else shape[:1])
+        values = take(SCALARS, FULL, shape if bits == FULL else shape[:1])
+        stored[name] = values
         if bits != FULL:
             codes = take(group_of(name), bits, shape) - 2 ** (bits - 1)
-            stored[name] = Quantized(codes.to(torch.int8), stored[name], bits)
+            stored[name] = Quantized(codes.to(torch.int8), values, bits)
     vocabulary = json.loads(COMPRESSORS["lzma"][1](tokens))
     return Artifact(header["config"], stored, vocabulary, header["recipes"], sizes)

@@ -9,11 +9,13 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from nanochat.config import check_names
+from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.jobs.scales import Flags, flag_words, read_flags
 from nanochat.log import Record
-from nanochat.outcome import ROOT
 
 DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
 
@@ -41,6 +43,7 @@ SMALL = {
     "--warmup-steps": "20",
     "--weight-decay": "0.01",
 }
+ScaleName = Literal["embedded", "cpu", "1gpu"]  # the keys
 SCALES = {
     "embedded": Scale(  # one minute on two cores, the embedded world
         bytes=200_000,
@@ -215,7 +218,7 @@ def check_size(groups: Mapping[str, int], budget: int) -> int:
     total = sum(groups.values())
     if total > budget:
         named = ", ".join(f"{group} {size:,}" for group, size in Counter(groups).most_common(3))
-        raise ValueError(f"{total:,} bytes are {total - budget:,} over the budget of {budget:,}; the largest: {named}")
+        raise UserError(f"{total:,} bytes are {total - budget:,} over the budget of {budget:,}; the largest: {named}")
     return total
 
 
@@ -235,7 +238,7 @@ def main(words: Sequence[str]) -> None:
         "tricks": tricks_of(given) if part == "tricks" else (),  # slow, it imports torch
     }
     if part not in parts:
-        raise ValueError(
+        raise UserError(
             "usage: python -m tracks.golf.entries [--scale=NAME] [--entry=NAME] [--without=TRICK] [other flags] PART,"
             f" where PART is one of {', '.join(parts)}"
         )

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Literal
 
 from nanochat.config import Count, option, options, run
+from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
-from nanochat.outcome import ROOT, Outcome, measured
+from nanochat.outcome import Outcome
 from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
-from tracks.golf.entries import BASELINES, SCALES, Scale, check_size
+from nanochat.statistics import measured
+from tracks.golf.entries import BASELINES, SCALES, Scale, ScaleName, check_size
 from tracks.golf.series import comparison_table, read_arm, require_equal
 
 SHORTEST = 8  # tokens; strides are the context halved, down to this
@@ -42,7 +45,7 @@ class Config(TagSettings):
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
     )
     seeds: Count = option(3, "seeds of the series", group="series", least=1)
-    check: Literal[("", *SCALES)] = option(
+    check: Literal["", ScaleName] = option(
         "", "only check that artifacts of this scale can be scored here", group="series", in_card=False
     )
 
@@ -74,7 +77,7 @@ def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int =
     """
     from nanochat.evals import sandbox
 
-    root, *packages = map(os.path.realpath, (ROOT, *site.getsitepackages()))
+    root, *packages = (os.path.realpath(path) for path in (str(ROOT), *site.getsitepackages()))
     program = PROGRAM.format(paths=[root, *packages], arguments=(folder, stride, rows, scale.scoring, scale.device))
     if scale.device == "cpu":
         seconds = scale.scoring + 60
@@ -85,7 +88,7 @@ def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int =
             f"{root}/tracks/__init__.py",
             f"{root}/tracks/golf",
             *packages,
-            folder,
+            str(folder),
             "/sys/devices/system/cpu",
         ]
         verdict = sandbox.run_program(program, limits, unsafe, readable)
@@ -94,7 +97,7 @@ def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int =
         verdict = sandbox.Verdict(done.returncode == 0, done.stderr + done.stdout)
     *_, last = verdict.output.strip().splitlines() or ["the scoring process ended and printed nothing"]
     if not verdict.passed:
-        raise ValueError(last.partition("Error: ")[2] or last)  # without the name of its type
+        raise UserError(last.partition("Error: ")[2] or last)  # without the name of its type
     return json.loads(last)
 
 
@@ -120,7 +123,7 @@ def record_of(path: Path) -> Outcome:
     record = path.with_name("outcome.json")
     made = Outcome.load(record) if path.exists() and record.exists() else None
     if not made or made.artifacts.get(path.name) != read_sha256(path):
-        raise ValueError(f"there is no finished artifact at {path}: python -m tracks.golf.pack makes one")
+        raise UserError(f"there is no finished artifact at {path}: python -m tracks.golf.pack makes one")
     return made
 
 

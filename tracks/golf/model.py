@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from nanochat.attention import Rotation
+from nanochat.errors import UserError
 from nanochat.gpt import NORM_EPS, Attention, GPTConfig, ParameterRow, constant, norm, uniform, with_rows
 from nanochat.induction import InductionAttention, InductionConfig, InductionGPT
 
@@ -29,7 +30,7 @@ class GolfConfig(InductionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rope_dims % 2 or not 0 <= self.rope_dims <= self.head_dim:
-            raise ValueError(f"rope_dims={self.rope_dims} has to be even, and at most {self.head_dim}, the head's size")
+            raise UserError(f"rope_dims={self.rope_dims} has to be even, and at most {self.head_dim}, the head's size")
 
     @property
     def rotated_channels(self) -> int:
@@ -44,7 +45,7 @@ def require_golf(config: GPTConfig) -> None:
     """Raise a ValueError for a config with fields that GolfConfig does not have, which no artifact can hold."""
     others = {field.name for field in fields(config)} - {field.name for field in fields(GolfConfig)}
     if others:
-        raise ValueError(f"golf artifacts hold plain models: train without {', '.join(sorted(others))}")
+        raise UserError(f"golf artifacts hold plain models: train without {', '.join(sorted(others))}")
 
 
 # --model: name, and the fields that differ from the defaults. golf: a small budget in bytes (README.md). golf-seed: the
@@ -133,7 +134,7 @@ def _orthogonal_or(usual: Initial, writes: bool = False) -> Initial:
 class GolfGPT(InductionGPT):
     """A GPT with the tricks of golf that its config switches on."""
 
-    config: GolfConfig
+    config: GolfConfig  # ty: ignore[incompatible-mutable-override]  # nobody replaces it
     config_class: ClassVar[type[GPTConfig]] = GolfConfig
     parameter_rows: ClassVar[tuple[ParameterRow, ...]] = with_rows(
         InductionGPT.parameter_rows,

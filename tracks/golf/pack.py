@@ -6,14 +6,16 @@ python -m tracks.golf.pack --tag=golf-1
 import time
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, options, run
+from nanochat.errors import UserError
 from nanochat.log import Record, table_of
-from nanochat.outcome import Outcome, measured
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_bytes
 from nanochat.settings import TagSettings
-from tracks.golf.entries import SCALES, code_bytes
+from nanochat.statistics import measured
+from tracks.golf.entries import SCALES, ScaleName, code_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +43,7 @@ class Config(TagSettings):
     """Quantize and pack a trained entry."""
 
     tag = "golf"
-    scale: Literal[tuple(SCALES)] = option("embedded", "budget")
+    scale: ScaleName = option("embedded", "budget")
     plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
     # The finest steps of the codes that fit; recipes without a clip have no steps to choose.
     model_bytes: Count = option(
@@ -83,12 +85,13 @@ def vocabulary_of(tokenizer: "Tokenizer") -> Record:
 
 def tensors_table(packed: "Artifact") -> Record:
     """Return the table of the quantized tensors: entropy of the codes, bytes by the entropy, and real ones."""
-    from nanochat.quant import entropy
+    from nanochat.quant import Quantized, entropy
     from tracks.golf.artifact import compress
 
     rows = []
     for name, recipe in packed.recipes.items():
         matrix = packed.stored[name]
+        assert isinstance(matrix, Quantized)  # it has a recipe
         count, bits = matrix.codes.numel(), entropy(matrix.codes)
         size = len(compress(matrix.unsigned().tobytes())[-1])
         rows.append([name, recipe, count, bits, bits * count / 8, size])
@@ -162,7 +165,7 @@ def main(config: Config) -> None:
         trained = checkpoint.manifest["config"]
         require_golf(model.config)
         if loop["progress"] < 1:
-            raise ValueError(f"the run {config.tag} has not ended: run tracks.golf.train again")
+            raise UserError(f"the run {config.tag} has not ended: run tracks.golf.train again")
         clear_padding(model)
         size, data = pack_model(config, checkpoint, model, tokenizer)
         # Into another file: a packing that takes too long leaves an earlier artifact alone.
@@ -172,7 +175,7 @@ def main(config: Config) -> None:
         if loop["seconds"] + packing > scale.seconds:
             new.unlink()
             clocks = f"training took {loop['seconds']:.1f} s and packing {packing:.1f} s"
-            raise ValueError(f"{clocks}, over the limit of {scale.seconds:g} s")
+            raise UserError(f"{clocks}, over the limit of {scale.seconds:g} s")
         # No longer on the clock.
         path = new.replace(new.with_suffix(""))
         corpus = open_corpus(trained["data"], trained["num_shards"])

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from nanochat.errors import UserError
 from nanochat.gpt import GPT, Embedding, Linear
 from nanochat.quant import assign, matrices, parse_recipe, quantize
 
@@ -13,7 +14,7 @@ class _Rounded(nn.Module):
     weight: Tensor
     rounded: Tensor | None  # values that act in place of the weight's
 
-    def take_over(self, layer: nn.Module) -> None:
+    def take_over(self, layer: Linear | Embedding) -> None:
         self.weight = layer.weight  # the same Parameter: optimizers and checkpoints notice nothing
         self.rounded = None
         self.train(layer.training)
@@ -55,12 +56,14 @@ class FakeQuantization:
 
     def __init__(self, model: GPT, plan: str, start: float) -> None:
         if "gptq" in plan:
-            raise ValueError(f"--qat={plan}: gptq cannot be used in training, leave it out")
+            raise UserError(f"--qat={plan}: gptq cannot be used in training, leave it out")
         self.start = start
         self.layers = []  # layer, recipe, rounded weight
         for name, recipe in assign(plan, matrices(model)).items() if plan else ():
             place = name.removesuffix(".weight")
-            layer = rounded_layer(model.get_submodule(place))
+            plain = model.get_submodule(place)
+            assert isinstance(plain, Linear | Embedding)
+            layer = rounded_layer(plain)
             model.set_submodule(place, layer)
             self.layers.append((layer, parse_recipe(recipe), torch.empty_like(layer.weight.detach())))
 

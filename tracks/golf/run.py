@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from nanochat.config import Count, option, options, run
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.jobs.series import (
@@ -26,7 +27,7 @@ from nanochat.jobs.series import (
     words_of,
 )
 from nanochat.log import print0
-from tracks.golf.entries import BASELINES, SCALES, VOCABULARIES, expand, tricks_of
+from tracks.golf.entries import BASELINES, SCALES, VOCABULARIES, ScaleName, expand, tricks_of
 
 
 @options("golf")
@@ -36,7 +37,7 @@ class Config(SeriesSettings):
     tag = option("", "name of the series, and of its folders (default: ENTRY-SCALE)")
     vocab_size = option(0, "size of the vocabulary (0: the scale's)", least=258)
     flags = option("", "flags for training, in quotes, and --plan for packing; all flags not listed here count too")
-    scale: Literal[("auto", *SCALES)] = option("auto", "budget (auto: 1gpu where there is a GPU, else embedded)")
+    scale: Literal["auto", ScaleName] = option("auto", "budget (auto: 1gpu where there is a GPU, else embedded)")
     entry: str = option("golf", "the entry: golf, or seed, which the track comes from (1gpu alone)")
     seeds: Count = option(3, "seeds 1 to N of the entry, and of the best baseline", least=1)
     ablate: bool = option(False, "also score the entry without each of its tricks")
@@ -53,10 +54,10 @@ def settle(config: Config) -> Config:
     if scale == "auto":
         scale = "1gpu" if torch.cuda.is_available() else "embedded"
     if scale == "1gpu" and not torch.cuda.is_available():
-        raise ValueError("--scale=1gpu needs a GPU: use --scale=embedded or --scale=cpu")
+        raise UserError("--scale=1gpu needs a GPU: use --scale=embedded or --scale=cpu")
     given = read_flags(words_of(config))
     if "--without" in given:
-        raise ValueError("--without is not a flag of a series: use --ablate, which leaves out each trick in turn")
+        raise UserError("--without is not a flag of a series: use --ablate, which leaves out each trick in turn")
     flags = expand(given | {"--scale": scale, "--entry": config.entry})
     return replace(
         config,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import rustbpe
 from nanochat.cross_entropy import overlapping_rows
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from tracks.golf.artifact import Artifact, read_artifact
 from tracks.golf.model import GolfConfig, GolfGPT
@@ -62,7 +63,7 @@ def score(
         losses = model(inputs[numbers].clamp(min=0).to(model.device), goals.to(model.device), reduction="none")
         nats += losses.double().sum().item()
         if time.monotonic() > deadline:
-            raise TimeoutError("scoring took longer than allowed: take a longer --stride")
+            raise TimeoutError("scoring took longer than allowed: use a longer --stride")
     return nats, size, scored
 
 
@@ -83,7 +84,7 @@ def score_files(folder: str, stride: int, rows: int, seconds: float, device: str
     tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
     model = load(artifact, device)
     if tokenizer.vocab_size != model.config.vocab_size:
-        raise ValueError("the artifact has another tokenizer than its model: pack it again")
+        raise UserError("the artifact has another tokenizer than its model: pack it again")
     documents = json.loads(text)
     ids = encode(documents, tokenizer)
     lengths = torch.from_numpy(tokenizer.token_lengths()).long()

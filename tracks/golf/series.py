@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nanochat.errors import UserError
 from nanochat.log import Record, table_of
-from nanochat.outcome import Metrics, Outcome, measured
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
-from nanochat.statistics import p_value
+from nanochat.statistics import Metrics, measured, p_value
 
 SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
 EQUAL = ("Scale", "Stride", "Text")  # metrics that runs share, or their scores cannot be compared
@@ -56,7 +57,7 @@ def read_arm(tag: str, name: str, seeds: int) -> Arm:
     paths = [stage_dir("golf_eval", f"{tag}-{name}-{seed}") / "outcome.json" for seed in range(1, seeds + 1)]
     runs = [Outcome.load(path) for path in paths if path.exists()]
     if not runs:
-        raise ValueError(f"tracks.golf.eval has not finished for {tag}-{name}-1: run it first")
+        raise UserError(f"tracks.golf.eval has not finished for {tag}-{name}-1: run it first")
     return Arm(name, runs)
 
 
@@ -66,7 +67,7 @@ def require_equal(arms: Sequence[Arm]) -> None:
         values = sorted({str(run.metrics.get(metric)) for arm in arms for run in arm.runs})
         if len(values) > 1:
             found = f"the runs differ in {metric} ({', '.join(values)}), and cannot be compared"
-            raise ValueError(f"{found}: run their stage again, with the same flags")
+            raise UserError(f"{found}: run their stage again, with the same flags")
 
 
 def comparison_table(title: str, arms: Sequence[Arm], other: Arm) -> Record:

@@ -4,8 +4,9 @@ python -m tracks.golf.train --model=golf --depth=2 --width=96 --head-dim=32 --ta
 """
 
 from nanochat.config import option, options, run
-from nanochat.outcome import pretraining_metrics
-from nanochat.settings import PretrainSettings
+from nanochat.errors import UserError
+from nanochat.metrics import pretraining_metrics
+from nanochat.settings import PretrainSettings, given
 
 WARM_UP = 3  # steps on dummy tokens before the clock starts, to compile
 
@@ -33,7 +34,7 @@ def main(config: Config) -> None:
     from tracks.golf.qat import FakeQuantization
 
     if config.qat and config.fp8:
-        raise ValueError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
+        raise UserError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
     plan, tokenizer = plan_with_tokenizer(config)
     require_golf(plan.model)
     # On shapes alone: a mistake in the plan of quantization is found before anything is written.
@@ -44,6 +45,7 @@ def main(config: Config) -> None:
         print_cost(plan, config)
         return
 
+    assert tokenizer is not None  # only a dry run does without
     with training("base_train", config, plan, tokenizer) as trainer:
         model = trainer.model
         if config.compile and not model.compiled:
@@ -60,7 +62,7 @@ def main(config: Config) -> None:
         if model.compiled and progress < 1:
             for rounds in (True, False) if config.qat else (False,):  # both ways are compiled
                 rounding.switch(rounds)
-                warm_up(model, next_token, trainer.optimizer, trainer.device_rows, config.max_seq_len, WARM_UP)
+                warm_up(model, next_token, trainer.optimizer, trainer.device_rows, given(config.max_seq_len), WARM_UP)
         rounding(progress)
         state = trainer.fit(
             source,

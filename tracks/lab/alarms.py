@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from nanochat.log import Record
-from nanochat.outcome import Estimate
+from nanochat.statistics import Estimate
 
 WINDOW = 32  # steps before a spike
 SPIKE = 6.0  # deviations of the window

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nanochat.config import Count, option, options, run
+from nanochat.environment import ROOT
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import report_step, run_series, training_step
-from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, write_text
 from nanochat.settings import TagSettings
 

@@ -11,9 +11,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
+from nanochat.environment import ROOT
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Chain, Job, Step, difference, run_chains, saved_record
-from nanochat.outcome import ROOT
 from nanochat.paths import base_dir, hold_folder, write_text
 
 Chains = Sequence[Chain]
@@ -24,10 +26,10 @@ RETRIES = 3  # of a chain whose machine is lost
 def local(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     """Run chains on this machine, each on GPUs and CPU cores of its own."""
     # More threads than cores would wait for each other.
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(os.cpu_count() // jobs, 1))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max((os.cpu_count() or 1) // jobs, 1))
     devices = gpu_names()
     if jobs * gpus > len(devices):
-        raise ValueError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
+        raise UserError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
     # No GPU: the CPU alone.
     own = [",".join(devices[number * gpus : (number + 1) * gpus]) for number in range(jobs)]
     shares = [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": names} for names in own]
@@ -39,7 +41,7 @@ def on_ray(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     try:
         import ray
     except ImportError:
-        raise ValueError("--engine=ray needs Ray: pip install 'nanochat[ray]'") from None
+        raise UserError("--engine=ray needs Ray: pip install 'nanochat[ray]'") from None
 
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     variables = {name: value for name, value in os.environ.items() if name.startswith("NANOCHAT_")}
@@ -84,10 +86,11 @@ def on_slurm(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
         try:
             subprocess.run(["sbatch", "--wait", str(path)], check=False)  # its status is that of the worst task
         except FileNotFoundError:
-            raise ValueError("--engine=slurm needs the command sbatch, which is not on this machine") from None
+            raise UserError("--engine=slurm needs the command sbatch, which is not on this machine") from None
     return sum(not all(_is_finished(job, step) for step in chain) for chain in chains)
 
 
+EngineName = Literal["local", "ray", "slurm"]  # the keys
 ENGINES: dict[str, Callable[[Job, Sequence[Chain], int, int], int]] = {"local": local, "ray": on_ray, "slurm": on_slurm}
 
 
@@ -102,7 +105,7 @@ def gpu_names() -> list[str]:
 def _is_finished(job: Job, step: Step) -> bool:
     """Return True if a step has finished with this command, not with an earlier one."""
     record = saved_record(job.record(step))
-    return record.get("finished") and not difference(record, step, {})
+    return bool(record.get("finished")) and not difference(record, step, {})
 
 
 def chain_words(job: Job, chain: Chain) -> list[str]:

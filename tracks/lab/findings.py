@@ -22,12 +22,14 @@ from statistics import mode
 
 import numpy as np
 
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.log import Record, metric_curve, read_metrics, table_of
-from nanochat.outcome import Estimate, Outcome, mean_estimate, measured
+from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_json
 from nanochat.report.card import cost
 from nanochat.report.compare import Answers, read_answers
+from nanochat.statistics import Estimate, mean_estimate, measured
 from tracks.lab import significance
 from tracks.lab.alarms import Alarm, alarms
 from tracks.lab.sweep import Run, Spec, base_step, run_steps
@@ -93,7 +95,7 @@ def _read_base(spec: Spec, base: str, slots: int = 0) -> dict[str, Answers]:
     """Return the answers of a base; a ValueError if its evaluation has failed."""
     step = base_step(spec, base, slots)
     if not step.outcome.exists():
-        raise ValueError(f"the evaluation of {base} has failed, see the logs in {stage_dir('lab', spec.name)}")
+        raise UserError(f"the evaluation of {base} has failed, see the logs in {stage_dir('lab', spec.name)}")
     return _read_all(spec, step)
 
 
@@ -243,7 +245,7 @@ def final_loss(spec: Spec, run: Run) -> float:
     if not path.exists():
         if any(record["kind"] == "diverged" for record in records):
             return nan
-        raise ValueError(f"{path.parent} has no result, and did not diverge: {_reason(spec, run_steps(spec, run))}")
+        raise UserError(f"{path.parent} has no result, and did not diverge: {_reason(spec, run_steps(spec, run))}")
     return [record["val/loss"] for record in records if "val/loss" in record][-1]
 
 

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import AnswerSettings, DeviceSettings, TagSettings
@@ -37,13 +38,13 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
 
     def __post_init__(self) -> None:
         if not (self.tag and self.models):
-            raise ValueError("--models and --tag are needed, see --help")
+            raise UserError("--models and --tag are needed, see --help")
         if bool(self.dev) != (self.method == "soup"):
-            raise ValueError("--dev names the tasks that choose a soup: give it with --method=soup alone")
+            raise UserError("--dev names the tasks that choose a soup: give it with --method=soup alone")
         if self.scale != 1 and self.method not in ("task", "ties"):
-            raise ValueError("--scale is a factor of changes: take --method=task or ties")
+            raise UserError("--scale is a factor of changes: use --method=task or ties")
         if self.method == "slerp" and self.models.count(",") != 1:
-            raise ValueError("--method=slerp merges two models: name two, or take another method")
+            raise UserError("--method=slerp merges two models: name two, or use another method")
 
 
 def main(config: Config) -> None:
@@ -54,23 +55,25 @@ def main(config: Config) -> None:
     home = stage_dir(stage, config.tag)
     earlier = newest(home)
     if earlier and "merge" not in earlier.manifest:
-        raise ValueError(f"{home} holds a run, take another --tag")
+        raise UserError(f"{home} holds a run, use another --tag")
     outcome = Outcome.begin("merge", config.tag, config)
     found = merge.read_models(stage, config.models)
     models, weights = zip(*found.values(), strict=True)
     if not any(weights):
-        raise ValueError("--models: a merge needs a weight above 0")
+        raise UserError("--models: a merge needs a weight above 0")
     first = models[0]
     tensors = {name: model.model_tensors() for name, (model, _) in found.items()}
     if config.method == "soup":
         weights = list(merge.greedy_soup(tensors, partial(dev_score, config, first)).values())
     parent = merge.read_parent(first) if config.method in merge.FROM_PARENT else None
-    start = parent and parent.model_tensors()
+    start = parent.model_tensors() if parent else None
     merged = merge.merge(tensors.values(), weights, config.method, start, config.scale)
     facts = {"method": config.method, "weights": weights, "parent": parent and merge.origin(parent)}
     merge.write_merge(config.tag, models, merged, facts)
     outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights), "Folder": f"{stage}/{config.tag}"}
-    outcome.add_artifact(newest(home).path / MANIFEST)
+    written = newest(home)
+    assert written is not None
+    outcome.add_artifact(written.path / MANIFEST)
     outcome.finish()
 
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nanochat.checkpoint import MODEL, Checkpoint, Saver, hold, learned_from
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.models import config_of, verified
 from nanochat.paths import stage_dir
@@ -128,7 +129,7 @@ def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
     for word in text.split(","):
         match = re.fullmatch(r"(([^@:]+)(?:@(\d+))?)(?::(\d+\.?\d*))?", word)
         if not match:
-            raise ValueError(f"--models: {word} is not a model like d8, d8@1000 or d8@1000:0.5")
+            raise UserError(f"--models: {word} is not a model like d8, d8@1000 or d8@1000:0.5")
         name, tag, step, weight = match.groups()
         model = verified(stage, tag, int(step or -1))
         manifest = model.manifest
@@ -139,9 +140,9 @@ def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
         facts |= {"tokenizer": manifest["tokenizer"]["hash"], "parent": manifest["parent"] or tag}
         for kind, value in facts.items():
             if value != alike.setdefault(kind, value):
-                raise ValueError(f"--models: {name} has another {kind} than the models before it, {value}")
+                raise UserError(f"--models: {name} has another {kind} than the models before it, {value}")
         if name in found:
-            raise ValueError(f"--models: {name} is named twice, give it a weight instead")
+            raise UserError(f"--models: {name} is named twice, give it a weight instead")
         found[name] = model, float(weight or 1)
     return found
 
@@ -150,7 +151,7 @@ def read_parent(model: Checkpoint) -> Checkpoint:
     """Return the checkpoint that a model's training started from."""
     parent = model.manifest["parent"]
     if not parent:
-        raise ValueError(f"{model.path} has no parent to take changes from: --method=linear needs none")
+        raise UserError(f"{model.path} has no parent to take changes from: --method=linear needs none")
     return verified(**parent)
 
 

@@ -10,7 +10,7 @@ on.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,7 @@ def rounds(losses: Losses, seeds: int) -> Iterator[Round]:
     yield Round([best], 0, f"the best rate is {best:g}, by the mean loss, seeds: {seeds}")
 
 
-def _rates(centre: float, decades: Sequence[float]) -> list[float]:
+def _rates(centre: float, decades: Iterable[float]) -> list[float]:
     # Three digits are the same as keys, in tags and on a command line.
     return [float(f"{centre * 10**distance:.3g}") for distance in decades]
 
@@ -68,7 +68,7 @@ def _lowest(losses: Losses, rates: Sequence[float]) -> tuple[float, list[float]]
     finite = {rate: losses[rate][0] for rate in rates if math.isfinite(losses[rate][0])}
     if not finite:
         return rates[0], []  # all runs have diverged: the optimum lies below
-    lowest = math.log(min(finite, key=finite.get))
+    lowest = math.log(min(finite, key=finite.__getitem__))
     x, y = np.log(list(finite)), np.array(list(finite.values()))
     near = abs(x - lowest) <= WINDOW
     if near.sum() >= 3:

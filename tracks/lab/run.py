@@ -19,6 +19,7 @@ from statistics import fmean
 from typing import Literal
 
 from nanochat.config import Count, option, options, parse, run
+from nanochat.errors import UserError
 from nanochat.jobs.runner import Job
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
@@ -27,7 +28,7 @@ from tasks import JUDGED, TASKS, find_task, open_tasks
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import Member, parse_mixture
 from tracks.lab import sweep
-from tracks.lab.engines import ENGINES, Chains, gpu_names
+from tracks.lab.engines import ENGINES, Chains, EngineName, gpu_names
 from tracks.lab.findings import (
     Results,
     final_loss,
@@ -55,7 +56,7 @@ class Config:
         False, "print the plan, and the smallest difference each benchmark can show, and stop", in_card=False
     )
     jobs: Count = option(1, "runs at the same time", least=1, in_card=False)
-    engine: Literal[tuple(ENGINES)] = option("local", "where the runs take place", in_card=False)
+    engine: EngineName = option("local", "where the runs take place", in_card=False)
     gpus: Count = option(-1, "GPUs of each run (-1: one, if this machine has any)", in_card=False)
     keep: Literal["all", "best", "none"] = option("all", "checkpoints to keep of finished runs (best: the recommended)")
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")
@@ -63,7 +64,7 @@ class Config:
 
 def main(config: Config) -> None:
     if not config.spec:
-        raise ValueError("name the file that describes the lab: --spec=FILE")
+        raise UserError("name the file that describes the lab: --spec=FILE")
     path = Path(config.spec).expanduser().resolve()
     name = path.stem if config.kind == "mixes" else f"{path.stem}-{config.kind}"
     spec = sweep.read_spec(path, config.tag or name)
@@ -78,7 +79,7 @@ def main(config: Config) -> None:
             found.append(str(error))
     found += refused_flags(config, spec)
     if found:
-        raise ValueError("\n  ".join([f"{config.spec}:", *found]))
+        raise UserError("\n  ".join([f"{config.spec}:", *found]))
     # Tasks without files are found before anything runs. Those that are held out are not opened.
     questions = count_questions(spec)
     if config.plan:
@@ -140,7 +141,7 @@ def count_questions(spec: sweep.Spec) -> dict[str, int]:
     """Return the number of questions that a model is asked, by development benchmark."""
     manifests = (base_dir() / spec.parent_of(spec.bases[0])).glob("step_*/manifest.json")
     tokenizer = read_json(max(manifests))["tokenizer"]["tag"]  # names the world of the world's tasks
-    most = spec.sampling.get("max_problems") or sys.maxsize
+    most = int(spec.sampling.get("max_problems") or sys.maxsize)
     tasks = open_tasks("|".join(spec.open_tasks), unsafe_exec=True, tokenizer=tokenizer)
     return {name: min(len(tasks[name]), most) for name in spec.dev}
 
@@ -213,7 +214,11 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
         losses = {}
         for ahead in rounds(losses, len(spec.seeds)):
             print0(f"lab: {mix} on {base}: {ahead.sentence}")
-            if not ahead.seeds:
+            if not ahead.seeds:  # the last round: the result
+                outcome.metrics[f"{mix} on {base}"] = ahead.sentence
+                for rate, by_seed in sorted(losses.items()):
+                    is_best = "yes" if rate in ahead.rates else ""
+                    rows.append([base, mix, rate, len(by_seed), fmean(by_seed), is_best])
                 break
             seeds = spec.seeds[: ahead.seeds]
             part = spec.model_copy(
@@ -223,10 +228,6 @@ def search_rates(spec: sweep.Spec, outcome: Outcome, config: Config) -> None:
             start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
             for rate in ahead.rates:
                 losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
-        outcome.metrics[f"{mix} on {base}"] = ahead.sentence
-        for rate, by_seed in sorted(losses.items()):
-            is_best = "yes" if rate in ahead.rates else ""
-            rows.append([base, mix, rate, len(by_seed), fmean(by_seed), is_best])
     title = "Rates, as factors of the stage's own, by the last validation loss"
     outcome.tables = [table_of(title, "Base | Mix | Rate:g | Seeds | Loss:.4f | Best", rows)]
     outcome.finish()
@@ -238,13 +239,11 @@ def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config) -> int
     path = write_recommendation(spec, results)
     runs = [result.run for result in recommended(spec, results)]
     if not runs:
-        raise ValueError(
-            "no run of the reference has a result: the report of the lab without --final names the reasons"
-        )
+        raise UserError("no run of the reference has a result: the report of the lab without --final names the reasons")
     chains = [sweep.run_steps(spec, run, is_held_out=True)[1:] for run in runs]
     for [step] in chains:
         if not step.outcome.exists() and not any((base_dir() / step.parent).glob("step_*")):
-            raise ValueError(f"{step.parent} has no checkpoint any more: delete its folder to train it again")
+            raise UserError(f"{step.parent} has no checkpoint any more: delete its folder to train it again")
     look = sweep.add_look(spec, path, runs)
     start(spec, chains, config)
     return look

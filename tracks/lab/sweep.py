@@ -22,6 +22,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from nanochat.config import flag_of
+from nanochat.errors import UserError
 from nanochat.jobs.runner import TORCHRUN, Chain, Step
 from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.log import Record, duration
@@ -29,7 +30,7 @@ from nanochat.outcome import Outcome
 from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_jsonl
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
-from nanochat.stages import MODELS
+from nanochat.stages import MODELS, Source
 from tracks.lab import significance
 
 SOURCES = {MODELS[source]: source for source in MODELS}
@@ -61,7 +62,7 @@ class Spec(BaseModel):
     gpus: int = 0  # of each run
     question: str = ""
     stage: Literal["chat_sft", "mid_train", "chat_rl"]
-    source: Literal[("", *MODELS)] = ""
+    source: Literal["", Source] = ""
     bases: list[str] = Field(min_length=1)
     minimal: list[str] = []  # tasks that every arm must have
     mixes: dict[str, str] = Field(min_length=1)
@@ -111,9 +112,9 @@ class Spec(BaseModel):
         return stage_dir(self.stage, self.tag_of(run)) / "outcome.json"
 
     @property
-    def answering(self) -> dict[str, str | int]:
+    def answering(self) -> dict[str, str]:
         """The flags about answers, of an evaluation and of a soup."""
-        return {flag_of(name): str(value) for name, value in self.sampling.items()} | {"--repeats": self.repeats}
+        return {flag_of(name): str(value) for name, value in self.sampling.items()} | {"--repeats": str(self.repeats)}
 
     @property
     def own_flags(self) -> dict[str, str]:
@@ -137,12 +138,12 @@ def read_spec(path: Path, tag: str = "") -> Spec:
     unknown = []
     for key in sorted(values.keys() - known):
         [nearest] = difflib.get_close_matches(key, known, n=1, cutoff=0)
-        unknown.append(f"{key} is no key, did you mean {nearest}?")
+        unknown.append(f"{key} is not a key, did you mean {nearest}?")
     try:
         spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
     except ValidationError as error:
         found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
-        raise ValueError("\n  ".join([f"{path}:", *unknown, *found])) from None
+        raise UserError("\n  ".join([f"{path}:", *unknown, *found])) from None
     source = spec.source or DEFAULT_SOURCES[spec.stage]
     return spec.model_copy(update={"source": source, "reference": spec.reference or next(iter(spec.mixes))})
 
@@ -155,12 +156,12 @@ def mistakes(spec: Spec) -> list[str]:
         if not any(folder.glob("step_*/manifest.json")):
             found.append(f"the base {base} has no checkpoint in {folder}: train it first")
     for name, weights in spec.merges.items():
-        found += [f"the merge {name} has {mix}, which is no mix" for mix in weights if mix not in spec.mixes]
+        found += [f"the merge {name} has {mix}, which is not a mix" for mix in weights if mix not in spec.mixes]
     tags = [spec.tag_of(run) for run in [*spec.runs, *spec.merged_runs]]
     names = Counter(tags + spec.tasks)
     found += [f"two runs, or two lists of benchmarks, have {name}" for name, count in names.items() if count > 1]
     if spec.reference not in spec.mixes:
-        found.append(f"reference = {spec.reference} is no mix, take one of {', '.join(spec.mixes)}")
+        found.append(f"reference = {spec.reference} is not a mix, use one of {', '.join(spec.mixes)}")
     if spec.scaled and len(spec.seeds) == 1:
         found.append("with one seed nothing is shown, and scaled = true would drop every mix")
     if "tokens" in spec.budget and "--total-batch-size" not in spec.own_flags:
@@ -187,7 +188,7 @@ def base_step(spec: Spec, base: str, slots: int = 0) -> Step:
     """Return the evaluation of a base. slots: rows that the engine generates at once, 0: chosen."""
     flags = {"--source": spec.source, "--tag": base, "--out-tag": f"{spec.name}-{base}"}
     if slots:
-        flags |= {"--slots": slots, "--out-tag": f"{flags['--out-tag']}-slots-{slots}"}
+        flags |= {"--slots": str(slots), "--out-tag": f"{flags['--out-tag']}-slots-{slots}"}
     return _evaluation_step(spec, spec.parent_of(base), flags, spec.open_tasks)
 
 
@@ -216,11 +217,11 @@ def _training_step(spec: Spec, run: Run) -> Step:
         "--source": spec.source,
         "--task" if is_rl else "--mixture": spec.mixes[run.mix],
         "--seed": str(run.seed),  # perhaps 0
-        "--num-iterations": amount,
-        "--init-lr-frac": round(run.rate * factor, 10),
+        "--num-iterations": str(amount),
+        "--init-lr-frac": str(round(run.rate * factor, 10)),
     }
     if not is_rl:  # it scores tasks now and then, and must not ask those that are held out
-        own["--eval-metrics-every"] = -1
+        own["--eval-metrics-every"] = "-1"
     return Step(
         f"{tag}-train",
         [f"scripts.{spec.stage}", *flag_words(spec.own_flags | own)],
@@ -241,7 +242,7 @@ def _merge_step(spec: Spec, run: Run) -> Step:
     models = [f"{spec.tag_of(one)}:{weights[one.mix]:g}" for one in runs]
     flags = {"--tag": tag, "--source": SOURCES[spec.stage], "--models": ",".join(models), "--method": method}
     if method == "task":
-        flags["--scale"] = len(models)  # the sum of the changes, not their mean
+        flags["--scale"] = str(len(models))  # the sum of the changes, not their mean
     if method == "soup":
         flags |= {"--dev": "|".join(spec.dev)} | spec.answering
     return Step(
@@ -259,7 +260,7 @@ def _evaluation_step(spec: Spec, parent: str, flags: Mapping[str, str], tasks: S
     out_tag = flags["--out-tag"]
     return Step(
         f"{out_tag}-eval",
-        ["scripts.chat_eval", *flag_words(flags | {"--tasks": "|".join(tasks)} | spec.answering)],
+        ["scripts.chat_eval", *flag_words({**flags, "--tasks": "|".join(tasks)} | spec.answering)],
         output=f"chat_eval_{flags['--source']}/{out_tag}",
         parent=parent,
         quiet=True,
@@ -319,7 +320,7 @@ def looks(spec: Spec) -> list[Record]:
     path, copy = _ledger(spec)
     text = path.read_text() if path.exists() else ""
     if copy.exists() and copy.read_text() != text:
-        raise ValueError(
+        raise UserError(
             f"{path} was edited, or lacks its last look: the looks at held-out benchmarks can no longer be counted, so"
             " take other benchmarks, in a spec of their own"
         )

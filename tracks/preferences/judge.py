@@ -6,6 +6,7 @@ python -m tracks.preferences.judge sft:d8 dpo:d8 --prompts=World-Chat --teacher=
 from pathlib import Path
 
 from nanochat.config import Positional, check_names, option, options, run
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir, write_jsonl
@@ -44,13 +45,13 @@ def main(config: Config) -> None:
     from tracks.preferences.pairs import make_pairs
 
     if config.num_samples * config.repeats > 1:
-        raise ValueError("each model gives one answer to a prompt: leave out --num-samples and --repeats")
+        raise UserError("each model gives one answer to a prompt: leave out --num-samples and --repeats")
     outcome = Outcome.begin("judge", config.tag, config)
     teacher = Teacher(config)
     _, data = find_set(config.prompts, TASKS)
     task = data("train")  # pairs may be learned from, and a test split never is
     if task.kind == "categorical":
-        raise ValueError(f"--prompts={config.prompts} is answered by a letter, take a task with free answers")
+        raise UserError(f"--prompts={config.prompts} is answered by a letter, use a task with free answers")
     rows = []
     for records in zip(*(answers_of(model, task, config) for model in config.models), strict=True):
         messages = task[records[0]["problem"]]["messages"]

@@ -22,13 +22,14 @@ from torch import Tensor
 
 from nanochat.chat import check_conversation, render_conversation, render_prompt
 from nanochat.checkpoint import MODEL
+from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import Record
 from nanochat.models import load_model
 from nanochat.objectives import LossSum, Metric
-from nanochat.outcome import Estimate, Metrics, mean_estimate, measured
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
 from nanochat.rollouts import PromptSource, answer_logprobs, batch_order, before_and_after, pad, row_tokens
+from nanochat.statistics import Estimate, Metrics, mean_estimate, measured
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
 
@@ -51,7 +52,7 @@ def read_pairs(names: str) -> list[Pair]:
     for name in filter(None, names.split(",")):
         pairs += read_jsonl(Path(name).expanduser(), as_pair)
     if not pairs:
-        raise ValueError(f"--pairs={names}: there is no line with prompt, chosen and rejected")
+        raise UserError(f"--pairs={names}: there is no line with prompt, chosen and rejected")
     return pairs
 
 
@@ -59,7 +60,7 @@ def as_pair(record: Record) -> Pair:
     """Return the pair in a JSON record: prompt is a text or messages, both answers are texts or lists of parts."""
     for name in ("prompt", *SIDES):
         if name not in record:
-            raise ValueError(f"a pair has prompt, chosen and rejected, and {name} is missing")
+            raise UserError(f"a pair has prompt, chosen and rejected, and {name} is missing")
     prompt = record["prompt"]
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -67,7 +68,7 @@ def as_pair(record: Record) -> Pair:
     for conversation in pair:
         check_conversation(conversation)
     if pair[0] == pair[1]:
-        raise ValueError("chosen and rejected are equal")
+        raise UserError("chosen and rejected are equal")
     return pair
 
 
@@ -103,7 +104,7 @@ def make_pairs(records: Iterable[Record], most: int) -> list[Record]:
         for chosen, rejected in islice(zip(right, wrong, strict=False), most):
             pairs.append({"prompt": json.loads(messages), "chosen": chosen, "rejected": rejected})
     if not pairs:
-        raise ValueError("no prompt has a better and a worse answer: take more prompts, or a higher temperature")
+        raise UserError("no prompt has a better and a worse answer: use more prompts, or a higher temperature")
     return pairs
 
 
@@ -182,13 +183,15 @@ class Pairs(PromptSource):
         while 0 < learned < len(prompts) and torch.equal(prompts[learned - 1], prompts[learned]):
             learned -= 1
         if self.answers and not learned:
-            raise ValueError(
+            raise UserError(
                 f"--held-out={config.held_out:g} holds out all pairs, because they have too few prompts: "
                 "give more, or a smaller share"
             )
         # This rank's; pairs to learn from have lower numbers.
         self.held_out = range(learned + runtime.rank, len(self.answers), runtime.world_size)
-        manifest = trainer.start.weights.manifest
+        parent = trainer.start.weights
+        assert not isinstance(parent, int)  # a checkpoint: pairs train no new model
+        manifest = parent.manifest
         # A resumed run needs its parent no more.
         weights = manifest["source"]["setting"]["parent"] if trainer.resumed else manifest["files"][MODEL]["sha256"]
         setting = {
@@ -327,7 +330,7 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
     source.set_reference(lambda: load_model(**parent, runtime=trainer.runtime)[0], trainer.device_rows)
     loss, _ = pair_scores(trainer, source, objective, source.draw())["Loss"]
     if not (trainer.resumed or abs(loss - math.log(2)) <= TOLERANCE[trainer.runtime.dtype_name]):
-        raise ValueError(
+        raise UserError(
             f"the loss begins at {loss:.5f}, not at ln 2: {source.path} does not have the log-probabilities of the "
             "model that training starts from; remove it"
         )

@@ -7,6 +7,7 @@ torchrun --standalone --nproc_per_node=8 -m tracks.preferences.train -- --tag=d2
 from typing import Literal
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.settings import AnswerTuneSettings, TaskScoreSettings
 from tasks import open_tasks
 
@@ -42,7 +43,7 @@ def main(config: Config) -> None:
     from tracks.preferences.pairs import Preference, open_pairs, pair_scores, preference_metrics, read_pairs
 
     if config.total_batch_size:
-        raise ValueError("--total-batch-size does not apply to pairs: use --examples-per-step")
+        raise UserError("--total-batch-size does not apply to pairs: use --examples-per-step")
     objective = Preference(config.loss, config.beta, config.sft_weight)
     pairs = read_pairs(config.pairs)
     if config.dry_run:

@@ -6,6 +6,7 @@ from itertools import count, pairwise, takewhile
 from nanochat.log import Record, print0, read_metrics
 from nanochat.run import Trainer
 from nanochat.train import Evaluation, State
+from tracks.recursion.model import RecursiveGPT
 
 INVERTED_EVALUATIONS = 3  # in a row
 LEAST_REFINEMENT = 0.1  # of the last exit, relative to the first one
@@ -56,6 +57,7 @@ def in_order(bpb: Sequence[float]) -> bool:
 
 def refinement_alarms(trainer: Trainer) -> list[Evaluation]:
     """Return the evaluation that prints the alarms, to run after validation; none for a model with one exit."""
+    assert isinstance(trainer.model, RecursiveGPT)
     if trainer.model.steps < 2:
         return []
 

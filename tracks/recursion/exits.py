@@ -6,9 +6,9 @@ from torch import Tensor
 from nanochat.data.corpus import Corpus
 from nanochat.evals.bpb import EvalText, bpb_of_kinds, log_validation, validation_text
 from nanochat.log import Record, table_of
-from nanochat.outcome import Estimate
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime
+from nanochat.statistics import Estimate
 from nanochat.train import Evaluation
 from tracks.recursion.model import RecursiveGPT
 
@@ -30,9 +30,11 @@ def exit_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:
     if config.eval_every < 0:
         return []
     text = validation_text(trainer, corpus)
+    model = trainer.model
+    assert isinstance(model, RecursiveGPT)
 
     def measure() -> dict[str, Estimate]:
-        found = bits_by_exit(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
+        found = bits_by_exit(model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
         exits = {f"val/bpb at exit {i}": bpb for i, bpb in enumerate(found)} if len(found) > 1 else {}
         return {"val/bpb": found[-1], **exits}
 

@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nanochat.gpt import Applications, GPTConfig, norm
+from nanochat.errors import UserError
+from nanochat.gpt import GPT, Applications, GPTConfig, norm
 from nanochat.induction import InductionConfig, InductionGPT
 from nanochat.log import print0
 
@@ -44,7 +45,7 @@ class RecursiveConfig(InductionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.supervision < 1 or self.passes < 1 or self.loops < 0:
-            raise ValueError("a recursive model needs at least one exit and one pass")
+            raise UserError("a recursive model needs at least one exit and one pass")
 
     @property
     def applications(self) -> Applications:
@@ -55,7 +56,7 @@ class RecursiveConfig(InductionConfig):
 class RecursiveGPT(InductionGPT):
     """A GPT whose layers are applied again and again."""
 
-    config: RecursiveConfig
+    config: RecursiveConfig  # ty: ignore[incompatible-mutable-override]  # nobody replaces it
     config_class: ClassVar[type[GPTConfig]] = RecursiveConfig
 
     def __init__(self, config: RecursiveConfig, attention: str = "sdpa", checkpointing: bool = False) -> None:
@@ -71,7 +72,8 @@ class RecursiveGPT(InductionGPT):
         print0(f"recursion: {exits} exits, trained with {self.config.supervision}")
         self.steps = exits
 
-    def end_like(self, model: Self) -> None:
+    def end_like(self, model: GPT) -> None:
+        assert isinstance(model, RecursiveGPT)
         self.steps = model.steps
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
@@ -95,7 +97,7 @@ class RecursiveGPT(InductionGPT):
                 return checkpoint(lambda state: run(block, norm(state), layer), state, use_reentrant=False)
             return self.run(block, block, norm(state), layer)
 
-        y = x0 = context.x0
+        y = x0 = middle = context.x0
         z = torch.zeros_like(y)
         for step in range(self.steps):
             for number in range(1, config.passes + 1):
@@ -120,7 +122,7 @@ class LoopedConfig(InductionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sweeps < 1:
-            raise ValueError(f"sweeps={self.sweeps} has to be at least 1")
+            raise UserError(f"sweeps={self.sweeps} has to be at least 1")
 
     @property
     def applications(self) -> Applications:
@@ -130,7 +132,7 @@ class LoopedConfig(InductionConfig):
 class LoopedGPT(InductionGPT):
     """A GPT whose layers run several times on one state."""
 
-    config: LoopedConfig
+    config: LoopedConfig  # ty: ignore[incompatible-mutable-override]  # nobody replaces it
     config_class: ClassVar[type[GPTConfig]] = LoopedConfig
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:

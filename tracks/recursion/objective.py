@@ -1,8 +1,11 @@
 """The objective of a recursive model: the loss of every exit."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from nanochat.dataloader import Batch
 from nanochat.objectives import LossSum, Metric
@@ -38,6 +41,12 @@ class DeepSupervision:
             total = total + loss
             before = losses.sum(1, keepdim=True)
             sums.append(before.sum())
+        assert isinstance(total, Tensor)  # there is an exit
         metrics = {f"train/exit_{i}": Metric(loss, kept.sum()) for i, loss in enumerate(sums)}
         metrics["train/refinement"] = Metric(sums[0] - sums[-1], sums[0])
         return LossSum(total / len(sums), kept.sum(), metrics)
+
+    def describe(self, figures: Mapping[str, Any]) -> str:
+        """Return the losses of the exits, and the refinement, for the line of a step."""
+        exits = " ".join(f"{value:.3f}" for name, value in figures.items() if name.startswith("train/exit_"))
+        return f"exits: {exits} | refinement: {figures['train/refinement']:.1%}"

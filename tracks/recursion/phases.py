@@ -25,6 +25,7 @@ from nanochat.jobs.series import (
 from nanochat.log import print0
 
 # Phase → flags. Nothing here was measured on a GPU yet.
+PhaseName = Literal["fast", "extreme"]  # the keys
 PHASES = {
     "fast": f"--recursion=aggressive --depth=12 --total-batch-size={512 * 2048} --num-iterations=1000 --eval-every=50",
     "extreme": f"--recursion=extreme --depth=12 --total-batch-size={256 * 2048} --num-iterations=5000 --eval-every=250",
@@ -37,7 +38,7 @@ class Config(SeriesSettings):
     """Train one of two phases of a recursive model."""
 
     tag = option("h100", "name of the tokenizer, and the beginning of the run's tag")
-    phase: Literal[tuple(PHASES)] = option("fast", "fast: does refinement work? extreme: worth its cost if it does")
+    phase: PhaseName = option("fast", "fast: does refinement work? extreme: worth its cost if it does")
 
 
 def steps(config: Config, data: str, flags: list[str]) -> Iterator[Step]:

@@ -11,7 +11,6 @@ recursion (--loops=3) go to R alone, other flags to all arms. Run the same comma
 
 import json
 from collections.abc import Iterator
-from typing import Literal
 
 from nanochat.config import Count, option, options, run
 from nanochat.jobs.runner import Step
@@ -29,7 +28,7 @@ from nanochat.jobs.series import (
     words_of,
 )
 from nanochat.log import Record, print0
-from tracks.recursion.settings import PRESETS
+from tracks.recursion.settings import PresetName
 
 # Flags that differ between arms → the flag of the series to use.
 OWN = {
@@ -62,7 +61,7 @@ class Config(SeriesSettings):
     tag = option("recursion", "name of the series, and the beginning of its runs' tags")
     data = option("world", "folder of text, name of a corpus, or a mix of them")
     vocab_size = 1024
-    preset: Literal[tuple(PRESETS)] = option("aggressive", "preset of recursion")
+    preset: PresetName = option("aggressive", "preset of recursion")
     seeds: Count = option(1, "seeds 1 to N", least=1)
     steps: Count = option(300, "steps of each arm", least=1)
     depth: Count = option(2, "layers of R, P, W and L", least=1)

@@ -4,7 +4,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar
 
 from nanochat.config import Count, option, options
-from nanochat.settings import OptimizerSettings, Rate
+from nanochat.errors import UserError
+from nanochat.settings import OptimizerSettings, Rate, given
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Preset:
 
 
 PRESET_FIELDS = tuple(field.name for field in fields(Preset))
+PresetName = Literal["moderate", "aggressive", "extreme"]  # the keys
 PRESETS = {
     "moderate": Preset(3.0, 0.5, 100),
     "aggressive": Preset(5.0, 1.0, 150),
@@ -33,7 +35,7 @@ PRESETS = {
 class RecursionSettings(OptimizerSettings):
     """Deep-supervised recursion, see tracks/recursion/model.py. None: the preset's value (`with_preset`)."""
 
-    recursion: Literal[tuple(PRESETS)] = option("aggressive", "preset of recursion")
+    recursion: PresetName = option("aggressive", "preset of recursion")
     supervision: Count | None = option(None, "exits, each with a loss (default: 4)", least=1)
     loops: Count | None = option(None, "updates of the latent state before the answer is updated once (default: 2)")
     passes: Count | None = option(
@@ -42,7 +44,7 @@ class RecursionSettings(OptimizerSettings):
     detached: Count | None = option(None, "exits after which no gradient is passed back (default: 0)")
     supervision_base: Rate = option(None, "weight of each exit, relative to the one before (default: the preset's)")
     improvement_reward: Rate = option(None, "reward for the relative improvement of each exit (default: the preset's)")
-    warmup_steps: Count | None = option(
+    warmup_steps: Count | None = option(  # ty: ignore[incompatible-attribute-override]  # None until `with_preset`
         None,
         "steps of learning rate warmup, at most a tenth of a run of known length (default: the preset's)",
     )
@@ -66,6 +68,6 @@ def with_preset(config: Settings) -> Settings:
     """Return the settings with the preset's value for each flag that was not given."""
     preset = PRESETS[config.recursion]
     config = replace(config, **{name: getattr(preset, name) for name in PRESET_FIELDS if getattr(config, name) is None})
-    if 0 < config.supervision <= config.detached:
-        raise ValueError(f"--detached={config.detached} has to be below --supervision={config.supervision}")
+    if 0 < given(config.supervision) <= given(config.detached):
+        raise UserError(f"--detached={config.detached} has to be below --supervision={config.supervision}")
     return config

@@ -15,20 +15,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from nanochat.checkpoint import Checkpoint, newest
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.dataloader import TextLoader
+from nanochat.errors import UserError
 from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
 from nanochat.models import build_model, config_of, tokenizer_of
 from nanochat.objectives import next_token
 from nanochat.optim import Optimizer
-from nanochat.outcome import Metrics, Outcome, measured
+from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups, group_rates
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import flops_per_token, rate_scale
 from nanochat.settings import OptimizerSettings
-from nanochat.statistics import interval
+from nanochat.statistics import Metrics, interval, measured
 from nanochat.train import LoopSettings, State, new_loop
 from tracks.recursion.alarms import LEAST_REFINEMENT, in_order, refinement, validated_exits
+from tracks.recursion.model import RecursiveGPT
 from tracks.recursion.settings import PRESET_FIELDS
 
 if TYPE_CHECKING:
@@ -67,8 +69,9 @@ class ArmRun(NamedTuple):
     def read(cls, tag: str) -> "ArmRun":
         folder = stage_dir("base_train", tag)
         if not (folder / "outcome.json").exists():
-            raise ValueError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
+            raise UserError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
         outcome, checkpoint = Outcome.load(folder / "outcome.json"), newest(folder)
+        assert checkpoint is not None  # a finished run has one
         outcome.metrics[SECONDS] = checkpoint.manifest["loop"]["seconds"]
         return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
 
@@ -93,7 +96,7 @@ class ArmRun(NamedTuple):
         for name, value in self.settings.items():
             if name not in free and value != others.get(name):
                 found = f"{self.outcome.tag} has {name} = {value}, and {other.outcome.tag} {others.get(name)}"
-                raise ValueError(f"{found}: train one of them again")
+                raise UserError(f"{found}: train one of them again")
 
 
 def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
@@ -101,9 +104,9 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
     if recursion.manifest["config"]["seed"] != seed:
-        raise ValueError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
+        raise UserError(f"{recursion.outcome.tag} was not trained with --seed={seed}: train it again")
     if not validated_exits(recursion.records):
-        raise ValueError(f"{recursion.outcome.tag} has no validation: train it again, with --eval-every")
+        raise UserError(f"{recursion.outcome.tag} has no validation: train it again, with --eval-every")
     for arm, run in arms.items():
         # W reads more rows, or fewer.
         run.require_equal(recursion, {*FREE_IN_ARM, "rows"} if arm == "W" else FREE_IN_ARM)
@@ -112,7 +115,7 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
         for arm in equal:
             own = arms[arm].outcome.figure(name)
             if abs(own / other - 1) > (0 if name == PARAMETERS else TOLERANCE):
-                raise ValueError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
+                raise UserError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
     return arms
 
 
@@ -135,6 +138,7 @@ def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> "GPT"
     # A tied head is the embedding, which has to stay as it is.
     tensors.setdefault("head.weight", tensors["embed.weight"].clone())
     model.load_state_dict(tensors)
+    assert isinstance(model, RecursiveGPT)
     model.steps = exits
     model.requires_grad_(False).head.requires_grad_(True)
     return model
@@ -202,7 +206,7 @@ def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, f
     """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both."""
     corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
-        raise ValueError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
+        raise UserError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
     first, rounds = refit(1, run, corpus, runtime, log)
     last, _ = refit(len(run.exits), run, corpus, runtime, log, rounds)
     return first, last

@@ -7,7 +7,8 @@ torchrun --standalone --nproc_per_node=8 -m tracks.recursion.train -- --recursio
 from dataclasses import replace
 
 from nanochat.config import options, run
-from nanochat.outcome import pretraining_metrics, scale_metrics
+from nanochat.metrics import pretraining_metrics, scale_metrics
+from nanochat.settings import given
 from scripts import base_train
 from tracks.recursion.settings import RecursionSettings, with_preset
 
@@ -28,7 +29,7 @@ def main(config: Config) -> None:
     from tracks.recursion.objective import DeepSupervision
 
     config = with_preset(replace(config, tag=config.tag or f"d{config.depth}"))
-    objective = DeepSupervision(config.supervision_base, config.improvement_reward)
+    objective = DeepSupervision(given(config.supervision_base), given(config.improvement_reward))
     plan, tokenizer = plan_with_tokenizer(config)
     if config.dry_run:
         from nanochat.cost import print_cost
@@ -36,6 +37,7 @@ def main(config: Config) -> None:
         print_cost(plan, config)
         return
 
+    assert tokenizer is not None  # only a dry run does without
     with training("base_train", config, plan, tokenizer) as trainer:
         source = open_text(trainer)
         corpus = source.data

@@ -19,9 +19,10 @@ from pathlib import Path
 from timeit import timeit
 from typing import Any
 
+from nanochat.environment import environment, git, node_count, output_of, versions
 from nanochat.log import Record, print0, table_of, terminal_table
-from nanochat.outcome import NOT_KNOWN, environment, git, node_count, output_of, versions
 from nanochat.paths import base_dir, text_sha256, write_bytes, write_json
+from nanochat.statistics import NOT_KNOWN
 
 FILE_MB = 32  # of the file that tries the disk
 # NCCL's words in its log. A list of adapters would not prove that they are used.
@@ -46,7 +47,7 @@ def join() -> Callable[..., list[Any]]:
 
     def share(name: str, value: Any = None) -> list[Any]:
         # Rank 0, which may hold the store, is the last to return.
-        return list(map(json.loads, synchronize(store, json.dumps(value), rank, ranks, name, 20)))
+        return list(map(json.loads, synchronize(store, json.dumps(value).encode(), rank, ranks, name, 20)))
 
     return share
 

@@ -8,7 +8,7 @@ refresh() { : >"$meeting/now$node" && rm -f "$meeting/now$node"; } # NFS remembe
 node=${NANOCHAT_NODE_RANK:-0} least=${NANOCHAT_NODES%:*} most=${NANOCHAT_NODES#*:}
 patience=${NANOCHAT_PATIENCE:-20} # seconds to wait for other nodes
 case $least,$most in *[!0-9,]* | ,* | *,) refuse "NANOCHAT_NODES=$NANOCHAT_NODES is not a number of nodes (2) or a range (1:2)" ;; esac
-if [ $((most & (most - 1))) != 0 ]; then refuse "NANOCHAT_NODES=$most: take a power of two, as the rows of a batch are"; fi
+if [ $((most & (most - 1))) != 0 ]; then refuse "NANOCHAT_NODES=$most: use a power of two, as the rows of a batch are"; fi
 case ${NANOCHAT_HEAD:-} in ?*:[0-9]*) ;; *) refuse "several nodes need NANOCHAT_HEAD, the address HOST:PORT of node 0" ;; esac
 if [ -z "${NANOCHAT_BASE_DIR:-}" ]; then refuse "several nodes need NANOCHAT_BASE_DIR, a folder that all of them share"; fi
 host=${NANOCHAT_HEAD%:*} port=${NANOCHAT_HEAD##*:} meeting=$NANOCHAT_BASE_DIR/nodes/${NANOCHAT_HEAD//:/-}
@@ -25,7 +25,7 @@ if [ "$node" = 0 ]; then
   rm -f "$meeting"/*
   # Slurm sends SIGUSR1 to all processes.
   (trap '' USR1; while kill -0 $$; do date +%s%N >"$meeting/beat" && sleep 2; done) >/dev/null 2>&1 & beating=$!
-  if (: <>"/dev/tcp/$host/$port") 2>/dev/null; then refuse "port $port of $host is in use: take another in NANOCHAT_HEAD"; fi
+  if (: <>"/dev/tcp/$host/$port") 2>/dev/null; then refuse "port $port of $host is in use: use another in NANOCHAT_HEAD"; fi
   found=0
   for ((second = 0; second < patience && found < most; second++)); do
     sleep 1

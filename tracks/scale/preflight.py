@@ -7,6 +7,7 @@ torchrun --nproc_per_node=8 -m tracks.scale.preflight
 import faulthandler
 
 from nanochat.config import option, options, run
+from nanochat.errors import UserError
 from nanochat.log import is_main_rank
 from tracks.scale.checks import check, join, measure, report
 
@@ -26,7 +27,7 @@ def main(config: Config) -> None:
         measured, network = measure()
         ranks = share("ranks", row + measured)
     except RuntimeError as error:  # torch's, about a port that is in use or a rank that is silent
-        raise ValueError(f"the ranks do not meet: {error}") from None
+        raise UserError(f"the ranks do not meet: {error}") from None
     if is_main_rank():
         report(facts, ranks, network)
 

@@ -106,7 +106,7 @@ def sharded_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
     model = new_model(shape)
     place = Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
     shards = Shards(model, model.get_parameter, place)
-    return Optimizer(build_groups(model, _rates(shape)), rank, ranks, shards=shards)
+    return Optimizer(build_groups(model, _rates(shape)), rank, ranks, stacking=shards)
 
 
 def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights) -> dict[str, float]:
@@ -127,8 +127,8 @@ def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights) -> dict
     mine = sum(stack.mine.nbytes for stack in stacks)
     states = sum(state.nbytes for stack in stacks for state in stack.states.values())
     others = (ranks - 1) / ranks  # a part of everything; a ring sends ranks - 1 shares for a gather or a scatter
-    if optimizer.shards:
-        units = optimizer.shards.units
+    if isinstance(optimizer.stacking, Shards):
+        units = optimizer.stacking.units
         gathered = max(sum(piece.gathered.nbytes for piece in unit.pieces) for unit in units.values())
         sent = sum(gathers(unit) for unit in units.values()) * others
         # Gradients are scattered. For Muon, whole matrices are dealt and come back.
@@ -188,16 +188,23 @@ def bytes_table(build: Build) -> str:
     return markdown_table(table_of("", titles, rows))
 
 
+def _known(figure: float | None) -> float:
+    assert figure is not None  # of these machines all are known
+    return figure
+
+
 def hardware_table() -> str:
     """Return the comparison of machines with one RTX 3090 by peaks: bounds, not times."""
     _, own = parse_hardware("RTX-3090")
     rows = []
     for machine in ("1xRTX-3090@0", "8xH100", "8xH200", "8xH100@98"):
         count, one = parse_hardware(machine)
-        peaks = [count * one.bf16, count * one.bandwidth]
-        times = [peaks[0] / own.bf16, peaks[1] / own.bandwidth]
-        price = count * one.dollars
-        rows.append([machine, *peaks, count * one.memory, *times, price, *(worth(price, each) for each in times)])
+        peaks = [count * _known(one.bf16), count * _known(one.bandwidth)]
+        times = [peaks[0] / _known(own.bf16), peaks[1] / _known(own.bandwidth)]
+        price = count * _known(one.dollars)
+        rows.append(
+            [machine, *peaks, count * _known(one.memory), *times, price, *(worth(price, each) for each in times)]
+        )
     titles = "machine | TFLOP/s:,.0f | GB/s:,.0f | GB:,.0f | by TFLOP/s:.1f | by GB/s:.1f"
     titles += " | $ an hour:g | pays above $, by TFLOP/s:.2f | by GB/s:.2f"
     return markdown_table(table_of("", titles, rows))

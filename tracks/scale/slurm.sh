@@ -16,7 +16,7 @@ cd -- "$SLURM_SUBMIT_DIR"
 if [ -z "${NANOCHAT_CONTAINER:-}" ]; then bash runs/setup.sh; fi # once, before all nodes find it done
 NANOCHAT_HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 10000))
 export NANOCHAT_HEAD NANOCHAT_NODES=$SLURM_JOB_NUM_NODES NANOCHAT_PATIENCE=${NANOCHAT_PATIENCE:-600}
-# With pyxis, NANOCHAT_CONTAINER may name an image made from runs/Containerfile.
+# With pyxis, NANOCHAT_CONTAINER may name an image built from tracks/scale/Containerfile.
 container=(${NANOCHAT_CONTAINER:+"--container-image=$NANOCHAT_CONTAINER" --container-workdir=/nanochat
   "--container-mounts=$NANOCHAT_BASE_DIR:$NANOCHAT_BASE_DIR"})
 

@@ -4,7 +4,7 @@ from conftest import each_row
 
 MISTAKES = """
 chats --sources=a=World-Chat --part=3/2 | --part=3/2 is not a part like 1/4
-chats --sources=a=World-Chat --against=GSM9K | GSM9K is no task, choose from
+chats --sources=a=World-Chat --against=GSM9K | GSM9K is not a task, choose from
 chats --sources=a=World-Facts/test | World-Facts has no split test to train on; test splits
 chats --sources=a=json:no.jsonl | there is no file
 chats --sources=a=World-Chat,b=json:none.jsonl | the source of the bucket b has no rows: json:
@@ -24,7 +24,7 @@ teach --sources=b=json:empty.jsonl | row 1, from empty.jsonl: a conversation has
 teach --sources=b=json:good.jsonl | add --teacher=http://host:port/v1 and --teacher-model=NAME
 identity --facts=maker.toml | needs a name
 identity --facts=list.toml | each fact as a text
-identity --facts=broken.toml | is no TOML: Invalid
+identity --facts=broken.toml | is not TOML: Invalid
 """
 
 

@@ -10,7 +10,7 @@ from nanochat.gpt import GPT
 from nanochat.tokenizer import Tokenizer
 from tracks.export import hf
 
-SMALL = {"vocab_size": 701, "max_seq_len": 192, "kv_heads": 1}  # the vocabulary is no multiple of 64
+SMALL = {"vocab_size": 701, "max_seq_len": 192, "kv_heads": 1}  # the vocabulary is not a multiple of 64
 
 
 def tokenizer_of(size: int = SMALL["vocab_size"]):

@@ -35,7 +35,7 @@ def test_weights_tokenizer_and_origin_come_back(folder):
     assert home.manifest["exported"] == manifest_hash(origin.manifest)
     assert (after.config, words.content_hash) == (before.config, tokenizer.content_hash)
     torch.testing.assert_close(after.state_dict(), before.state_dict(), atol=0, rtol=0)
-    with pytest.raises(ValueError, match="chat_sft/home holds a run, take another --tag"):
+    with pytest.raises(ValueError, match="chat_sft/home holds a run, use another --tag"):
         main(Config(folder=str(folder), tag="home"))
 
 

@@ -67,7 +67,7 @@ checkpoint | model_000009.pt | meta_000009.json
 checkpoint | last.pt | last.pt is not named like model_021400.pt
 tokenizer | none.json | none.json
 tokenizer | old/model_000650.pt | neither our tokenizer.json nor a file of tiktoken
-tokenizer | other.json | has 700 ids and the model 701: take the tokenizer of this
+tokenizer | other.json | has 700 ids and the model 701: use the tokenizer of this
 """
 
 
@@ -83,8 +83,8 @@ def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
             main(Config(**{**flags, flag: str(tmp_path / path)}))
     assert not list((tmp_path / "base").rglob("step_*"))
     main(Config(**flags))
-    with pytest.raises(ValueError, match="base_train/d3 holds a run, take another --tag"):
+    with pytest.raises(ValueError, match="base_train/d3 holds a run, use another --tag"):
         main(Config(**flags))
     other.save(tmp_path / "base/tok_train/d3/tokenizer.json")
-    with pytest.raises(ValueError, match=r"tok_train/d3/tokenizer.json is another tokenizer, take another --tag"):
+    with pytest.raises(ValueError, match=r"tok_train/d3/tokenizer.json is another tokenizer, use another --tag"):
         main(Config(**flags, source="rl"))

@@ -14,9 +14,8 @@ RL += ["--temperature=1", "--eval-every=-1", "--save-every=-1", "--task=World-Su
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, tiny_world):
-    words = SCALES["embedded"].flags["base_train"].split()
-    model = [word for word in words if word.startswith(("--model=", "--window-pattern="))]
-    assert len(model) == 2
+    flags = SCALES["embedded"].flags["base_train"]
+    model = [f"{name}={flags[name]}" for name in ("--model", "--window-pattern")]
     runs = FromParent(tmp_path_factory.mktemp("runs"), "chat_rl", RL, [*SCRIPTS_PARENT, *model, "--depth=2"])
     plant_world(runs.folder, tiny_world)
     runs.run("default")

@@ -1,6 +1,7 @@
 """Golf's tables, and the count of bytes."""
 
 import re
+from typing import get_args
 
 import pytest
 from models import SMALL, lively
@@ -11,6 +12,7 @@ from nanochat.param_groups import build_groups
 from nanochat.quant import assign, matrices
 from nanochat.scaling import plan_run
 from tracks.golf import entries as golf
+from tracks.golf.entries import SCALES, ScaleName
 from tracks.golf.train import Config
 
 
@@ -95,3 +97,7 @@ def test_unknown_names_and_parts_are_refused(case):
     flag, sentence = case.split(" | ")
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         golf.main([flag, "plan"] if "not known" in sentence else [flag])
+
+
+def test_the_type_of_scales_names_the_keys():
+    assert get_args(ScaleName) == tuple(SCALES)

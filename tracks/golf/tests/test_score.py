@@ -87,7 +87,7 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
     program = f"import json; from tracks.golf.score import score_files; print(json.dumps(score_files{arguments}))"
     plain = json.loads(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT))
     assert plain["bytes"] == sum(len(text.encode()) for text in TEXTS)
-    trunk = ("__init__", "attention", "cross_entropy", "gpt", "induction", "quantized")
+    trunk = ("__init__", "attention", "cross_entropy", "errors", "gpt", "induction", "quantized")
     trunk = [f"nanochat/{name}.py" for name in trunk]
     track = [f"tracks/{name}.py" for name in ("__init__", "golf/__init__", "golf/artifact", "golf/model", "golf/score")]
     assert plain["sources"] == {name: (ROOT / name).stat().st_size for name in trunk + track}
@@ -99,7 +99,7 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
 
 
 def test_what_cannot_be_scored_is_refused(files, packed):
-    sentence = "--stride=33 would leave out text, take 1 to 32, the context's length"
+    sentence = "--stride=33 would leave out text, use 1 to 32, the context's length"
     assert refusal(files, stride=33).startswith(sentence)
     assert refusal(files, seconds=0).startswith("scoring took longer than")
     artifact = read_artifact(packed[1])

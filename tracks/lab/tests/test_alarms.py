@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from nanochat.outcome import Estimate
+from nanochat.statistics import Estimate
 from tracks.lab.alarms import alarms, staircase
 
 SEED = 22

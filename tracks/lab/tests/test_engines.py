@@ -2,8 +2,10 @@
 
 import os
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from test_speedrun import until
@@ -12,7 +14,7 @@ from nanochat.jobs import runner
 from nanochat.jobs.runner import Job, Step
 from nanochat.paths import read_json, write_text
 from tracks.lab import engines
-from tracks.lab.engines import ENGINES
+from tracks.lab.engines import ENGINES, EngineName
 
 # A stage in one file: waits for others if asked, fails if asked, and leaves an outcome.
 STAGE = """
@@ -146,3 +148,17 @@ def test_ray_goes_on_without_a_killed_node(job, monkeypatch):
         assert sorted(len(began(own, name)) for name in "ab") == [1, 2]
     finally:
         cluster.shutdown()
+
+
+def test_slurm_and_ray_are_needed(job, tmp_path, monkeypatch):
+    own, chains = job({"a": ""})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="needs the command sbatch"):
+        ENGINES["slurm"](own, chains, 1, 0)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ValueError, match="needs Ray: pip install"):
+        ENGINES["ray"](own, chains, 1, 0)
+
+
+def test_the_type_of_engines_names_the_keys():
+    assert get_args(EngineName) == tuple(ENGINES)

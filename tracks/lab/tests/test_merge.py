@@ -48,7 +48,7 @@ def test_a_merge_is_a_checkpoint_like_any(merges):
     assert of_models[0][-1] == ["base_train", "letters"]
     said = merges.tune("sum", *FEW, "--seed=1").refused()  # the settings of the first model
     assert "holds a merge, which does not train on: start from it with --model-tag" in said
-    assert "holds a run, take another --tag" in merges.refused("one", "--models=sum,two")
+    assert "holds a run, use another --tag" in merges.refused("one", "--models=sum,two")
     assert "a merge needs a weight above 0" in merges.refused("never", "--models=one:0,two:0")
     assert "--method=slerp merges two models" in merges.refused("never", "--models=one", "--method=slerp")
     assert "give it with --method=soup alone" in merges.refused("never", "--models=one,two", "--method=soup")

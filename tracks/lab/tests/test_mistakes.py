@@ -5,7 +5,7 @@ from conftest import each_row
 MISTAKES = """
 merge | --models and --tag are needed
 merge --tag=new --models=one,none | there is no model in
-merge --tag=new --models=one,two --scale=2 | --scale is a factor of changes: take --method=task or ties
+merge --tag=new --models=one,two --scale=2 | --scale is a factor of changes: use --method=task or ties
 """
 
 

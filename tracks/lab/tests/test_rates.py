@@ -1,6 +1,7 @@
 """The search for the best rate, on made curves with noise."""
 
 import math
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -71,3 +72,23 @@ def test_runs_that_all_diverge_move_the_range_down_until_it_ends():
     assert len(points) == WIDE + 4 * MOST_MOVES
     assert found[-1].rates == []
     assert found[-1].sentence == "the optimum lies beyond 0.000215, after 3 moves of the range"
+
+
+def test_the_rounds_of_a_curve_without_noise():
+    found, points = search(lambda x: x**2, 2.0, np.random.default_rng(0), noise=0)
+    wide, narrow, two, best = (one.rates for one in found)
+    assert [one.seeds for one in found] == [1, 1, SEEDS, 0]
+    assert wide == [0.1, 0.167, 0.278, 0.464, 0.774, 1.29, 2.15, 3.59, 5.99, 10.0]
+    assert narrow == [1.15, 1.52, 2.0, 2.64, 3.48]
+    assert two[0] == best[0] == 2.0
+    assert two[1] == 2.15
+    assert sorted(map(len, points.values())) == [1] * (WIDE + 3) + [SEEDS, SEEDS]
+
+
+def test_an_interrupted_search_goes_on():
+    """Any part of the points leads to a round that is part of the search."""
+    found, points = search(CURVES["diverges"], 1.5, np.random.default_rng(3))
+    for count in range(len(points)):
+        assert next(rounds(dict(list(points.items())[:count]), SEEDS)) in found[:2]
+    once = {rate: losses[:1] for rate, losses in points.items()}
+    assert found[2] in list(islice(rounds(once, SEEDS), 3))

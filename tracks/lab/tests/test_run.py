@@ -188,7 +188,7 @@ def test_bad_input_is_refused(lab, tmp_path):
     assert (code, text.splitlines()[0]) == (2, f"error: {path}:")
     for part in (
         "the mix plain: there is no file /no/chats.jsonl",
-        "the mix letters: ARC-Esy is no task",
+        "the mix letters: ARC-Esy is not a task",
         "  MLU is",
         "  flags, sampling or methods: unknown argument --no-compille",
     ):

@@ -228,3 +228,17 @@ def test_noise_that_the_number_of_questions_does_not_explain():
     # 400 between repeats, 2100 / 400 within them.
     assert found.deviation == pytest.approx(20, abs=3 * found.error)
     assert found.explained < 0.05
+
+
+def test_the_smallest_difference_falls_with_questions_seeds_and_repeats():
+    def smallest(questions, seeds, **options):
+        return significance.smallest_difference(questions, seeds, arms=6, **options)
+
+    usual = smallest(200, 2)
+    assert smallest(800, 2) < usual
+    assert smallest(200, 4) < usual
+    assert smallest(200, 2, repeats=4) < usual < smallest(200, 2, tests=10)
+    # A hundred questions and two seeds do not show two points.
+    assert smallest(100, 2) > 10
+    # With endless questions, the deviation between seeds remains: 2.8 errors of √(2 / seeds) points.
+    assert smallest(10**7, 50) == pytest.approx(2.8 * math.sqrt(2 / 50), rel=0.02)

@@ -46,12 +46,12 @@ def test_all_mistakes_at_once(base):
     merges = ("both-linear", "both-slerp", "both-task", "both-ties")
     mixes = ("plain", "good", "idle", "bad")
     assert mistakes(read_lab(base, changes)) == [
-        "seed is no key, did you mean seeds?",
+        "seed is not a key, did you mean seeds?",
         f"the base three has no checkpoint in {base}/mid_train/three: train it first",
-        "the merge both has facts, which is no mix",
+        "the merge both has facts, which is not a mix",
         *[f"two runs, or two lists of benchmarks, have lab-three-{mix}-2-1" for mix in (*mixes, *merges)],
         "two runs, or two lists of benchmarks, have World-Facts",
-        "reference = best is no mix, take one of plain, good, idle, bad",
+        "reference = best is not a mix, use one of plain, good, idle, bad",
         "with one seed nothing is shown, and scaled = true would drop every mix",
         "a budget in tokens needs --total-batch-size in flags",
     ]
@@ -61,7 +61,7 @@ def test_mistakes_that_the_scripts_find(base):
     merges = "[merges]\nboth = { good = 1 }\n[benchmarks]"
     for changes, sentence in (
         ({"temperature = 0.7": "top_k = 5"}, "all answers to a problem would be the same, add --temperature=1"),
-        ({"[benchmarks]": merges}, "--method=slerp merges two models: name two, or take another method"),
+        ({"[benchmarks]": merges}, "--method=slerp merges two models: name two, or use another method"),
     ):
         assert flag_mistakes(read_lab(base, changes)) == [f"flags, sampling or methods: {sentence}"]
     assert flag_mistakes(read_lab(base)) == []

@@ -4,7 +4,7 @@ from conftest import each_row
 
 MISTAKES = """
 judge sft:mine sft:other TEACHER --prompts=World-Talk | the split train is not known, choose from test
-judge sft:mine sft:other TEACHER | is no task, choose from
+judge sft:mine sft:other TEACHER | is not a task, choose from
 judge d8 sft:other TEACHER --prompts=json:good.jsonl | d8 is not like sft:d8: the stage d8 is not known, choose
 judge sft:mine sft:other --num-samples=2 --temperature=1 | each model gives one answer to a prompt
 train --total-batch-size=512 | --total-batch-size does not apply to pairs: use --examples-per-step

@@ -1,6 +1,7 @@
 """Preferences by hand and against plain rows; pairs in files, from samples, and as a source of batches."""
 
 import json
+import math
 import random
 import re
 from dataclasses import replace
@@ -13,12 +14,12 @@ from conftest import each_row
 from engines import ids_of
 from loop_parts import ALONE
 from models import CONFIGS, lively
-from test_objectives import in_parts
+from test_objectives import TwoWords, in_parts
 from test_rollouts import TOKENIZER, MadeUp, Words, rollouts, trainer_of
 
 from nanochat.chat import render_conversation, render_prompt
 from nanochat.engine import Completion
-from tracks.preferences.pairs import PREFERENCE_LOSSES, Pairs, Preference, as_pair, make_pairs, read_pairs
+from tracks.preferences.pairs import PREFERENCE_LOSSES, PairBatch, Pairs, Preference, as_pair, make_pairs, read_pairs
 
 CALLS = [{"type": "python", "text": "12+34"}, {"type": "python_output", "text": "46"}, {"type": "text", "text": " 46"}]
 
@@ -143,3 +144,36 @@ def test_a_model_against_plain_rows_and_in_parts(loss, base):
     total.backward()
     for summed, count in in_parts(model, Preference(loss), source.split, batch, {16: 1, 3: 3, 1: 8}):
         assert (summed, count) == (pytest.approx(total.item(), abs=1e-4), 8)
+
+
+def test_the_gradient_by_hand():
+    """Word 1 (3/4) twice was chosen, word 0 (1/4) rejected; the parent gave 1/2 to each word.
+
+    The margin is 2 ln 3/2 - ln 1/2 = ln 4.5. With beta 1/2 the loss is ln(1 + 1/sqrt 4.5); its slope by the margin is
+    -beta / (1 + sqrt 4.5). The margin's slope by logit 1 is 2 (1 - 3/4) - (0 - 3/4) = 5/4.
+    """
+    targets, half, root = torch.tensor([[1, 1], [0, -1]]), math.log(0.5), 4.5**0.5
+    inputs = torch.zeros_like(targets)
+    batch = PairBatch(
+        inputs=inputs,
+        targets=targets,
+        reference=torch.tensor([[half, half], [half, 0.0]]),
+        prompts=inputs[:, :1],
+        answer_lengths=torch.tensor([2, 1]),
+        prompt_lengths=torch.tensor([1, 1]),
+        groups=torch.tensor([0, 0]),
+    )
+    for weight, value, slope in [
+        # The mean loss on the chosen words is ln 4/3, and its slope 3/4 - 1.
+        (0.1, math.log(1 + 1 / root) + 0.1 * math.log(4 / 3), -0.5 * 1.25 / (1 + root) - 0.1 * 0.25),
+        (0.0, math.log(1 + 1 / root), -0.5 * 1.25 / (1 + root)),
+    ]:
+        model = TwoWords()
+        found, count, metrics = Preference("dpo", 0.5, weight)(model, batch)
+        found.backward()
+        assert (found.item(), int(count)) == (pytest.approx(value), 1)
+        assert model.logits.grad.tolist() == pytest.approx([-slope, slope])
+    figures = {name: total.item() for name, (total, _) in metrics.items()}
+    kl = (2 * (1.5 * math.log(1.5) - 0.5) + (0.5 * math.log(0.5) + 0.5)) / 3
+    expected = {"dpo/loss": value, "dpo/accuracy": 1, "dpo/gained": 1, "dpo/margin": math.log(4.5), "dpo/kl": kl}
+    assert figures == pytest.approx(expected)

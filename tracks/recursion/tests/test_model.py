@@ -90,9 +90,7 @@ def test_other_numbers_of_exits_are_told(base, capsys, monkeypatch):
     model.steps = 600
     decoder = Decoder(model)
     for _ in range(2):  # a second try meets the same
-        with pytest.raises(
-            ValueError, match=r"one row of 128 tokens needs 0.1 GB, 0.0 GB are free: take fewer --exits"
-        ):
+        with pytest.raises(ValueError, match=r"one row of 128 tokens needs 0.1 GB, 0.0 GB are free: use fewer --exits"):
             decoder.make_room(1, 128)
 
 

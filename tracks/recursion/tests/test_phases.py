@@ -1,7 +1,12 @@
 """The two phases on H100: their plans. The tests of the training script have recursive runs."""
 
+from typing import get_args
+
 import pytest
 from small_runs import SMALL
+
+from tracks.recursion.phases import PHASES, PhaseName
+from tracks.recursion.settings import PRESETS, PresetName
 
 
 @pytest.mark.parametrize(("phase", "preset"), [("fast", "aggressive"), ("extreme", "extreme")])
@@ -9,3 +14,8 @@ def test_phases_are_presets(series, base, phase, preset):
     done = series("tracks.recursion.phases", f"--phase={phase}", "--data=letters", *SMALL, "--dry-run")
     assert f"recursion {preset}: each block runs 4 exits x 1 passes x (2 loops + 1) times" in done.stdout
     assert not (base / "tok_train").exists()
+
+
+def test_the_types_of_phases_and_presets_name_the_keys():
+    assert get_args(PhaseName) == tuple(PHASES)
+    assert get_args(PresetName) == tuple(PRESETS)

@@ -68,7 +68,7 @@ def test_a_recursive_model_has_a_table_of_its_exits(base, monkeypatch, capsys):
     # Base training does not go on with another kind of model.
     said = base.refused("exits", *short, "--grad-clip=1", "--num-iterations=8")
     assert "holds another run: " in said
-    assert "its model has kind recursive and not gpt, " in said
+    assert "its model has kind recursive and not gpt. Use another --tag, or --resume=never" in said
 
 
 # depth, rows, options

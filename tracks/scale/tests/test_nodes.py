@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from base_runs import STEPS, Base, files_of
 from conftest import ROOT, copy_runs
 from test_speedrun import until
 
-from nanochat import runtime
 from nanochat.checkpoint import saved_steps
 
 # In the place of scripts.plan: a check of nothing, and a short base training. test_plan.py has the plan of nodes.
@@ -208,53 +206,13 @@ def test_killed_at_ten_random_moments_it_ends_with_the_same_weights(base, seed):
     assert files_of(base.of("nodes"), 200) == files_of(base.of("long"), 200)
 
 
-def quick():
-    """As if the clock of the heartbeat were ten times as fast."""
-    runtime.BEAT_SECONDS = 0.2
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0], ids=["killed", "stopped", "store"])
-def test_a_rank_that_dies_or_stops_ends_the_others_which_name_it(base, number):
-    tag = f"lost-{number:d}"
-    job = base.start(tag, "--num-iterations=100000", "--eval-every=-1", "--save-every=-1", ranks=4, before=quick)
-    base.wait_for(tag, 2)
-    if number:
-        job.signal(number, rank=1)
-        sentence = f"error: rank 1 on {os.uname().nodename} has not answered since "
-    else:
-        job._store = None  # it closes its socket, like a machine that has failed
-        sentence = "error: the store of the ranks does not answer: "
-    for rank in (0, 2, 3):
-        job.processes[rank].join(60)
-        assert job.processes[rank].exitcode == 1
-        assert sentence in job.err(rank)
-    job.kill()
-
-
-def without_rank(missing: str):
-    quick()
-    if os.environ["RANK"] == missing:
-        os._exit(1)
-    if missing == "0":  # it would hold the store
-        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": f"{free_port()}"}
-
-
-@pytest.mark.parametrize("missing", [0, 1])
-def test_a_rank_that_does_not_start_is_named(base, missing):
-    job = base.start("absent", ranks=2, before=partial(without_rank, f"{missing}"))
-    other = job.processes[1 - missing]
-    other.join(60)
-    assert (other.exitcode, f"error: rank {missing} has not started" in job.err(1 - missing)) == (2 - missing, True)
-    job.kill()
-
-
 NODES = "NANOCHAT_NODE_RANK=$NODE exec bash speedrun.sh --tag=nodes"
 REFUSED = """
 NANOCHAT_NODES=two | error: NANOCHAT_NODES=two is not a number of nodes (2) or a range (1:2)
-NANOCHAT_NODES=3 | error: NANOCHAT_NODES=3: take a power of two, as the rows of a batch are
+NANOCHAT_NODES=3 | error: NANOCHAT_NODES=3: use a power of two, as the rows of a batch are
 NANOCHAT_HEAD=node-a | error: several nodes need NANOCHAT_HEAD, the address HOST:PORT of node 0
 NANOCHAT_BASE_DIR= | error: several nodes need NANOCHAT_BASE_DIR, a folder that all of them share
-NANOCHAT_HEAD=localhost:TAKEN | error: port TAKEN of localhost is in use: take another in NANOCHAT_HEAD
+NANOCHAT_HEAD=localhost:TAKEN | error: port TAKEN of localhost is in use: use another in NANOCHAT_HEAD
 """
 
 

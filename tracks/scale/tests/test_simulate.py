@@ -15,7 +15,7 @@ from scripts.base_train import Config
 from tracks.scale import simulate as scale
 
 # How an optimizer is built, and numbers of ranks with which no rank owns more than MOST_SHARES. Whole
-# matrices are dealt to ranks: if their number is no multiple of the ranks, some keep empty places.
+# matrices are dealt to ranks: if their number is not a multiple of the ranks, some keep empty places.
 BUILDS = [(scale.whole_weights, range(1, 9)), (scale.sharded_weights, (1, 3, 8, 27, 64))]
 
 

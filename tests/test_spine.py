@@ -1,0 +1,17 @@
+"""README.md and AGENTS.md list the files to read first, with their length as it is, give or take a few lines."""
+
+import re
+
+import pytest
+from conftest import ROOT
+
+ROW = re.compile(r"^\| `([\w/]+\.(?:py|sh))` \| (\d+) \|", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", ["README.md", "AGENTS.md"])
+def test_the_spine_is_listed_with_its_length(page):
+    rows = ROW.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert len(rows) == 20
+    for name, lines in rows:
+        length = len((ROOT / name).read_text(encoding="utf-8").splitlines())
+        assert int(lines) == pytest.approx(length, rel=0.1, abs=10), f"{page}: {name} has {length} lines"
