@@ -42,7 +42,7 @@ KIND_OF_CODE = (
     (cross_entropy.cross_entropy.__code__, "logits"),  # and the gradient of the head's weight
     (GPT.forward.__code__, "activations"),
     (TrainingLoop._accumulate.__code__, "backward"),  # gradients on their way, and activations computed again
-    (TrainingLoop._launch.__code__, "update"),
+    (TrainingLoop.launch.__code__, "update"),
 )
 
 
@@ -177,7 +177,7 @@ def rehearse(
             for _ in range(steps):
                 meter.begin_step()
                 counters.clear()
-                loop._launch([])
+                loop.launch([])
                 graphs.append(counters["stats"]["unique_graphs"])
     memory = {kind: size for kind, size in meter.peak.items() if size}
     return Rehearsal(memory, meter.moment, dict(meter.sent), meter.waits, graphs, list(counters["graph_break"]))

@@ -33,7 +33,7 @@ from nanochat.param_groups import build_groups, group_rates
 from nanochat.runtime import DTYPES, Runtime, avoid_broken_amx
 from nanochat.scaling import plan_run
 from nanochat.settings import TrainingSettings
-from nanochat.train import State, TrainingLoop
+from nanochat.train import LoopSettings, TrainingLoop, new_loop
 from scripts.base_train import Config
 
 LIMIT = 80e9  # bytes of an H100 or A100
@@ -80,7 +80,7 @@ def new_step(
     compiled: bool = True,
     objective: Objective = next_token,
 ):
-    """Return a loop whose `_launch` takes one training step, with the parts of a run; the weights have no values.
+    """Return a loop whose `launch` takes one training step, with the parts of a run; the weights have no values.
 
     Differences: fp8 is emulated, and Muon is compiled on every device.
     """
@@ -93,21 +93,10 @@ def new_step(
         model.compile_parts()
     groups = build_groups(model, group_rates(config, shape.width, 1.0, config.weight_decay))
     polar_dtype = torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32
-    return TrainingLoop(
-        model=model,
-        source=Rows(rows, shape.max_seq_len),
-        objective=objective,
-        optimizer=Optimizer(groups, runtime.rank, runtime.world_size, polar_dtype, compiled),
-        runtime=runtime,
-        log=None,  # a step alone logs nothing
-        config=config,
-        state=State(),
-        schedules=schedules.pretraining(config),
-        device_batch=rows,
-        flops_per_token=1.0,
-        steps=100,
-        after_step=[lambda state: fp8.requantize(model)],
-    )
+    optimizer = Optimizer(groups, runtime.rank, runtime.world_size, polar_dtype, compiled)
+    settings = LoopSettings(device_batch=rows, steps=100, schedules=schedules.pretraining(config))
+    # A step alone logs nothing.
+    return new_loop(model, optimizer, Rows(rows, shape.max_seq_len), objective, runtime, None, settings)
 
 
 def rehearsed(shape: dict, rows: int, ranks: int = 1, dtype: str = "bf16", on: str = "cuda", **options: bool):
@@ -132,11 +121,11 @@ def measured(shape: dict, rows: int, dtype: str, compiled: bool):
 
 def real_peak(loop: TrainingLoop):
     """Return the bytes at the peak of a loop's third step: what stays between steps, and what the step takes."""
-    loop._launch([])
-    loop._launch([])  # compiled, and no buffer is new
+    loop.launch([])
+    loop.launch([])  # compiled, and no buffer is new
     held = _bytes(tensor for tensors in resident(loop).values() for tensor in tensors)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        loop._launch([])
+        loop.launch([])
     events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
     taken = highest = 0
     for event in sorted(events, key=lambda event: event.start_ns()):

@@ -28,7 +28,7 @@ from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
 from nanochat.metrics import kept_figures
-from nanochat.objectives import Loss
+from nanochat.objectives import LossSum, Metric
 from nanochat.scaling import require_multiple
 from nanochat.statistics import NOT_KNOWN, Metrics
 
@@ -401,7 +401,7 @@ class PolicyGradient:
     kl: float = 0.0
     reference: GPT | None = None
 
-    def __call__(self, model: GPT, batch: AnswerBatch) -> Loss:
+    def __call__(self, model: GPT, batch: AnswerBatch) -> LossSum:
         chosen = answer_logprobs(model, batch)  # (rows, longest)
         longest = chosen.shape[1]
         kept = batch.targets[:, :longest] >= 0
@@ -417,7 +417,7 @@ class PolicyGradient:
         count = kept.sum()
         # Summed distance between log-probabilities under model and sampler, for the log.
         gap = ((chosen.detach() - sampled).abs() * kept).sum()
-        return (losses * kept).sum(), count, {"rl/logprob_gap": (gap, count)}
+        return LossSum((losses * kept).sum(), count, {"rl/logprob_gap": Metric(gap, count)})
 
 
 # ---- figures ----

@@ -14,7 +14,7 @@ from typing import Any, Generic
 
 import torch
 
-from nanochat import fp8, registry
+from nanochat import registry
 from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, saved_steps, set_aside
 from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
@@ -23,17 +23,17 @@ from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
 from nanochat.metrics import run_metrics, training_curves
 from nanochat.models import build_model, record_of
-from nanochat.objectives import Objective
+from nanochat.objectives import ChangingObjective, Objective
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, setup, stop_requests
 from nanochat.scaling import RunPlan
-from nanochat.settings import TrainingSettings
+from nanochat.settings import TrainingSettings, given
 from nanochat.start import Config, FineTuning, Pretraining, Start, start_from_parent, start_new
 from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
-from nanochat.train import Action, Evaluation, State, TrainingLoop, largest_device_batch
+from nanochat.train import Action, Evaluation, LoopSettings, State, largest_device_batch, new_loop
 
 # Bytes in a checkpoint for each parameter: the fp32 weight, and at most two fp32 optimizer states.
 CHECKPOINT_BYTES = 12
@@ -151,13 +151,13 @@ class Trainer(Generic[Config]):
     def fit(
         self,
         source: BatchSource,
-        objective: Objective,
+        objective: Objective | ChangingObjective,
         evaluations: Sequence[Evaluation] = (),
         after_step: Sequence[Action] = (),
     ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
-        source: a context manager too. after_step: as in TrainingLoop.
+        source: a context manager too. after_step: called in order when the weights have changed.
         """
         data = self.runtime.broadcast(source.origin)  # one rank reads files and hashes
         try:
@@ -170,30 +170,35 @@ class Trainer(Generic[Config]):
     def _train(
         self,
         source: BatchSource,
-        objective: Objective,
+        objective: Objective | ChangingObjective,
         evaluations: Sequence[Evaluation],
         after_step: Sequence[Action],
         data: DataRecord,
     ) -> State:
         # The last save ends inside `stop_requests`: a second signal ends it too.
         with stop_requests() as requests, source, self._saving(source, data) as save:
-            loop = TrainingLoop(
-                model=self.model,
-                source=source,
-                objective=objective,
-                optimizer=self.optimizer,
-                runtime=self.runtime,
-                log=self.log,
-                config=self.config,
-                state=self._restore(source, data),
-                schedules=self.start.schedules,
+            start = self.start
+            settings = LoopSettings(
                 device_batch=self.device_rows,
-                flops_per_token=self.start.flops_per_token,
-                steps=self.start.steps,
-                seconds=self.start.seconds,
-                after_step=[lambda state: fp8.requantize(self.model), *after_step],
+                steps=start.steps,
+                seconds=start.seconds,
+                schedules=start.schedules,
+                grad_clip=given(self.config.grad_clip),
+                save_every=self.config.save_every,
+                flops_per_token=start.flops_per_token,
             )
-            loop.run(evaluations, save, requests)
+            loop = new_loop(
+                self.model,
+                self.optimizer,
+                source,
+                objective,
+                self.runtime,
+                self.log,
+                settings,
+                state=self._restore(source, data),
+                after_step=after_step,
+            )
+            loop.train(evaluations, save, requests)
         return loop.state
 
     def finish(self, state: State, metrics: Record) -> None:

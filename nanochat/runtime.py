@@ -95,6 +95,12 @@ class Runtime:
             dist.all_reduce(numbers)
         return numbers
 
+    def all_reduce_maxima(self, numbers: torch.Tensor) -> torch.Tensor:
+        """Replace each element by the largest over the ranks, in place."""
+        if self.world_size > 1:
+            dist.all_reduce(numbers, dist.ReduceOp.MAX)
+        return numbers
+
     def all_gather(self, value: Value) -> list[Value]:
         """Return every rank's value, which can be pickled, in rank order."""
         values = [value] * self.world_size  # filled below

@@ -6,23 +6,32 @@ the next one computes: the host waits inside no step.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from nanochat import schedules
+from nanochat import fp8, schedules
 from nanochat.dataloader import Batch, BatchSource
 from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Progress, Record, print_line, step_line
-from nanochat.objectives import Objective
+from nanochat.objectives import (
+    REDUCTIONS,
+    ChangingObjective,
+    DescribingObjective,
+    Metric,
+    Moment,
+    Objective,
+    Reduction,
+    objective_at,
+)
 from nanochat.optim import Optimizer
 from nanochat.runtime import Runtime, free_memory, without_garbage_collection
 from nanochat.scaling import CPU_TOKENS
-from nanochat.settings import TrainingSettings, given
+from nanochat.schedules import Schedules
 
 SMOOTHING = 0.9  # share that the old value keeps in the loss's moving average
 STEADY_AFTER = 10  # steps in this process before speed is measured
@@ -85,44 +94,151 @@ class Evaluation:
         return is_multiple(state.step, self.every)
 
 
+# ---- a step's figures ----
+
+
+@dataclass(frozen=True)
+class ReadFigures:
+    """A step's figures, over all ranks, once they have arrived on the host."""
+
+    metrics: dict[str, float]  # reduced; "train/loss" is the loss
+    stop_requests: float  # ranks that were asked to stop, counted
+    clock: float  # rank 0's seconds of training before the step
+    norm: float  # of the gradient
+
+    @property
+    def loss(self) -> float:
+        return self.metrics["train/loss"]
+
+
+@dataclass(frozen=True)
+class _StepFigures:
+    """A step's figures on the device, in one tensor, which one collective and one copy carry; maxima have another.
+
+    sums: total and count of each metric that is a sum, then stop requests, clock, and the gradient's norm once it is
+    known.
+    """
+
+    reductions: dict[str, Reduction]  # of all metrics, in order; the loss is the first
+    sums: Tensor
+    maxima: Tensor | None  # None: no metric is a maximum, in a run where none ever is
+
+    @classmethod
+    def pack(cls, metrics: Mapping[str, Metric], stop_requests: int, clock: float) -> "_StepFigures":
+        """Pack this rank's figures. clock: only of rank 0, so that the sum over ranks is rank 0's."""
+        pairs = [torch.stack([one.total, one.count]) for one in metrics.values() if one.reduction != "maximum"]
+        largest = [one.total for one in metrics.values() if one.reduction == "maximum"]
+        sums = torch.cat(pairs)
+        precise = torch.float32 if sums.device.type == "mps" else torch.float64  # MPS lacks fp64
+        from_host = torch.tensor([stop_requests, clock], dtype=precise).to(sums.device, non_blocking=True)
+        return cls(
+            reductions={name: one.reduction for name, one in metrics.items()},
+            sums=torch.cat([sums.to(precise), from_host]),
+            maxima=torch.stack(largest) if largest else None,
+        )
+
+    def over_ranks(self, runtime: Runtime) -> "_StepFigures":
+        """Return the figures of all ranks: a collective."""
+        maxima = None if self.maxima is None else runtime.all_reduce_maxima(self.maxima)
+        return replace(self, sums=runtime.all_reduce(self.sums), maxima=maxima)
+
+    @property
+    def loss_count(self) -> Tensor:
+        """What divides the loss, 0-d: for most objectives the number of targets."""
+        return self.sums[1]
+
+    def with_norm(self, norm: Tensor) -> "_StepFigures":
+        return replace(self, sums=torch.cat([self.sums, norm.to(self.sums.dtype).view(1)]))
+
+    def to_host(self) -> "_StepFigures":
+        """Queue the copy to the host behind the update."""
+        maxima = None if self.maxima is None else self.maxima.to("cpu", non_blocking=True)
+        return replace(self, sums=self.sums.to("cpu", non_blocking=True), maxima=maxima)
+
+    def read(self) -> ReadFigures:
+        *pairs, stop_requests, clock, norm = self.sums.tolist()
+        sums = zip(pairs[::2], pairs[1::2], strict=True)
+        largest = iter([] if self.maxima is None else self.maxima.tolist())
+        metrics = {}
+        for name, reduction in self.reductions.items():
+            total, count = (next(largest), 1.0) if reduction == "maximum" else next(sums)
+            metrics[name] = REDUCTIONS[reduction](total, count)
+        return ReadFigures(metrics, stop_requests, clock, norm)
+
+
 @dataclass
 class _LaunchedStep:
     """A step that was handed to the device."""
 
     number: int  # the first one has 1
     start: float
-    figures: Tensor  # of all ranks: a sum and a count for each name; stop requests, rank 0's clock; gradient norm
+    figures: _StepFigures
     ready: torch.cuda.Event | None  # when `figures` have arrived on the host
-    names: list[str]
     known: Record  # figures that the host has already
     tokens: int  # on all ranks, padding included, as in the throughput
     wait: float  # seconds until the batch was there
 
 
-@dataclass
-class TrainingLoop:
-    """Trains a model from `state` to the horizon, or until a signal asks to stop.
+# ---- the loop ----
 
-    The horizon is `steps`, `seconds`, or else the source's progress.
-    """
 
-    model: GPT
-    source: BatchSource
-    objective: Objective
-    optimizer: Optimizer
-    runtime: Runtime
-    log: MetricLog
-    config: TrainingSettings
-    state: State
-    schedules: schedules.Schedules  # field of Group -> schedule
+@dataclass(frozen=True)
+class LoopSettings:
+    """How a loop trains, and until when: `steps`, `seconds`, or else the source's progress."""
+
     device_batch: int  # rows in a micro-batch, as the source's `split` takes them
-    flops_per_token: float
     steps: int | None = None
     seconds: float | None = None
-    after_step: Sequence[Action] = ()  # called in order when the weights have changed
+    schedules: Schedules = field(default_factory=dict)  # field of Group -> schedule
+    grad_clip: float = 0.0  # 0: no clipping
+    save_every: int = -1  # steps; -1: only at the end
+    flops_per_token: float = 0.0  # for the figures of speed
+
+
+def new_loop(
+    model: GPT,
+    optimizer: Optimizer,
+    source: BatchSource,
+    objective: Objective | ChangingObjective,
+    runtime: Runtime,
+    log: MetricLog,
+    settings: LoopSettings,
+    state: State | None = None,
+    after_step: Sequence[Action] = (),
+) -> "TrainingLoop":
+    """Return a loop; every loop is made here. state: where a resumed run goes on; None begins.
+
+    after_step: called in order when the weights have changed.
+    """
+    return TrainingLoop(
+        model=model,
+        optimizer=optimizer,
+        source=source,
+        objective=objective,
+        runtime=runtime,
+        log=log,
+        settings=settings,
+        state=state or State(),
+        after_step=[lambda state: fp8.requantize(model), *after_step],
+    )
+
+
+@dataclass
+class TrainingLoop:
+    """Trains a model from `state` to the horizon, or until a signal asks to stop. `new_loop` makes it."""
+
+    model: GPT
+    optimizer: Optimizer
+    source: BatchSource
+    objective: Objective | ChangingObjective
+    runtime: Runtime
+    log: MetricLog
+    settings: LoopSettings
+    state: State
+    after_step: Sequence[Action]
 
     def __post_init__(self) -> None:
-        self.state.device_batch = self.device_batch
+        self.state.device_batch = self.settings.device_batch
         self.state.stop = ""
         self._first_step = self.state.step  # where this process begins
         self._progress_line = Progress()
@@ -131,7 +247,7 @@ class TrainingLoop:
         self._settled_at = 0.0
         self._under_way: _LaunchedStep | None = None  # on a GPU, the launched step that the host has not read
 
-    def run(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[int]) -> None:
+    def train(self, evaluations: Sequence[Evaluation], save: Action, requests: Sequence[int]) -> None:
         """Train. Evaluations run between two steps, then the checkpoint is saved.
 
         requests: gets an entry when this process is asked to stop. A stop postpones evaluations to the resumed run. A
@@ -142,31 +258,12 @@ class TrainingLoop:
             while True:
                 finished = self._progress() >= 1
                 due = [evaluation for evaluation in evaluations if evaluation.is_due(state, finished)]
-                saves = finished or is_multiple(state.step, self.config.save_every)
+                saves = finished or is_multiple(state.step, self.settings.save_every)
                 if due or saves or state.stop:
-                    self._settle()  # figures from the step under way; they may bring a request to stop
-                if finished:
-                    state.stop, state.progress = "", 1.0  # by the clock of the last step, if a clock ends the run
-                ends = finished or state.stop
-                if ends:
-                    self._progress_line.close()
-                # Right after a checkpoint with complete evaluations was restored, nothing is new.
-                if (due or saves or ends) and not 0 < state.step == self._first_step == state.evaluated:
-                    self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
-                    if due and finished and state.step > self._first_step:
-                        save(state)  # an evaluation that fails must not cost the run
-                    if not state.stop:
-                        self.model.eval()
-                        with self.model.whole():
-                            for evaluation in due:
-                                evaluation.evaluate(state)
-                        self.model.train()
-                        state.evaluated = state.step  # not repeated after a resume
-                    if saves or ends:
-                        save(state)
-                if ends:
-                    return
-                launched = self._launch(requests)
+                    ends = self._pause(due, saves, finished, save)
+                    if ends:
+                        return
+                launched = self.launch(requests)
                 # On a GPU the host reads a step's figures while the device computes the next.
                 self._settle()
                 self._under_way = launched
@@ -175,17 +272,47 @@ class TrainingLoop:
                 if state.step == self._first_step + 1 or state.step % COLLECT_EVERY == 0:
                     collect()  # compiling leaves much garbage
 
+    def _pause(self, due: Sequence[Evaluation], saves: bool, finished: bool, save: Action) -> bool:
+        """Evaluate and save between two steps; return True if the run ends here."""
+        state = self.state
+        self._settle()  # figures from the step under way; they may bring a request to stop
+        if finished:
+            state.stop = ""  # by the clock of the last step, if a clock ends the run
+            state.progress = 1.0
+        ends = finished or bool(state.stop)
+        if ends:
+            self._progress_line.close()
+        has_trained = state.step > self._first_step  # in this process
+        if not has_trained and 0 < state.step == state.evaluated:
+            return ends  # the checkpoint was restored just now, with complete evaluations: nothing is new
+        self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
+        if due and finished and has_trained:
+            save(state)  # an evaluation that fails must not cost the run
+        if not state.stop:
+            self._evaluate(due)
+        if saves or ends:
+            save(state)
+        return ends
+
+    def _evaluate(self, due: Sequence[Evaluation]) -> None:
+        self.model.eval()
+        with self.model.whole():
+            for evaluation in due:
+                evaluation.evaluate(self.state)
+        self.model.train()
+        self.state.evaluated = self.state.step  # not repeated after a resume
+
     def _progress(self) -> float:
-        """Return the finished share, at the last launched step; above 1 beyond the horizon."""
-        if self.steps is not None:
-            return self.state.step / self.steps
-        if self.seconds is not None:
-            return self.state.seconds / self.seconds
+        """Return how much is finished, at the last launched step; 1: all, above 1 beyond the horizon."""
+        if self.settings.steps is not None:
+            return self.state.step / self.settings.steps
+        if self.settings.seconds is not None:
+            return self.state.seconds / self.settings.seconds
         return self.source.progress
 
     # ---- a step ----
 
-    def _launch(self, requests: Sequence[int]) -> _LaunchedStep:
+    def launch(self, requests: Sequence[int]) -> _LaunchedStep:
         """Hand a step to the device: forward, backward, update. Only fp16 waits for a result.
 
         An idle step leaves the weights alone: with momentum, a zero gradient would still be an update.
@@ -193,37 +320,37 @@ class TrainingLoop:
         state = self.state
         start = time.perf_counter()
         groups = self.optimizer.groups
-        schedules.apply(groups, self.schedules, self._progress(), state.step)
+        progress = self._progress()
+        schedules.apply(groups, self.settings.schedules, progress, state.step)
+        objective = objective_at(self.objective, Moment(state.step, min(progress, 1.0)))
         asked = time.perf_counter()
         batch = next(self.source)  # may wait for the loader, or for sampling
         wait = time.perf_counter() - asked
 
         idle = self.source.idle
         if idle:
-            sums = {"train/loss": torch.zeros(2, device=batch[0].device)}
+            zero = torch.zeros((), device=batch[0].device)
+            metrics = {"train/loss": Metric(zero, zero)}
         else:
-            sums = self._gradients(batch)
+            metrics = self._gradients(batch, objective)
             self.optimizer.finish_reducing()  # first: all ranks need one order of collectives
-        pairs = torch.cat(list(sums.values()))
-        precise = torch.float32 if pairs.device.type == "mps" else torch.float64  # MPS lacks fp64
-        clock = self._seconds if self.runtime.rank == 0 else 0.0  # the sum over ranks is rank 0's
-        from_host = torch.tensor([len(requests), clock], dtype=precise).to(pairs.device, non_blocking=True)
-        figures = self.runtime.all_reduce(torch.cat([pairs.to(precise), from_host]))
+        clock = self._seconds if self.runtime.rank == 0 else 0.0
+        figures = _StepFigures.pack(metrics, len(requests), clock).over_ranks(self.runtime)
         if idle:
-            norm = figures.new_zeros(())
+            norm = figures.sums.new_zeros(())
         else:
-            targets = figures[1].float().clamp(min=1)  # on all ranks; a batch may have none
-            norm = self.optimizer.step(1 / (targets * state.loss_scale), given(self.config.grad_clip))
+            targets = figures.loss_count.float().clamp(min=1)  # on all ranks; a batch may have none
+            norm = self.optimizer.step(1 / (targets * state.loss_scale), self.settings.grad_clip)
             self.optimizer.zero_grad()
         state.step += 1
         state.progress = min(self._progress(), 1.0)
         for act in self.after_step:
             act(state)
 
-        figures = torch.cat([figures, norm.to(figures.dtype).view(1)])
+        figures = figures.with_norm(norm)
         ready = None
-        if figures.device.type == "cuda":
-            figures = figures.to("cpu", non_blocking=True)  # queued behind the update
+        if figures.sums.device.type == "cuda":
+            figures = figures.to_host()
             ready = torch.cuda.current_stream().record_event()
         # As a multiple of the initial rate.
         rate = next((group.lr / group.initial_lr for group in groups if group.initial_lr), 0.0)
@@ -232,13 +359,12 @@ class TrainingLoop:
             start=start,
             figures=figures,
             ready=ready,
-            names=list(sums),
             known={"train/lrm": rate, **self.source.metrics},
             tokens=batch[0].numel() * self.runtime.world_size,
             wait=wait,
         )
 
-    def _gradients(self, batch: Batch) -> dict[str, Tensor]:
+    def _gradients(self, batch: Batch, objective: Objective) -> dict[str, Metric]:
         """Compute gradients for the sum over this rank's losses; returns what `_accumulate` does.
 
         Out of memory, the step starts again in smaller parts; an fp16 overflow, with half the scale.
@@ -249,7 +375,7 @@ class TrainingLoop:
             state.loss_scale = min(2 * state.loss_scale, MAX_LOSS_SCALE)
         while True:
             try:
-                sums = self._accumulate(batch)
+                metrics = self._accumulate(batch, objective)
             except torch.OutOfMemoryError:
                 where = f"step {state.step + 1}, rank {self.runtime.rank}: out of memory"
                 state.device_batch = min(state.device_batch, len(batch[0])) // 2
@@ -262,7 +388,7 @@ class TrainingLoop:
                 print_line(f"{where}, the step starts again with --device-batch-size={state.device_batch}")
             else:
                 if not (self._is_fp16 and self._halve_loss_scale()):
-                    return sums
+                    return metrics
             self.optimizer.restart()  # gradients already sent are complete, and stay
             torch.cuda.empty_cache()  # by now no traceback holds tensors from the failed step
 
@@ -278,9 +404,9 @@ class TrainingLoop:
         state.loss_scale /= 2  # exact
         return True
 
-    def _accumulate(self, batch: Batch) -> dict[str, Tensor]:
-        """Add up gradients over the micro-batches; returns (sum, count) of the loss, which comes first, and metrics."""
-        sums = {}
+    def _accumulate(self, batch: Batch, objective: Objective) -> dict[str, Metric]:
+        """Add up gradients over the micro-batches; returns this rank's metrics, the loss first."""
+        found: dict[str, Metric] = {}
         micro_batches = self.source.split(batch, self.state.device_batch)
         # With sharded weights a rank takes part in the gathers of ranks that have more micro-batches.
         most = max(self.runtime.all_gather(len(micro_batches))) if self.model.shards else 0
@@ -288,15 +414,14 @@ class TrainingLoop:
             # The last backward sends the gradients, layer by layer. fp16 has to check them before.
             sends = number == len(micro_batches) and not self._is_fp16
             with self.optimizer.reduce_in_backward() if sends else nullcontext():
-                loss, count, metrics = self.objective(self.model, micro_batch)
-                (loss * self.state.loss_scale).backward()  # adds up in `.grad` over micro-batches
-            for name, (total, number_of) in {"train/loss": (loss, count), **metrics}.items():
-                pair = torch.stack([total.detach().float(), number_of.float()])  # stays on the device: no wait
-                sums[name] = sums[name] + pair if name in sums else pair
+                loss = objective(self.model, micro_batch)
+                (loss.total * self.state.loss_scale).backward()  # adds up in `.grad` over micro-batches
+            for name, metric in {"train/loss": Metric(loss.total, loss.count), **loss.metrics}.items():
+                part = metric.detached()
+                found[name] = found[name].joined(part) if name in found else part
         for _ in range(len(micro_batches), most):
-            loss, _, _ = self.objective(self.model, micro_batches[-1])
-            (0 * loss).backward()
-        return sums
+            (0 * objective(self.model, micro_batches[-1]).total).backward()
+        return found
 
     # ---- a step's figures ----
 
@@ -307,21 +432,18 @@ class TrainingLoop:
             return
         if step.ready is not None:
             step.ready.synchronize()  # for this copy; a later step computes on
-        *pairs, stop, clock, norm = step.figures.tolist()
-        sums = zip(step.names, pairs[::2], pairs[1::2], strict=True)
-        means = {name: total / max(count, 1) for name, total, count in sums}
-        loss = means["train/loss"]
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        read = step.figures.read()
+        if not (math.isfinite(read.loss) and math.isfinite(read.norm)):
             self.log.write("diverged", step.number)
-            raise FloatingPointError(f"step {step.number}: the loss is {loss}, the gradient's norm is {norm}")
-        self.state.stop = "a signal" if stop else ""
-        figures = means | {"train/grad_norm": norm} | step.known | self._count(step, loss, clock)
+            raise FloatingPointError(f"step {step.number}: the loss is {read.loss}, the gradient's norm is {read.norm}")
+        self.state.stop = "a signal" if read.stop_requests else ""
+        figures = read.metrics | {"train/grad_norm": read.norm} | step.known | self._count(step, read.loss, read.clock)
         self.log.write("train", step.number, **figures)
         smooth = self.state.smooth_loss / (1 - SMOOTHING**step.number)  # removes the pull toward 0 at the start
         figures["step"] = step.number
-        describe = getattr(self.objective, "describe", None)  # an objective may put its metrics into words
-        details = describe(figures) if describe else ""
-        self._progress_line.update(step_line(figures, smooth, self.steps, details), figures["progress"])
+        # An objective may put its metrics into words.
+        details = self.objective.describe(figures) if isinstance(self.objective, DescribingObjective) else ""
+        self._progress_line.update(step_line(figures, smooth, self.settings.steps, details), figures["progress"])
 
     def _count(self, step: _LaunchedStep, loss: float, clock: float) -> Record:
         """Add a step to the state's clocks and totals; returns figures for the log."""
@@ -332,7 +454,7 @@ class TrainingLoop:
         number = step.number - self._first_step  # in this process
         self._seconds += seconds
         state.seconds = clock if self.runtime.world_size > 1 else self._seconds
-        flops = step.tokens * self.flops_per_token
+        flops = step.tokens * self.settings.flops_per_token
         if number > STEADY_AFTER:
             state.steady_seconds += seconds
             state.steady_flops += flops
@@ -343,7 +465,7 @@ class TrainingLoop:
         state.loss = loss
         state.smooth_loss = SMOOTHING * state.smooth_loss + (1 - SMOOTHING) * loss
         # For this step: a later one may be launched.
-        progress = step.number / self.steps if self.steps else self._progress()
+        progress = step.number / self.settings.steps if self.settings.steps else self._progress()
         peak = self.runtime.peak_flops
         return {
             "progress": min(progress, 1.0),
@@ -360,13 +482,15 @@ class TrainingLoop:
 # ---- before the loop ----
 
 
-def warm_up(model: GPT, objective: Objective, optimizer: Optimizer, rows: int, length: int, count: int) -> None:
+def warm_up(
+    model: GPT, objective: Objective | ChangingObjective, optimizer: Optimizer, rows: int, length: int, count: int
+) -> None:
     """Compile a step by training on dummy tokens `count` times; weights and states are restored."""
     ids = torch.zeros(rows, length, dtype=torch.int64, device=model.device)
+    first = objective_at(objective, Moment(0, 0.0))
     with optimizer.restoring():
         for _ in range(count):
-            loss, _, _ = objective(model, (ids, ids))
-            loss.backward()
+            first(model, (ids, ids)).total.backward()
             optimizer.step()
             optimizer.zero_grad()
 

@@ -23,12 +23,12 @@ from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, read_metrics
 from nanochat.models import build_model, config_with
-from nanochat.objectives import next_token
+from nanochat.objectives import LossSum, Metric, maximum, next_token
 from nanochat.optim import Group, Optimizer
 from nanochat.param_groups import build_groups, group_rates
 from nanochat.runtime import Runtime, setup, stop_requests
-from nanochat.settings import OptimizerSettings, TrainingSettings
-from nanochat.train import Evaluation, State, TrainingLoop
+from nanochat.settings import OptimizerSettings
+from nanochat.train import Evaluation, LoopSettings, State, new_loop
 
 CPU = torch.device("cpu")
 ALONE = Runtime(CPU, torch.float32, "chunks")
@@ -100,15 +100,22 @@ def skipping(model: GPT, batch: tuple[Tensor, Tensor]):
     """An objective that uses only the head where no target is: the other gradients do not arrive."""
     if (batch[1] >= 0).any():
         return next_token(model, batch)
-    return 0 * model.head.weight.sum(), torch.tensor(0), {}
+    return LossSum(0 * model.head.weight.sum(), torch.tensor(0))
+
+
+def numbered(model: GPT, batch: tuple[Tensor, Tensor]):
+    """An objective that measures the largest first token, and the sum of all."""
+    firsts = batch[0][:, 0].float()
+    metrics = {"first/largest": maximum(firsts.max()), "first/all": Metric(firsts.sum(), firsts.new_ones(()), "sum")}
+    return next_token(model, batch)._replace(metrics=metrics)
 
 
 def spoilt(source: Rows, factor: float):
     """An objective whose loss is multiplied in the second step."""
 
     def objective(model: GPT, batch: tuple[Tensor, Tensor]):
-        loss, count, metrics = next_token(model, batch)
-        return loss * (factor if source.taken == 2 else 1.0), count, metrics
+        loss = next_token(model, batch)
+        return loss._replace(total=loss.total * (factor if source.taken == 2 else 1.0))
 
     return objective
 
@@ -138,9 +145,10 @@ def train(
     source: Any = None,
     model: GPT | None = None,
     groups: list[Group] | None = None,
+    after_step: Sequence[Callable[[State], None]] = (),
     **options: Any,
 ):
-    """Run the loop on a new model, for 3 steps unless `options` has another horizon; settings may be there too."""
+    """Run the loop on a new model, for 3 steps unless `options` has another horizon; they are LoopSettings."""
     model = model or small_model()
     source = source or Rows(runtime)
     state = state or State()
@@ -148,14 +156,11 @@ def train(
         batch_scale = (ROWS * LENGTH / 2**19) ** 0.5
         groups = build_groups(model, group_rates(OptimizerSettings(), model.config.width, batch_scale, 0.1))
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, chunk_bytes=2**17)
-    given = [name for name in ("grad_clip", "save_every") if name in options]
-    config = TrainingSettings(**{name: options.pop(name) for name in given})
-    options = {"steps": None if "seconds" in options else 3, "schedules": WARM} | options
-    options |= {"device_batch": device_batch, "flops_per_token": 1e6}
+    usual = {"steps": None if "seconds" in options else 3, "schedules": WARM, "flops_per_token": 1e6}
+    settings = LoopSettings(device_batch=device_batch, **usual | options)
     with MetricLog(folder) as log, stop_requests() as requests:
-        TrainingLoop(model, source, objective, optimizer, runtime, log, config, state, **options).run(
-            evaluations, save, requests
-        )
+        made = new_loop(model, optimizer, source, objective, runtime, log, settings, state, after_step)
+        made.train(evaluations, save, requests)
     parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
     return Trained(state, parameters, read_metrics(log.path), source)
 
@@ -187,6 +192,7 @@ class Cases:
                 self.train(f"plain {rows}", device_batch=rows)
 
         self.train("masked", device_batch=1, source=Rows(self.runtime, uneven), grad_clip=0.1)
+        self.train("measured", objective=numbered, source=Rows(self.runtime))
         # Some ranks have no gradients to send in their backward.
         self.train("skipping", objective=skipping, source=Rows(self.runtime, every_other))
 

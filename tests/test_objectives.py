@@ -11,6 +11,7 @@ from torch import nn
 
 from nanochat.engine import Completion
 from nanochat.gpt import GPTConfig
+from nanochat.objectives import REDUCTIONS, Metric, Moment, maximum, next_token, objective_at
 from nanochat.rollouts import AnswerBatch, PolicyGradient, Rollouts, answer_row
 
 END = 5  # of an answer
@@ -92,9 +93,41 @@ def test_straying_costs_by_hand_and_the_gap_to_the_sampler_is_a_metric():
     assert slopes == pytest.approx([0.1 / 3 * (0 - 0.25), 0.1 / 3 * (1 - 0.75)])
     objective, true = PolicyGradient(), math.log(0.75)
     batch = step([[1, -1], [1, 1]], [[1.0, 1.0]] * 2, [[true + 0.25, 0], [true - 0.5, true]])
-    _, _, metrics = objective(TwoWords(), batch)
-    total, tokens = metrics["rl/logprob_gap"]
-    assert (float(total), int(tokens)) == (pytest.approx(0.75), 3)
+    gap = objective(TwoWords(), batch).metrics["rl/logprob_gap"]
+    assert (float(gap.total), int(gap.count)) == (pytest.approx(0.75), 3)
+
+
+def test_an_objective_may_depend_on_how_far_the_run_has_come():
+    class Growing:
+        def at(self, moment: Moment):
+            def objective(model, batch):
+                loss = next_token(model, batch)
+                return loss._replace(total=loss.total * moment.progress + moment.step)
+
+            return objective
+
+    def model(inputs, targets):
+        return torch.tensor(8.0)
+
+    batch = torch.zeros(1, 3), torch.tensor([[1, -1, 2]])
+    assert objective_at(next_token, Moment(3, 0.5)) is next_token
+    plain, grown = (objective_at(one, Moment(3, 0.5))(model, batch) for one in (next_token, Growing()))
+    assert (plain.total, plain.count, plain.metrics) == (8.0, 2, {})
+    assert grown.total == 8 * 0.5 + 3
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("mean", 1.5), ("sum", 6.0), ("root mean square", math.sqrt(1.5))])
+def test_sums_are_joined_and_reduced(reduction, expected):
+    parts = [Metric(torch.tensor(total), torch.tensor(count), reduction) for total, count in ((4.0, 3), (2.0, 1))]
+    whole = parts[0].joined(parts[1])
+    assert REDUCTIONS[reduction](whole.total.item(), whole.count.item()) == pytest.approx(expected)
+    assert REDUCTIONS["mean"](5.0, 0.0) == 5.0  # no target in the whole step
+
+
+def test_the_largest_of_the_maxima_counts():
+    whole = maximum(torch.tensor(2.0, requires_grad=True)).joined(maximum(torch.tensor(3.0))).detached()
+    assert REDUCTIONS["maximum"](whole.total.item(), whole.count.item()) == 3.0
+    assert not whole.total.requires_grad
 
 
 def in_parts(model, objective, split, batch, cuts: dict[int, int]):

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from nanochat import schedules
 from nanochat import train as loop
 from nanochat.log import read_metrics
-from nanochat.objectives import next_token
+from nanochat.objectives import Metric, maximum, next_token
 from nanochat.paths import read_json
 from nanochat.runtime import setup
 from nanochat.settings import OptimizerSettings
@@ -115,6 +115,42 @@ def test_horizons(runtime, tmp_path, capsys):
     assert by_time.state.seconds - overshot < 0.12 <= by_time.state.seconds  # of training alone
     assert sum(record["train/dt"] for record in by_time.records) == pytest.approx(by_time.state.seconds)
     assert len(slept) == by_time.state.step + 1
+
+
+def measuring(model, batch):
+    """Measure one quantity in each of the ways that there are: the rows, numbered within the micro-batch."""
+    numbers = torch.arange(1.0, len(batch[0]) + 1)
+    count = torch.tensor(len(numbers))
+    metrics = {
+        "rows/mean": Metric(numbers.sum(), count),
+        "rows/largest": maximum(numbers.max()),
+        "rows/all": Metric(numbers.sum(), count, "sum"),
+        "rows/rms": Metric(numbers.square().sum(), count, "root mean square"),
+    }
+    return next_token(model, batch)._replace(metrics=metrics)
+
+
+@BOTH
+def test_measured_quantities_are_joined_as_they_say(runtime, tmp_path, plain):
+    trained = train(tmp_path, runtime, objective=measuring, device_batch=2)
+    assert furthest(trained.parameters, train(tmp_path / "again", runtime, device_batch=2).parameters) == 0
+    for record, alone in zip(trained.records, plain.records, strict=True):
+        assert record["train/loss"] == pytest.approx(alone["train/loss"], rel=1e-6)
+        found = [record[f"rows/{name}"] for name in ("mean", "largest", "all", "rms")]
+        assert found == pytest.approx([1.5, 2.0, 12.0, math.sqrt(2.5)])  # four micro-batches of rows 1 and 2
+
+
+@BOTH
+def test_an_objective_sees_step_and_progress(runtime, tmp_path):
+    seen = []
+
+    class Curious:
+        def at(self, moment):
+            seen.append((moment.step, moment.progress))
+            return next_token
+
+    train(tmp_path, runtime, objective=Curious(), device_batch=2, steps=4)
+    assert seen == [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75)]  # once a step, whatever its micro-batches
 
 
 def test_the_learning_rate_falls_by_the_clock_on_a_machine_that_slows_down(tmp_path):
@@ -286,10 +322,11 @@ def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
     masked = train(tmp_path / "masked", source=Rows(ALONE, uneven), grad_clip=0.1)
     assert min(record["train/grad_norm"] for record in masked.records) > 0.1  # so it was clipped
     few = train(tmp_path / "few", objective=loop_parts.skipping, source=Rows(ALONE, loop_parts.every_other))
-    twins = {"plain": plain, "masked": masked, "skipping": few}
+    measured = train(tmp_path / "measured", objective=loop_parts.numbered)
+    twins = {"plain": plain, "masked": masked, "skipping": few, "measured": measured}
     models = list(ranks.folder.glob("*.safetensors"))
     seen = [path.stem for path in models if path.stem.split()[0] in twins]
-    assert len(seen) == 4
+    assert len(seen) == 5
     for case in seen:
         twin = twins[case.split()[0]]
         assert furthest(load_file(ranks.folder / f"{case}.safetensors"), twin.parameters) < EXACT, case
@@ -297,6 +334,8 @@ def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
         for record, alone in zip(records, twin.records, strict=True):
             for name in ("train/loss", "train/grad_norm"):
                 assert record[name] == pytest.approx(alone[name], rel=1e-5)
+            for name in ("first/largest", "first/all"):
+                assert record.get(name) == alone.get(name)
         assert {seen[case]["tokens"] for seen in ranks.seen} == {3 * ROWS * LENGTH}
 
 

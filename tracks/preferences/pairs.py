@@ -26,7 +26,7 @@ from nanochat.errors import UserError
 from nanochat.gpt import GPT
 from nanochat.log import Record
 from nanochat.models import load_model
-from nanochat.objectives import Loss
+from nanochat.objectives import LossSum, Metric
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
 from nanochat.rollouts import PromptSource, answer_logprobs, batch_order, before_and_after, pad, row_tokens
 from nanochat.statistics import Estimate, Metrics, mean_estimate, measured
@@ -296,11 +296,12 @@ class Preference:
             "total": losses - self.sft_weight * chances[:, 0] / lengths[:, 0],
         }
 
-    def __call__(self, model: GPT, batch: PairBatch) -> Loss:
+    def __call__(self, model: GPT, batch: PairBatch) -> LossSum:
         figures = self.figures(model, batch)
         total = figures.pop("total")
         count = torch.tensor(len(total), device=total.device)
-        return total.sum(), count, {f"dpo/{name}": (one.sum(), count) for name, one in figures.items()}
+        metrics = {f"dpo/{name}": Metric(one.sum(), count) for name, one in figures.items()}
+        return LossSum(total.sum(), count, metrics)
 
 
 # ---- evaluation and metrics ----

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nanochat.dataloader import Batch
-from nanochat.objectives import Loss
+from nanochat.objectives import LossSum, Metric
 from tracks.recursion.model import RecursiveGPT
 
 
@@ -24,7 +24,7 @@ class DeepSupervision:
     base: float
     reward: float
 
-    def __call__(self, model: RecursiveGPT, batch: Batch) -> Loss:
+    def __call__(self, model: RecursiveGPT, batch: Batch) -> LossSum:
         inputs, targets = batch
         kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
         first = 1 - model.steps if self.base > 1 else 0  # powers above 1 could be too large for a float
@@ -42,9 +42,9 @@ class DeepSupervision:
             before = losses.sum(1, keepdim=True)
             sums.append(before.sum())
         assert isinstance(total, Tensor)  # there is an exit
-        metrics = {f"train/exit_{i}": (loss, kept.sum()) for i, loss in enumerate(sums)}
-        metrics["train/refinement"] = (sums[0] - sums[-1], sums[0])
-        return total / len(sums), kept.sum(), metrics
+        metrics = {f"train/exit_{i}": Metric(loss, kept.sum()) for i, loss in enumerate(sums)}
+        metrics["train/refinement"] = Metric(sums[0] - sums[-1], sums[0])
+        return LossSum(total / len(sums), kept.sum(), metrics)
 
     def describe(self, figures: Mapping[str, Any]) -> str:
         """Return the losses of the exits, and the refinement, for the line of a step."""

@@ -26,9 +26,9 @@ from nanochat.param_groups import build_groups, group_rates
 from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import flops_per_token, rate_scale
-from nanochat.settings import TrainingSettings
+from nanochat.settings import OptimizerSettings
 from nanochat.statistics import Metrics, interval, measured
-from nanochat.train import State, TrainingLoop
+from nanochat.train import LoopSettings, State, new_loop
 from tracks.recursion.alarms import LEAST_REFINEMENT, in_order, refinement, validated_exits
 from tracks.recursion.model import RecursiveGPT
 from tracks.recursion.settings import PRESET_FIELDS
@@ -175,11 +175,11 @@ def refit(
     )
     source.load_state_dict(manifest["source"])
     model = model_of_exit(exits, run.checkpoint, runtime)
-    settings = TrainingSettings(total_batch_size=batch, save_every=-1)
-    groups = build_groups(model, group_rates(settings, model.config.width, rate_scale(batch), matrix_decay=0.0))
-    [head] = [group for group in groups if group.name == "unembedding"]
-    flops = flops_per_token(model, length)
-    loop = TrainingLoop(model, source, next_token, Optimizer([head]), runtime, log, settings, State(), {}, rows, flops)
+    rates = group_rates(OptimizerSettings(), model.config.width, rate_scale(batch), matrix_decay=0.0)
+    [head] = [group for group in build_groups(model, rates) if group.name == "unembedding"]
+    optimizer = Optimizer([head])
+    settings = LoopSettings(device_batch=rows, flops_per_token=flops_per_token(model, length))
+    state = State()
 
     def measure() -> float:
         return text_bpb(model, text, length, rows, runtime).value
@@ -192,10 +192,11 @@ def refit(
             falls = True
             while falls if given is None else done[-1] < given:
                 done[-1] += 1
-                loop.steps = loop.state.step + REFIT_STEPS
-                loop.run([], lambda state: None, [])
+                until = replace(settings, steps=state.step + REFIT_STEPS)
+                loop = new_loop(model, optimizer, source, next_token, runtime, log, until, state)
+                loop.train([], lambda state: None, [])
                 found = measure()
-                print0(f"refit: step {loop.steps}, {found:.4f} bits per byte at exit {exits - 1}")
+                print0(f"refit: step {state.step}, {found:.4f} bits per byte at exit {exits - 1}")
                 falls = found < (1 - LEAST_GAIN) * lowest
                 lowest = min(lowest, found)
     return lowest, done
