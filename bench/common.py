@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def in_child(work: Callable, *job: Any, python: Any = sys.executable, checkout: Any = ROOT, env: Any = (), limit=1800):
-    """Call a function of bench/ in a fresh process, with the packages of `checkout` first, and return its result.
+    """Call a function of bench/ or of a track in a fresh process, and return its result.
+
+    The packages of `checkout` come first on its path.
 
     A function may return a pair `(run, facts)`. Then the result is the dict `facts(run())`, with the `seconds` that
     run() took, the `rate` for a `count`, and the peak `memory` of the process in MB. Without an answer in `limit`
@@ -29,7 +31,9 @@ def in_child(work: Callable, *job: Any, python: Any = sys.executable, checkout: 
     """
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
-        call = [str(Path(checkout).resolve()), Path(work.__code__.co_filename).stem, work.__name__, job, str(answer)]
+        # Its own __module__ may be "__main__".
+        module = ".".join(Path(work.__code__.co_filename).resolve().relative_to(ROOT).with_suffix("").parts)
+        call = [str(Path(checkout).resolve()), module, work.__name__, job, str(answer)]
         command = [
             python,
             "-E",  # PYTHONPATH may hide the peer that has our core's name
@@ -70,7 +74,7 @@ def contenders(reference: str, works: dict[str, tuple], **options: Any):
 def child(checkout: str, module: str, function: str, job: list, answer: str):
     """Run a job in this process and write the result to a JSON file."""
     sys.path[:1] = [checkout, str(ROOT)]
-    found = getattr(importlib.import_module(f"bench.{module}"), function)(*job)
+    found = getattr(importlib.import_module(module), function)(*job)
     if isinstance(found, tuple):
         Path(answer).touch()  # a time-out from now on is one of the work itself
         start = time.perf_counter()

@@ -26,7 +26,7 @@ from nanochat import registry
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.induction import InductionConfig
 from nanochat.models import IDLE, config_fields, config_of, config_with, record_of
-from nanochat.param_groups import build_groups
+from nanochat.param_groups import build_groups, group_rates
 from nanochat.settings import OptimizerSettings
 from tracks.golf.model import GolfConfig, GolfGPT, exclude_own, require_golf
 from tracks.golf.tests.golf_models import CONFIGS
@@ -115,8 +115,8 @@ def test_the_learning_rate_of_gains_is_a_flag_and_scales_with_the_batch():
     model = lively({**SMALL, "query_gain": 1.0})
     rates = []
     for scalar_lr, scale in ((0.5, 1.0), (0.5, 2.0), (1.5, 1.0)):
-        settings = OptimizerSettings(scalar_lr=scalar_lr)
-        groups = {group.name: group for group in build_groups(model, settings, scale, 0.1)}
+        final = group_rates(OptimizerSettings(scalar_lr=scalar_lr), SMALL["width"], scale, 0.1)
+        groups = {group.name: group for group in build_groups(model, final)}
         assert [name for name, _ in groups["gains"].params] == [f"blocks.{i}.attn.gain" for i in range(4)]
         rates.append(groups["gains"].lr)
     assert rates == pytest.approx([0.05, 0.1, 0.15])
