@@ -380,10 +380,10 @@ class TrainingLoop:
                 where = f"step {state.step + 1}, rank {self.runtime.rank}: out of memory"
                 state.device_batch = min(state.device_batch, len(batch[0])) // 2
                 if self.model.shards:  # the other ranks wait for this one to gather
-                    raise UserError(f"{where}: take a smaller --device-batch-size") from None
+                    raise UserError(f"{where}: use a smaller --device-batch-size") from None
                 if not state.device_batch:
                     raise UserError(
-                        f"{where} with one row at once: take --checkpointing or a shorter --max-seq-len"
+                        f"{where} with one row at once: use --checkpointing or a shorter --max-seq-len"
                     ) from None
                 print_line(f"{where}, the step starts again with --device-batch-size={state.device_batch}")
             else:

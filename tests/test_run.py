@@ -281,7 +281,7 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     said = base.refused("other", "--matrix-lr=0.01", "--seed=7", "--save-every=5")
     assert said == (
         f"{folder} holds another run: --seed was 42 and is 7; --matrix-lr was 0.0018 and is 0.01. "
-        "Take another --tag, or start again: --resume=never"
+        "Use another --tag, or start again: --resume=never"
     )
     shutil.rmtree(folder / "step_000020")
     base.run("other", "--save-every=5", "--device-batch-size=8", "--attention=twin", "--checkpointing")

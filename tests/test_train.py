@@ -79,7 +79,7 @@ def test_out_of_memory_halves_the_device_batch(where, tmp_path, plain, capsys):
     told = re.findall(r"^step (\d), rank 0: out of memory, .* --device-batch-size=(\d)$", capsys.readouterr().out, re.M)
     assert told == [("1", "4"), ("3", "2"), ("3", "1")]
     limit["rows"] = 0
-    with pytest.raises(ValueError, match=r"^step 1, rank 0: out of memory with one row at once: take --checkpointing"):
+    with pytest.raises(ValueError, match=r"^step 1, rank 0: out of memory with one row at once: use --checkpointing"):
         train(tmp_path / "none", objective=lambda model, batch: check(batch[0]), device_batch=2)
 
 
