@@ -21,7 +21,7 @@ from nanochat.outcome import read_outcomes
 from nanochat.paths import base_dir
 from nanochat.runtime import asked_precision, planned_hardware
 from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices
-from nanochat.settings import PretrainSettings, given
+from nanochat.settings import PretrainSettings
 
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
@@ -60,27 +60,18 @@ def estimate(plan: RunPlan, config: PretrainSettings, ranks: int, accelerator: A
     dtype = asked_precision(config.dtype)
     if dtype == "auto":
         dtype = accelerator.precision
-    sizes = row_choices(config, plan.total_batch_size, ranks)
+    sizes = row_choices(config.device_batch_size, plan.total_batch_size, plan.model.max_seq_len, ranks)
     itemsize = 4 if dtype == "fp32" else 2
     setting = ranks, config.checkpointing, config.fp8, itemsize
     needed = {rows: memory(plan, rows, *setting, config.shard_weights) for rows in sizes}
     # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
-    most = max(sizes[0], CPU_TOKENS // given(config.max_seq_len)) if accelerator.name == "CPU" else sizes[-1]
+    most = max(sizes[0], CPU_TOKENS // plan.model.max_seq_len) if accelerator.name == "CPU" else sizes[-1]
     fitting = [rows for rows in sizes if rows <= most and sum(needed[rows].values()) < limit]
     rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
 
-    rate, source = _rate(config, accelerator, dtype)
-    seconds = plan.seconds  # None: no clock ends the run
-    if plan.tokens is not None and rate:
-        # Without evaluations and compiling.
-        seconds = plan.flops_per_token * plan.tokens / (rate * ranks)
-    hourly = accelerator.dollars  # None: no price is known
-    dollars = None if hourly is None or seconds is None else hourly * ranks * seconds / 3600
-    cost = Cost(ranks, rows, needed[rows], seconds, rate, source, dollars)
-
-    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in cost.memory.items())  # bytes -> GB
-    total = sum(cost.memory.values()) / 1e9
+    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in needed[rows].items())  # bytes -> GB
+    total = sum(needed[rows].values()) / 1e9
     lines = [f"memory of a rank, GB: {total:.2f} with {rows} rows at once ({parts})"]
     if not fitting:
         share = f"{FIT_SHARE:.0%} of {accelerator.memory:g} GB"
@@ -92,6 +83,15 @@ def estimate(plan: RunPlan, config: PretrainSettings, ranks: int, accelerator: A
     if config.shard_weights and ranks > 1:
         received, whole = traffic(plan, rows, ranks, 4 if config.fp8 else itemsize)
         lines.append(f"sharded weights: a rank receives {received / 1e9:,.2f} GB in a step, not {whole / 1e9:,.2f} GB")
+
+    rate, source = _rate(config, accelerator, dtype)
+    seconds = plan.seconds  # None: no clock ends the run
+    if plan.tokens is not None and rate:
+        # Without evaluations and compiling.
+        seconds = plan.flops_per_token * plan.tokens / (rate * ranks)
+    hourly = accelerator.dollars  # None: no price is known
+    dollars = None if hourly is None or seconds is None else hourly * ranks * seconds / 3600
+    cost = Cost(ranks, rows, needed[rows], seconds, rate, source, dollars)
     time = "n/a" if seconds is None else duration(seconds)
     speed = "n/a" if rate is None else f"{rate / 1e12:,.3g} TFLOP/s each ({source})"
     price = "n/a" if dollars is None else f"{dollars:,.2f}"

@@ -22,7 +22,7 @@ from nanochat.data.lanes import Chunk, Deal, Lane, Mix
 from nanochat.log import Record
 from nanochat.protocols import Conversations
 from nanochat.scaling import require_multiple
-from nanochat.settings import PretrainSettings, given
+from nanochat.settings import PretrainSettings
 from nanochat.start import OpenRun
 from nanochat.tokenizer import Tokenizer
 
@@ -242,7 +242,7 @@ def open_text(trainer: OpenRun[PretrainSettings]) -> TextLoader:
         open_corpus(config.data, start.record["num_shards"]),
         start.tokenizer,
         start.rows,
-        given(config.max_seq_len),
+        start.row_length,
         seed=config.seed,
         lanes=config.lanes,
         rank=runtime.rank,

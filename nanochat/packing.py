@@ -18,7 +18,7 @@ from nanochat.dataloader import DataRecord, Loader
 from nanochat.log import Record
 from nanochat.metrics import kept_figures, validation_metrics
 from nanochat.protocols import Conversations, Mixture
-from nanochat.settings import ChatTuneSettings, given
+from nanochat.settings import ChatTuneSettings
 from nanochat.start import OpenRun
 from nanochat.statistics import Metrics, measured
 from nanochat.tokenizer import Tokenizer
@@ -197,7 +197,7 @@ def open_chats(trainer: OpenRun[ChatTuneSettings], chats: Mixture, supervise: st
         chats,
         start.tokenizer,
         start.rows,
-        given(config.max_seq_len),
+        start.row_length,
         supervise=supervise,
         epochs=config.epochs,
         seed=config.seed,

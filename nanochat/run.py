@@ -15,7 +15,7 @@ from typing import Any, Generic
 import torch
 
 from nanochat import registry
-from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, saved_steps, set_aside
+from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, saved_steps, set_aside, to_resume
 from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
 from nanochat.errors import UserError
@@ -29,7 +29,7 @@ from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
 from nanochat.runtime import Runtime, setup, stop_requests
 from nanochat.scaling import RunPlan
-from nanochat.settings import TrainingSettings, given
+from nanochat.settings import TrainingSettings
 from nanochat.start import Config, FineTuning, Pretraining, Start, start_from_parent, start_new
 from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
@@ -42,8 +42,8 @@ CHECKPOINT_BYTES = 12
 @contextmanager
 def training(stage: str, config: Pretraining, plan: RunPlan, tokenizer: Tokenizer) -> "Iterator[Trainer[Pretraining]]":
     """Open a run with a new model: lock its folder, find its checkpoint, build model and optimizer."""
-    with _opened(stage, config) as (outcome, runtime):
-        start = start_new(outcome.folder, config, plan, tokenizer, runtime)
+    with _opened(stage, config) as (outcome, runtime, saved):
+        start = start_new(outcome.folder, config, plan, tokenizer, saved, runtime)
         with _built(start, outcome, runtime) as trainer:
             yield trainer
 
@@ -51,19 +51,24 @@ def training(stage: str, config: Pretraining, plan: RunPlan, tokenizer: Tokenize
 @contextmanager
 def tuning(stage: str, config: FineTuning, rows: int = 0) -> "Iterator[Trainer[FineTuning]]":
     """Open a run with another stage's model, as `training` does. rows: in a step, if it is not counted in tokens."""
-    with _opened(stage, config) as (outcome, runtime):
-        start = start_from_parent(outcome.folder, config, rows, runtime)
+    with _opened(stage, config) as (outcome, runtime, saved):
+        start = start_from_parent(outcome.folder, config, rows, saved, runtime)
         with _built(start, outcome, runtime) as trainer:
             yield trainer
 
 
 @contextmanager
-def _opened(stage: str, config: TrainingSettings) -> Iterator[tuple[Outcome, Runtime]]:
-    """Start the clock of a stage, join the ranks, and keep other runs out of the folder."""
+def _opened(stage: str, config: TrainingSettings) -> Iterator[tuple[Outcome, Runtime, Checkpoint | None]]:
+    """Start the clock of a stage, join the ranks, and keep other runs out of the folder.
+
+    Yields the checkpoint to resume from, too.
+    """
     outcome = Outcome.begin(stage, config.tag, config)
     with setup(config.device_type, config.dtype, config.attention) as runtime, ExitStack() as stack:
         runtime.broadcast(lambda: stack.enter_context(hold(outcome.folder)))
-        yield outcome, runtime
+        # One rank reads the files.
+        saved = runtime.broadcast(lambda: to_resume(outcome.folder, config.resume))
+        yield outcome, runtime, saved
 
 
 @contextmanager
@@ -96,7 +101,7 @@ def build(start: Start, runtime: Runtime) -> tuple[GPT, Optimizer, int]:
         compile=runtime.device.type == "cuda",  # on a CPU it gains too little
         stacking=model.shards,
     )
-    length = config.max_seq_len
+    length = start.row_length
     rows = start.row_choices[0]
     if len(start.row_choices) > 1:
         if model.shards and runtime.device.type == "cuda":
@@ -183,7 +188,7 @@ class Trainer(Generic[Config]):
                 steps=start.steps,
                 seconds=start.seconds,
                 schedules=start.schedules,
-                grad_clip=given(self.config.grad_clip),
+                grad_clip=start.grad_clip,
                 save_every=self.config.save_every,
                 flops_per_token=start.flops_per_token,
             )

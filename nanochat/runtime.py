@@ -203,12 +203,12 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
     rank = int(os.environ["RANK"]) if distributed else 0
     world_size = int(os.environ["WORLD_SIZE"]) if distributed else 1
+    precision = _precision(device, dtype)
+    name = _device_name(device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # NCCL takes the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
     with process_group(device, rank, world_size) if world_size > 1 else nullcontext() as store:
-        precision = _precision(device, dtype)
-        name = _device_name(device)
         accelerator = find_accelerator(name)
         print0(f"device: {device.type} ({name}), ranks: {world_size}, precision: {precision}")
         yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)

@@ -14,7 +14,7 @@ from nanochat.log import Record, format_value, print0
 from nanochat.models import planned_model
 from nanochat.param_groups import Rates, group_rates, parameter_counts, state_bytes
 from nanochat.paths import tokenizer_file
-from nanochat.settings import PretrainSettings, TrainingSettings, given
+from nanochat.settings import PretrainSettings
 from nanochat.tokenizer import Tokenizer
 
 REFERENCE_DEPTH = 12
@@ -102,12 +102,12 @@ def plan_run(config: PretrainSettings, vocab_size: int | None, bos_id: int = 0) 
     n = scaled_size(counts)  # the size that scaling laws compare
     reference_n = scaled_size(reference_counts)
     size = n / reference_n  # and that of the horizons in tokens, at one ratio
-    flops = flops_per_token(model, given(config.max_seq_len))
+    flops = flops_per_token(model, shape.max_seq_len)
 
     # A given batch changes learning rates and weight decay too.
-    batch = given(config.total_batch_size)
+    batch = config.total_batch_size
     chosen = "given"
-    if batch < 1:
+    if batch is None or batch < 1:
         batch = 2 ** round(math.log2(REFERENCE_BATCH * size**BATCH_EXPONENT))  # divides well among ranks
         chosen = f"2^19 x (N {n:,} / {reference_n:,})^{BATCH_EXPONENT}, to a power of 2"
     batch_scale = rate_scale(batch)
@@ -184,22 +184,24 @@ def require_multiple(name: str, count: int, ranks: int) -> None:
         raise UserError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
 
 
-def row_choices(config: TrainingSettings, total_batch_size: int, ranks: int) -> list[int]:
-    """Return the rows that a micro-batch may have, in order: the given number, or all that divide a step."""
-    row = given(config.max_seq_len) * ranks  # tokens in the smallest step
+def row_choices(asked: str, total_batch_size: int, row_length: int, ranks: int) -> list[int]:
+    """Return the rows that a micro-batch may have, in order: the number asked for, or for auto all that divide a step.
+
+    total_batch_size: tokens in a step. row_length: tokens in a row.
+    """
+    row = row_length * ranks  # tokens in the smallest step
     rows, rest = divmod(total_batch_size, row)
     if rest or not rows:
         raise UserError(
             f"--total-batch-size={total_batch_size} is not a multiple of a row on every rank ("
-            f"{config.max_seq_len} tokens x {ranks} ranks): use --total-batch-size={(rows + 1) * row}"
+            f"{row_length} tokens x {ranks} ranks): use --total-batch-size={(rows + 1) * row}"
         )
     legal = _divisors(rows)
-    asked = config.device_batch_size
     if asked == "auto":
         return legal
     if asked not in map(str, legal):
         raise UserError(
-            f"--device-batch-size={asked} (x {config.max_seq_len} tokens x {ranks} ranks) does not divide "
+            f"--device-batch-size={asked} (x {row_length} tokens x {ranks} ranks) does not divide "
             f"--total-batch-size={total_batch_size}: use auto or one of {legal}"
         )
     return [int(asked)]

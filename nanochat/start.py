@@ -14,7 +14,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 import torch
 
 from nanochat.chat import render_conversation
-from nanochat.checkpoint import Checkpoint, learned_from, to_resume
+from nanochat.checkpoint import Checkpoint, learned_from
 from nanochat.config import flag_of
 from nanochat.data.corpus import shards_for
 from nanochat.errors import UserError
@@ -63,19 +63,21 @@ class Start(Generic[Config]):
     rates: Mapping[str, Rates]  # initial ones by group
     schedules: Schedules  # which multiply them
     warm: bool  # begins with the optimizer state in `weights`, a parent's
+    grad_clip: float  # largest norm of the gradient; 0: no clipping
     # ---- batch and horizon ----
     batch: int  # tokens in a step, over all ranks
+    row_length: int  # tokens
     row_choices: Sequence[int]  # for a micro-batch
     steps: int | None  # in the whole run; None: `seconds`, or else the source's progress ends it
     seconds: float | None
-    flops_per_token: int  # with rows of config.max_seq_len
+    flops_per_token: int  # in rows of this length
     # ---- for manifests ----
     record: Mapping[str, Any]  # parent, tokenizer, data
 
     @property
     def rows(self) -> int:
         """Rows in a step, over all ranks."""
-        return self.batch // given(self.config.max_seq_len)  # tokens -> rows
+        return self.batch // self.row_length  # tokens -> rows
 
 
 class OpenRun(Protocol[Config]):
@@ -92,14 +94,20 @@ class OpenRun(Protocol[Config]):
 
 
 def start_new(
-    folder: Path, config: Pretraining, plan: RunPlan, tokenizer: Tokenizer, runtime: Runtime
+    folder: Path,
+    config: Pretraining,
+    plan: RunPlan,
+    tokenizer: Tokenizer,
+    saved: Checkpoint | None,
+    runtime: Runtime,
 ) -> Start[Pretraining]:
-    """Return the start of a run with a new model; a collective. The folder is locked."""
-    choices = row_choices(config, plan.total_batch_size, runtime.world_size)
-    saved = runtime.broadcast(lambda: to_resume(folder, config.resume))  # one rank reads the files
+    """Return the start of a run with a new model. folder: the run's, locked. saved: the checkpoint to resume from."""
+    row_length = plan.model.max_seq_len
+    choices = row_choices(config.device_batch_size, plan.total_batch_size, row_length, runtime.world_size)
+    saved_shape = config_of(saved.manifest) if saved else plan.model
     resumed = resume(saved, config, tokenizer)
-    if saved and config_of(saved.manifest) != plan.model:
-        refuse_another_model(saved, plan.model)
+    if saved_shape != plan.model:
+        refuse_another_model(folder, saved_shape, plan.model)
     kept_rows = _kept_rows(saved, choices)
     changes = _changes_so_far(resumed)
     flops = plan.flops_per_token * plan.total_batch_size
@@ -121,7 +129,9 @@ def start_new(
         rates=plan.rates,
         schedules=pretraining(config, plan.steps),
         warm=False,
+        grad_clip=config.grad_clip or 0.0,
         batch=plan.total_batch_size,
+        row_length=row_length,
         row_choices=kept_rows,
         steps=plan.steps,
         seconds=plan.seconds,
@@ -138,12 +148,14 @@ def start_new(
 # ---- another stage's model ----
 
 
-def start_from_parent(folder: Path, config: FineTuning, rows: int, runtime: Runtime) -> Start[FineTuning]:
-    """Return the start of a run with another stage's model; a collective. The folder is locked.
+def start_from_parent(
+    folder: Path, config: FineTuning, rows: int, saved: Checkpoint | None, runtime: Runtime
+) -> Start[FineTuning]:
+    """Return the start of a run with another stage's model; a collective.
 
-    A resumed run does not need its parent any more. rows: in a step, for a batch that is not counted in tokens.
+    folder: the run's, locked. rows: in a step, for a batch that is not counted in tokens. saved: the checkpoint to
+    resume from; such a run does not need its parent any more.
     """
-    saved = runtime.broadcast(lambda: to_resume(folder, config.resume))  # one rank reads the files
     resumed = resume(saved, config)
     parent = {"stage": MODELS[config.source], "tag": config.model_tag or config.tag}
     # A resumed run has everything that the parent gave.
@@ -158,7 +170,8 @@ def start_from_parent(folder: Path, config: FineTuning, rows: int, runtime: Runt
         config = replace(config, total_batch_size=rows * given(config.max_seq_len))
     shape = config_of(manifest)
     batch = given(config.total_batch_size)
-    flops = flops_per_token(new_model(shape), given(config.max_seq_len))
+    row_length = given(config.max_seq_len)
+    flops = flops_per_token(new_model(shape), row_length)
     steps = None if config.num_iterations < 0 else config.num_iterations
     seconds = None if config.target_seconds < 0 else config.target_seconds
     return Start(
@@ -174,8 +187,10 @@ def start_from_parent(folder: Path, config: FineTuning, rows: int, runtime: Runt
         rates=group_rates(config, shape.width, rate_scale(batch), config.weight_decay, config.init_lr_frac),
         schedules=finetuning(config),
         warm=config.warm_start and saved is None,
+        grad_clip=given(config.grad_clip),
         batch=batch,
-        row_choices=_kept_rows(saved, row_choices(config, batch, runtime.world_size)),
+        row_length=row_length,
+        row_choices=_kept_rows(saved, row_choices(config.device_batch_size, batch, row_length, runtime.world_size)),
         steps=steps,
         seconds=seconds,
         flops_per_token=flops,
@@ -267,13 +282,10 @@ def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokeni
     return Resumed(saved, changes, is_longer)
 
 
-def refuse_another_model(saved: Checkpoint, model: GPTConfig) -> NoReturn:
-    """Raise a ValueError that names the differences between a saved model and the one that a command line asks for."""
-    before, asked = ({"kind": config.kind, **asdict(config)} for config in (config_of(saved.manifest), model))
-    found = [
-        f"{name} {value} and not {asked[name]}" for name, value in before.items() if asked.get(name, value) != value
-    ]
-    folder = saved.path.parent
+def refuse_another_model(folder: Path, saved: GPTConfig, asked: GPTConfig) -> NoReturn:
+    """Raise a UserError that names the differences between a saved model and the one that a command line asks for."""
+    before, now = ({"kind": config.kind, **asdict(config)} for config in (saved, asked))
+    found = [f"{name} {value} and not {now[name]}" for name, value in before.items() if now.get(name, value) != value]
     raise UserError(
         f"{folder} holds another run: its model has {', '.join(found)}. Use another --tag, or --resume=never"
     )

@@ -1,10 +1,10 @@
 """The start of a small base training, without a run."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 from loop_parts import ALONE
 
-from nanochat.paths import stage_dir
 from nanochat.scaling import plan_run
 from nanochat.start import Start, start_new
 from scripts.base_train import Config
@@ -16,5 +16,4 @@ TINY = Config(
 
 def start_of(config: Config) -> Start[Config]:
     tokenizer = SimpleNamespace(content_hash="")
-    folder = stage_dir("base_train", "tiny")
-    return start_new(folder, config, plan_run(config, 32768, 32759), tokenizer, ALONE)
+    return start_new(Path("tiny"), config, plan_run(config, 32768, 32759), tokenizer, None, ALONE)

@@ -84,7 +84,7 @@ def test_horizons():
 
 
 def choices(total: int, length: int, ranks: int, asked: str = "auto"):
-    return row_choices(replace(D24, max_seq_len=length, device_batch_size=asked), total, ranks)
+    return row_choices(asked, total, length, ranks)
 
 
 def test_legal_batches_against_a_plain_search():

@@ -100,7 +100,7 @@ def test_the_start_of_a_new_model_is_complete_and_final(base):
 def test_the_rates_of_fine_tuning_have_every_factor(stages, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(stages.folder))
     config = parse(SFT, ["--source=base", "--model-tag=parent", "--tag=child", "--num-iterations=3"])
-    start = start_from_parent(tmp_path, config, 0, ALONE)
+    start = start_from_parent(tmp_path, config, 0, None, ALONE)
     assert start.config.matrix_lr == 0.03  # the parent's
     assert None not in vars(start.config).values()
     assert start.rates["matrices"] == Rates(0.03 * 0.25 * 0.8, 0.0)
@@ -108,7 +108,7 @@ def test_the_rates_of_fine_tuning_have_every_factor(stages, tmp_path, monkeypatc
     assert start.record["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
     assert start.warm
     # The parent's context is 300 tokens; attention costs less in shorter rows.
-    shorter = start_from_parent(tmp_path, replace(config, max_seq_len=100, total_batch_size=400), 0, ALONE)
+    shorter = start_from_parent(tmp_path, replace(config, max_seq_len=100, total_batch_size=400), 0, None, ALONE)
     assert shorter.flops_per_token < start.flops_per_token
 
 

@@ -172,17 +172,22 @@ def ratio(sums: Tensor) -> Estimate:
 # ---- evaluations during training ----
 
 
-def text_validation(trainer: Trainer, corpus: Corpus) -> list[Evaluation]:
-    """Return the evaluation for bits per byte on a corpus's validation text; none for --eval-every=-1."""
+def text_validation(trainer: Trainer, corpus: Corpus, name: str = "val") -> list[Evaluation]:
+    """Return the evaluation for bits per byte on a corpus's validation text; none for --eval-every=-1.
+
+    name: of the figure in the log, NAME/bpb; another one for a further corpus.
+    """
     config = trainer.config
     if config.eval_every < 0:
         return []
     text = validation_text(trainer, corpus)
 
     def measure() -> dict[str, Estimate]:
-        return {"val/bpb": text_bpb(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)}
+        bpb = text_bpb(trainer.model, text, config.max_seq_len, trainer.device_rows, trainer.runtime)
+        return {f"{name}/bpb": bpb}
 
-    return [log_validation(trainer, measure)]
+    kind = "validation" if name == "val" else f"validation {name}"
+    return [log_validation(trainer, measure, kind)]
 
 
 def validation_text(trainer: Trainer, corpus: Corpus) -> EvalText:
@@ -192,16 +197,19 @@ def validation_text(trainer: Trainer, corpus: Corpus) -> EvalText:
     return read_text(corpus.batches("val"), trainer.tokenizer, size)
 
 
-def log_validation(trainer: Trainer, measure: Callable[[], dict[str, Estimate]]) -> Evaluation:
+def log_validation(
+    trainer: Trainer, measure: Callable[[], dict[str, Estimate]], kind: str = "validation"
+) -> Evaluation:
     """Return the evaluation that logs and keeps the figures of `measure`: name -> value and standard error.
 
+    kind: of the record in the metric log, which has one of a kind for each step.
     On a CPU the model runs uncompiled: most runs end before compiling its forward alone has paid.
     """
 
     def validate(state: State) -> None:
         with as_written(trainer.model) if trainer.runtime.device.type == "cpu" else nullcontext():
             found = measure()
-        keep_figures(trainer.log, state, "validation", found)
+        keep_figures(trainer.log, state, kind, found)
 
     return Evaluation(trainer.config.eval_every, validate, at_start=True)
 
