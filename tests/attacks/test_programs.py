@@ -19,6 +19,7 @@ from contain import NEEDS_SANDBOX
 from test_speedrun import until
 
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
+from nanochat import errors
 from nanochat.evals import contained, sandbox
 from nanochat.evals.sandbox import Case, Limits, Verdict, judge, run_program, side_by_side
 
@@ -93,6 +94,7 @@ def test_a_user_without_rights_is_held_too(seed):
     package.mkdir(parents=True)
     for module in (sandbox, contained):
         shutil.copy(module.__file__, package)
+    shutil.copy(errors.__file__, package.parent)
     quick = [name for name in HOSTILE if name.partition(": ")[2] not in SLOW]
     attacks = {name: HOSTILE[name] for name in random.Random(seed).sample(quick, len(quick) // 3)}
     (folder / "ask.py").write_text(
