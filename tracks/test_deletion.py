@@ -77,7 +77,7 @@ GIVEN = {
 class Tree:
     """A copy without one track."""
 
-    def __init__(self, track: str, folder: Path):
+    def __init__(self, track: str, folder: Path) -> None:
         self.track, self.folder = track, copy_tree(folder / "nanochat", [track])
         self.process: subprocess.Popen[str] | None = None
 
@@ -128,7 +128,7 @@ def reader(tree: Tree, tmp_path: Path, base: Path, tiny_world: Path, fake_hub: P
     return Reader(tree.python, tmp_path, base, tiny_world, fake_hub)
 
 
-def test_the_copy_is_what_runs(tree, reader):
+def test_the_copy_is_what_runs(tree, reader) -> None:
     code = "import nanochat, tasks, tracks; print(nanochat.__file__, tasks.__file__, *tracks.__path__)"
     found = reader.run("-c", code).stdout.split()
     assert [Path(path).is_relative_to(tree.folder) for path in found] == [True] * 3
@@ -136,38 +136,38 @@ def test_the_copy_is_what_runs(tree, reader):
     assert track_names(tree.folder) == [name for name in track_names() if name != tree.track]
 
 
-def test_the_rules_hold(tree):
+def test_the_rules_hold(tree) -> None:
     names = (
         RULES.keys() - ABOUT_ONE_FILE - {"rule_8_importing_is_quiet"}
     )  # importing all modules is part of Tree.python
     assert [breach for name in names for breach in RULES[name](tree.folder)] == []
 
 
-def test_no_page_of_the_trunk_has_a_dead_link(tree):
+def test_no_page_of_the_trunk_has_a_dead_link(tree) -> None:
     assert {name_of(page): dead_links(tree.folder / name_of(page)) for page in OF_TRUNK} == {
         name_of(page): [] for page in OF_TRUNK
     }
 
 
-def test_the_commands_of_the_readme_work(tree, reader):
+def test_the_commands_of_the_readme_work(tree, reader) -> None:
     shown = commands(tree.folder / "README.md")
     assert len(shown) > 5
     for words in shown:
         reader.run(*words)
 
 
-def test_the_main_job_can_be_planned(tree, base):
+def test_the_main_job_can_be_planned(tree, base) -> None:
     done = tree.bash("bash speedrun.sh --dry-run", NANOCHAT_BASE_DIR=str(base))
     assert done.stdout.startswith("\n== plan\n")
     assert not base.exists()
 
 
-def test_the_tests_of_the_trunk_are_collected(tree):
+def test_the_tests_of_the_trunk_are_collected(tree) -> None:
     """So they import nothing of the track."""
     tree.bash(f"{tree.python} -m pytest -q --collect-only --assert=plain tests")
 
 
-def test_what_belonged_to_the_track_is_answered_by_one_sentence(tree, reader, base):
+def test_what_belonged_to_the_track_is_answered_by_one_sentence(tree, reader, base) -> None:
     """Every name, and at the command line the first of each table. tests/test_speedrun.py asks for several nodes."""
     for title, door in DOORS.items():
         names = [name for name, module in door.modules.items() if module.split(".")[1] == tree.track]
@@ -195,6 +195,6 @@ def leave_what_is_asked_for(title: str, name: str, base: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_tests_of_the_trunk_pass(tree):
+def test_the_tests_of_the_trunk_pass(tree) -> None:
     words = "-n auto --dist=loadfile --no-loadscope-reorder -q tests"
     tree.bash(f".venv/bin/python -m pytest {words}", PATH=f"{tree.folder}/.venv/bin:{os.environ['PATH']}")
