@@ -173,7 +173,7 @@ def test_the_gradient_by_hand():
         found.backward()
         assert (found.item(), int(count)) == (pytest.approx(value), 1)
         assert model.logits.grad.tolist() == pytest.approx([-slope, slope])
-    figures = {name: total.item() for name, (total, _) in metrics.items()}
+    figures = {name: metric.total.item() for name, metric in metrics.items()}
     kl = (2 * (1.5 * math.log(1.5) - 0.5) + (0.5 * math.log(0.5) + 0.5)) / 3
     expected = {"dpo/loss": value, "dpo/accuracy": 1, "dpo/gained": 1, "dpo/margin": math.log(4.5), "dpo/kl": kl}
     assert figures == pytest.approx(expected)
