@@ -190,7 +190,7 @@ def leave_what_is_asked_for(title: str, name: str, base: Path) -> None:
         tokenizer = Tokenizer.train(["a few words"], 265)
         leave_model(base, "base_train", f"of-kind-{name}", tokenizer, more={"model": {"kind": name}})
     elif title == "OPTIONS":
-        write_text(base / "chat_rl/d1/samples.jsonl", '{"step": 1}\n')
+        write_text(base / "chat_rl/d1/samples.jsonl", '{"kind": "samples", "step": 1}\n')
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Compare recursion with models that spend the same compute in another way, as runs/recursion.sh trains them.
+"""Compare recursion with models that spend the same compute in another way, as tracks.recursion.run trains them.
 
 python -m tracks.recursion.eval --tag=recursion --seeds=3
 """

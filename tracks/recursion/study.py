@@ -49,7 +49,9 @@ SECONDS = "Seconds of training"
 # Settings in which an arm may differ from R.
 FREE_IN_ARM = {*PRESET_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
 EQUAL = {PARAMETERS: "PWL", FLOPS: "F", SECONDS: "W"}  # metric -> arms that have to equal R in it
-TOLERANCE = 0.05  # for FLOPs and seconds, which cannot be the same
+# For FLOPs and seconds, which cannot be the same. An arm that trains for some seconds ends with the step that passes them:
+# the seconds of that step may come on top.
+TOLERANCE = 0.05
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
 LEAST_GAIN = 0.001  # of the bits per byte: less counts as no fall
@@ -69,7 +71,7 @@ class ArmRun(NamedTuple):
     def read(cls, tag: str) -> "ArmRun":
         folder = stage_dir("base_train", tag)
         if not (folder / "outcome.json").exists():
-            raise UserError(f"the run {tag} has not finished: train it first, as bash runs/recursion.sh does")
+            raise UserError(f"the run {tag} has not finished: train it first, as python -m tracks.recursion.run does")
         outcome, checkpoint = Outcome.load(folder / "outcome.json"), newest(folder)
         assert checkpoint is not None  # a finished run has one
         outcome.metrics[SECONDS] = checkpoint.manifest["loop"]["seconds"]
@@ -83,6 +85,10 @@ class ArmRun(NamedTuple):
     def exits(self) -> list[float]:
         """Bits per byte at each exit, in the last validation."""
         return validated_exits(self.records)[-1]
+
+    @property
+    def last_step_seconds(self) -> float:
+        return [record["train/dt"] for record in self.records if record["kind"] == "train"][-1]
 
     @property
     def settings(self) -> Record:
@@ -114,7 +120,9 @@ def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
         other = recursion.outcome.figure(name)
         for arm in equal:
             own = arms[arm].outcome.figure(name)
-            if abs(own / other - 1) > (0 if name == PARAMETERS else TOLERANCE):
+            most = 0 if name == PARAMETERS else TOLERANCE * other
+            above = arms[arm].last_step_seconds if name == SECONDS else 0
+            if not -most <= own - other <= most + above:
                 raise UserError(f"{name}: arm {arm} has {own:,}, and R {other:,}: train one of them again")
     return arms
 

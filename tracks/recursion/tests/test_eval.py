@@ -10,7 +10,7 @@ from nanochat.paths import read_json
 from nanochat.runtime import setup
 from tracks.recursion import eval as recursion_eval
 from tracks.recursion.eval import Config
-from tracks.recursion.study import FREE_IN_ARM, ArmRun, refit_exits
+from tracks.recursion.study import FREE_IN_ARM, SECONDS, ArmRun, read_arms, refit_exits
 
 DEPTH = {"R": ["--recursion=aggressive"], "P": [], "F": ["--depth=13"], "L": ["--model=reference,sweeps=12"]}
 SHAPE = ["--depth=1", "--width=64", "--save-every=-1", "--lanes=8"]
@@ -68,7 +68,7 @@ def refusal(tag="small"):
 
 
 def test_arms_that_cannot_be_compared_are_refused(base):
-    assert refusal("other") == "the run other-R-1 has not finished: train it first, as bash runs/recursion.sh does"
+    assert refusal("other") == "the run other-R-1 has not finished: train it first, as python -m tracks.recursion.run does"
     for arm in DEPTH.keys() | {"W"}:
         for copy in (f"changed-{arm}-1", f"small-{arm}-2"):
             base.copy(f"small-{arm}-1", copy)
@@ -96,3 +96,25 @@ def test_arms_that_cannot_be_compared_are_refused(base):
     # One seed under two names.
     with pytest.raises(ValueError, match="small-R-1 was not trained with --seed=2: train it again"):
         recursion_eval.main(Config(tag="small", dtype="fp32", seeds=2))
+
+
+def test_an_arm_of_equal_seconds_may_pass_them_by_its_last_step(base, monkeypatch):
+    monkeypatch.setattr("tracks.recursion.study.TOLERANCE", 0.02)
+    read = ArmRun.read
+    seconds, last = read("small-R-1").outcome.figure(SECONDS), read("small-W-1").last_step_seconds
+
+    def arms_with(value: float) -> dict[str, ArmRun]:
+        def read_changed(tag: str) -> ArmRun:
+            run = read(tag)
+            if tag == "small-W-1":
+                run.outcome.metrics[SECONDS] = value
+            return run
+
+        monkeypatch.setattr(ArmRun, "read", read_changed)
+        return read_arms("small", 1)
+
+    for value in (seconds, seconds + last):
+        assert arms_with(value)["W"].outcome.figure(SECONDS) == value
+    for value in (0.97 * seconds, 1.03 * seconds + last):
+        with pytest.raises(ValueError, match="Seconds of training: arm W has .*: train one of them again"):
+            arms_with(value)
