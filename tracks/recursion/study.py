@@ -49,8 +49,8 @@ SECONDS = "Seconds of training"
 # Settings in which an arm may differ from R.
 FREE_IN_ARM = {*PRESET_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
 EQUAL = {PARAMETERS: "PWL", FLOPS: "F", SECONDS: "W"}  # metric -> arms that have to equal R in it
-# For FLOPs and seconds, which cannot be the same. An arm that trains for some seconds ends with the step that passes them:
-# the seconds of that step may come on top.
+# For FLOPs and seconds, which cannot be the same. An arm that trains for some seconds ends with the step that passes
+# them: the seconds of that step may come on top.
 TOLERANCE = 0.05
 REFIT_STEPS = 50  # between validations
 REFIT_RATES = (1.0, 0.25, 0.0625)  # factors for the learning rate, each until validation stops falling
