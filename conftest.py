@@ -280,7 +280,7 @@ def here(base: Path, monkeypatch, capsys):
             patch.setattr(sys, "argv", [module, *flags])
             capsys.readouterr()
             try:
-                config.run(script.main)
+                config.run_script(script.main)
             except SystemExit as end:
                 status = end.code
         return checked(subprocess.CompletedProcess(flags, status, *capsys.readouterr()), code)

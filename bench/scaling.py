@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import table_of
 from nanochat.outcome import Outcome, read_outcomes
@@ -182,4 +182,4 @@ def main(config: Config):
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

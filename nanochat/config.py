@@ -226,7 +226,7 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     return config
 
 
-def run(main: Callable[[Any], None]) -> None:
+def run_script(main: Callable[[Any], None]) -> None:
     """Run a script: `main(config: Config)` with the parsed command line. A user's error ends it with one sentence.
 
     Exit code 2: a setting that is not possible. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.

@@ -4,6 +4,6 @@
 class UserError(ValueError):
     """A setting or an input that is not possible; its message is one sentence that says what to change.
 
-    A script ends with the sentence and exit code 2 (`config.run`). Any other ValueError is a defect of the code: its
-    place is shown too.
+    A script ends with the sentence and exit code 2 (`config.run_script`). Any other ValueError is a defect of the code:
+    its place is shown too.
     """

@@ -402,9 +402,11 @@ class GPT(nn.Module):
     def end_like(self, model: "GPT") -> None:
         """End forwards at the exit that another model of this kind has chosen."""
 
-    def run(self, module: nn.Module, function: Callable[..., Result], *inputs: Any, **options: bool) -> Result:
-        """Return function(*inputs), which reads a module's weights; sharded ones are gathered (Shards.run)."""
-        return function(*inputs) if self.shards is None else self.shards.run(module, function, *inputs, **options)
+    def gather_and_call(
+        self, module: nn.Module, function: Callable[..., Result], *inputs: Any, **options: bool
+    ) -> Result:
+        """Return function(*inputs), which reads a module's weights; sharded ones are gathered (Shards.call)."""
+        return function(*inputs) if self.shards is None else self.shards.call(module, function, *inputs, **options)
 
     def whole(self) -> AbstractContextManager[None]:
         """Return a context in which all weights can be read. All ranks enter."""
@@ -472,7 +474,9 @@ class GPT(nn.Module):
         """
         shape = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size}
         settings: dict[str, Any] = shape | {"compiled": self.compiled, "reduction": reduction, "factors": factors}
-        return self.run(self.head_module, lambda x: cross_entropy(x, self.head_weight, targets, **settings), hidden)
+        return self.gather_and_call(
+            self.head_module, lambda x: cross_entropy(x, self.head_weight, targets, **settings), hidden
+        )
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input, (B, T, width) in compute_dtype."""
@@ -497,9 +501,9 @@ class GPT(nn.Module):
         middle = x
         for i, (block, layer) in enumerate(zip(self.blocks, self.layers(context), strict=True)):
             if self.checkpointing and layer.store is None and torch.is_grad_enabled():
-                x = checkpoint(self.run, block, block, x, layer, recomputed=True, use_reentrant=False)
+                x = checkpoint(self.gather_and_call, block, block, x, layer, recomputed=True, use_reentrant=False)
             else:
-                x = self.run(block, block, x, layer)
+                x = self.gather_and_call(block, block, x, layer)
             if i == self.config.depth // 2:
                 middle = x
         return norm(self.back_out(x, middle))
@@ -515,7 +519,9 @@ class GPT(nn.Module):
                 x0=context.x0,
                 residual_lambda=residual_lambdas[i],
                 x0_lambda=x0_lambdas[i],
-                values=self.run(tables[str(i)], tables[str(i)], ids).to(context.x0) if str(i) in tables else None,
+                values=self.gather_and_call(tables[str(i)], tables[str(i)], ids).to(context.x0)
+                if str(i) in tables
+                else None,
                 rotation=context.rotation,
                 mask=context.masks[config.windows[i]],
                 store=None if context.cache is None else partial(context.cache.update, context.first + i),
@@ -526,7 +532,7 @@ class GPT(nn.Module):
         return x if self.backout_lambda is None else x - self.backout_lambda.to(x.dtype) * middle
 
     def _embed(self, ids: Tensor) -> Tensor:
-        return norm(self.run(self.embed, self.embed, ids).to(self.compute_dtype))
+        return norm(self.gather_and_call(self.embed, self.embed, ids).to(self.compute_dtype))
 
     def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None") -> Tensor:
         """Return embeddings x plus a part of the previous token's; a document's first token takes none."""
@@ -546,5 +552,5 @@ class GPT(nn.Module):
         """Return (…, vocab_size) in fp32."""
         tied, softcap = self.config.tie_embeddings, self.config.softcap
         head = (lambda x: F.linear(x, self.head_weight.to(x.dtype))) if tied else self.head
-        logits = self.run(self.head_module, head, hidden)[..., : self.config.vocab_size].float()
+        logits = self.gather_and_call(self.head_module, head, hidden)[..., : self.config.vocab_size].float()
         return softcap * (logits / softcap).tanh() if softcap else logits

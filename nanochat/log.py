@@ -265,16 +265,16 @@ class Progress:
 
     def __init__(self) -> None:
         self._shown = time.monotonic()
-        self._first: tuple[float, float] | None = None  # clock and share at the first update
+        self._first: tuple[float, float] | None = None  # clock and `done` at the first update
         self._line = ""  # the newest, not printed yet
 
-    def update(self, text: str, share: float) -> None:
-        """Print the text and the time left if the last line is old enough. share: done so far, 0 to 1."""
+    def update(self, text: str, done: float) -> None:
+        """Print the text and the time left if the last line is old enough. done: the part of the job so far, 0 to 1."""
         now = time.monotonic()
-        self._first = self._first or (now, share)
+        self._first = self._first or (now, done)
         start, before = self._first
-        # Wall time per share so far, times the remaining share.
-        left = duration((now - start) * (1 - share) / (share - before)) if share > before else "?"
+        # The rest takes as long for its size as what is done since the first update.
+        left = duration((now - start) * (1 - done) / (done - before)) if done > before else "?"
         self._line = f"{text} | eta: {left}"
         if now - self._shown >= LINE_SECONDS:
             self._shown = now

@@ -1,4 +1,4 @@
-"""Muon for matrices, AdamW for the rest; each rank keeps and updates a share of all optimizer states.
+"""Muon for matrices, AdamW for the rest; each rank keeps and updates a shard of all optimizer states.
 
 A group's same-shaped parameters lie end to end in one buffer, and so do their gradients: `Parameter.data` and `.grad`
 become views into them. Nothing is copied to be batched or sent, and a parameter without a gradient has a zero one.
@@ -62,24 +62,24 @@ class Layout(NamedTuple):
     def view(self, chunk: Tensor, place: int) -> Tensor:
         return chunk.view(-1)[place * self.slot :][: math.prod(self.shape)].view(self.shape)
 
-    def take(self, share: Tensor, rank: int, place: int, value: Tensor) -> None:
-        """Copy a tensor into a rank's share of the chunk, as far as it lies there; of a file, no more is read."""
-        first = place * self.slot - rank * len(share)  # of its elements, in the share; negative: in one before
-        begin, end = max(first, 0), min(first + value.numel(), len(share))
+    def take(self, shard: Tensor, rank: int, place: int, value: Tensor) -> None:
+        """Copy a tensor into a rank's shard of the chunk, as far as it lies there; of a file, no more is read."""
+        first = place * self.slot - rank * len(shard)  # of its elements, in the shard; negative: in one before
+        begin, end = max(first, 0), min(first + value.numel(), len(shard))
         if begin < end:
-            share[begin:end] = value.reshape(-1)[begin - first : end - first]
+            shard[begin:end] = value.reshape(-1)[begin - first : end - first]
 
 
 def flat_layout(shape: Sequence[int], members: int, ranks: int) -> tuple[Layout, int]:
-    """Return the layout of so many tensors in a chunk, and the elements in each rank's equal share."""
+    """Return the layout of so many tensors in a chunk, and the elements in each rank's equal shard."""
     slot = 4 * math.ceil(math.prod(shape) / 4)  # 16 bytes: compiled code asks for aligned parameters
     return Layout(tuple(shape), slot), 4 * math.ceil(members * slot / (4 * ranks))
 
 
 class Stack(ABC):
-    """K same-shaped parameters in one buffer (chunks, ranks, share); a chunk is sent at once.
+    """K same-shaped parameters in one buffer (chunks, ranks, shard); a chunk is sent at once.
 
-    A subclass is an optimizer kind: it lays parameters and states out, updates this rank's share, and has the traits
+    A subclass is an optimizer kind: it lays parameters and states out, updates this rank's shard, and has the traits
     that other modules look up: the states' size, and the Group fields that schedules move.
     """
 
@@ -92,7 +92,7 @@ class Stack(ABC):
     layout: Layout  # of the parameters
     layouts: dict[str, Layout]  # of the states, by name in checkpoints
     per_chunk: int  # parameters
-    share: int  # elements in a chunk that one rank owns
+    shard_size: int  # elements in a chunk that one rank owns
 
     def _arrange(self, chunk_bytes: int) -> None:
         raise NotImplementedError
@@ -111,19 +111,19 @@ class Stack(ABC):
         self._arrange(chunk_bytes)
         # The last chunk may have empty places.
         self.chunks = math.ceil(len(members) / self.per_chunk)
-        self.steps = self._zeros()  # updates so far, all alike: AdamW's fused kernel wants one for each tensor
+        self.updates = self._zeros()  # updates so far, all alike: AdamW's fused kernel wants one for each tensor
         self.states: dict[str, Tensor] = {}  # name → (chunks, elements that this rank owns)
         for name, layout in self.layouts.items():
             owned = math.ceil(self.per_chunk * layout.slot / ranks)
-            self.states[name] = self._zeros(self.share if layout.slot == self.layout.slot else owned)
+            self.states[name] = self._zeros(self.shard_size if layout.slot == self.layout.slot else owned)
         self._allocate()
 
     def _allocate(self) -> None:
         """Move values and gradients of the parameters into buffers of this stack."""
-        self.values = self._zeros(self.ranks, self.share)
-        self.grads = self._zeros(self.ranks, self.share)
-        self.mine = self.values[:, self.rank]  # (chunks, share): the values that this rank updates
-        self.reduced = self.grads[:, 0] if self.ranks == 1 else self._zeros(self.share)  # their gradients, summed
+        self.values = self._zeros(self.ranks, self.shard_size)
+        self.grads = self._zeros(self.ranks, self.shard_size)
+        self.mine = self.values[:, self.rank]  # (chunks, shard): the values that this rank updates
+        self.reduced = self.grads[:, 0] if self.ranks == 1 else self._zeros(self.shard_size)  # their gradients, summed
         for index, (_, parameter) in enumerate(self.members):
             chunk, place = divmod(index, self.per_chunk)
             value = self.layout.view(self.values[chunk], place)
@@ -132,7 +132,7 @@ class Stack(ABC):
 
     @abstractmethod
     def update(self, scale: Tensor, optimizer: "Optimizer") -> None:
-        """Step this rank's share, `mine`, by the gradients `reduced` × scale (0-d)."""
+        """Step this rank's shard, `mine`, by the gradients `reduced` × scale (0-d)."""
 
     def _zeros(self, *sizes: int) -> Tensor:
         return torch.zeros(self.chunks, *sizes, device=self.device)
@@ -144,29 +144,29 @@ class Stack(ABC):
     def save(self) -> WholeStates:
         """Yield (name, whole states); ranks gather together, and take turns to save a chunk."""
         for chunk in range(self.chunks):
-            # All ranks' shares end to end; one rank has everything.
+            # All ranks' shards end to end; one rank has everything.
             gathered = {key: state[chunk] for key, state in self.states.items()}
             if self.ranks > 1:
-                for key, share in gathered.items():
-                    gathered[key] = share.new_empty(self.ranks * len(share))
-                    dist.all_gather_into_tensor(gathered[key], share)
+                for key, shard in gathered.items():
+                    gathered[key] = shard.new_empty(self.ranks * len(shard))
+                    dist.all_gather_into_tensor(gathered[key], shard)
             if (self.number + chunk) % self.ranks != self.rank:
                 continue
             for place, name in enumerate(self.names(chunk)):
                 saved = {key: self.layouts[key].view(whole, place) for key, whole in gathered.items()}
                 if self.counts_steps:
-                    saved["step"] = self.steps[chunk]
+                    saved["step"] = self.updates[chunk]
                 yield name, saved
 
     def load(self, read: ReadStates) -> None:
-        """Take this rank's share from each whole state."""
+        """Take this rank's shard from each whole state."""
         for chunk in range(self.chunks):
             for place, name in enumerate(self.names(chunk)):
                 saved = read(name)  # whole, whatever number of ranks saved it
                 for key, state in self.states.items():
                     self.layouts[key].take(state[chunk], self.rank, place, saved[key])
                 if self.counts_steps:
-                    self.steps[chunk] = saved["step"]
+                    self.updates[chunk] = saved["step"]
 
 
 # From a group, the members of a stack, its number among all stacks, rank, number of ranks, and bytes of a chunk.
@@ -185,7 +185,7 @@ class MuonStack(Stack):
         most = max(chunk_bytes // (4 * self.ranks * self.numel), 1)
         at_once = max(count for count in range(1, min(owned, most) + 1) if owned % count == 0)
         self.per_chunk = at_once * self.ranks
-        self.share = at_once * self.numel
+        self.shard_size = at_once * self.numel
         self.layout = Layout(self.shape, self.numel)
         self.layouts = self.state_layouts()
 
@@ -213,7 +213,7 @@ class MuonStack(Stack):
 
 
 class AdamWStack(Stack):
-    """AdamW, for any shape; a rank owns an equal share of each chunk's elements."""
+    """AdamW, for any shape; a rank owns an equal shard of each chunk's elements."""
 
     counts_steps = True
     states_of = ("exp_avg", "exp_avg_sq")
@@ -222,7 +222,7 @@ class AdamWStack(Stack):
 
     def _arrange(self, chunk_bytes: int) -> None:
         self.per_chunk = max(1, min(len(self.members), chunk_bytes // (4 * self.numel)))
-        self.layout, self.share = flat_layout(self.shape, self.per_chunk, self.ranks)
+        self.layout, self.shard_size = flat_layout(self.shape, self.per_chunk, self.ranks)
         self.layouts = self.state_layouts()
 
     def state_layouts(self) -> dict[str, Layout]:
@@ -237,7 +237,7 @@ class AdamWStack(Stack):
             list(self.states["exp_avg"]),
             list(self.states["exp_avg_sq"]),
             [],
-            list(self.steps),
+            list(self.updates),
             fused=True,
             amsgrad=False,
             maximize=False,
@@ -302,7 +302,7 @@ class Optimizer:
         self.waiting = self.stacking.waiting
         self._stacks: list[Stack] = []
         # Gradients are summed over the ranks chunk by chunk, in the same order on all ranks.
-        self._chunks: list[tuple[Tensor, Tensor]] = []  # reduced (share,), gradients (ranks × share,); one rank: none
+        self._chunks: list[tuple[Tensor, Tensor]] = []  # reduced (shard,), gradients (ranks × shard,); one rank: none
         self._members: list[int] = []  # parameters in each chunk
         self._order: list[int] = []  # in which the first backward on rank 0 completed the chunks; empty before
         self._missing: list[int] = []  # per chunk, gradients that the last backward is still to bring
@@ -331,8 +331,8 @@ class Optimizer:
         """
         self.finish_reducing()
         self._works = []
-        shares = [stack.reduced for stack in self._stacks]
-        squares = torch.stack(torch._foreach_norm(shares)).square().sum()  # of this rank's shares
+        shards = [stack.reduced for stack in self._stacks]
+        squares = torch.stack(torch._foreach_norm(shards)).square().sum()  # of this rank's shards
         if self.ranks > 1:
             dist.all_reduce(squares)
         scale = torch.as_tensor(grad_scale, device=squares.device)
@@ -354,7 +354,7 @@ class Optimizer:
     @torch.no_grad
     def restoring(self) -> Iterator[None]:
         """Restore weights and states when this context ends without an error. All ranks enter."""
-        tensors = [tensor for stack in self._stacks for tensor in (stack.values, stack.steps, *stack.states.values())]
+        tensors = [tensor for stack in self._stacks for tensor in (stack.values, stack.updates, *stack.states.values())]
         kept = [tensor.clone() for tensor in tensors]
         yield
         torch._foreach_copy_(tensors, kept)

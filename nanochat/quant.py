@@ -83,12 +83,12 @@ def quantize(weight: Tensor, recipe: Recipe, hessian: Tensor | None = None) -> Q
     weight = weight.detach().float()
     largest = recipe.clip * weight.std(1, correction=0) if recipe.clip else weight.abs().amax(1)
     scales = (largest / recipe.top).clamp(2.0**-24, 65504.0).half()  # the range of fp16
-    steps = scales.float()[:, None]
+    columns = scales.float()[:, None]
     if recipe.gptq:
         assert hessian is not None, "GPTQ needs the Hessian"
-        codes = _gptq(weight, steps, recipe.top, hessian)
+        codes = _gptq(weight, columns, recipe.top, hessian)
     else:
-        codes = _round(weight, steps, recipe.top)
+        codes = _round(weight, columns, recipe.top)
     return Quantized(codes.to(torch.int8), scales, recipe.bits)
 
 

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer states in shards: a rank keeps an equal share of each unit, and gathers it for use.
+"""Weights, gradients and optimizer states in shards: a rank keeps an equal shard of each unit, and gathers it for use.
 
 A unit is a block, an embedding, or the head. Its whole weights exist while a call of it computes, forward or backward;
 for evaluations the whole model exists (`Shards.whole`). Parameters with one dimension, and the gate of smear, stay
@@ -49,33 +49,33 @@ class Piece:
     def __init__(self, names: Sequence[str], values: Sequence[Tensor], runtime: Runtime, dtype: torch.dtype) -> None:
         ranks = runtime.world_size
         self.names = names
-        self.layout, self.share = flat_layout(values[0].shape, len(values), ranks)
-        self.mine = torch.zeros(self.share, device=runtime.device)  # this rank's share of the weights
+        self.layout, self.shard_size = flat_layout(values[0].shape, len(values), ranks)
+        self.mine = torch.zeros(self.shard_size, device=runtime.device)  # this rank's shard of the weights
         for place, value in enumerate(values):
             self.layout.take(self.mine, runtime.rank, place, value)
         self.reduced = torch.zeros_like(self.mine)  # and of the gradients, summed over the ranks
         # It has memory only while it is used.
-        self.gathered = torch.empty(ranks * self.share, dtype=dtype, device=runtime.device)
+        self.gathered = torch.empty(ranks * self.shard_size, dtype=dtype, device=runtime.device)
         self.weights = self.views(self.gathered)
 
     def views(self, whole: Tensor) -> list[Tensor]:
         return [self.layout.view(whole, place) for place in range(len(self.names))]
 
     def gather(self, whole: Tensor) -> Tensor:
-        """Fill a buffer with all shares, and return it."""
+        """Fill a buffer with all shards, and return it."""
         # `data`: else autograd would take this for a change in the tensors that it saved.
         dist.all_gather_into_tensor(whole.data, self.mine.to(whole.dtype))
         return whole
 
     def reduce(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add this rank's share of the gradients, summed over the ranks."""
+        """Add this rank's shard of the gradients, summed over the ranks."""
         whole = torch.zeros_like(self.gathered, dtype=torch.float32)
         for view, gradient in zip(self.views(whole), gradients, strict=True):
             if gradient is not None:
                 view.copy_(gradient)
-        share = torch.empty_like(self.mine)
-        dist.reduce_scatter_tensor(share, whole)
-        self.reduced += share
+        shard = torch.empty_like(self.mine)
+        dist.reduce_scatter_tensor(shard, whole)
+        self.reduced += shard
 
 
 class Unit:
@@ -140,7 +140,7 @@ class Unit:
         for buffer in self.buffers:
             buffer.untyped_storage().resize_(buffer.nbytes if has_memory else 0)
 
-    def run(self, function: Callable[..., Result], inputs: Sequence[Any], recomputed: bool) -> Result:
+    def call(self, function: Callable[..., Result], inputs: Sequence[Any], recomputed: bool) -> Result:
         """Return function(*inputs), with the whole weights in place of the module's parameters."""
         self.gather()
         weights = _Gathered.apply(self, *self.parameters)
@@ -176,7 +176,7 @@ class Unit:
         return tensor
 
     def end_backward(self, gradients: Sequence[Tensor | None]) -> None:
-        """Give each rank its share of the gradients of a call."""
+        """Give each rank its shard of the gradients of a call."""
         self.release()  # before the gradients are copied
         start = 0
         with self.waiting.counted():
@@ -231,9 +231,11 @@ class Shards(Stacking):
                 parameter.data.copy_(read(name))
         model.shards = self
 
-    def run(self, module: nn.Module, function: Callable[..., Result], *inputs: Any, recomputed: bool = False) -> Result:
+    def call(
+        self, module: nn.Module, function: Callable[..., Result], *inputs: Any, recomputed: bool = False
+    ) -> Result:
         """Return function(*inputs), for which the module has its whole weights. recomputed: in the backward too."""
-        return function(*inputs) if self.is_whole else self.units[module].run(function, inputs, recomputed)
+        return function(*inputs) if self.is_whole else self.units[module].call(function, inputs, recomputed)
 
     @contextmanager
     @torch.no_grad
@@ -284,7 +286,7 @@ class Shards(Stacking):
 
 
 class _Sharded(Stack):
-    """Lays a stack out by pieces: a chunk is a piece, and a rank owns an equal share of its elements and states."""
+    """Lays a stack out by pieces: a chunk is a piece, and a rank owns an equal shard of its elements and states."""
 
     is_exchanged = False
 
@@ -294,7 +296,7 @@ class _Sharded(Stack):
 
     def _arrange(self, chunk_bytes: int) -> None:
         first = self.pieces[0]
-        self.per_chunk, self.share, self.layout = len(first.names), first.share, first.layout
+        self.per_chunk, self.shard_size, self.layout = len(first.names), first.shard_size, first.layout
         self.layouts = self.state_layouts()
 
     def _allocate(self) -> None:
@@ -306,11 +308,11 @@ class _Sharded(Stack):
 
 
 class ShardedAdamW(_Sharded, AdamWStack):
-    """AdamW on shares of the elements."""
+    """AdamW on shards of the elements."""
 
 
 class ShardedMuon(_Sharded, MuonStack):
-    """Muon on shares of the elements. For a step, whole pieces are dealt to the ranks, and come back updated."""
+    """Muon on shards of the elements. For a step, whole pieces are dealt to the ranks, and come back updated."""
 
     def update(self, scale: Tensor, optimizer: Optimizer) -> None:
         lr, momentum, beta2, weight_decay = self.factors(optimizer)
@@ -320,23 +322,23 @@ class ShardedMuon(_Sharded, MuonStack):
         matrices, rows = self._views(dealt, self.layout), self._views(variances, self.layouts["variance"])
         # Flattened, they may be copies.
         moved = rows.flatten(0, 1)
-        steps = optimizer.orthogonalize(matrices.flatten(0, 1), moved, lr, beta2, optimizer.polar_dtype)
-        matrices.copy_(steps.view_as(matrices))
+        updates = optimizer.orthogonalize(matrices.flatten(0, 1), moved, lr, beta2, optimizer.polar_dtype)
+        matrices.copy_(updates.view_as(matrices))
         rows.copy_(moved.view_as(rows))
         with optimizer.waiting.counted():
-            steps, variances = self._collect(dealt), self._collect(variances)
+            updates, variances = self._collect(dealt), self._collect(variances)
         self.states["variance"].copy_(variances)
-        decay_and_step(self.mine, steps, lr * weight_decay)
+        decay_and_step(self.mine, updates, lr * weight_decay)
 
     def _views(self, dealt: Tensor, layout: Layout) -> Tensor:
         """Return (pieces, members, *shape), the tensors in dealt pieces."""
         places = dealt[:, : self.per_chunk * layout.slot].unflatten(1, (self.per_chunk, layout.slot))
         return places[..., : math.prod(layout.shape)].unflatten(2, layout.shape)
 
-    def _deal(self, shares: Tensor) -> Tensor:
-        """Exchange shares (pieces, elements) of all pieces for whole pieces: each rank gets equally many, in order."""
-        rest = -len(shares) % self.ranks
-        received = _exchange(F.pad(shares, (0, 0, 0, rest)))
+    def _deal(self, shards: Tensor) -> Tensor:
+        """Exchange shards (pieces, elements) of all pieces for whole pieces: each rank gets equally many, in order."""
+        rest = -len(shards) % self.ranks
+        received = _exchange(F.pad(shards, (0, 0, 0, rest)))
         return received.unflatten(0, (self.ranks, -1)).transpose(0, 1).flatten(1)
 
     def _collect(self, dealt: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ python -m scripts.base_eval --tag=d12
 torchrun --standalone --nproc_per_node=8 -m scripts.base_eval -- --tag=d24 --max-per-task=500
 """
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.settings import CheckpointChoice, DeviceSettings, LogSettings
@@ -43,4 +43,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

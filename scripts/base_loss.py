@@ -4,7 +4,7 @@ python -m scripts.base_loss --tag=d8
 """
 
 from nanochat import registry
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.log import table_of
 from nanochat.outcome import Outcome
 from nanochat.settings import (
@@ -56,4 +56,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -6,7 +6,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --f
 
 from dataclasses import replace
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.metrics import pretraining_metrics, scale_metrics
 from nanochat.settings import PretrainSettings
 
@@ -54,4 +54,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -9,7 +9,7 @@ from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from typing import Literal
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.settings import DeviceSettings, ModelChoice, SamplingSettings
@@ -72,4 +72,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

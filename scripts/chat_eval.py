@@ -7,7 +7,7 @@ python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 import json
 import re
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
@@ -98,4 +98,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -6,7 +6,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.chat_rl -- --tag=d24 --task=
 
 from typing import TYPE_CHECKING, Literal
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.settings import AnswerSettings, AnswerTuneSettings, SamplingSettings
 from tasks import JUDGED, task_to_learn
@@ -102,4 +102,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

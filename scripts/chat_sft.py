@@ -4,7 +4,7 @@ python -m scripts.chat_sft --tag=d8
 python -m scripts.chat_sft --tag=d8 --mixture=json:my_chats.jsonl --num-epochs=3
 """
 
-from nanochat.config import options, run
+from nanochat.config import options, run_script
 from nanochat.settings import ChatTuneSettings
 from tasks import open_mixture, open_tasks
 from tasks.mixing import row_counts
@@ -45,4 +45,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

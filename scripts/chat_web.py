@@ -6,7 +6,7 @@ NANOCHAT_API_KEY=... python -m scripts.chat_web -i rl -g d20 --host=0.0.0.0
 
 import os
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.settings import DeviceSettings, ModelChoice
@@ -48,4 +48,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -4,7 +4,7 @@ python -m scripts.mid_train --tag=d8
 torchrun --standalone --nproc_per_node=8 -m scripts.mid_train -- --tag=d24
 """
 
-from nanochat.config import options, run
+from nanochat.config import options, run_script
 from nanochat.settings import ChatTuneSettings
 from tasks import open_mixture, open_tasks
 from tasks.mixing import row_counts
@@ -39,4 +39,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -9,7 +9,7 @@ Does a change help at every size? Run the same command again to resume: finished
 
 from collections.abc import Iterator
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
@@ -66,4 +66,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -7,7 +7,7 @@ python -m scripts.plan --on=8xH100
 import os
 from typing import Literal
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.jobs.estimate import base_run, job_lines
 from nanochat.jobs.plan import StepName, choose_setting, make_job, stage_flags
 from nanochat.jobs.runner import Job, archive
@@ -74,4 +74,4 @@ def plan_job(config: Config) -> Job:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -4,7 +4,7 @@ python -m scripts.prepare --data=climbmix --num-shards=170 --tasks=core,gsm8k
 python -m scripts.prepare --data=my-text
 """
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.data.hub import fetch
 from nanochat.evals.core_tasks import read_bundle
 from nanochat.log import print0
@@ -42,4 +42,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -7,7 +7,7 @@ python -m scripts.rollouts --tag=d8 --pairs=pairs.jsonl
 from operator import itemgetter
 from pathlib import Path
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print_line, read_metrics
 from nanochat.paths import stage_dir, write_jsonl
@@ -46,4 +46,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

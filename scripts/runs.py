@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0, table_of, terminal_table
 from nanochat.outcome import Outcome
@@ -62,4 +62,4 @@ def delete(name: str) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

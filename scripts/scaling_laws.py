@@ -11,7 +11,7 @@ flags go to scripts.base_train. Run the same command again to resume: finished m
 import re
 from collections.abc import Iterator
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
@@ -90,4 +90,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -11,7 +11,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nanochat.config import options, run
+from nanochat.config import options, run_script
 from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import tokenizer_file
@@ -84,4 +84,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

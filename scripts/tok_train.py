@@ -5,7 +5,7 @@ python -m scripts.tok_train --vocab-size=65536 --max-chars=2e9 --data=FOLDER
 
 import time
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.log import print0
 from nanochat.metrics import text_label
 from nanochat.outcome import Outcome
@@ -64,4 +64,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 from conftest import each_row
 
-from nanochat.config import Count, option, options, parse, run
+from nanochat.config import Count, option, options, parse, run_script
 from nanochat.errors import UserError
 
 
@@ -127,7 +127,7 @@ ENDS = r"""
 def test_a_script_ends_with_one_sentence_and_a_code(word, code, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bake", word])
     with pytest.raises(SystemExit) as stop:
-        run(bake)
+        run_script(bake)
     assert stop.value.code == int(code)
     assert re.search(rf"{said}\n$", capsys.readouterr().err)
 

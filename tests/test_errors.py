@@ -5,14 +5,14 @@ import sys
 
 PROGRAM = """
 from dataclasses import dataclass
-from nanochat.config import options, run
+from nanochat.config import options, run_script
 from nanochat.errors import UserError
 @options()
 class Config:
     pass
 def main(config: Config) -> None:
     {}
-run(main)
+run_script(main)
 """
 
 

@@ -208,7 +208,7 @@ PLANTED = {
     "scripts/__init__.py": "",
     "scripts/made.py": """
         from typing import Literal
-        from nanochat.config import option, options, run
+        from nanochat.config import option, options, run_script
 
         @options("made")
         class Config:
@@ -222,7 +222,7 @@ PLANTED = {
             table_of("Sizes", "Name | Metres:.2f", [])
 
         if __name__ == "__main__":
-            run(main)
+            run_script(main)
     """,
     "tracks/__init__.py": "",
     "tracks/one/__init__.py": '"""A track. Others import from here: `other.Thing`."""\n',
@@ -232,13 +232,13 @@ PLANTED = {
 
         python -m tracks.one.train --depth=2   a flag that is handed on
         '''
-        from nanochat.config import run
+        from nanochat.config import run_script
         from scripts.made import Config
 
         def main(config: Config) -> None: ...
 
         if __name__ == "__main__":
-            run(main)
+            run_script(main)
     """,
     "tracks/one/specs/all.toml": "",
     "runs/moved.sh": '#!/bin/sh\necho "error: runs/moved.sh has moved: run python -m tracks.one.train" >&2\n',

@@ -69,7 +69,7 @@ class Letters:
 
 def tune(before: Callable | None, flags: list[str], inspect: Callable | None):
     """Fine-tune as a script does, on these conversations; inspect: gets the trainer before the first step."""
-    from nanochat.config import run
+    from nanochat.config import run_script
     from nanochat.evals.chat import chat_validation, task_scores
     from nanochat.objectives import next_token
     from nanochat.packing import chat_metrics, open_chats
@@ -91,7 +91,7 @@ def tune(before: Callable | None, flags: list[str], inspect: Callable | None):
             trainer.finish(state, row_counts(chats, new_chats) | chat_metrics(state, source))
 
     sys.argv = ["tune", *flags]
-    run(main)
+    run_script(main)
 
 
 class FromParent(Base):

@@ -102,8 +102,8 @@ def evaluate_task(
     progress = Progress()
     for answer in answers:
         answered.append(answer)
-        share = min(len(answered) * runtime.world_size / len(problems), 1)  # of all ranks, about
-        progress.update(f"{label}: {share:.0%} of {len(problems)} problems", share)
+        done = min(len(answered) * runtime.world_size / len(problems), 1)  # of all ranks, about
+        progress.update(f"{label}: {done:.0%} of {len(problems)} problems", done)
     # All texts are judged in one call, which runs programs side by side.
     texts = [(problem.conversation, answer["text"]) for problem, completions in answered for answer in completions]
     verdicts = iter(task.evaluate_all(texts))

@@ -15,7 +15,7 @@ from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.jobs.plan import TRAINING, Setting, planned_nodes, skipped_lines
 from nanochat.jobs.runner import Job, Step, saved_record
-from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_share
+from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_factor
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.paths import base_dir, stage_dir
 
@@ -143,8 +143,8 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     kind = setting.name if setting.name in CPU_SCALES else "gpu"
     work = WORK[kind].get(step.name, Work())
     flags = read_flags(step.command[1:])
-    share = time_share(setting.scale, setting.request.seconds)
-    tokens = work.tokens * 1e6 * (share if "--num-iterations" in flags else 1)
+    factor = time_factor(setting.scale, setting.request.seconds)
+    tokens = work.tokens * 1e6 * (factor if "--num-iterations" in flags else 1)
     if step.name == "base_train":
         tokens = base.tokens
     record = saved_record(job.record(step))
@@ -156,7 +156,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     # The tasks were those of a world.
     if setting.scale.world and work.seconds and (setting.world or not step.name.startswith(("base_eval", "chat_eval"))):
         # The width is fixed: time grows with depth, and with --seconds.
-        seconds = work.seconds * share * setting.depth / setting.scale.depth
+        seconds = work.seconds * factor * setting.depth / setting.scale.depth
         return StepEstimate(seconds, tokens, "measured on 2 cores")
     if not base.rate:
         return StepEstimate(0.0, tokens, base.basis)

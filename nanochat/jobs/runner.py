@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from nanochat.config import Count, collect_signals, option, options, run, stop_signals
+from nanochat.config import Count, collect_signals, option, options, run_script, stop_signals
 from nanochat.data import hub
 from nanochat.environment import ROOT
 from nanochat.jobs.hashes import file_hashes
@@ -274,27 +274,27 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
     return 128 - status if status < 0 else status
 
 
-def run_chains(job: Job, chains: Sequence[Chain], shares: Sequence[Mapping[str, str]]) -> int:
+def run_chains(job: Job, chains: Sequence[Chain], slots: Sequence[Mapping[str, str]]) -> int:
     """Run chains of a job's steps, and return the number of those that failed.
 
-    A chain ends with the first step that fails, and the others continue. shares: environment variables for each of the
+    A chain ends with the first step that fails, and the others continue. slots: environment variables for each of the
     chains that run at the same time, such as the GPUs of each.
     """
     free = SimpleQueue()
-    for share in shares:
-        free.put(share)
+    for variables in slots:
+        free.put(variables)
     with hold_folder(job.folder) as lock, collect_signals(*stop_signals()) as stop:
         job.save()
 
         def run_chain(chain: Chain) -> bool:
-            share = free.get()
+            variables = free.get()
             try:
                 # A signal stops the steps at work, and no others begin.
-                return all(not stop and run_step(job, step, lock, stop, variables=share) == 0 for step in chain)
+                return all(not stop and run_step(job, step, lock, stop, variables=variables) == 0 for step in chain)
             finally:
-                free.put(share)
+                free.put(variables)
 
-        with ThreadPoolExecutor(len(shares)) as pool:
+        with ThreadPoolExecutor(len(slots)) as pool:
             done = list(pool.map(run_chain, chains))
     if stop:
         raise KeyboardInterrupt
@@ -327,4 +327,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

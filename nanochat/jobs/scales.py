@@ -165,17 +165,17 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
     flags = dict(scale.flags.get(script, {}))
     if not seconds:
         return flags
-    share = time_share(scale, seconds)
+    factor = time_factor(scale, seconds)
     if script == "base_train":
         # A run has one horizon: the clock takes the place of steps or ratio.
         for name in HORIZONS:
             flags.pop(name, None)
         flags["--target-seconds"] = f"{seconds:g}"
     elif "--target-seconds" in flags:
-        flags["--target-seconds"] = f"{float(flags['--target-seconds']) * share:g}"
+        flags["--target-seconds"] = f"{float(flags['--target-seconds']) * factor:g}"
     elif "--num-iterations" in flags:
         # Zero steps would be an error.
-        flags["--num-iterations"] = str(max(1, round(int(flags["--num-iterations"]) * share)))
+        flags["--num-iterations"] = str(max(1, round(int(flags["--num-iterations"]) * factor)))
     return flags
 
 
@@ -189,6 +189,6 @@ def flag_words(flags: Flags) -> list[str]:
     return [f"{flag}={value}" if value else flag for flag, value in flags.items()]
 
 
-def time_share(scale: Scale, seconds: float) -> float:
+def time_factor(scale: Scale, seconds: float) -> float:
     """Return --seconds relative to the scale's usual base training; 1 if --seconds is 0."""
     return seconds / scale.training_seconds if seconds else 1.0

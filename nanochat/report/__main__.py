@@ -6,7 +6,7 @@
 import json
 from pathlib import Path
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import base_dir, read_json, write_json, write_text
@@ -67,4 +67,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

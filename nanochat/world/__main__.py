@@ -5,7 +5,7 @@ from typing import Literal
 
 from filelock import FileLock
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.log import print0
 from nanochat.paths import world_dir
 from nanochat.world.writer import SIZES, Size, write_world
@@ -31,4 +31,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

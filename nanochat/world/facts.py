@@ -185,9 +185,9 @@ class World:
         """Begin a sequence of draws of its own, which depends on nothing drawn before."""
         self._random = random.Random(f"{purpose}/{self.seed}").random
 
-    def chance(self, share: float) -> bool:
-        """Return True with probability `share`."""
-        return self._random() < share
+    def chance(self, probability: float) -> bool:
+        """Return True with the probability."""
+        return self._random() < probability
 
     def between(self, low: int, high: int) -> int:
         """Return an integer from low to high, both included."""

@@ -9,7 +9,7 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
-from nanochat.config import check_names, fixed_settings, flag_of, option, options, run
+from nanochat.config import check_names, fixed_settings, flag_of, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, write_json
@@ -109,4 +109,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -10,7 +10,7 @@ from pathlib import Path
 from random import Random
 
 from nanochat.chat import messages
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.log import Record, print0
@@ -76,4 +76,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -12,7 +12,7 @@ from heapq import nlargest
 from pathlib import Path
 
 from nanochat.chat import messages
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.log import Record, print0
 from nanochat.paths import read_json, world_dir, write_jsonl
 from nanochat.world.chats import Turns, about_facts, in_korean, with_follow_up, with_words
@@ -98,4 +98,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -11,7 +11,7 @@ command again to resume.
 from collections.abc import Iterator
 from pathlib import Path
 
-from nanochat.config import Count, option, options, parse, run
+from nanochat.config import Count, option, options, parse, run_script
 from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import SeriesSettings, report_step, run_series, source_of, tokenizer_step, words_of
@@ -86,4 +86,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from nanochat.chat import check_conversation
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.paths import write_jsonl
 from tracks.chatdata.teacher import Teacher, TeacherSettings, answer, check_choices, translate
@@ -45,4 +45,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

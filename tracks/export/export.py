@@ -7,7 +7,7 @@ python -m tracks.export.export -i base --tag=d8 --format=gguf
 from pathlib import Path
 from typing import Literal
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.log import print0
 from nanochat.paths import base_dir
 from nanochat.settings import ModelChoice
@@ -40,4 +40,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -5,7 +5,7 @@ python -m tracks.export.import_hf --folder=my-model --tag=home
 
 from pathlib import Path
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.log import print0
 from nanochat.settings import TagSettings
 
@@ -27,4 +27,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

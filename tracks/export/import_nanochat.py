@@ -6,7 +6,7 @@ python -m tracks.export.import_nanochat --checkpoint=model_021400.pt --tokenizer
 from dataclasses import asdict
 from pathlib import Path
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.settings import TagSettings
@@ -57,4 +57,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

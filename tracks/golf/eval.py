@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.log import Record, metric_curve, print0, read_metrics, table_of, terminal_table
@@ -218,4 +218,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
@@ -203,4 +203,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -11,7 +11,7 @@ Run the same command again to resume.
 from collections.abc import Iterator
 from typing import Literal
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.jobs.runner import Step
 from nanochat.jobs.scales import flag_words, read_flags
@@ -133,4 +133,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -3,7 +3,7 @@
 python -m tracks.golf.train --model=golf --depth=2 --width=96 --head-dim=32 --target-seconds=50 --data=world
 """
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.metrics import pretraining_metrics
 from nanochat.settings import PretrainSettings, given
@@ -74,4 +74,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -32,8 +32,8 @@ def local(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
         raise UserError(f"--jobs={jobs} with --gpus={gpus} needs {jobs * gpus} GPUs, there are {len(devices)} here")
     # No GPU: the CPU alone.
     own = [",".join(devices[number * gpus : (number + 1) * gpus]) for number in range(jobs)]
-    shares = [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": names} for names in own]
-    return run_chains(job, chains, shares)
+    slots = [{"OMP_NUM_THREADS": threads, "CUDA_VISIBLE_DEVICES": names} for names in own]
+    return run_chains(job, chains, slots)
 
 
 def on_ray(job: Job, chains: Chains, jobs: int, gpus: int) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
@@ -93,4 +93,4 @@ def dev_score(config: Config, like: "Checkpoint", weights: "Tensors") -> float:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from nanochat.config import Count, option, options, parse, run
+from nanochat.config import Count, option, options, parse, run_script
 from nanochat.errors import UserError
 from nanochat.jobs.runner import Job
 from nanochat.log import print0, table_of
@@ -250,4 +250,4 @@ def evaluate_held_out(spec: sweep.Spec, results: Results, config: Config) -> int
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -5,7 +5,7 @@ python -m tracks.preferences.judge sft:d8 dpo:d8 --prompts=World-Chat --teacher=
 
 from pathlib import Path
 
-from nanochat.config import Positional, check_names, option, options, run
+from nanochat.config import Positional, check_names, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.outcome import Outcome
@@ -68,4 +68,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -6,7 +6,7 @@ torchrun --standalone --nproc_per_node=8 -m tracks.preferences.train -- --tag=d2
 
 from typing import Literal
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.settings import AnswerTuneSettings, TaskScoreSettings
 from tasks import open_tasks
@@ -57,4 +57,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -3,7 +3,7 @@
 python -m tracks.recursion.eval --tag=recursion --seeds=3
 """
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.log import MetricLog
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
@@ -35,4 +35,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -93,9 +93,9 @@ class RecursiveGPT(InductionGPT):
                 layer = layer._replace(store=partial(cache.update, next(places)))
             elif self.checkpointing and torch.is_grad_enabled():
                 # Keeps the state alone.
-                run = partial(self.run, block, recomputed=True)
+                run = partial(self.gather_and_call, block, recomputed=True)
                 return checkpoint(lambda state: run(block, norm(state), layer), state, use_reentrant=False)
-            return self.run(block, block, norm(state), layer)
+            return self.gather_and_call(block, block, norm(state), layer)
 
         y = x0 = middle = context.x0
         z = torch.zeros_like(y)

@@ -10,7 +10,7 @@ the same command again to resume.
 from collections.abc import Iterator
 from typing import Literal
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
@@ -57,4 +57,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -12,7 +12,7 @@ recursion (--loops=3) go to R alone, other flags to all arms. Run the same comma
 import json
 from collections.abc import Iterator
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
@@ -139,4 +139,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

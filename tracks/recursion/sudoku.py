@@ -10,7 +10,7 @@ again to resume.
 
 from collections.abc import Iterator
 
-from nanochat.config import Count, option, options, run
+from nanochat.config import Count, option, options, run_script
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
@@ -122,4 +122,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

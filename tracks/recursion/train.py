@@ -6,7 +6,7 @@ torchrun --standalone --nproc_per_node=8 -m tracks.recursion.train -- --recursio
 
 from dataclasses import replace
 
-from nanochat.config import options, run
+from nanochat.config import options, run_script
 from nanochat.metrics import pretraining_metrics, scale_metrics
 from nanochat.settings import given
 from scripts import base_train
@@ -52,4 +52,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

@@ -36,7 +36,7 @@ SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s; adapters: {4}
 
 
 def join() -> Callable[..., list[Any]]:
-    """Return a function that shares a value between the ranks, and returns every rank's."""
+    """Return a function that sends a value to the other ranks, and returns every rank's."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else torch prints the stack of a failed connection
     import torch.distributed as dist
     from torch.distributed.elastic.utils.store import synchronize
@@ -45,14 +45,14 @@ def join() -> Callable[..., list[Any]]:
     # Rank 0 waits for this time, and the others try to connect for twice this time.
     store, rank, ranks = next(dist.rendezvous(url, timeout=timedelta(seconds=14)))
 
-    def share(name: str, value: Any = None) -> list[Any]:
+    def exchange(name: str, value: Any = None) -> list[Any]:
         # Rank 0, which may hold the store, is the last to return.
         return list(map(json.loads, synchronize(store, json.dumps(value).encode(), rank, ranks, name, 20)))
 
-    return share
+    return exchange
 
 
-def check(share: Callable[..., list[Any]], files: list[str]) -> tuple[Record, list[Any]]:
+def check(exchange: Callable[..., list[Any]], files: list[str]) -> tuple[Record, list[Any]]:
     """Return the facts of all ranks, and this rank's row of the report; ends all ranks where a job cannot run.
 
     files: in the base directory, or with their folders.
@@ -60,7 +60,7 @@ def check(share: Callable[..., list[Any]], files: list[str]) -> tuple[Record, li
     base_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=base_dir(), prefix="preflight-") as folder:
         write = timeit(lambda: write_bytes(Path(folder, "data"), bytes(FILE_MB * 1_000_000)), number=1)
-        folders = share("folder", folder)
+        folders = exchange("folder", folder)
         rank = folders.index(folder)
         place = f"rank {rank} on {platform.node()}"
         # Of another node: this one may have its own file in memory.
@@ -76,7 +76,7 @@ def check(share: Callable[..., list[Any]], files: list[str]) -> tuple[Record, li
             "changes": text_sha256(git("diff", "HEAD"))[:12],
             "missing files": [str(path) for path in (data, *map(base_dir().joinpath, files)) if not path.exists()],
         }
-        ranks = share("facts", [place, facts])
+        ranks = exchange("facts", [place, facts])
         wanted = ranks[0][1] | {"missing files": []}
         for other, facts in ranks:
             for name, value in facts.items():
@@ -86,12 +86,12 @@ def check(share: Callable[..., list[Any]], files: list[str]) -> tuple[Record, li
                         "nodes need the same checkout and software, all files, and one NANOCHAT_BASE_DIR",
                         file=sys.stderr,
                     )
-                    share("end")  # not before rank 0 has printed: torchrun ends all ranks with the first one
+                    exchange("end")  # not before rank 0 has printed: torchrun ends all ranks with the first one
                     raise SystemExit(2)
         read = timeit(data.read_bytes, number=1)
-        share("read")
+        exchange("read")
     # All come to the clock within a few round trips.
-    skew = time.time() - share("clock", time.time())[0]
+    skew = time.time() - exchange("clock", time.time())[0]
     return wanted, [place, shutil.disk_usage(base_dir()).free / 1e9, FILE_MB / write, FILE_MB / read, skew]
 
 

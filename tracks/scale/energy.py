@@ -26,9 +26,9 @@ def watch_gpu(device: torch.device) -> Iterator[Callable[[], list[float] | None]
         try:
             while not ended.wait(SAMPLE_SECONDS):
                 # Both are means over a second or less: of milliwatts, and of the percent of time with a kernel.
-                watts, share = torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100
+                watts, utilization = torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100
                 now = time.monotonic()
-                samples.append(((now - before) * watts, (now - before) * share, now - before))
+                samples.append(((now - before) * watts, (now - before) * utilization, now - before))
                 before = now
         except Exception as error:  # nvidia-ml-py need not be there, and has errors of its own
             print_line(f"energy: n/a, {error}")

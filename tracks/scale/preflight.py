@@ -6,7 +6,7 @@ torchrun --nproc_per_node=8 -m tracks.scale.preflight
 
 import faulthandler
 
-from nanochat.config import option, options, run
+from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import is_main_rank
 from tracks.scale.checks import check, join, measure, report
@@ -22,10 +22,10 @@ class Config:
 def main(config: Config) -> None:
     faulthandler.dump_traceback_later(120, exit=True)  # nothing else interrupts a collective
     try:
-        share = join()
-        facts, row = check(share, config.files.split(","))
+        exchange = join()
+        facts, row = check(exchange, config.files.split(","))
         measured, network = measure()
-        ranks = share("ranks", row + measured)
+        ranks = exchange("ranks", row + measured)
     except RuntimeError as error:  # torch's, about a port that is in use or a rank that is silent
         raise UserError(f"the ranks do not meet: {error}") from None
     if is_main_rank():
@@ -33,4 +33,4 @@ def main(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    run_script(main)

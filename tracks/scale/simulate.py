@@ -102,7 +102,7 @@ def whole_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
 
 
 def sharded_weights(shape: GPTConfig, rank: int, ranks: int) -> Optimizer:
-    """Return the optimizer of a rank that holds its share of the weights (--shard-weights), on the meta device."""
+    """Return the optimizer of a rank that holds its shard of the weights (--shard-weights), on the meta device."""
     model = new_model(shape)
     place = Runtime(torch.device("meta"), torch.bfloat16, rank=rank, world_size=ranks)
     shards = Shards(model, model.get_parameter, place)
@@ -126,7 +126,7 @@ def bytes_of(shape: GPTConfig, ranks: int, build: Build = whole_weights) -> dict
     optimizer.load_state_tensors(read)  # whole states, on each rank
     mine = sum(stack.mine.nbytes for stack in stacks)
     states = sum(state.nbytes for stack in stacks for state in stack.states.values())
-    others = (ranks - 1) / ranks  # a part of everything; a ring sends ranks - 1 shares for a gather or a scatter
+    others = (ranks - 1) / ranks  # a part of everything; a ring sends ranks - 1 shards for a gather or a scatter
     if isinstance(optimizer.stacking, Shards):
         units = optimizer.stacking.units
         gathered = max(sum(piece.gathered.nbytes for piece in unit.pieces) for unit in units.values())
