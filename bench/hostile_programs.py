@@ -148,7 +148,7 @@ FORGERIES = {
     "attributes in a pickle": SEND
     + "def double(x): send(b'cbuiltins\\ngetattr\\n(cbuiltins\\nint\\nS\"__eq__\"\\ntR.')",
     "answers in advance": SEND + "import pickle\ndef double(x): send(pickle.dumps((None, 4)) * 50)",
-    "an answer that is no answer": SEND + "def double(x): send(b'}}}}' * 99)",
+    "an answer that is not an answer": SEND + "def double(x): send(b'}}}}' * 99)",
     "another pickler": "import pickle\npickle.Pickler.dump = lambda *_: 0\ndef double(x): return x",
     "no asserts": "import sys\ndef trace(frame, *_):\n    frame.f_lineno += 1\n    return trace\nsys.settrace(trace)\ndef double(x): return x",
     "no asserts, compiled": "import ast, builtins\nbuiltins.compile = lambda *_: 0\nbuiltins.AssertionError = ()\ndef double(x): return x",

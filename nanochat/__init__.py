@@ -1,1 +1,1 @@
-"""nanochat: train a language model end to end, one concept a file."""
+"""nanochat: train a language model end to end, one concept per file."""

@@ -1,4 +1,4 @@
-"""Batches of token ids for pretraining, made in the background, in an order free of the number of ranks.
+"""Batches of token ids for pretraining, prefetched in the background; their order does not depend on the world size.
 
 `Loader` is the base class for batch sources that read data: prefetch, upload, waiting time. `TextLoader` reads a
 corpus: a stream of rows, where row i comes from lane i % lanes (see `nanochat/data/lanes.py`), and a batch is the next

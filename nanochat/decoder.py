@@ -1,6 +1,6 @@
 """The device side of generation: KV caches, the row state in each slot, and the step that gives each row a token.
 
-A step takes all decisions on the device. A row that ends, or waits for the host, stands still: the row state does not
+A step takes all decisions on the device. A row that ends, or waits for the host, is paused: the row state does not
 change and the step gives -1. On CUDA the steps are graphs, replayed without help from the host.
 """
 
@@ -152,11 +152,11 @@ STATE = """
     previous     int64    the token before it
     position     int64    where the newest token stands
     last         int64    the position at which the row is full
-    live         bool     the row does not stand still
+    live         bool     the row does not are paused
     temperature  float32  of sampling, 0: the likeliest token
     top_k        int64    likeliest tokens to sample from
     top_p        float32  probability of the likeliest tokens to sample from
-    halting      bool     by token: the row stands still after choosing it
+    halting      bool     by token: the row is paused after choosing it
     uniform      float64  by position: the row's random numbers, from 0 to 1
     forced       int64    by position: a token to put in instead of a chosen one; -1: none
 """
@@ -275,7 +275,7 @@ class Decoder:
             self.state[name][slots] = torch.from_numpy(values).view(len(rows), -1)
 
     def resume(self, slot: int, position: int, forced: list[int]) -> None:
-        """Let a row that stands still continue; `forced` tokens are put in from the position on."""
+        """Let a row that is paused continue; `forced` tokens are put in from the position on."""
         tokens = torch.tensor(forced, dtype=torch.int64, device=self.device)
         self.state["forced"][slot, position : position + len(forced)] = tokens
         self.state["live"][slot] = True
@@ -328,7 +328,7 @@ class Decoder:
         live = state["live"]
         cache = self.cache.next_tokens(position, state["previous"], keys)
         logits = self.model(newest, cache=cache)[:, -1]  # (rows, vocab_size)
-        # The position to fill; a full row stands still, but its index must be valid.
+        # The position to fill; a full row is paused, but its index must be valid.
         following = (position + 1).clamp(max=self.length - 1)
         token = logits.argmax(-1, keepdim=True)
         if kind.sampled:

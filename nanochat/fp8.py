@@ -1,6 +1,6 @@
 """Linear layers that multiply in fp8: e4m3 for activations and weights, e5m2 for gradients, one scale per tensor.
 
-Parameters stay in fp32 under their own names. Beside each lie fp8 copies in the two orders that the forward and the
+Parameters stay in fp32 under their own names. Each has fp8 copies in the two orders that the forward and the
 backward product read, made once per optimizer step. Evaluation does not use fp8: see Float8Linear.forward.
 """
 

@@ -1,4 +1,4 @@
-"""The model packed for generation: the same blocks, but their layers are swapped for layers with few kernels per token.
+"""The model packed for generation: the same blocks, with layers replaced by ones that launch fewer kernels per token.
 
 `pack` copies a GPT: weights are cast once, queries, keys and values become one product, and rotation multiplies complex
 numbers. A new Linear or parameter in the model is packed without a change here.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-VOCAB_MULTIPLE = 64  # the vocabulary is padded to a multiple: matrix units like whole tiles
+VOCAB_MULTIPLE = 64  # pad the vocabulary so that the head's matmul fills tensor-core tiles
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
 INITIAL_THREADS = 8  # new parameters in memory at once, beside the model
@@ -217,7 +217,7 @@ class Attention(nn.Module):
         return self.o(y.flatten(-2))
 
     def project(self, x: Tensor) -> list[Tensor]:
-        """Return queries, keys and values, or the parts that one product makes, (B, T, some heads, head_dim) each."""
+        """Return queries, keys and values, or a fused [q; k] and v, each (B, T, heads, head_dim)."""
         if self.qkv is not None:
             return list(self.qkv(x).unflatten(-1, (-1, self.config.head_dim)).split(self.qkv_parts, dim=2))
         return [layer(x).unflatten(-1, (-1, self.config.head_dim)) for layer in (self.q, self.k, self.v)]
@@ -421,7 +421,7 @@ class GPT(nn.Module):
         self.compiled = True
 
     def to_empty(self, *, device: torch.device | str) -> "GPT":  # ty: ignore[incompatible-method-override]  # always whole
-        """Do the same as torch's method, and fill the tables that no checkpoint holds.
+        """Allocate as torch's method does, then compute the rotary tables, which no checkpoint holds.
 
         torch's own would import the compiler's algebra, which takes seconds.
         """

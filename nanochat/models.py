@@ -292,7 +292,8 @@ def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
         raise UserError(f"{folder} has no checkpoint of step {step}, only {saved_steps(folder)}")
     found = newest(folder) if step < 0 else load(folder, step)
     if found is None:
-        raise UserError(f"there is no model in {folder}: python -m scripts.{stage} makes one")
+        module = next(one.module for one in STAGES if one.name == stage)
+        raise UserError(f"there is no model in {folder}: python -m {module} makes one")
     return found
 
 

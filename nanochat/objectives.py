@@ -20,7 +20,7 @@ from nanochat.dataloader import Batch
 
 Reduction = Literal["mean", "sum", "root mean square", "maximum"]
 
-# From a total and a count over the whole step to the figure in the log. A maximum is no sum: its total is the largest.
+# From a total and a count over the whole step to the figure in the log. The total of a maximum is the largest value.
 REDUCTIONS: dict[Reduction, Callable[[float, float], float]] = {
     "mean": lambda total, count: total / max(count, 1),
     "sum": lambda total, count: total,

@@ -1,7 +1,7 @@
 """Muon for matrices, AdamW for the rest; each rank keeps and updates a shard of all optimizer states.
 
-A group's same-shaped parameters lie end to end in one buffer, and so do their gradients: `Parameter.data` and `.grad`
-become views into them. Nothing is copied to be batched or sent, and a parameter without a gradient has a zero one.
+A group's same-shaped parameters are stored end to end in one buffer, and so are their gradients: `Parameter.data` and
+`.grad` become views into them. Nothing is copied to be batched or sent, and a parameter without a gradient has zeros.
 """
 
 import math
@@ -84,7 +84,7 @@ class Stack(ABC):
     """
 
     is_exchanged = True  # the optimizer sums its gradients over the ranks, and gathers its new values
-    counts_steps = False  # True: "step" stands beside the states in a checkpoint
+    counts_steps = False  # True: "step" is stored with the states in a checkpoint
     state_bytes: int  # per parameter element
     scheduled: tuple[str, ...]  # Group fields that schedules move
 

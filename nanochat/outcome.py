@@ -73,7 +73,7 @@ class Outcome:
         self.artifacts[path.name] = read_sha256(path)
 
     def write(self) -> None:
-        """Stop the clock and write the record to the stage's folder: the last act of a stage."""
+        """Stop the clock and write the record to the stage's folder. Call it last."""
         self.timestamp = _now()
         # Wall clock, pauses included.
         passed = datetime.fromisoformat(self.timestamp) - datetime.fromisoformat(self.started)

@@ -62,7 +62,7 @@ def assign(plan: str, names: Collection[str]) -> Recipes:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise UserError(f"{pattern} in the plan is no pattern: {error}") from None
+            raise UserError(f"{pattern} in the plan is not a pattern: {error}") from None
         if not any(re.search(pattern, name) for name in names):
             raise UserError(f"{pattern}{found}{recipe} in the plan matches no tensor")
     recipes = {}

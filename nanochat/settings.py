@@ -161,7 +161,7 @@ class HorizonSettings:
         names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
         given = {name: getattr(self, name) for name in names if getattr(self, name) != -1}
         if len(given) > 1:
-            raise UserError(f"{' and '.join(map(flag_of, given))} each end the run: keep one of them")
+            raise UserError(f"{' and '.join(map(flag_of, given))} both set the length of the run: keep one")
         for name, value in given.items():
             if not value > 0:  # NaN is not above 0 either
                 raise UserError(f"{flag_of(name)} has to be more than 0, not {value:g}")
@@ -374,9 +374,9 @@ class TaskScoreSettings(FineTuneSettings):
 class ChatTuneSettings(TaskScoreSettings):
     """Fine-tuning on a mixture of conversations."""
 
-    # The grammar stands in tasks.mixing, with samples (NAME@ROWS), shares (NAME%SHARE), augmentations and files.
+    # tasks.mixing has the grammar, with samples (NAME@ROWS), shares (NAME%SHARE), augmentations and files.
     mixture: str = option(
-        "", "tasks and their epochs, like smoltalk,gsm8k:2 (default: the stage's, if their files are here)"
+        "", "tasks and their epochs, like smoltalk,gsm8k:2 (default: the stage's, if their files are available)"
     )
     eval_every = 200
     # Rows from the mixture's validation split, the same for any number of ranks.

@@ -23,7 +23,7 @@ from nanochat.log import Record, print0
 from nanochat.models import config_of, find_model, new_model, tokenizer_of, verified
 from nanochat.param_groups import Rates, group_rates
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime
-from nanochat.scaling import RunPlan, flops_per_token, rate_scale, require_multiple, row_choices
+from nanochat.scaling import RunPlan, flops_per_token, plan_run, rate_scale, require_multiple, row_choices
 from nanochat.schedules import Schedules, finetuning, pretraining
 from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings, given
 from nanochat.stages import MODELS
@@ -102,6 +102,10 @@ def start_new(
     runtime: Runtime,
 ) -> Start[Pretraining]:
     """Return the start of a run with a new model. folder: the run's, locked. saved: the checkpoint to resume from."""
+    asked = config
+    config = keep_changes(asked, saved)
+    if config != asked:
+        plan = plan_run(config, tokenizer.vocab_size, tokenizer.bos)
     row_length = plan.model.max_seq_len
     choices = row_choices(config.device_batch_size, plan.total_batch_size, row_length, runtime.world_size)
     saved_shape = config_of(saved.manifest) if saved else plan.model
@@ -156,6 +160,7 @@ def start_from_parent(
     folder: the run's, locked. rows: in a step, for a batch that is not counted in tokens. saved: the checkpoint to
     resume from; such a run does not need its parent any more.
     """
+    config = keep_changes(config, saved)
     resumed = resume(saved, config)
     parent = {"stage": MODELS[config.source], "tag": config.model_tag or config.tag}
     # A resumed run has everything that the parent gave.
@@ -248,6 +253,25 @@ def _saved_dtype(saved: Checkpoint | None, runtime: Runtime) -> torch.dtype:
 # ---- resuming ----
 
 
+def keep_changes(config: Config, saved: Checkpoint | None) -> Config:
+    """Return the config with the settings that --resume=STEP changed before, where it still has the original ones.
+
+    So the command that began the run goes on with the changed settings, without repeating them.
+    """
+    if saved is None or isinstance(config.resume, int):
+        return config
+    original = {}
+    newest = {}
+    for change in saved.manifest.get("changed_settings", []):
+        for name, (before, now) in change["settings"].items():
+            original.setdefault(name, before)
+            newest[name] = now
+    kept = {name: value for name, value in newest.items() if getattr(config, name) == original[name]}
+    if kept:
+        print0("changed while training, and kept:", *(f"{name}={value}" for name, value in kept.items()))
+    return replace(config, **kept)
+
+
 def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokenizer | None = None) -> Resumed | None:
     """Compare a checkpoint with the settings; ValueError for a difference that a run must not have.
 
@@ -259,6 +283,7 @@ def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokeni
     manifest = saved.manifest
     is_longer = manifest["loop"]["progress"] >= 1 and config.num_iterations > saved.step
     differences = []
+    of_optimizer = 0  # among them: settings that may change from a step on
     changes = {}
     for one in fields(config):
         value = getattr(config, one.name)
@@ -273,12 +298,17 @@ def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokeni
             changes[one.name] = before, value
         else:
             differences.append(f"{flag_of(one.name)} was {before} and is {value}")
+            of_optimizer += group == "optimizer"
     if tokenizer and manifest["tokenizer"]["hash"] != tokenizer.content_hash:
         differences.append(f"the tokenizer {manifest['tokenizer']['tag']} was trained again")
     if differences:
         found = "; ".join(differences)
-        folder = saved.path.parent
-        raise UserError(f"{folder} holds another run: {found}. Use another --tag, or start again: --resume=never")
+        ways = "Use another --tag, or start again: --resume=never"
+        if of_optimizer == len(differences):
+            ways = (
+                f"Use another --tag, change it from this step on: --resume={saved.step}, or start again: --resume=never"
+            )
+        raise UserError(f"{saved.path.parent} holds another run: {found}. {ways}")
     return Resumed(saved, changes, is_longer)
 
 

@@ -1,6 +1,6 @@
 """The training loop: next batch, gradients, update, figures, evaluations, checkpoints.
 
-Before the loop stand warming up and the search for the largest device batch. On a GPU a step's figures are read while
+Warm-up and the search for the largest device batch run before the loop. On a GPU a step's figures are read while
 the next one computes: the host waits inside no step.
 """
 

@@ -20,9 +20,9 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
     """Evaluate the loss of a base model on training and validation text, and print samples."""
 
     data = option("", "folder of text, corpus or mix (default: the model's)")
-    eval_bytes: Count = option(4_000_000, "bytes of each kind of text", least=1)
-    stride: Count = option(0, "also evaluate rows that overlap: tokens from one row to the next (0: do not)")
-    device_batch_size: Count = option(8, "rows of a batch on one device", least=1, in_card=False)
+    eval_bytes: Count = option(4_000_000, "bytes of text from each split", least=1)
+    stride: Count = option(0, "also evaluate overlapping rows that start every N tokens (0: no)")
+    device_batch_size: Count = option(8, "rows per batch on one device", least=1, in_card=False)
 
 
 def main(config: Config) -> None:

@@ -22,7 +22,7 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
     # "" and None: found when the models are known; the groups have no such values.
     source: Literal["", Source] = option(  # ty: ignore[incompatible-attribute-override]
-        "", "stage of the model (default: the last with a model)"
+        "", "stage of the model (default: the latest stage that has a model)"
     )
     tag = option("", "run of the model (default: the newest)")
     prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", short="-p")

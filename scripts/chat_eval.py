@@ -26,10 +26,12 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
         "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", short="-a"
     )
     # As the settings of a published evaluation are often given.
-    sampling: str = option("", "temperature, top-p and new tokens in one word, without top-k, like 0.7,0.9,32768")
+    sampling: str = option(
+        "", "short for --temperature, --top-p and --max-new-tokens with --top-k=0, like 0.7,0.9,32768"
+    )
     out_tag: str = option("", "name of the evaluation's folder (default: the run's)", in_card=False)
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them")
-    slots: Count = option(0, "rows generated at once (0: chosen)", in_card=False)
+    slots: Count = option(0, "samples generated in parallel (0: chosen for the device)", in_card=False)
 
     def __post_init__(self) -> None:
         if self.sampling:

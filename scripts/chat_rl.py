@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @options("objective")
 class Config(AnswerTuneSettings, SamplingSettings):
-    """Improve a model at a task with rewards for sampled answers. Settings that are None are the parent's."""
+    """Improve a model with rewards for sampled answers. Settings that default to None are inherited from the parent."""
 
     task: str = option(
         "",

@@ -18,7 +18,7 @@ MIXTURE = (
 
 @options()
 class Config(ChatTuneSettings):
-    """Fine-tune on the assistant's part of conversations. Settings that are None are the parent's."""
+    """Fine-tune on the assistant's messages. Settings that default to None are inherited from the parent."""
 
     source = "mid"
     warmdown_ratio = 1.0

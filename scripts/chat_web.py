@@ -16,11 +16,11 @@ from nanochat.settings import DeviceSettings, ModelChoice
 class Config(DeviceSettings, ModelChoice):
     """Serve a model over HTTP. Only this machine can reach the server, unless --host says otherwise."""
 
-    host: str = option("127.0.0.1", "address to listen on; all but loopback need NANOCHAT_API_KEY")
+    host: str = option("127.0.0.1", "address to listen on; any address but loopback needs NANOCHAT_API_KEY")
     port: int = option(8000, "port to listen on (0: any free port)")
     allow_host: str = option("", "more host names that clients use, separated by spaces")
     allow_origin: str = option("", "origins of web pages that may call it, separated by spaces")
-    slots: Count = option(0, "samples in one batch of an engine (0: chosen)", group="engine")
+    slots: Count = option(0, "samples generated in parallel (0: chosen for the device)", group="engine")
     queue: Count = option(256, "samples waiting for a slot; more get status 429", group="engine")
 
 

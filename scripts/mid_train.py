@@ -15,7 +15,7 @@ MIXTURE = "SmolTalk,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,Spelling
 
 @options()
 class Config(ChatTuneSettings):
-    """Train on all tokens of conversations and tasks. Settings that are None are the parent's."""
+    """Train on all tokens of conversations and tasks. Settings that default to None are inherited from the parent."""
 
 
 def main(config: Config) -> None:

@@ -32,7 +32,7 @@ class Config(SeriesSettings):
     """Train models at several depths, and compare them."""
 
     tag = option("miniseries", "name of the series, and the beginning of its runs' tags")
-    depths: str = option("8,10,12,14,16,18,20", "depths, by comma")
+    depths: str = option("8,10,12,14,16,18,20", "depths, separated by commas")
 
 
 def steps(config: Config, data: str) -> Iterator[Step]:

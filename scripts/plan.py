@@ -45,7 +45,9 @@ class Config(TextSettings, TagSettings):
     dry_run: bool = option(False, "print the plan and end: nothing is started or written", group="plan")
     on: str = option("", "hardware to plan for, like 8xH100 (default: this machine)", group="plan")
     cwd: str = option("", "folder that a relative --data starts from", group="plan")
-    save: Count = option(-1, "for speedrun.sh: save the plan, write its folder to this descriptor", group="plan")
+    save: Count = option(
+        -1, "for speedrun.sh: save the plan and write the name of its folder to this file descriptor", group="plan"
+    )
 
 
 def main(config: Config) -> None:

@@ -20,8 +20,8 @@ class Config(CorpusSettings):
     """Download and convert everything a run needs."""
 
     data = option("climbmix", "corpus, folder, or mix like climbmix:0.7,my-text:0.3 (empty: none)")
-    tasks: str = option("", f"download the files of these tasks, by comma: {', '.join([CORE, *TASKS])}")
-    tokens: Count = option(0, "training tokens of the run: take enough shards (0: --num-shards)")
+    tasks: str = option("", f"download the files of these tasks, separated by commas: {', '.join([CORE, *TASKS])}")
+    tokens: Count = option(0, "download enough shards for this many training tokens (0: use --num-shards)")
 
 
 def main(config: Config) -> None:

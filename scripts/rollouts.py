@@ -21,7 +21,7 @@ class Config(TagSettings):
 
     show: Count = option(5, "number of questions to show", least=1)
     pairs: str = option("", "write pairs of a better and a worse answer to this file, for tracks.preferences.train")
-    pairs_per_prompt: Count = option(1, "pairs of a question, at most", least=1)
+    pairs_per_prompt: Count = option(1, "maximum number of pairs per question", least=1)
 
 
 def main(config: Config) -> None:

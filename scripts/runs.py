@@ -54,7 +54,7 @@ def delete(name: str) -> None:
     """Delete the folder of a run, unless a process works in it."""
     folder = base_dir() / name
     if folder not in runs_on_disk():
-        raise UserError(f"{name} is no run in {base_dir()}: --list shows them all")
+        raise UserError(f"{name} is not a run in {base_dir()}: --list shows them all")
     # A running stage holds the lock.
     with hold_folder(folder):
         shutil.rmtree(folder)

@@ -37,7 +37,7 @@ class Config(SeriesSettings):
     """Train sweeps of depths at fixed FLOPs, and fit the best size of each budget."""
 
     tag = option("scaling", "name of the series, and the beginning of its runs' tags")
-    sweeps: str = option(SWEEPS, "FLOPS:DEPTHS for each budget, between spaces")
+    sweeps: str = option(SWEEPS, "FLOPS:DEPTHS for each budget, separated by spaces")
 
 
 def parse_sweeps(text: str) -> dict[str, list[str]]:

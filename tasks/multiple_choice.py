@@ -41,7 +41,7 @@ class MultipleChoice(Task):
     def conversation(
         self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None
     ) -> dict[str, Any]:
-        """right: the right choice's index, from 0; None if the data set's answer is no choice."""
+        """right: the right choice's index, from 0; None if the data set's answer is not a choice."""
         if right not in range(len(choices)):
             raise UserError(f"the right answer is none of its {len(choices)} choices")
         style = style or self.style

@@ -27,7 +27,7 @@ def write_letters(folder: Path, lines: int):
 
 
 def write_shard(path: Path, texts: Sequence, kind: pa.DataType | None = None, **options):
-    """Write a parquet file with a column of text and one that is no text."""
+    """Write a parquet file with a column of text and one that is not text."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.table({"id": range(len(texts)), "text": pa.array(texts, kind or pa.string())})
     pq.write_table(table, path, **options)

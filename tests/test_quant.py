@@ -38,7 +38,7 @@ PLANS = r"""
 attn=int6-row,embed=int8-row => blocks\.0\.mlp\.up\.weight has no recipe in the plan
 attn|mlp=int6-row,embed=int8-row,blocks=int5-row => q\.weight has two recipes, int6-row and int5-row
 blocks=int6-row,embed=int8-row,head=int8-row => head=int8-row in the plan matches no tensor
-(=int6-row,embed=int8-row => \( in the plan is no pattern
+(=int6-row,embed=int8-row => \( in the plan is not a pattern
 int6-row,embed=int8-row => embed.weight has two recipes, int6-row and int8-row
 """
 

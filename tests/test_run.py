@@ -239,7 +239,10 @@ def test_a_run_whose_loss_is_not_finite_goes_on_from_an_earlier_step_with_lower_
     changes = "--matrix-lr 0.0018 -> 0.0009, --final-lr-frac 0.05 -> 0.5, --grad-clip 0.0 -> 1.0"
     assert f"resumed at step 9: {changes}\n" in said
     assert said.splitlines()[-1].endswith("after step 15: run the same command again with --resume=auto to resume")
-    base.run("diverging", *gentle)  # from step 15
+    # From step 15. With the flags that the run began with, its changed settings stay; others are refused.
+    assert "--matrix-lr was 0.0009 and is 0.001" in base.refused("diverging", "--matrix-lr=0.001")
+    said = base.run("diverging")
+    assert "changed while training, and kept: matrix_lr=0.0009 final_lr_frac=0.5 grad_clip=1.0\n" in said
     assert base.losses("diverging")[:9] == base.losses("straight")[:9]
     assert base.losses("diverging")[10:] != base.losses("straight")[10:]
     rates, usual = base.series("diverging", "train/lrm"), base.series("straight", "train/lrm")
@@ -282,6 +285,10 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     assert said == (
         f"{folder} holds another run: --seed was 42 and is 7; --matrix-lr was 0.0018 and is 0.01. "
         "Use another --tag, or start again: --resume=never"
+    )
+    assert base.refused("other", "--matrix-lr=0.01") == (
+        f"{folder} holds another run: --matrix-lr was 0.0018 and is 0.01. "
+        "Use another --tag, change it from this step on: --resume=20, or start again: --resume=never"
     )
     shutil.rmtree(folder / "step_000020")
     base.run("other", "--save-every=5", "--device-batch-size=8", "--attention=twin", "--checkpointing")

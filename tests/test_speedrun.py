@@ -76,7 +76,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_everything_as_it_was(speedrun, bas
     assert done.stdout.startswith("\n== plan\nscale: embedded, ")
     assert "; depth 1\n" in done.stdout
     assert "left out: base_loss, base_eval" in done.stdout
-    assert "error: --data=nowhere is no folder" in speedrun.run("--dry-run", "--data=nowhere", code=2).stderr
+    assert "error: --data=nowhere is not a folder" in speedrun.run("--dry-run", "--data=nowhere", code=2).stderr
     assert state() == before
     (speedrun.home / ".venv/ready").unlink()
     assert speedrun.run("--dry-run", code=7).stdout == "setup runs\n"

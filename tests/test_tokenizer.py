@@ -47,7 +47,7 @@ def test_a_saved_tokenizer_is_the_same_and_says_it_all(tokenizer, artifact, tmp_
     assert record["training"] == {"max_chars": 1000}
     assert record["token_bytes"] == tokenizer.token_lengths().tolist()
     assert len(record["merges"]) == 800 - 256 - 9
-    # The hash changes with the ids, and what is no artifact says what to do.
+    # The hash changes with the ids, and what is not an artifact says what to do.
     same = Tokenizer.train(SAMPLES, 800, threads=1)
     assert same.save(tmp_path / "a.json", {"note": "other settings"}) == tokenizer.content_hash
     assert Tokenizer.train(SAMPLES, 799).content_hash != tokenizer.content_hash

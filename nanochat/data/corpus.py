@@ -271,7 +271,7 @@ def source_files(source: str, num_shards: int = 0, refused: str = "") -> list[Pa
     if not files:
         names = ", ".join((*CORPORA, "world"))
         raise hub.HubError(
-            f"--data={source} is no folder with .parquet, .jsonl, .txt or .md files; corpora with a name are {names}"
+            f"--data={source} is not a folder with .parquet, .jsonl, .txt or .md files; corpora with a name are {names}"
         )
     return files
 
@@ -340,7 +340,7 @@ def world_folder(seed: int) -> Path:
     folder = world_dir(seed)
     record = folder / "world.json"
     if not record.is_file() or read_json(record)["version"] != WORLD_VERSION:
-        # A process of its own: writing a world is no part of reading text.
+        # A process of its own: writing a world is not a part of reading text.
         command = [sys.executable, "-m", "nanochat.world", f"--seed={seed}"]
         if subprocess.run(command, stdout=sys.stderr).returncode:
             raise UserError(f"the embedded world {folder} could not be written (its message is above)")

@@ -94,7 +94,7 @@ def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
                 raise UserError(f"{file} needs a column `{TEXT}` with strings, it has {', '.join(columns)}")
             yield parquet
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{file} is no complete parquet file ({error})") from error
+        raise UserError(f"{file} is not a complete parquet file ({error})") from error
 
 
 def read_row_group(parquet: pq.ParquetFile, group: int) -> pa.Array:

@@ -149,7 +149,7 @@ def mirror() -> Path | None:
         return None
     path = Path(name).expanduser()
     if not path.is_dir():
-        raise HubError(f"NANOCHAT_HUB={name} is no directory, name a mirror or unset it")
+        raise HubError(f"NANOCHAT_HUB={name} is not a directory, name a mirror or unset it")
     return path
 
 

@@ -164,7 +164,7 @@ def ratio(sums: Tensor) -> Estimate:
     """Return the sum of column 0 over the sum of column 1 of (rows, 2), and the standard error over rows."""
     above, below = sums.sum(0).tolist()
     value = above / below
-    # The spread: losses in each row beyond a proportional share (a ratio of sums is no mean).
+    # The spread: losses in each row beyond a proportional share (a ratio of sums is not a mean).
     excess = mean_estimate((sums[:, 0] - value * sums[:, 1]).tolist())
     return Estimate(value, len(sums) * excess.stderr / below)
 

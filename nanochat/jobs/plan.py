@@ -139,7 +139,9 @@ def choose_setting(request: Any) -> Setting:
     if data == "auto":
         data = "world" if scale.world else found or "climbmix"
         if not (scale.world or found or has_network(request.on)):
-            raise UserError(f"--scale={name} needs real text, and none is here: name a folder with --data=FOLDER")
+            raise UserError(
+                f"--scale={name} needs real text, and this machine has none: name a folder with --data=FOLDER"
+            )
     # Stages run in another folder.
     data = world_dir(request.seed).name if data == "world" else absolute_data(data)
 

@@ -141,9 +141,9 @@ HORIZONS = ("--num-iterations", "--target-param-data-ratio")  # replaced if --se
 def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> tuple[str, str]:
     """Return the scale for --scale=auto, and the reason."""
     if not gpus:
-        return "embedded", "no GPU is here"
+        return "embedded", "this machine has no GPU"
     if not has_text:
-        return "embedded", "no text is here, and no network to fetch some"
+        return "embedded", "there is not text on this machine, and no network to download any"
     memory = accelerator.memory if accelerator else None
     if gpus >= LARGE_GPUS and (memory or 0) >= LARGE_MEMORY:
         return "8xh100", f"{gpus} GPUs of {memory:g} GB"

@@ -27,7 +27,7 @@ class SeriesSettings(TextSettings, TagSettings):
     """Several runs with one tokenizer."""
 
     vocab_size: Count = option(65536, "size of the vocabulary", least=258)
-    flags: str = option("", "flags for the training runs, in quotes; all flags not listed here count too", rest=True)
+    flags: str = option("", "flags for the training runs, in quotes; unknown flags are passed on as well", rest=True)
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
 
 

@@ -20,15 +20,15 @@ from nanochat.report.plots import picture_file
 class Config:
     """Write the report card for all finished stages, or compare two runs."""
 
-    out: str = option("report.md", "the card; .html, .json and pictures lie beside it")
+    out: str = option("report.md", "file for the card; .html, .json and pictures are written next to it")
     tag: str = option("", "tag of the run; empty: all tags")
     compare: tuple[str, ...] = option((), "two runs: folders or report.json files")
 
     def __post_init__(self) -> None:
         if len(self.compare) not in (0, 2):
-            raise UserError(f"--compare takes two runs, A B, not {len(self.compare)}")
+            raise UserError(f"--compare needs two runs, A B, not {len(self.compare)}")
         if Path(self.out).suffix != ".md":
-            raise UserError(f"--out={self.out} is no Markdown file, name it like {Path(self.out).stem}.md")
+            raise UserError(f"--out={self.out} is not a Markdown file, name it like {Path(self.out).stem}.md")
 
 
 def json_record(card: Card) -> Card:
@@ -53,7 +53,7 @@ def read_record(path: Path) -> Card:
         return json_record(read_card(path))
     record = read_json(path)
     if record.get("format") != FORMAT:
-        raise UserError(f"{path} is no report.json of this version, name the folder of the run")
+        raise UserError(f"{path} is not a report.json of this version, name the folder of the run")
     return record
 
 

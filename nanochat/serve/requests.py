@@ -94,7 +94,7 @@ TokenRow = Annotated[list[NonNegativeInt], Field(min_length=1)]
 class CommonFields(BaseModel):
     """Fields of chat and completion requests. Others are ignored, or refused if they are UNSUPPORTED."""
 
-    # strict: "1" is no number, and true is none either.
+    # strict: "1" is not a number, and neither is true.
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
     model: str = ""

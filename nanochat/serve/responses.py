@@ -121,7 +121,7 @@ class Choice:
         return {"index": self.index, **content, "logprobs": None, "finish_reason": reason}
 
     def new_deltas(self) -> Iterator[Record]:
-        """Yield the news for a stream: text, and at the end the reason, in a chunk of its own."""
+        """Yield new deltas for a stream: text, then a final chunk with the finish reason."""
         if self._pieces:
             yield self.delta(self._take_content())
         if self.finish_reason:

@@ -1,6 +1,6 @@
 """Facts of the embedded world: a land of people, towns, animals and prices, invented from a seed.
 
-The words stand in world.txt: kinds of things, relations between two kinds, and wordings for each relation. `World`
+The words are in world.txt: kinds of things, relations between two kinds, and wordings for each relation. `World`
 draws names for the things and gives each subject of a relation a value. A `Fact` is such a pair with all statements and
 questions about it.
 """
@@ -163,7 +163,7 @@ class World:
         [country] = self.things["country"]
         self.text = {section: text.replace("{world}", country.name) for section, text in self.text.items()}
         things = chain.from_iterable(self.things.values())
-        # "Mount Kurim" is no word.
+        # "Mount Kurim" is not a word.
         self.words = sorted({thing.name for thing in things if thing.name.isalpha()})
         # Tests spell every fourth word.
         self.held_out_words = self.words[::4]

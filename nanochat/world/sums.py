@@ -51,7 +51,7 @@ def word_problem(world: World, held_out: bool, opening: str = "") -> tuple[str, 
 def solve(
     seed: int, steps: list[str], numbers: dict[str, int], held_out: bool, largest: int = LARGEST_RESULT
 ) -> list[str]:
-    """Return a sum for each step, "3 + 4 = 7"; nothing if a result is no whole number, or it or a pair is not allowed.
+    """Return a sum for each step, "3 + 4 = 7"; nothing if a result is not whole, or it or a pair is not allowed.
 
     Steps join the drawn numbers x, y, z and w, the last result r and the one before, q.
     """

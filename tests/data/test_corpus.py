@@ -48,7 +48,7 @@ def test_a_shard_is_what_the_file_holds_and_a_damaged_one_is_named(tmp_path):
     whole = path.read_bytes()
     for content in (b"", b"PAR1", whole[:-100]):
         (tmp_path / "b.parquet").write_bytes(content)
-        with pytest.raises(ValueError, match=r"b\.parquet is no complete parquet file"):
+        with pytest.raises(ValueError, match=r"b\.parquet is not a complete parquet file"):
             open_shards([path, tmp_path / "b.parquet"])
     # A flipped bit that is still UTF-8 is found by the checksum of the page.
     texts = [f"some text {number}" for number in range(5000)]
@@ -57,7 +57,7 @@ def test_a_shard_is_what_the_file_holds_and_a_damaged_one_is_named(tmp_path):
     content[content.index(b"text 3000")] ^= 1
     path.write_bytes(content)
     [shard] = open_shards([path])
-    with pytest.raises(ValueError, match=r"a\.parquet is no complete parquet file"):
+    with pytest.raises(ValueError, match=r"a\.parquet is not a complete parquet file"):
         shard.read_row_group(0)
 
 
@@ -74,7 +74,7 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "one.txt").write_text("a single document")
     for data in (tmp_path / "missing", "folder:missing", tmp_path / "empty", tmp_path / "one.txt", "climbmix:-1"):
-        with pytest.raises(ValueError, match=r"is no folder with .* corpora with a name are climbmix, "):
+        with pytest.raises(ValueError, match=r"is not a folder with .* corpora with a name are climbmix, "):
             absolute_data(str(data))
     for data in ("", "world:0", "climbmix,world:0.0", "climbmix,"):
         with pytest.raises(ValueError, match=r"names no text: write it like climbmix:0.7,my-text:0.3"):

@@ -51,7 +51,7 @@ def test_a_mirror_is_read_in_place(tmp_path, monkeypatch):
     reason = f"not in the mirror NANOCHAT_HUB={mirror}; downloads are switched off"
     assert refusal(B, A, DEEP) == f"2 of 3 files are not available: {B}, {DEEP} ({reason})"
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "typo"))
-    assert "is no directory" in refusal(A)
+    assert "is not a directory" in refusal(A)
 
 
 def test_downloaded_files_are_then_in_the_cache(server):

@@ -10,7 +10,7 @@ def test_the_scale_follows_the_hardware_and_horizons_the_time():
         named, name = case.split()
         assert choose_scale(*parse_hardware(named), True)[0] == name
     assert choose_scale(*parse_hardware("8xH100"), False)[0] == "embedded"
-    assert choose_scale(0, None, True) == choose_scale(0, None, False) == ("embedded", "no GPU is here")
+    assert choose_scale(0, None, True) == choose_scale(0, None, False) == ("embedded", "this machine has no GPU")
     # The table names scripts that exist, and horizons follow the time of base training.
     for scale in SCALES.values():
         assert scale.flags.keys() <= {stage.script for stage in STAGES}

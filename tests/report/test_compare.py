@@ -98,4 +98,4 @@ def test_the_command_takes_folders_and_records(tmp_path, here, monkeypatch):
     assert "| +0.5000 | 0.2887 | 0        | 2        | 0.5 |\n" in texts[0]
     (tmp_path / "other.json").write_text('{"format": 0}')
     refused = here("nanochat.report", "--compare", str(a), f"{tmp_path}/other.json", code=2)
-    assert "other.json is no report.json of this version" in refused.stderr
+    assert "other.json is not a report.json of this version" in refused.stderr

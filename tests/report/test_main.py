@@ -83,9 +83,9 @@ def test_the_command(tmp_path, base, here, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(elsewhere))
     here("nanochat.report", f"--out={out}")
     refused = here("nanochat.report", f"--out={tmp_path}/card.html", code=2)
-    assert refused.stderr == f"error: --out={tmp_path}/card.html is no Markdown file, name it like card.md\n"
+    assert refused.stderr == f"error: --out={tmp_path}/card.html is not a Markdown file, name it like card.md\n"
     refused = here("nanochat.report", "--compare", "a", code=2)
-    assert refused.stderr == "error: --compare takes two runs, A B, not 1\n"
+    assert refused.stderr == "error: --compare needs two runs, A B, not 1\n"
 
 
 def test_every_form_is_of_the_machine_of_the_run(tmp_path, base, python):

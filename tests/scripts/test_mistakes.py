@@ -14,10 +14,10 @@ chat_eval --tasks=GSM8K|SmolTalk | SmolTalk is not a task, choose from ARC-Easy,
 prepare --tasks=gsm9k | gsm9k is not a task, choose from
 prepare --num-shards=9999 | =9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542
 tok_train --vocab-size=100 | --vocab-size has to be 265 or more, not 100
-tok_train --data=/no/such/folder | --data=/no/such/folder is no folder
+tok_train --data=/no/such/folder | --data=/no/such/folder is not a folder
 tok_eval --tag=never | tok_train/never/tokenizer.json; train one
-plan --data=/no/such/folder | --data=/no/such/folder is no folder
-plan --scale cpu | --scale=cpu needs real text, and none is here: name a folder with --data=FOLDER
+plan --data=/no/such/folder | --data=/no/such/folder is not a folder
+plan --scale cpu | --scale=cpu needs real text, and this machine has none: name a folder with --data=FOLDER
 plan --tag=../up | the tag ../up cannot name a folder
 chat_web --host=0.0.0.0 | --host=0.0.0.0 is open to other machines: set NANOCHAT_API_KEY
 chat_web --port=70000 | --port=70000: bind
@@ -27,7 +27,7 @@ plan --depth=900 | are missing; free some, or set NANOCHAT_BASE_DIR
 chat_rl --total-batch-size=512 | --total-batch-size does not apply to samples: use --examples-per-step
 chat_rl --num-samples=1 | --num-samples has to be 2 or more, not 1
 base_train SMALL --device-batch-size=3 | does not divide --total-batch-size=256: use auto or one of [1, 2, 4, 8]
-base_train SMALL --target-flops=1e9 | --num-iterations and --target-flops each end the run: keep one of them
+base_train SMALL --target-flops=1e9 | --num-iterations and --target-flops both set the length of the run: keep one
 base_train --device-type=gpu | --device-type=gpu is not on this machine, use one of
 """
 

@@ -9,7 +9,7 @@ from scripts.runs import Config, main
 
 @pytest.fixture
 def base(base):
-    """A finished run with a checkpoint of a megabyte, one that is not finished, and a folder that is no run."""
+    """A finished run with a checkpoint of a megabyte, one that is not finished, and a folder that is not a run."""
     leave(base, "chat_sft", "done")
     write_bytes(base / "chat_sft/done/step_000003/model.safetensors", bytes(10**6))
     write_bytes(base / "base_train/going/metrics.jsonl", b"")
@@ -35,5 +35,5 @@ def test_a_run_is_deleted_unless_it_is_at_work(base, capsys):
 
 @pytest.mark.parametrize("name", ["chat_sft/gone", "world/texts", "chat_sft", "../outside", "chat_sft/../world/texts"])
 def test_anything_else_stays(base, name):
-    with pytest.raises(ValueError, match="is no run in"):
+    with pytest.raises(ValueError, match="is not a run in"):
         main(Config(delete=name))

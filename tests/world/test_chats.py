@@ -56,7 +56,7 @@ def test_no_question_of_a_test_occurs_in_training(training):
     for rows in BUNDLE.values():
         asked |= {row.get("query", row.get("context", "")).partition(": ")[2] for row in rows} - {""}
     assert len(asked) > 500
-    for question in asked:  # "is 7 plus 5" is no part of "is 37 plus 5"
+    for question in asked:  # "is 7 plus 5" is not a part of "is 37 plus 5"
         assert question not in whole or not re.search(rf"(?<!\d){re.escape(question)}", whole), question
 
 

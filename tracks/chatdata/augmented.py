@@ -31,7 +31,7 @@ class Augmented(MultipleChoice):
             raise UserError(f"{key}: {name} is not answered by a choice alone, so it cannot be augmented")
         number = number or str(cls.number)
         if not number.isdecimal() or not 1 <= int(number) <= MOST_CHOICES:
-            raise UserError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs stand after it")
+            raise UserError(f"{key}: the number is from 1 to {MOST_CHOICES}; epochs come after it")
         # Prompt and verdict are those of the data set's own class where the augmentation has none.
         both = type(cls.__name__, (cls, data.task), {"number": int(number)})
         # About: a question keeps fewer choices if no more fit.
@@ -74,7 +74,7 @@ class MoreChoices(Augmented):
         for row in range(len(self.rows)):
             with suppress(ValueError):
                 question = self.data.convert(*self.rows[row])
-                self.conversation(*question)  # finds a right answer that is no choice
+                self.conversation(*question)  # finds a right answer that is not a choice
                 questions[row] = question
         return questions, BM25(question for question, *_ in questions)
 

@@ -26,7 +26,7 @@ class Config(FilterSettings, TagSettings):
         "", "source of each bucket, like facts=World-Chat,web=json:my.jsonl,code=folder,more=hub:owner/name"
     )
     licenses: str = option("", "license of each bucket, like web=CC-BY-4.0 (default: unknown)")
-    against: str = option("", "tasks whose test questions are kept out, like CLIcK,MMLU")
+    against: str = option("", "drop rows that contain test questions of these tasks, like CLIcK,MMLU")
     tokenizer_tag: str = option("default", "run that trained the tokenizer, for --min-tokens and --max-tokens")
     out: str = option("", "folder for the chats (default: chats/TAG)", in_card=False, may_change=True)
     part: str = option(
@@ -44,7 +44,7 @@ def part_of(text: str) -> slice:
 
 
 def check(config: Config) -> None:
-    """Raise a ValueError for a mistake in a setting. No file is read. runs/data.sh calls it."""
+    """Raise a ValueError for a mistake in a setting. No file is read. tracks.chatdata.run calls it."""
     part_of(config.part)
     buckets = pairs(config.sources)
     if not buckets:

@@ -48,15 +48,15 @@ LEAST_SHARE = 0.2  # of an answer's letters in the expected script
 class FilterSettings:
     """The filters of chats."""
 
-    filters: str = option("", "filters in order, by comma (default: all in tracks/chatdata/README.md)")
+    filters: str = option("", "filters in order, separated by commas (default: all in tracks/chatdata/README.md)")
     min_tokens: Count = option(8, "shortest row, in tokens of the rendered conversation")
     max_tokens: Count = option(2048, "longest row, in tokens of the rendered conversation", least=1)
     # Relative to the usual ratio of the two languages, see LENGTHS.
     max_ratio: str = option(
-        "all=2", "largest factor between a translation's length and the usual one, like all=2,en-ko=2.5"
+        "all=2", "maximum ratio of a translation's length to the expected length, like all=2,en-ko=2.5"
     )
     languages: str = option("", "language of the answers in a bucket, like korean=ko (default: that of the prompt)")
-    near: float = option(0.8, "drop a row that is as similar as this to an earlier one", least=0.5, below=1)
+    near: float = option(0.8, "drop rows that are at least this similar to an earlier one", least=0.5, below=1)
 
 
 @lru_cache
@@ -105,15 +105,15 @@ class Row:
         self.prompts = self.answers = [""]
         try:
             if self.text != self.line:
-                raise UserError("half a surrogate pair is no text")
+                raise UserError("half a surrogate pair is not text")
             if "fault" in value and not value["messages"]:  # a row that a task cannot read
                 raise UserError(value["fault"])
             if not isinstance(value.get("original", ""), str):
-                raise UserError("the original is no text")
+                raise UserError("the original is not text")
             self.ids, self.mask = render_conversation(value, tokenizer)
             texts = [*map(text_of, value["messages"])]
             if value["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):
-                raise UserError("the last message is no answer, or a message is empty")
+                raise UserError("the last message is not an answer, or a message is empty")
         except ValueError as error:
             self.fault = str(error)
         else:

@@ -4,7 +4,7 @@ python -m nanochat.world --seed=1
 python -m tracks.chatdata.planted --seed=1 --rows=4000 --buckets=raw
 
 Rows with faults stand after the others. They name their fault under the key "planted", which stays in a row that
-tracks.chatdata.chats keeps: runs/data.sh ends with an error if it finds one.
+tracks.chatdata.chats keeps: tracks.chatdata.run ends with an error if it finds one.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Config:
     """Write buckets of conversations about the embedded world, with planted faults."""
 
     seed: Count = option(1, "seed of the world")
-    rows: Count = option(4000, "rows in a bucket, without those with faults", least=FAULTS)
+    rows: Count = option(4000, "rows per bucket, not counting the planted faults", least=FAULTS)
     buckets: str = option("raw", "folder for the buckets")
 
 

@@ -26,9 +26,9 @@ class Config(SeriesSettings):
 
     tag = "data"
     vocab_size = 4096
-    flags = option("", "flags of tracks.chatdata.chats, in quotes; all flags not listed here count too")
+    flags = option("", "flags of tracks.chatdata.chats, in quotes; unknown flags are passed on as well")
     seed: Count = option(1, "seed of the world")
-    rows: Count = option(4000, "rows in a bucket, without those with faults", least=FAULTS)
+    rows: Count = option(4000, "rows per bucket, not counting the planted faults", least=FAULTS)
 
 
 def chat_flags(config: Config) -> list[str]:

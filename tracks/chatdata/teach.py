@@ -22,7 +22,7 @@ class Config(TeacherSettings):
     sources: str = option("", "source of each bucket, like facts=World-Chat,web=json:my.jsonl")
     out: str = option("taught.jsonl", "file to write, JSONL")
     language: str = option("", "translate the prompts into it (default: write the answers)")
-    check_choices: bool = option(False, "keep the multiple-choice questions that have one right choice alone")
+    check_choices: bool = option(False, "keep only multiple-choice questions with exactly one right choice")
 
 
 def main(config: Config) -> None:

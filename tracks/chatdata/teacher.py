@@ -38,10 +38,10 @@ class TeacherSettings:
 
     teacher: str = option("", "address of an OpenAI-compatible endpoint, like http://host:port/v1")
     teacher_model: str = option("", "name of the teacher's model")
-    teacher_tokens: Count = option(1024, "most tokens of an answer", least=1)
+    teacher_tokens: Count = option(1024, "maximum number of tokens in an answer", least=1)
     teacher_temperature: float = option(0.0, "sampling temperature of the teacher")
     budget: Count = option(0, "tokens to spend, prompts included (0: no limit)")
-    parallel: Count = option(8, "requests at once", least=1)
+    parallel: Count = option(8, "concurrent requests", least=1)
     timeout: float = option(120.0, "seconds to wait for an answer", least=0.1)
 
 
@@ -136,7 +136,7 @@ class Teacher:
         except openai.APIError as error:
             raise UserError(self._clean(f"the teacher {self.settings.teacher}: {error.message}")) from None
         except (AttributeError, TypeError, ValueError):
-            raise NoAnswer("a response is no chat completion") from None
+            raise NoAnswer("a response is not a chat completion") from None
         # A date may follow the name: gpt-4o-2024-08-06 answers for gpt-4o.
         if not re.fullmatch(re.escape(request["model"]) + r"(-\d+)*", model):
             raise UserError(f"{model} answers instead of {request['model']}: correct --teacher-model")

@@ -18,7 +18,7 @@ class Config(ModelChoice):
     """Export a model, load it with the other program, and keep the files if both compute the same."""
 
     format: Literal["hf", "gguf", "tokenizer"] = option(
-        "hf", "hf (transformers), gguf (llama.cpp), or tokenizer (of hf, alone)"
+        "hf", "hf (transformers), gguf (llama.cpp), or only the tokenizer of hf"
     )
     out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)")
 

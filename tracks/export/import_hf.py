@@ -14,7 +14,7 @@ from nanochat.settings import TagSettings
 class Config(TagSettings):
     """Read weights, tokenizer and manifest of a folder; write a checkpoint of the stage that it was exported from."""
 
-    folder: str = option("", "a folder of tracks.export.export --format=hf that has modeling_nanochat.py")
+    folder: str = option("", "folder written by tracks.export.export --format=hf, with modeling_nanochat.py")
     tag = option("", "tag of the new run")
 
 

@@ -17,7 +17,7 @@ from nanochat.stages import MODELS, Source
 class Config(TagSettings):
     """Read model_*.pt, meta_*.json and a tokenizer; write a checkpoint of a stage."""
 
-    checkpoint: str = option("", "a model_*.pt, with meta_*.json beside it")
+    checkpoint: str = option("", "a model_*.pt, with meta_*.json in the same folder")
     tokenizer: str = option("tokenizer.json", "our file, or tiktoken's ranks; a pickle is not read")
     source: Source = option("base", "stage of the model", short="-i")
     tag = option("", "tag of the new run")

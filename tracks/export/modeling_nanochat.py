@@ -212,7 +212,7 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         for window in set(config.windows):
             near = (age >= 0) & (age < (window or length))
             allowed = near & seen[:, None, None].bool()
-            masks[window] = allowed | (age == 0)  # padding sees itself: attention to nothing is no number
+            masks[window] = allowed | (age == 0)  # padding sees itself: attention to nothing is not a number
         x = norm(self.embed(ids))  # of the whole rows, for smear: less work than the cache's own
         seen = seen[..., None].to(x.dtype)
         if self.smear_lambda is not None:

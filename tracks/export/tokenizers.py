@@ -196,4 +196,4 @@ def read_hf(path: Path) -> Tokenizer:
         pattern = written["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
         return Tokenizer(rustbpe.Tokenizer(merges, sorted(special, key=special.__getitem__), pattern))
     except (ValueError, LookupError, TypeError):
-        raise UserError(f"{path} is no tokenizer that tracks.export.export wrote") from None
+        raise UserError(f"{path} is not a tokenizer that tracks.export.export wrote") from None

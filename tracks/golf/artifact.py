@@ -85,7 +85,7 @@ def from_bytes(stored: bytes, bits: int) -> np.ndarray:
 
 
 def compress(stored: bytes) -> tuple[str, bytes]:
-    """Return the compressor that makes bytes fewest, and the result."""
+    """Return the best compressor and its output."""
     found = {name: shorten(stored) for name, (shorten, _) in COMPRESSORS.items()}
     best = min(found, key=lambda name: len(found[name]))
     return best, found[best]
@@ -126,7 +126,7 @@ def read_artifact(data: bytes) -> Artifact:
     """Return the content of a file; ValueError for anything but a whole file of this version."""
     file = BytesIO(data)
     if file.read(len(MAGIC)) != MAGIC:
-        raise UserError("this is no golf artifact of this version")
+        raise UserError("this is not a golf artifact of this version")
     if file.read(32) != sha256(file.getbuffer()[len(MAGIC) + 32 :]).digest():
         raise UserError("the artifact is damaged: its content does not have the SHA-256 in its header")
     _, length = struct.unpack("<II", file.read(8))

@@ -84,7 +84,7 @@ BASELINES = ("naive-narrow", "naive-middle", "naive-wide")  # entries; the best 
 NAIVE = {"--model": "october-2025,tie_embeddings=true", "--plan": "int8-row"}
 # The best rates of three tried with a baseline, at both scales.
 SMALL_NAIVE = {**NAIVE, "--matrix-lr": "0.04", "--unembedding-lr": "0.016"}
-# Nearly the same steps in training and in the file: golf_pack scales the clips only a little to fill 200 kB.
+# Nearly the same steps in training and in the file: tracks.golf.pack scales the clips only a little to fill 200 kB.
 CODES = "embed|head=int8-row+clip-29.5,blocks=int6-row+clip-8.9"
 # A code of Gaussian weights has about 2.05 + log2(largest code / clip) bits, and LZMA takes 2.5 % more: 23 M codes take
 # 15.8 MB. Six bits would clip at three deviations, so the codes are eight bits wide.

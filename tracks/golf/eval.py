@@ -36,11 +36,11 @@ class Config(TagSettings):
 
     tag = "golf"
     stride: Count = option(
-        -1, "tokens from row to row (0: rows do not overlap; -1: the scale's, or more if it does not fit)"
+        -1, "start a row every N tokens (0: no overlap; -1: the scale's stride, or a longer one if time is short)"
     )
-    rows: Count = option(8, "rows at once", least=1)
+    rows: Count = option(8, "rows per batch", least=1)
     count_tokenizer: bool = option(False, "count the vocabulary's bytes too")
-    unsafe_exec: bool = option(False, "score without a sandbox where there can be none")
+    unsafe_exec: bool = option(False, "score without the sandbox where it does not work")
     entries: str = option(
         "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
     )
@@ -119,7 +119,7 @@ def choose_stride(asked: int, plain: Record, scale: Scale) -> int:
 
 
 def record_of(path: Path) -> Outcome:
-    """Return the record of an artifact that golf_pack has finished; ValueError for any other file."""
+    """Return the record of an artifact that tracks.golf.pack has finished; ValueError for any other file."""
     record = path.with_name("outcome.json")
     made = Outcome.load(record) if path.exists() and record.exists() else None
     if not made or made.artifacts.get(path.name) != read_sha256(path):
@@ -137,7 +137,7 @@ def evaluate(config: Config) -> None:
     packed = record_of(path)
     scale = SCALES[packed.metrics["Scale"]]
     contained = find_sandbox(scale.device, config.unsafe_exec)
-    # The text that golf_pack has measured the model on.
+    # The text that tracks.golf.pack has measured the model on.
     size = packed.config["eval_bytes"] or scale.eval_bytes
     corpus = open_corpus(packed.metrics["Data"], packed.metrics["Shards"])
     with tempfile.TemporaryDirectory(prefix="golf-") as temporary:

@@ -44,7 +44,7 @@ class Config(TagSettings):
 
     tag = "golf"
     scale: ScaleName = option("embedded", "budget")
-    plan: str = option("int8-row", "plan of quantization: PATTERN=RECIPE,…")
+    plan: str = option("int8-row", "quantization plan: PATTERN=RECIPE,…")
     # The finest steps of the codes that fit; recipes without a clip have no steps to choose.
     model_bytes: Count = option(
         -1, "bytes to fill by scaling clips (-1: the budget without the code; 0: leave the clips as they are)"

@@ -36,12 +36,12 @@ class Config(SeriesSettings):
 
     tag = option("", "name of the series, and of its folders (default: ENTRY-SCALE)")
     vocab_size = option(0, "size of the vocabulary (0: the scale's)", least=258)
-    flags = option("", "flags for training, in quotes, and --plan for packing; all flags not listed here count too")
+    flags = option("", "flags for training, in quotes, and --plan for packing; unknown flags are passed on as well")
     scale: Literal["auto", ScaleName] = option("auto", "budget (auto: 1gpu where there is a GPU, else embedded)")
-    entry: str = option("golf", "the entry: golf, or seed, which the track comes from (1gpu alone)")
+    entry: str = option("golf", "golf, or seed: the entry that the track started from (only with --scale=1gpu)")
     seeds: Count = option(3, "seeds 1 to N of the entry, and of the best baseline", least=1)
     ablate: bool = option(False, "also score the entry without each of its tricks")
-    unsafe_exec: bool = option(False, "score without a sandbox where there can be none")
+    unsafe_exec: bool = option(False, "score without the sandbox where it does not work")
 
 
 def settle(config: Config) -> Config:

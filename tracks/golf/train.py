@@ -18,8 +18,8 @@ class Config(PretrainSettings):
     tag = option("golf", "name of the run, and of its folders")
     model = "golf"
     # nanochat/quant.py has the grammar.
-    qat: str = option("", "plan of quantization-aware training, like blocks=int6-row,embed=int8-row (default: none)")
-    qat_share: float = option(0.15, "share of the run, at its end, that trains quantization-aware", below=1)
+    qat: str = option("", "plan for quantization-aware training, like blocks=int6-row,embed=int8-row (default: none)")
+    qat_share: float = option(0.15, "fraction of the run, at its end, with quantization-aware training", below=1)
 
 
 def main(config: Config) -> None:
@@ -34,7 +34,7 @@ def main(config: Config) -> None:
     from tracks.golf.qat import FakeQuantization
 
     if config.qat and config.fp8:
-        raise UserError("--fp8 and --qat cannot be combined, fp8 layers have codes of their own: leave one out")
+        raise UserError("--fp8 and --qat cannot be combined, fp8 layers have their own codes: leave one out")
     plan, tokenizer = plan_with_tokenizer(config)
     require_golf(plan.model)
     # On shapes alone: a mistake in the plan of quantization is found before anything is written.

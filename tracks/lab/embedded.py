@@ -18,6 +18,7 @@ from nanochat.environment import ROOT
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import report_step, run_series, training_step
 from nanochat.paths import base_dir, write_text
+from nanochat.registry import module_of
 from nanochat.settings import TagSettings
 
 # A base of another architecture, with the tokenizer of the embedded run.
@@ -57,7 +58,7 @@ class Config(TagSettings):
     tag = option("lab", "name of the lab")
     seed: Count = option(1, "seed of the world", least=1)
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
-    flags: str = option("", "flags of tracks.lab.run, in quotes; all flags not listed here count too", rest=True)
+    flags: str = option("", "flags of tracks.lab.run, in quotes; unknown flags are passed on as well", rest=True)
 
 
 def mixes_of(chats: Path) -> dict[str, str]:
@@ -110,6 +111,7 @@ def steps(config: Config, world_run: str, suffix: str) -> Iterator[Step]:
 
 
 def main(config: Config) -> None:
+    module_of("the command that makes the buckets", "tracks.chatdata.run")
     suffix = "" if config.seed == 1 else f"-{config.seed}"
     world_run = "default" if config.seed == 1 else f"world{suffix}"
     # The first base is the model of the embedded run.

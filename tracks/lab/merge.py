@@ -27,10 +27,13 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
 
     tag = option("", "tag of the new run")
     source: Source = option("sft", "stage of the models", short="-i")
-    models: str = option("", "models as TAG or TAG@STEP, with commas between; perhaps with weights: facts:0.7,sums:0.3")
+    models: str = option(
+        "", "models as TAG or TAG@STEP, separated by commas, optionally with weights: facts:0.7,sums:0.3"
+    )
     method: Literal["linear", "slerp", "task", "ties", "soup"] = option(
         "linear",
-        "mean of the weights, arc between two, mean of changes, of the largest with one sign, or a greedy soup",
+        "linear: mean of the weights; slerp: arc between two models; task: mean of the changes; "
+        "ties: of the largest changes with the dominant sign; soup: greedy mean",
     )
     scale: float = option(1.0, "factor of the change from the parent, for task and ties")
 

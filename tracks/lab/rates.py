@@ -19,7 +19,7 @@ WIDE = 10  # rates, one decade to either side of the centre
 MOVE = 8 / 9  # decades: four of the nine steps of the wide range
 NARROW = (-0.24, -0.12, 0.0, 0.12, 0.24)  # decades from the lowest point
 MOST_MOVES = 3
-WINDOW = 1.2  # of log rate on either side of the lowest loss; the curve is no parabola far from it
+WINDOW = 1.2  # of log rate on either side of the lowest loss; the curve is not a parabola far from it
 
 Losses = Mapping[float, Sequence[float]]  # rate -> losses by seed, in their order; nan: diverged, or failed
 
@@ -45,7 +45,7 @@ def rounds(losses: Losses, seeds: int) -> Iterator[Round]:
             break
         centre *= 10 ** (MOVE if lowest > wide[-2] else -MOVE)
     else:
-        yield Round([], 0, f"the optimum lies beyond {lowest:.3g}, after {MOST_MOVES} moves of the range")
+        yield Round([], 0, f"the optimum is beyond {lowest:.3g}, after {MOST_MOVES} moves of the range")
         return
 
     narrow = _rates(lowest, NARROW)

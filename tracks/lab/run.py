@@ -56,7 +56,7 @@ class Config:
         False, "print the plan, and the smallest difference each benchmark can show, and stop", in_card=False
     )
     jobs: Count = option(1, "runs at the same time", least=1, in_card=False)
-    engine: EngineName = option("local", "where the runs take place", in_card=False)
+    engine: EngineName = option("local", "where to run: this machine, a Ray cluster or Slurm", in_card=False)
     gpus: Count = option(-1, "GPUs of each run (-1: one, if this machine has any)", in_card=False)
     keep: Literal["all", "best", "none"] = option("all", "checkpoints to keep of finished runs (best: the recommended)")
     final: bool = option(False, "evaluate the recommended mixes on the held-out benchmarks")

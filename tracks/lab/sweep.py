@@ -310,7 +310,7 @@ def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
 
 
 def _ledger(spec: Spec) -> tuple[Path, Path]:
-    """Return the ledger, and a copy that finds it out if it was edited, cut off or deleted."""
+    """Return the paths of the ledger and of a copy that reveals tampering."""
     copy = base_dir() / "lab" / f"looks-{text_sha256(str(spec.path))[:16]}"
     return spec.path.with_suffix(".looks.txt"), copy
 
@@ -322,7 +322,7 @@ def looks(spec: Spec) -> list[Record]:
     if copy.exists() and copy.read_text() != text:
         raise UserError(
             f"{path} was edited, or lacks its last look: the looks at held-out benchmarks can no longer be counted, so"
-            " take other benchmarks, in a spec of their own"
+            " use other benchmarks, in a separate spec"
         )
     return list(map(json.loads, text.splitlines()))
 

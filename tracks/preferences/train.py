@@ -14,7 +14,7 @@ from tasks import open_tasks
 
 @options("objective")
 class Config(AnswerTuneSettings, TaskScoreSettings):
-    """Prefer the chosen answers of pairs to the rejected ones. Settings that are None are the parent's."""
+    """Train a model to prefer chosen answers. Settings that default to None are inherited from the parent."""
 
     # A resumed run refuses other pairs, wherever the files lie.
     pairs: str = option(
@@ -30,10 +30,10 @@ class Config(AnswerTuneSettings, TaskScoreSettings):
         "dpo", "dpo, or dpo-norm: log-probabilities per token, so that length does not count"
     )
     # A small one lets the model move far from the parent; with 0 nothing is learned.
-    beta: float = option(0.1, "factor of the margin, in nats", least=1e-4)
+    beta: float = option(0.1, "β of DPO: factor on the margin", least=1e-4)
     sft_weight: float = option(0.0, "weight of the loss on the chosen answers")
     eval_every = 20
-    eval_metrics_every = option(0, "score the tasks every N steps (0: at both ends; -1: never)")
+    eval_metrics_every = option(0, "score the tasks every N steps (0: only before and after training; -1: never)")
 
 
 def main(config: Config) -> None:

@@ -37,18 +37,18 @@ class RecursionSettings(OptimizerSettings):
 
     recursion: PresetName = option("aggressive", "preset of recursion")
     supervision: Count | None = option(None, "exits, each with a loss (default: 4)", least=1)
-    loops: Count | None = option(None, "updates of the latent state before the answer is updated once (default: 2)")
+    loops: Count | None = option(None, "latent-state updates per answer update (default: 2)")
     passes: Count | None = option(
         None, "sweeps over the layers for each exit, the last with a gradient (default: 1)", least=1
     )
-    detached: Count | None = option(None, "exits after which no gradient is passed back (default: 0)")
+    detached: Count | None = option(None, "cut the gradient after this many exits (default: 0)")
     supervision_base: Rate = option(None, "weight of each exit, relative to the one before (default: the preset's)")
     improvement_reward: Rate = option(None, "reward for the relative improvement of each exit (default: the preset's)")
     warmup_steps: Count | None = option(  # ty: ignore[incompatible-attribute-override]  # None until `with_preset`
         None,
-        "steps of learning rate warmup, at most a tenth of a run of known length (default: the preset's)",
+        "learning-rate warmup steps (capped at 10 % of the run) (default: the preset's)",
     )
-    grad_clip = option(None, "largest norm of the gradient (0: no clipping; default: 1)")
+    grad_clip = option(None, "clip the gradient norm at this value (0: off; default: 1)")
 
     @property
     def model_fields(self) -> dict[str, int]:

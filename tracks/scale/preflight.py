@@ -16,7 +16,7 @@ from tracks.scale.checks import check, join, measure, report
 class Config:
     """Check all ranks before a job."""
 
-    files: str = option("", "files that a job needs, by comma: in the base directory, or with their folders")
+    files: str = option("", "files that a job needs, separated by commas: in the base directory, or with their folders")
 
 
 def main(config: Config) -> None:

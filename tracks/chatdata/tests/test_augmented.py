@@ -113,7 +113,7 @@ def test_copies_of_a_question_are_sampled_together(small_hub):
 
 # A specification, and a part of the sentence about its fault.
 MISTAKES = """
-mmlu~Options:11 => MMLU~options:11: the number is from 1 to 10; epochs stand after it
+mmlu~Options:11 => MMLU~options:11: the number is from 1 to 10; epochs come after it
 gsm8k~styles => GSM8K~styles: GSM8K is not answered by a choice alone, so it cannot be augmented
 mmlu~styles,MMLU~Styles@9:2 => MMLU~styles is named twice
 """

@@ -79,6 +79,9 @@ def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path):
         tables = {one["title"]: one["rows"] for one in report(table, ["ratio", "turns", "exact"])}
     assert tables["Filters"] == [("ratio", 8, 8), ("turns", 8, 3), ("exact", 3, 2)]
     faults = [text for name, _, text in tables["Examples of dropped rows"] if name == "turns"]
-    assert faults[:2] == ["the last message is no answer, or a message is empty", "half a surrogate pair is no text"]
+    assert faults[:2] == [
+        "the last message is not an answer, or a message is empty",
+        "half a surrogate pair is not text",
+    ]
     with pytest.raises(ValueError, match="a row of a is malformed, drop it with the filter turns: the last message"):
         filter_file(rows, len(rows), replace(CONTEXT, settings=FilterSettings(filters="exact")), tmp_path / "b.db")

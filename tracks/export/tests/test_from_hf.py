@@ -61,7 +61,7 @@ def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path):
     hf.tokenizer_files.write_hf(tokenizer_of(700), folder, 128)
     refused("has another tokenizer than the model was trained with$")
     (folder / "tokenizer.json").write_text("{}")
-    refused("tokenizer.json is no tokenizer that tracks.export.export wrote$")
+    refused("tokenizer.json is not a tokenizer that tracks.export.export wrote$")
     weights = opened("d1")[0].state_dict()
     del weights["blocks.0.attn.o.weight"]
     hf.save_file(weights, folder / "model.safetensors", {"format": "pt"})
@@ -72,6 +72,6 @@ def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path):
     refused("model.safetensors cannot be read: ")
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"version": 2}))
-    refused("out is no export with version 1 of modeling_nanochat.py$")
+    refused("out is not an export with version 1 of modeling_nanochat.py$")
     with pytest.raises(ValueError, match=r"config.json has version 2, modeling_nanochat.py 1: export it again"):
         AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)

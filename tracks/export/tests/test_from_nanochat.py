@@ -27,7 +27,7 @@ def test_october_computes_the_same(tmp_path):
 
 
 def test_all_weights_since_march_are_imported(tmp_path):
-    """Every weight finds its place; the public forward is no part of this repository."""
+    """Every weight finds its place; the public forward is not a part of this repository."""
     shape = SHAPE | {"window_pattern": "SL"}
     weights = since_march(shape)
     path = leave(tmp_path, weights, shape)

@@ -1,4 +1,4 @@
-"""The tokenizer in files of other programs: the same ids, and one sentence for a file that is no vocabulary."""
+"""The tokenizer in files of other programs: the same ids, and one sentence for a file that is not a vocabulary."""
 
 import base64
 import os

@@ -64,5 +64,5 @@ def test_a_flipped_bit_is_found_and_another_file_refused():
         with pytest.raises(ValueError, match="the artifact is damaged: its content does not have the SHA-256"):
             read_artifact(bytes(data))
     for data in (b"", b"nanogolf1\n" + bytes(100), written()[1:]):
-        with pytest.raises(ValueError, match="this is no golf artifact of this version"):
+        with pytest.raises(ValueError, match="this is not a golf artifact of this version"):
             read_artifact(data)

@@ -71,7 +71,7 @@ def test_runs_that_all_diverge_move_the_range_down_until_it_ends():
     # Four of ten rates are new in each range.
     assert len(points) == WIDE + 4 * MOST_MOVES
     assert found[-1].rates == []
-    assert found[-1].sentence == "the optimum lies beyond 0.000215, after 3 moves of the range"
+    assert found[-1].sentence == "the optimum is beyond 0.000215, after 3 moves of the range"
 
 
 def test_the_rounds_of_a_curve_without_noise():
