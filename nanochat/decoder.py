@@ -152,7 +152,7 @@ STATE = """
     previous     int64    the token before it
     position     int64    where the newest token stands
     last         int64    the position at which the row is full
-    live         bool     the row does not are paused
+    live         bool     the row is not paused
     temperature  float32  of sampling, 0: the likeliest token
     top_k        int64    likeliest tokens to sample from
     top_p        float32  probability of the likeliest tokens to sample from

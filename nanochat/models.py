@@ -24,7 +24,7 @@ from nanochat.log import Record, print0
 from nanochat.paths import base_dir, stage_dir, tokenizer_file
 from nanochat.runtime import Runtime
 from nanochat.settings import ModelChoice, PretrainSettings
-from nanochat.stages import MODELS
+from nanochat.stages import MODELS, STAGES
 from nanochat.tokenizer import Tokenizer
 
 Value = bool | int | float | str  # of a config's field

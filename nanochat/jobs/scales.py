@@ -143,7 +143,7 @@ def choose_scale(gpus: int, accelerator: Accelerator | None, has_text: bool) -> 
     if not gpus:
         return "embedded", "this machine has no GPU"
     if not has_text:
-        return "embedded", "there is not text on this machine, and no network to download any"
+        return "embedded", "there is no text on this machine, and no network to download any"
     memory = accelerator.memory if accelerator else None
     if gpus >= LARGE_GPUS and (memory or 0) >= LARGE_MEMORY:
         return "8xh100", f"{gpus} GPUs of {memory:g} GB"

@@ -5,7 +5,7 @@ several).
 
 - `sweep`: the spec of a lab, its runs as steps, its plan, the ledger. `engines` runs them: this machine, a Ray cluster,
   Slurm.
-- `findings`: the reports of a lab, with `significance` (differences with errors, verdicts) and `alarms` (signs of broken
-  runs).
+- `findings`: the reports of a lab, with `significance` (differences with errors, verdicts) and `alarms` (signs of
+  broken runs).
 - `merging`: the ways to merge. `rates`: the search for the best rate.
 """
