@@ -1,6 +1,6 @@
 """The one trainer: opens a run, builds model and optimizer as its start says, trains, saves, writes the outcome.
 
-with training("chat_sft", config) as trainer:
+with tuning("chat_sft", config) as trainer:
     source = open_chats(trainer, conversations, supervise="assistant")
     state = trainer.fit(source, next_token, evaluations)
     trainer.finish(state, {"Training rows": len(conversations)})

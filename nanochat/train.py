@@ -33,14 +33,15 @@ from nanochat.runtime import Runtime, free_memory, without_garbage_collection
 from nanochat.scaling import CPU_TOKENS
 from nanochat.schedules import Schedules
 
-SMOOTHING = 0.9  # share that the old value keeps in the loss's moving average
+LOSS = "train/loss"  # the metric that is minimized, in the log
+SMOOTHING = 0.9  # fraction that the old value keeps in the loss's moving average
 STEADY_AFTER = 10  # steps in this process before speed is measured
 COLLECT_EVERY = 5_000  # steps between garbage collections
 MAX_LOSS_SCALE = 2.0**10  # powers of two: scaling rounds nothing
 MIN_LOSS_SCALE = 2.0**-30
 GROW_LOSS_SCALE_EVERY = 1_000  # steps; an overflow halves the scale at once
 LEAST_KEPT = 15  # values that a layer keeps for the backward, at least, per token and width (rehearsed: 15.8 in fp8)
-MEMORY_MARGIN = 0.03  # share of the free memory that the search for a micro-batch leaves alone
+MEMORY_MARGIN = 0.03  # fraction of the free memory that the search for a micro-batch leaves alone
 
 
 def is_multiple(step: int, every: int) -> bool:
@@ -101,14 +102,14 @@ class Evaluation:
 class ReadFigures:
     """A step's figures, over all ranks, once they have arrived on the host."""
 
-    metrics: dict[str, float]  # reduced; "train/loss" is the loss
+    metrics: dict[str, float]  # reduced, LOSS among them
     stop_requests: float  # ranks that were asked to stop, counted
     clock: float  # rank 0's seconds of training before the step
     norm: float  # of the gradient
 
     @property
     def loss(self) -> float:
-        return self.metrics["train/loss"]
+        return self.metrics[LOSS]
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class _StepFigures:
     known.
     """
 
-    reductions: dict[str, Reduction]  # of all metrics, in order; the loss is the first
+    reductions: dict[str, Reduction]  # of all metrics, in the order of `sums` and of `maxima`
     sums: Tensor
     maxima: Tensor | None  # None: no metric is a maximum, in a run where none ever is
 
@@ -145,7 +146,8 @@ class _StepFigures:
     @property
     def loss_count(self) -> Tensor:
         """What divides the loss, 0-d: for most objectives the number of targets."""
-        return self.sums[1]
+        summed = [name for name, reduction in self.reductions.items() if reduction != "maximum"]
+        return self.sums[2 * summed.index(LOSS) + 1]
 
     def with_norm(self, norm: Tensor) -> "_StepFigures":
         return replace(self, sums=torch.cat([self.sums, norm.to(self.sums.dtype).view(1)]))
@@ -283,7 +285,8 @@ class TrainingLoop:
         if ends:
             self._progress_line.close()
         has_trained = state.step > self._first_step  # in this process
-        if not has_trained and 0 < state.step == state.evaluated:
+        is_evaluated = state.step > 0 and state.evaluated == state.step
+        if is_evaluated and not has_trained:
             return ends  # the checkpoint was restored just now, with complete evaluations: nothing is new
         self._seconds = state.seconds = self.runtime.all_gather(self._seconds)[0]  # rank 0's clock
         if due and finished and has_trained:
@@ -330,7 +333,7 @@ class TrainingLoop:
         idle = self.source.idle
         if idle:
             zero = torch.zeros((), device=batch[0].device)
-            metrics = {"train/loss": Metric(zero, zero)}
+            metrics = {LOSS: Metric(zero, zero)}
         else:
             metrics = self._gradients(batch, objective)
             self.optimizer.finish_reducing()  # first: all ranks need one order of collectives
@@ -405,7 +408,7 @@ class TrainingLoop:
         return True
 
     def _accumulate(self, batch: Batch, objective: Objective) -> dict[str, Metric]:
-        """Add up gradients over the micro-batches; returns this rank's metrics, the loss first."""
+        """Add up gradients over the micro-batches; returns this rank's metrics, LOSS among them."""
         found: dict[str, Metric] = {}
         micro_batches = self.source.split(batch, self.state.device_batch)
         # With sharded weights a rank takes part in the gathers of ranks that have more micro-batches.
@@ -416,7 +419,9 @@ class TrainingLoop:
             with self.optimizer.reduce_in_backward() if sends else nullcontext():
                 loss = objective(self.model, micro_batch)
                 (loss.total * self.state.loss_scale).backward()  # adds up in `.grad` over micro-batches
-            for name, metric in {"train/loss": Metric(loss.total, loss.count), **loss.metrics}.items():
+            if LOSS in loss.metrics:
+                raise ValueError(f"{LOSS} is the sum itself: give this metric of the objective another name")
+            for name, metric in {LOSS: Metric(loss.total, loss.count), **loss.metrics}.items():
                 part = metric.detached()
                 found[name] = found[name].joined(part) if name in found else part
         for _ in range(len(micro_batches), most):

@@ -10,7 +10,6 @@
 
 import math
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -340,10 +339,10 @@ def world_folder(seed: int) -> Path:
     folder = world_dir(seed)
     record = folder / "world.json"
     if not record.is_file() or read_json(record)["version"] != WORLD_VERSION:
-        # A process of its own: writing a world is not a part of reading text.
-        command = [sys.executable, "-m", "nanochat.world", f"--seed={seed}"]
-        if subprocess.run(command, stdout=sys.stderr).returncode:
-            raise UserError(f"the embedded world {folder} could not be written (its message is above)")
+        from nanochat.world.writer import write_world  # a dozen modules that other corpora do not need
+
+        write_world(folder, seed)
+        print0(f"embedded world: {folder}", file=sys.stderr)  # stdout may be a table or JSON
     return folder
 
 

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Literal
 
-from filelock import FileLock
-
 from nanochat.config import Count, option, options, run_script
 from nanochat.log import print0
 from nanochat.paths import world_dir
@@ -25,8 +23,7 @@ class Config:
 def main(config: Config) -> None:
     folder = Path(config.out).expanduser() if config.out else world_dir(config.seed)
     # An existing world of this seed and size is left alone.
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
-        write_world(folder, config.seed, config.size)
+    write_world(folder, config.seed, config.size)
     print0(f"embedded world: {folder}")
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from filelock import FileLock
 
 from nanochat.errors import UserError
 from nanochat.paths import WORLD_VERSION, new_folder, read_json, write_jsonl
@@ -68,8 +69,13 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     """Write a world completely or not at all; a finished one of this seed and size stays as it is.
 
     size: empty for that of the world that is there, else small. A world of another version is removed first, because
-    this code cannot read it.
+    this code cannot read it. Other processes that want the same world wait.
     """
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        _write(folder, seed, size)
+
+
+def _write(folder: Path, seed: int, size: str) -> None:
     path = folder / "world.json"
     there = read_json(path) if path.exists() else {}
     size = size or there.get("size", "small")
