@@ -239,7 +239,7 @@ def open_text(trainer: OpenRun[PretrainSettings]) -> TextLoader:
     start, runtime = trainer.start, trainer.runtime
     config = start.config
     return TextLoader(
-        open_corpus(config.data, start.record["num_shards"]),
+        open_corpus(config.data, start.num_shards or 0),
         start.tokenizer,
         start.rows,
         start.row_length,

@@ -472,11 +472,20 @@ class GPT(nn.Module):
 
         factors: weights of the tokens; then it returns the weighted sum, and the losses of the tokens (cross_entropy).
         """
-        shape = {"softcap": self.config.softcap, "vocab_size": self.config.vocab_size}
-        settings: dict[str, Any] = shape | {"compiled": self.compiled, "reduction": reduction, "factors": factors}
-        return self.gather_and_call(
-            self.head_module, lambda x: cross_entropy(x, self.head_weight, targets, **settings), hidden
-        )
+
+        def loss_of(hidden: Tensor) -> Reduced:
+            return cross_entropy(
+                hidden,
+                self.head_weight,
+                targets,
+                softcap=self.config.softcap,
+                vocab_size=self.config.vocab_size,
+                compiled=self.compiled,
+                reduction=reduction,
+                factors=factors,
+            )
+
+        return self.gather_and_call(self.head_module, loss_of, hidden)
 
     def hidden(self, ids: Tensor, cache: "Cache | None" = None) -> Tensor:
         """Return the head's input, (B, T, width) in compute_dtype."""

@@ -151,7 +151,7 @@ class Trainer(Generic[Config]):
 
     @property
     def tokenizer_tag(self) -> str:
-        return self.start.record["tokenizer"]["tag"]
+        return self.start.tokenizer_record["tag"]
 
     def fit(
         self,
@@ -229,7 +229,7 @@ class Trainer(Generic[Config]):
 
     def _changed_settings(self) -> Metrics:
         """Return the metric about settings that were changed while the run trained; none for most runs."""
-        changed = self.start.record.get("changed_settings", [])
+        changed = self.start.changed_settings
         if not changed:
             return {}
         return {

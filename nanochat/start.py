@@ -46,6 +46,15 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class Parent:
+    """The model that a run begins with, or began with."""
+
+    stage: str
+    tag: str
+    step: int  # a resumed run compares with the same weights
+
+
+@dataclass(frozen=True)
 class Start(Generic[Config]):
     """Everything that training needs to know before the model is built."""
 
@@ -72,7 +81,28 @@ class Start(Generic[Config]):
     seconds: float | None
     flops_per_token: int  # in rows of this length
     # ---- for manifests ----
-    record: Mapping[str, Any]  # parent, tokenizer, data
+    parent: Parent | None  # None: the model is new
+    tokenizer_record: Mapping[str, str]  # its tag and hash
+    num_shards: int | None  # of a data set on the hub, 0 for all; None: the run reads no text
+    learned: (
+        Sequence[Sequence[str]] | None
+    )  # [stage, name] of what the models before learned from; None: there are none
+    changed_settings: Sequence[Record]  # by --resume=STEP, with the step
+
+    @property
+    def record(self) -> Record:
+        """The start's part of a manifest."""
+        record: Record = {
+            "parent": asdict(self.parent) if self.parent else None,
+            "tokenizer": dict(self.tokenizer_record),
+        }
+        if self.num_shards is not None:
+            record["num_shards"] = self.num_shards
+        if self.learned is not None:
+            record["learned"] = self.learned
+        if self.changed_settings:
+            record["changed_settings"] = self.changed_settings
+        return record
 
     @property
     def rows(self) -> int:
@@ -113,7 +143,6 @@ def start_new(
     if saved_shape != plan.model:
         refuse_another_model(folder, saved_shape, plan.model)
     kept_rows = _kept_rows(saved, choices)
-    changes = _changes_so_far(resumed)
     flops = plan.flops_per_token * plan.total_batch_size
     compiled = config.compile and _compiling_pays(runtime, flops, plan.steps, plan.seconds)
     # A resumed run keeps its shards, also with a longer horizon.
@@ -140,12 +169,11 @@ def start_new(
         steps=plan.steps,
         seconds=plan.seconds,
         flops_per_token=plan.flops_per_token,
-        record={
-            "parent": None,
-            "tokenizer": {"tag": config.tokenizer_tag, "hash": tokenizer.content_hash},
-            "num_shards": shards,
-            **changes,
-        },
+        parent=None,
+        tokenizer_record={"tag": config.tokenizer_tag, "hash": tokenizer.content_hash},
+        num_shards=shards,
+        learned=None,
+        changed_settings=_changes_so_far(resumed),
     )
 
 
@@ -162,9 +190,15 @@ def start_from_parent(
     """
     config = keep_changes(config, saved)
     resumed = resume(saved, config)
-    parent = {"stage": MODELS[config.source], "tag": config.model_tag or config.tag}
     # A resumed run has everything that the parent gave.
-    origin = saved or find_model(parent["stage"], parent["tag"], -1, runtime)
+    if saved:
+        origin = saved
+        parent = Parent(**saved.manifest["parent"])
+    else:
+        stage = MODELS[config.source]
+        tag = config.model_tag or config.tag
+        origin = find_model(stage, tag, -1, runtime)
+        parent = Parent(stage, tag, origin.step)
     manifest = origin.manifest
     if rows:
         require_multiple("answers of a step (--examples-per-step x --num-samples)", rows, runtime.world_size)
@@ -199,12 +233,11 @@ def start_from_parent(
         steps=steps,
         seconds=seconds,
         flops_per_token=flops,
-        record={
-            "parent": manifest["parent"] if saved else parent | {"step": origin.step},
-            "tokenizer": manifest["tokenizer"],
-            "learned": manifest.get("learned", []) if saved else learned_from(manifest),  # by the models before
-            **_changes_so_far(resumed),
-        },
+        parent=parent,
+        tokenizer_record=manifest["tokenizer"],
+        num_shards=None,
+        learned=manifest.get("learned", []) if saved else learned_from(manifest),
+        changed_settings=_changes_so_far(resumed),
     )
 
 
@@ -321,15 +354,15 @@ def refuse_another_model(folder: Path, saved: GPTConfig, asked: GPTConfig) -> No
     )
 
 
-def _changes_so_far(resumed: Resumed | None) -> Record:
-    """Return the entry of a manifest about all settings that were changed while the run trained; none without any."""
+def _changes_so_far(resumed: Resumed | None) -> list[Record]:
+    """Return all settings that were changed while the run trained, with the steps."""
     if resumed is None:
-        return {}
+        return []
     changed = list(resumed.checkpoint.manifest.get("changed_settings", []))
     if resumed.changes:
         now = {name: list(pair) for name, pair in resumed.changes.items()}
         changed.append({"step": resumed.checkpoint.step, "settings": now})
-    return {"changed_settings": changed} if changed else {}
+    return changed
 
 
 # ---- the dry run of fine-tuning ----

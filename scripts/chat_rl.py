@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
-from nanochat.settings import AnswerSettings, AnswerTuneSettings, SamplingSettings
+from nanochat.settings import AnswerSettings, AnswerTuneSettings, SamplingSettings, given
 from tasks import JUDGED, task_to_learn
 from tasks.common import find_task
 
@@ -70,14 +70,15 @@ def main(config: Config) -> None:
     if config.dry_run:
         print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], config.examples_per_step)
         return
-    with tuning(
-        "chat_rl", config, rows=config.examples_per_step * config.num_samples
-    ) as trainer:  # a row for each answer
+    answers_per_step = config.examples_per_step * config.num_samples
+    with tuning("chat_rl", config, rows=answers_per_step) as trainer:
         name, task, test = task_to_learn(config.task, trainer.tokenizer_tag)
         engine = Engine(trainer.model, trainer.tokenizer)
         source = open_rollouts(trainer, name, task, engine)
-        parent = trainer.start.record["parent"]  # with the step: a resumed run compares with the same weights
-        reference = load_model(**parent, runtime=trainer.runtime)[0] if config.kl else None
+        reference = None
+        if config.kl:
+            parent = given(trainer.start.parent)
+            reference = load_model(parent.stage, parent.tag, parent.step, trainer.runtime).model
         answers = AnswerSettings(
             temperature=config.temperature if config.eval_samples > 1 else 0.0,
             top_k=config.top_k,

@@ -15,7 +15,7 @@ from nanochat.chat import render_conversation
 from nanochat.checkpoint import Checkpoint
 from nanochat.config import parse
 from nanochat.param_groups import Rates
-from nanochat.start import inherit, resume, start_from_parent
+from nanochat.start import Parent, inherit, resume, start_from_parent
 from nanochat.tokenizer import Tokenizer
 from scripts.chat_sft import Config as SFT
 from tasks import TASKS
@@ -92,7 +92,7 @@ def test_the_start_of_a_new_model_is_complete_and_final(base):
     assert start.row_choices == [1, 2, 4, 8]
     assert start.rates["matrices"].lr == 0.25 * TINY.matrix_lr  # a small batch
     assert start.schedules.keys() == {"lr", "momentum", "weight_decay"}
-    assert start.record["num_shards"] == 0  # no data set on the hub is named
+    assert start.num_shards == 0  # no data set on the hub is named
     with pytest.raises(FrozenInstanceError):
         start.batch = 512
 
@@ -105,7 +105,7 @@ def test_the_rates_of_fine_tuning_have_every_factor(stages, tmp_path, monkeypatc
     assert None not in vars(start.config).values()
     assert start.rates["matrices"] == Rates(0.03 * 0.25 * 0.8, 0.0)
     assert start.rates["smear"].lr == 0.2 * 0.8
-    assert start.record["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
+    assert start.parent == Parent("base_train", "parent", 6)
     assert start.warm
     # The parent's context is 300 tokens; attention costs less in shorter rows.
     shorter = start_from_parent(tmp_path, replace(config, max_seq_len=100, total_batch_size=400), 0, None, ALONE)

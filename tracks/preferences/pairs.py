@@ -29,6 +29,7 @@ from nanochat.models import load_model
 from nanochat.objectives import LossSum, Metric
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
 from nanochat.rollouts import PromptSource, answer_logprobs, batch_order, before_and_after, pad, row_tokens
+from nanochat.settings import given
 from nanochat.statistics import Estimate, Metrics, mean_estimate, measured
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
@@ -326,8 +327,10 @@ def pair_scores(
 def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference) -> Pairs:
     """Return the source of a run; ValueError if the first step's loss is not ln 2, as it is for the parent itself."""
     source = Pairs(trainer, pairs)
-    parent = trainer.start.record["parent"]
-    source.set_reference(lambda: load_model(**parent, runtime=trainer.runtime)[0], trainer.device_rows)
+    parent = given(trainer.start.parent)
+    source.set_reference(
+        lambda: load_model(parent.stage, parent.tag, parent.step, trainer.runtime).model, trainer.device_rows
+    )
     loss, _ = pair_scores(trainer, source, objective, source.draw())["Loss"]
     if not (trainer.resumed or abs(loss - math.log(2)) <= TOLERANCE[trainer.runtime.dtype_name]):
         raise UserError(
