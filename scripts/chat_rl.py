@@ -77,7 +77,7 @@ def main(config: Config) -> None:
         engine = Engine(trainer.model, trainer.tokenizer)
         source = open_rollouts(trainer, name, task, engine)
         parent = trainer.start.record["parent"]  # with the step: a resumed run compares with the same weights
-        reference = load_model(**parent, runtime=trainer.runtime)[0] if config.kl else None
+        reference = load_model(**parent, runtime=trainer.runtime).model if config.kl else None
         answers = AnswerSettings(
             temperature=config.temperature if config.eval_samples > 1 else 0.0,
             top_k=config.top_k,

@@ -12,8 +12,9 @@ task is read for more than its EPOCHS.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,7 +38,8 @@ HELD_OUT = 20  # a data set with a train split alone keeps one row in this many 
 Parts = dict[str, tuple[Task, np.ndarray]]  # name -> (task, row numbers)
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True)
+class Member:
     """A task in a specification."""
 
     name: str  # with the augmentation

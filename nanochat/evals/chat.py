@@ -7,10 +7,11 @@ any rank count, and each written answer has a seed.
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*
 LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 
 
-class Problem(NamedTuple):
+@dataclass(frozen=True)
+class Problem:
     """A conversation with its prompt as tokens."""
 
     conversation: dict[str, Any]
@@ -51,7 +53,8 @@ class Problem(NamedTuple):
 Answers = Iterator[tuple[Problem, list[dict[str, Any]]]]  # this rank's problems with their completions
 
 
-class ChatScore(NamedTuple):
+@dataclass(frozen=True)
+class ChatScore:
     """One task's result."""
 
     pass_at: dict[int, Estimate]  # k -> probability that one in k answers is right, for k up to the samples

@@ -327,7 +327,7 @@ def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference)
     """Return the source of a run; ValueError if the first step's loss is not ln 2, as it is for the parent itself."""
     source = Pairs(trainer, pairs)
     parent = trainer.start.record["parent"]
-    source.set_reference(lambda: load_model(**parent, runtime=trainer.runtime)[0], trainer.device_rows)
+    source.set_reference(lambda: load_model(**parent, runtime=trainer.runtime).model, trainer.device_rows)
     loss, _ = pair_scores(trainer, source, objective, source.draw())["Loss"]
     if not (trainer.resumed or abs(loss - math.log(2)) <= TOLERANCE[trainer.runtime.dtype_name]):
         raise UserError(
