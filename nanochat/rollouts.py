@@ -29,6 +29,7 @@ from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
 from nanochat.metrics import kept_figures
 from nanochat.objectives import LossSum, Metric
+from nanochat.protocols import Conversation
 from nanochat.scaling import require_multiple
 from nanochat.statistics import NOT_KNOWN, Metrics
 
@@ -218,9 +219,9 @@ class RewardedTask(Protocol):
     """Conversations with rewards for answers to them (tasks.common.Task, which nanochat/ does not import)."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Record: ...
+    def __getitem__(self, index: int, /) -> Conversation: ...
     def hashes(self) -> dict[str, str]: ...
-    def reward(self, conversation: Record, completion: str, /) -> float: ...
+    def reward(self, conversation: Conversation, completion: str, /) -> float: ...
 
 
 class Recorder(Protocol):

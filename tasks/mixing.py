@@ -23,6 +23,7 @@ from nanochat.data.hub import HubError
 from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import stage_dir
+from nanochat.protocols import Conversation
 from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
@@ -68,7 +69,7 @@ class Mixture:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Conversation:
         task, number = self._order[index]
         return self._tasks[task][int(number)]
 
