@@ -59,7 +59,8 @@ class DataSet:
     path: str = ""  # with {split}, {part} and {file}, a split's file as the hub names it; empty where no file is read
     table: str = ""  # in place of a path: a file in the embedded world's folder `tasks`, without the split in its name
     columns: tuple[str, ...] = ()  # "name?": a cell may be None
-    convert: Callable[..., tuple[Any, ...]] = unchanged  # a row's cells -> arguments for task.conversation
+    # A row's cells -> arguments for task.conversation. No precise type: data sets differ in their columns.
+    convert: Callable[..., tuple[Any, ...]] = unchanged
     baseline: float = 0.0  # score when guessing
     parts: tuple[str, ...] = ("default",)  # values for {part} in the path
 
