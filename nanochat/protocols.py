@@ -73,6 +73,14 @@ class Task(Conversations, Protocol):
         """Return the verdicts on several (conversation, completion)."""
         ...
 
+    def reward(self, conversation: Conversation, completion: str, /) -> float:
+        """Return a completion's reward for reinforcement learning."""
+        ...
+
+    def hashes(self) -> dict[str, str]:
+        """Return the files that the conversations come from, with their SHA-256, for the manifest."""
+        ...
+
 
 @runtime_checkable
 class Mixture(Conversations, Protocol):
