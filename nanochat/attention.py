@@ -15,10 +15,12 @@ from torch import Tensor, nn
 from nanochat.errors import UserError
 
 if TYPE_CHECKING:
+    from typing import Concatenate
+
     from torch.nn.attention.flex_attention import BlockMask
 
-
-Kernel = Callable[..., Tensor]  # q, k, v and the package's own options → attention
+    # q, k, v and the package's own options → attention. Python before 3.11 cannot evaluate these dots.
+    Kernel = Callable[Concatenate[Tensor, Tensor, Tensor, ...], Tensor]
 
 
 class Mask(NamedTuple):
@@ -29,7 +31,7 @@ class Mask(NamedTuple):
     # (B or 1, 1, Tq, Tk), True where a query sees a key, or flex's BlockMask; None where the kernel needs none.
     allowed: "Tensor | BlockMask | None"
     bounded: bool  # exp(score * scale) fits into the dtype without subtracting the maximum
-    kernel: Kernel | None = None  # FlashAttention 3's function
+    kernel: "Kernel | None" = None  # FlashAttention 3's function
 
 
 # Versions of FlashAttention, the fastest first → major compute capabilities of the GPUs that each has kernels for.
@@ -95,7 +97,7 @@ def obstacle(path: str, device: torch.device, dtype: torch.dtype) -> str:
 
 
 @lru_cache(maxsize=1)
-def _flash3_kernel() -> Kernel:
+def _flash3_kernel() -> "Kernel":
     """Return FlashAttention 3's function, from its own package, or else from the kernels hub (a download, once)."""
     try:
         package = importlib.import_module("flash_attn_interface")
@@ -271,7 +273,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return _by_head(F.scaled_dot_product_attention, q, k, v, attn_mask=mask.allowed, is_causal=causal, scale=scale)
 
 
-def _by_head(run: Kernel, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def _by_head(run: "Kernel", q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Run one of torch's kernels, which take heads before length."""
     grouped = q.shape[2] != k.shape[2]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -295,7 +297,7 @@ def _decode(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor
 
 
 @lru_cache(maxsize=1)
-def _compiled(flex_attention: Kernel) -> Kernel:
+def _compiled(flex_attention: "Kernel") -> "Kernel":
     return torch.compile(flex_attention)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from nanochat.errors import UserError
 from nanochat.log import Record
+from nanochat.protocols import Conversation, Message, Part
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
 
@@ -38,8 +39,8 @@ PARTS = {
 }
 
 
-def check_conversation(conversation: dict[str, Any]) -> None:
-    """Raise a ValueError that names the first malformed message, numbered from 1."""
+def check_conversation(conversation: Any) -> Conversation:
+    """Return a conversation that a file or a client has; a ValueError names the first malformed message, from 1."""
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise UserError("a conversation has a list `messages` with at least one message")
@@ -60,9 +61,10 @@ def check_conversation(conversation: dict[str, Any]) -> None:
             )
     if messages[-1]["role"] == "system":
         raise UserError("the system message needs a user message after it")
+    return conversation
 
 
-def render_conversation(conversation: dict[str, Any], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Return (ids, mask) for a conversation; the mask is 1 on tokens the assistant writes, else 0."""
     check_conversation(conversation)
     special = tokenizer.special_tokens
@@ -78,7 +80,8 @@ def render_conversation(conversation: dict[str, Any], tokenizer: Tokenizer) -> t
     if _has_system(messages):
         # Its text stands in front of the first user text.
         system, user, *rest = messages
-        messages = [{"role": "user", "content": f"{text_of(system)}\n\n{text_of(user)}"}, *rest]
+        joined: Message = {"role": "user", "content": f"{text_of(system)}\n\n{text_of(user)}"}
+        messages = [joined, *rest]
     for message in messages:
         role = message["role"]
         is_assistant = role == "assistant"
@@ -95,7 +98,7 @@ def render_conversation(conversation: dict[str, Any], tokenizer: Tokenizer) -> t
     return ids, mask
 
 
-def render_prompt(conversation: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
+def render_prompt(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
     """Return the ids up to `<|assistant_start|>`, included; a final assistant message is left out."""
     check_conversation(conversation)
     messages = conversation["messages"]
@@ -106,14 +109,14 @@ def render_prompt(conversation: dict[str, Any], tokenizer: Tokenizer) -> list[in
     return [*ids, tokenizer.special_tokens["<|assistant_start|>"]]
 
 
-def render_text(conversation: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
+def render_text(conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
     """Return the ids for a base model, which knows no conversations: it continues the last message."""
     check_conversation(conversation)
     return [tokenizer.bos, *tokenizer.encode(text_of(conversation["messages"][-1]))]
 
 
 def fitted_prompt(
-    conversation: dict[str, Any], tokenizer: Tokenizer, context: int, answer: int
+    conversation: Conversation, tokenizer: Tokenizer, context: int, answer: int
 ) -> tuple[list[int], bool]:
     """Return (prompt ids, True if they were shortened) with room for `answer` tokens in `context`.
 
@@ -133,21 +136,21 @@ def fitted_prompt(
     return ids, len(ids) < len(whole)
 
 
-def _has_system(messages: list[dict[str, Any]]) -> bool:
+def _has_system(messages: list[Message]) -> bool:
     return messages[0].get("role") == "system"
 
 
-def _parts_of(message: dict[str, Any]) -> list[dict[str, str]]:
+def _parts_of(message: Message) -> list[Part]:
     content: Any = message.get("content")
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def text_of(message: dict[str, Any]) -> str:
+def text_of(message: Message) -> str:
     """Return the text of a message, that of its parts joined."""
     return "".join(part["text"] for part in _parts_of(message))
 
 
-def messages(texts: Sequence[str | list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def messages(texts: Sequence[str | list[Part]]) -> list[Message]:
     """Return contents of the user and the assistant in turn as messages."""
     return [{"role": role, "content": content} for role, content in zip(cycle(ROLES), texts)]
 
@@ -204,12 +207,12 @@ class Reply:
         return [Piece(self._kind, text)] if text else []
 
 
-def parts(pieces: Iterable[Piece], ends: bool = False) -> list[dict[str, str]]:
+def parts(pieces: Iterable[Piece], ends: bool = False) -> list[Part]:
     """Return the pieces as message content: neighbours with the same kind become one part.
 
     ends: keep empty text after a call, for a message still being streamed: another call may follow.
     """
-    found = []
+    found: list[Part] = []
     # An empty piece marks the start of a part, so calls without text stay visible.
     for kind, run in groupby(pieces, lambda piece: piece.kind):
         text = "".join(piece.text for piece in run)
@@ -218,7 +221,7 @@ def parts(pieces: Iterable[Piece], ends: bool = False) -> list[dict[str, str]]:
     return found
 
 
-def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[dict[str, str]]:
+def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[Part]:
     """Return a sampled reply as message content."""
     reply = Reply(tokenizer)
     return parts(chain(*map(reply.feed, tokens), reply.close()))

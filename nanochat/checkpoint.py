@@ -25,15 +25,7 @@ from torch.distributed import HashStore, PrefixStore, Store
 from nanochat.environment import versions
 from nanochat.errors import UserError
 from nanochat.log import Record, print0
-from nanochat.paths import (
-    hold_folder,
-    publish_folder,
-    read_json,
-    read_sha256,
-    sync,
-    text_sha256,
-    write_json,
-)
+from nanochat.paths import hold_folder, publish_folder, read_json, read_sha256, sync, text_sha256, write_json
 
 MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest

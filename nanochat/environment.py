@@ -15,17 +15,10 @@ from nanochat.log import Record
 from nanochat.statistics import NOT_KNOWN
 
 ROOT = Path(__file__).parent.parent
-
-
 LOCK = "requirements.lock"  # locks the dependencies; the card counts lines
-
-
 # Files that count as source in the report card's "Bloat".
 SOURCES = ("*.py", "*.md", "*.rs", "*.html", "*.toml", "*.sh")
-
-
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
-
 
 Texts = dict[str, str]  # name -> text
 

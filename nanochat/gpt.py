@@ -286,7 +286,8 @@ class Context(NamedTuple):
     first: int = 0  # place of the first layer's keys and values in the cache
 
 
-class ParameterRow(NamedTuple):
+@dataclass(frozen=True)
+class ParameterRow:
     """Parameters by name. Every parameter of a model matches one row's pattern."""
 
     pattern: str

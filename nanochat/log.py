@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -130,7 +130,7 @@ def parse_rows(text: str, gap: str = " {2,}") -> list[list[str]]:
     return [re.split(gap, line.strip()) for line in text.strip().splitlines()]
 
 
-def parse_table(kind: Callable[..., Parsed], text: str) -> list[Parsed]:
+def parse_table(kind: type[Parsed], text: str) -> list[Parsed]:
     """Return the lines as objects. The first line names the fields; a dash leaves a field its default."""
     names, *lines = parse_rows(text)
     table = []

@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from nanochat.runtime import Runtime
     from nanochat.train import State
 
-
 JOULES_PER_KWH = 3.6e6
-
-
 # Figure in the metric log -> title in the report card.
 CORE_ESTIMATES = {"core_metric": "CORE metric estimate", "world_core_metric": "World CORE metric estimate"}
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -53,7 +52,8 @@ class Group:
 # ---- optimizer kinds: a subclass of Stack each, complete in itself ----
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class Layout:
     """Place of same-shaped tensors in a flat chunk: one begins `slot` elements after the one before."""
 
     shape: tuple[int, ...]

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nanochat.environment import Texts, bloat, environment, versions
 from nanochat.errors import UserError
-from nanochat.log import (
-    MetricLog,
-    Record,
-    format_value,
-    print0,
-    terminal_table,
-)
+from nanochat.log import MetricLog, Record, format_value, print0, terminal_table
 from nanochat.paths import read_json, read_sha256, stage_dir, write_json
 from nanochat.statistics import Metrics
 
@@ -115,12 +109,3 @@ def _now() -> str:
 def read_outcomes(base: Path, tag: str = "") -> list[Outcome]:
     """Return the record for each stage below `base`, of all tags or one."""
     return [Outcome.load(path) for path in sorted(base.glob(f"*/{tag or '*'}/outcome.json"))]
-
-
-# ---- estimates ----
-
-
-# ---- figures of evaluations during training ----
-
-
-# ---- metrics for a training stage; n/a for a figure that is not known ----

@@ -9,7 +9,7 @@ both are counted.
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from nanochat.chat import render_conversation
 from nanochat.dataloader import DataRecord, Loader
 from nanochat.log import Record
 from nanochat.metrics import kept_figures, validation_metrics
-from nanochat.protocols import Conversations, Mixture
+from nanochat.protocols import Conversation, Conversations, Mixture
 from nanochat.settings import ChatTuneSettings
 from nanochat.start import OpenRun
 from nanochat.statistics import Metrics, measured
@@ -155,7 +155,7 @@ class ChatLoader(Loader[Conversations]):
         self._place = state["place"]
 
 
-def fit_conversation(conversation: dict[str, Any], tokenizer: Tokenizer, room: int) -> tuple[Rendered | None, bool]:
+def fit_conversation(conversation: Conversation, tokenizer: Tokenizer, room: int) -> tuple[Rendered | None, bool]:
     """Return (ids and mask for as many turns as fit into `room` tokens, True if turns were cut off).
 
     None instead of ids and mask if not even the first turn fits.

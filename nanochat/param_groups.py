@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from nanochat.gpt import GPT
 from nanochat.log import parse_table
@@ -12,7 +11,8 @@ from nanochat.settings import OptimizerSettings
 TUNED_WIDTH = 768  # the width at which the learning rates were found
 
 
-class Rule(NamedTuple):
+@dataclass(frozen=True)
+class Rule:
     """Settings for one group. The learning rate is `factor` times the flag `rate`, or `factor` if there is no flag.
 
     A flag's rate is scaled by the batch too.

@@ -1,18 +1,51 @@
-"""What the library uses of tasks and mixtures: the folder tasks/ makes them, and nanochat/ does not import it."""
+"""Conversations, and what the library uses of tasks: the folder tasks/ makes them, and nanochat/ does not import it."""
 
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
+from typing_extensions import NotRequired, TypedDict
+
 from nanochat.log import Record
+
+# ---- conversations: nanochat.chat checks and renders them ----
+
+
+class Part(TypedDict):
+    """A piece of a message."""
+
+    type: str  # a key in chat.PARTS
+    text: str
+
+
+class Message(TypedDict):
+    """What one side says."""
+
+    role: str  # system, user or assistant
+    content: str | list[Part]
+
+
+class Conversation(TypedDict):
+    """Messages, and whatever else a verdict on an answer needs; a task of a track may add keys of its own."""
+
+    messages: list[Message]
+    category: NotRequired[str]  # of the problem; scores are reported by category too
+    letters: NotRequired[str]  # multiple choice: those of the choices
+    accept: NotRequired[list[str]]  # World-Talk: phrases of which a right answer has one
+    reject: NotRequired[list[str]]  # World-Talk: phrases of which a right answer has none
+    test: NotRequired[str]  # programs: the code of the tests
+    entry_point: NotRequired[str]  # programs: the function that the tests call
+
+
+# ---- their sources ----
 
 
 @runtime_checkable
 class Conversations(Protocol):
-    """Conversations by number, each {"messages": [...]} and whatever else a verdict on an answer needs."""
+    """Conversations by number."""
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> Record: ...
+    def __getitem__(self, index: int, /) -> Conversation: ...
 
 
 class Guessable(Protocol):
@@ -36,8 +69,16 @@ class Task(Conversations, Protocol):
     @property
     def data(self) -> Guessable: ...
 
-    def evaluate_all(self, answers: list[tuple[Record, str]]) -> list[bool]:
+    def evaluate_all(self, answers: list[tuple[Conversation, str]]) -> list[bool]:
         """Return the verdicts on several (conversation, completion)."""
+        ...
+
+    def reward(self, conversation: Conversation, completion: str, /) -> float:
+        """Return a completion's reward for reinforcement learning."""
+        ...
+
+    def hashes(self) -> dict[str, str]:
+        """Return the files that the conversations come from, with their SHA-256, for the manifest."""
         ...
 
 

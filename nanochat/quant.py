@@ -6,7 +6,8 @@ recipes: "attn|mlp=int6-row+clip-12,embed=int8-row"; each matrix matches exactly
 
 import re
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 Recipes = dict[str, str]  # matrix → recipe, as text
 
 
-class Recipe(NamedTuple):
+@dataclass(frozen=True)
+class Recipe:
     """The treatment of a matrix."""
 
     bits: int = 0

@@ -8,25 +8,38 @@ no other way, so the folder of a track can be deleted.
 To add a track: a folder in tracks/, and its names below.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from nanochat.errors import UserError
 
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from nanochat.evals.bpb import EvalText
+    from nanochat.gpt import GPT
+    from nanochat.log import Record
+    from nanochat.models import Fields
+    from nanochat.runtime import Runtime
+
+Entry = TypeVar("Entry")
+
 
 @dataclass(frozen=True)
-class Door:
-    """A table of the trunk that tracks add entries to."""
+class Door(Generic[Entry]):
+    """A table of the trunk that tracks add entries to, all of one type. The trunk uses an entry as of this type."""
 
     kind: str  # what an entry is, in a sentence: "the task KMMLU belongs to ..."
     table: str  # name of the mapping in the track's module: from name to entry
     modules: Mapping[str, str]  # name -> module tracks.NAME.MODULE
 
 
-def load(door: Door, name: str) -> Any:
+def load(door: Door[Entry], name: str) -> Entry:
     """Return the entry for one of the door's names; UserError if its track is not here."""
     module = door.modules[name]
     try:
@@ -39,7 +52,7 @@ def load(door: Door, name: str) -> Any:
     return table[name]
 
 
-def is_here(door: Door, name: str) -> bool:
+def is_here(door: Door[Any], name: str) -> bool:
     """Return True if the track that has this name is here."""
     track, _, _ = door.modules[name].rpartition(".")
     return find_spec(track) is not None
@@ -61,10 +74,10 @@ def module_of(what: str, module: str) -> str:
     return module
 
 
-# ---- tasks: tasks/table.py ----
+# ---- tasks: tasks/table.py, which has the types of the entries: nanochat/ does not import tasks/ ----
 
 # Data sets with a verdict on each answer.
-TASKS = Door(
+TASKS: Door[Any] = Door(
     "task",
     "TASKS",
     {
@@ -88,14 +101,16 @@ TASKS = Door(
     },
 )
 # Data sets of conversations, without a verdict.
-CHATS = Door("task", "CHATS", dict.fromkeys(("KoAlpaca", "KoAlpaca-v1"), "tracks.benchmarks.sets"))
+CHATS: Door[Any] = Door("task", "CHATS", dict.fromkeys(("KoAlpaca", "KoAlpaca-v1"), "tracks.benchmarks.sets"))
 # The word after ~ in the name of a task.
-AUGMENTATIONS = Door("augmentation", "AUGMENTATIONS", dict.fromkeys(("styles", "options"), "tracks.chatdata.augmented"))
+AUGMENTATIONS: Door[Any] = Door(
+    "augmentation", "AUGMENTATIONS", dict.fromkeys(("styles", "options"), "tracks.chatdata.augmented")
+)
 
 # ---- models: nanochat/models.py ----
 
 # The name is "kind" in a manifest; an entry is a class derived from induction.InductionGPT.
-MODELS = Door(
+MODELS: "Door[type[GPT]]" = Door(
     "kind of model",
     "MODELS",
     {"golf": "tracks.golf.model", "recursive": "tracks.recursion.model", "looped": "tracks.recursion.model"},
@@ -108,9 +123,13 @@ MODEL_FIELDS: Mapping[str, Mapping[str, bool | int | float]] = {
     "looped": {"sweeps": 1},
 }
 # Names for --model; an entry maps fields of a config to values.
-CONFIGURATIONS = Door("configuration", "CONFIGURATIONS", dict.fromkeys(("golf", "golf-seed"), "tracks.golf.model"))
+CONFIGURATIONS: "Door[Fields]" = Door(
+    "configuration", "CONFIGURATIONS", dict.fromkeys(("golf", "golf-seed"), "tracks.golf.model")
+)
 # By kind of model: a function that adds a table to the outcome of scripts.base_loss.
-LOSS_TABLES = Door("kind of model", "LOSS_TABLES", {"recursive": "tracks.recursion.exits"})
+LOSS_TABLES: "Door[Callable[[GPT, EvalText, int, Runtime], Record]]" = Door(
+    "kind of model", "LOSS_TABLES", {"recursive": "tracks.recursion.exits"}
+)
 
 # ---- commands: nanochat/config.py ----
 
@@ -133,12 +152,16 @@ MOVED_FLAGS = {
 # ---- options of scripts ----
 
 # scripts.rollouts: the function that makes pairs of answers.
-OPTIONS = Door("option", "OPTIONS", {"--pairs": "tracks.preferences.pairs"})
+OPTIONS: "Door[Callable[[Iterable[Record], int], list[Record]]]" = Door(
+    "option", "OPTIONS", {"--pairs": "tracks.preferences.pairs"}
+)
 
 # ---- training: nanochat/run.py ----
 
 # Measures what a run uses beside its clock; a run without the track goes without.
-METERS = Door("meter", "METERS", {"gpu": "tracks.scale.energy"})
+METERS: "Door[Callable[[torch.device], AbstractContextManager[Callable[[], list[float] | None]]]]" = Door(
+    "meter", "METERS", {"gpu": "tracks.scale.energy"}
+)
 
 # ---- the main job: nanochat/jobs/plan.py ----
 

@@ -29,6 +29,7 @@ from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
 from nanochat.metrics import kept_figures
 from nanochat.objectives import LossSum, Metric
+from nanochat.protocols import Task
 from nanochat.scaling import require_multiple
 from nanochat.statistics import NOT_KNOWN, Metrics
 
@@ -214,15 +215,6 @@ class PromptSource(BatchSource):
         self._step = state["step"]
 
 
-class RewardedTask(Protocol):
-    """Conversations with rewards for answers to them (tasks.common.Task, which nanochat/ does not import)."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Record: ...
-    def hashes(self) -> dict[str, str]: ...
-    def reward(self, conversation: Record, completion: str, /) -> float: ...
-
-
 class Recorder(Protocol):
     """Keeps a record of a step, as MetricLog.write does."""
 
@@ -236,11 +228,18 @@ class Rollouts(PromptSource):
     MetricLog.write does. The config is that of scripts.chat_rl. name: the task's, for the manifest.
     """
 
-    def __init__(
-        self, trainer: "Trainer", task: RewardedTask, engine: Engine, record: Recorder, name: str = "task"
-    ) -> None:
-        names = "advantage examples_per_step num_samples max_new_tokens temperature top_k top_p".split()
-        super().__init__(trainer, len(task), {name: getattr(trainer.config, name) for name in names})
+    def __init__(self, trainer: "Trainer", task: Task, engine: Engine, record: Recorder, name: str = "task") -> None:
+        config = trainer.config
+        setting = {
+            "advantage": config.advantage,
+            "examples_per_step": config.examples_per_step,
+            "num_samples": config.num_samples,
+            "max_new_tokens": config.max_new_tokens,
+            "temperature": config.temperature,
+            "top_k": config.top_k,
+            "top_p": config.top_p,
+        }
+        super().__init__(trainer, len(task), setting)
         self.task = task
         self.engine = engine
         self.record = record
@@ -347,7 +346,7 @@ class Rollouts(PromptSource):
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
-def open_rollouts(trainer: "Trainer", name: str, task: RewardedTask, engine: Engine) -> Rollouts:
+def open_rollouts(trainer: "Trainer", name: str, task: Task, engine: Engine) -> Rollouts:
     """Return the source of sampled answers to a task; samples.jsonl has them with rewards, to read."""
     samples = MetricLog(trainer.folder, name="samples")
     samples.resume(trainer.resumed.step if trainer.resumed else -1)  # drops later records; -1: an earlier run's

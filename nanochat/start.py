@@ -5,7 +5,7 @@ over the settings that were left open, and return a `Start`: shape, weights, tok
 optimizer group, schedules, data. The trainer (run.py) builds what it says; nothing is filled in or multiplied later.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
@@ -22,6 +22,7 @@ from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, find_model, new_model, tokenizer_of, verified
 from nanochat.param_groups import Rates, group_rates
+from nanochat.protocols import Conversations
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime
 from nanochat.scaling import RunPlan, flops_per_token, plan_run, rate_scale, require_multiple, row_choices
 from nanochat.schedules import Schedules, finetuning, pretraining
@@ -368,19 +369,11 @@ def _changes_so_far(resumed: Resumed | None) -> list[Record]:
 # ---- the dry run of fine-tuning ----
 
 
-class Counted(Protocol):
-    """What a run learns from: conversations, or others whose number in a step is given."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
-
-
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Counted], rows_per_step: int = 0) -> None:
+def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sized], rows_per_step: int = 0) -> None:
     """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
 
-    open_rows: returns the conversations to learn from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has
-    total_batch_size tokens.
+    open_rows: returns what the run learns from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has
+    total_batch_size tokens, of conversations.
     """
     parent = MODELS[config.source], config.model_tag or config.tag
     checkpoint = verified(*parent)
@@ -388,6 +381,7 @@ def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Counted], ro
     config = inherit(config, checkpoint.manifest)
     per_step: float = rows_per_step
     if not per_step:
+        assert isinstance(rows, Conversations)  # others are counted, not read
         tokenizer = tokenizer_of(checkpoint)
         sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
         # A longer conversation is shortened, or left out.

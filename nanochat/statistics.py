@@ -9,7 +9,6 @@ from nanochat.log import Record
 
 NOT_KNOWN = "n/a"
 
-
 Metrics = dict[str, Any]  # name -> a number, a text, or {"value", "stderr", "format", "unit"}
 
 

@@ -7,12 +7,7 @@ from nanochat import registry
 from nanochat.config import Count, option, options, run_script
 from nanochat.log import table_of
 from nanochat.outcome import Outcome
-from nanochat.settings import (
-    CheckpointChoice,
-    CorpusSettings,
-    DeviceSettings,
-    LogSettings,
-)
+from nanochat.settings import CheckpointChoice, CorpusSettings, DeviceSettings, LogSettings
 
 
 @options("data")

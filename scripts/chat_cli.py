@@ -20,13 +20,13 @@ from nanochat.stages import Source
 class Config(SamplingSettings, DeviceSettings, ModelChoice):
     """Chat with a model. In a pipe, stdout has answers only and stderr everything else."""
 
-    # "" and None: found when the models are known; the groups have no such values.
-    source: Literal["", Source] = option(  # ty: ignore[incompatible-attribute-override]
+    # "" and None: found when the models are known.
+    source: Literal["", Source] = option(  # ty: ignore[incompatible-attribute-override]  # the group has no ""
         "", "stage of the model (default: the latest stage that has a model)"
     )
     tag = option("", "run of the model (default: the newest)")
     prompt: str | None = option(None, "answer one message and exit (-: read it from stdin)", short="-p")
-    temperature: float | None = option(  # ty: ignore[incompatible-attribute-override]
+    temperature: float | None = option(  # ty: ignore[incompatible-attribute-override]  # the group has no None
         None, "sampling temperature, 0: greedy (default: the model's own)"
     )
 
@@ -46,8 +46,8 @@ def main(config: Config) -> None:
     out = sys.stdout
     interactive = config.prompt is None and sys.stdin.isatty() and out.isatty()
     for stream in (sys.stdin, out):
-        # Bytes and characters outside the encoding. Python makes TextIOWrappers, which have the method.
-        stream.reconfigure(errors="replace")  # ty: ignore[missing-union-attribute]
+        # Bytes and characters outside the encoding.
+        stream.reconfigure(errors="replace")  # ty: ignore[missing-union-attribute]  # Python makes TextIOWrappers
     # Messages of the program do not mix with the answers.
     messages = nullcontext() if interactive else redirect_stdout(sys.stderr)
     with messages, setup(config.device_type, config.dtype) as runtime:

@@ -10,7 +10,9 @@ from nanochat.chat import check_conversation, messages
 from nanochat.data.corpus import learned_text, parse_data, shard_files, source_name
 from nanochat.data.documents import by_size, documents, text_files
 from nanochat.errors import UserError
+from nanochat.log import Record
 from nanochat.paths import read_jsonl
+from nanochat.protocols import Conversation, Message
 from tasks.common import TRAIN, DataSet, Task
 
 # A piece of a text, with the blanks before it: to the end of a sentence; else to a blank; else any characters.
@@ -27,7 +29,7 @@ class Chat(Task):
 
     kind = "chat"
 
-    def conversation(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    def conversation(self, messages: list[Message]) -> Conversation:
         return _checked({"messages": messages})
 
 
@@ -85,24 +87,24 @@ def json_lines(path: str) -> DataSet:
     return DataSet(task=JsonLines, path=str(Path(path).expanduser().resolve()), splits=(TRAIN,))
 
 
-def as_row(value: dict[str, Any] | list[Any]) -> dict[str, Any]:
-    """Return the conversation in a line of JSON, which may be the list of messages alone."""
+def as_row(value: Record | list[Any]) -> Record:
+    """Return the row in a line of JSON, which may be the list of messages alone."""
     row = {"messages": value} if isinstance(value, list) else value
     if not isinstance(row, dict) or "messages" not in row:
         raise UserError("no JSON object with `messages`")
     return row
 
 
-def _checked(conversation: dict[str, Any]) -> dict[str, Any]:
-    """Return a conversation that is well formed and has text to learn; ValueError names the fault."""
-    check_conversation(conversation)
+def _checked(row: Record | Conversation) -> Conversation:
+    """Return a row as a conversation that is well formed and has text to learn; ValueError names the fault."""
+    conversation = check_conversation(row)
     # Training needs at least one answer.
     if all(message["role"] != "assistant" for message in conversation["messages"]):
         raise UserError("the assistant says nothing in it that could be learned")
     return conversation
 
 
-def instruction(*cells: str) -> tuple[list[dict[str, Any]]]:
+def instruction(*cells: str) -> tuple[list[Message]]:
     """Convert instructions in columns: the last is the answer; the others, perhaps empty, make up the question."""
     *parts, answer = cells
     return (messages(["\n\n".join(part for part in parts if part), answer]),)

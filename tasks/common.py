@@ -17,6 +17,7 @@ from nanochat.data.corpus import learned_world, world_folder
 from nanochat.data.hub import HubFile, fetch, sha256
 from nanochat.errors import UserError
 from nanochat.paths import text_sha256
+from nanochat.protocols import Conversation, Part
 
 # A split's files where the hub converts CSV or JSON, in another git revision.
 CONVERTED = "{part}/{split}/0000.parquet"
@@ -26,7 +27,7 @@ EVALUATION_SPLIT = "test"  # the split that every evaluation asks for
 SHUFFLE_SEED = 42  # the same as in the public nanochat, so that the first problems are the same too
 
 
-Answered = list[tuple[dict[str, Any], str]]  # conversations, each with a completion to judge
+Answered = list[tuple[Conversation, str]]  # conversations, each with a completion to judge
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class DataSet:
     path: str = ""  # with {split}, {part} and {file}, a split's file as the hub names it; empty where no file is read
     table: str = ""  # in place of a path: a file in the embedded world's folder `tasks`, without the split in its name
     columns: tuple[str, ...] = ()  # "name?": a cell may be None
-    convert: Callable[..., tuple[Any, ...]] = unchanged  # a row's cells -> arguments for task.conversation
+    # A row's cells -> arguments for task.conversation. No precise type: data sets differ in their columns.
+    convert: Callable[..., tuple[Any, ...]] = unchanged
     baseline: float = 0.0  # score when guessing
     parts: tuple[str, ...] = ("default",)  # values for {part} in the path
 
@@ -173,7 +175,7 @@ class Task:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Conversation:
         number = int(self._order[index])
         try:
             # Rows become conversations when they are used: most data sets are much larger than a run needs.
@@ -181,7 +183,7 @@ class Task:
         except ValueError as error:
             raise UserError(f"{self.data.name}, split {self.split}, row {number}: {error}") from None
 
-    def build(self, row: int, copy: int) -> dict[str, Any]:
+    def build(self, row: int, copy: int) -> Conversation:
         """Return a row as a conversation. row: number in the files; copy: number among the conversations of the row."""
         return self.conversation(*self.data.convert(*self.rows[row]))
 
@@ -189,14 +191,14 @@ class Task:
         """Return the files that the rows come from, with their SHA-256; that of the rows if there are no files."""
         return {name: sha256(path) for name, path in self.files.items()} or {"rows": text_sha256(repr(self.rows))}
 
-    def conversation(self, *cells: Any, **named: Any) -> dict[str, Any]:
+    def conversation(self, *cells: Any, **named: Any) -> Conversation:
         """Return a converted row as a conversation whose last message is the right answer.
 
         Here a row is a question and its answer. Other tasks name the cells that theirs have.
         """
         return exchange(*cells, **named)
 
-    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
+    def evaluate(self, conversation: Conversation, completion: str) -> bool:
         """Return True if `read` finds the same answer in a completion and in the last message, which is right."""
         return self.read(completion) == self.read(text_of(conversation["messages"][-1]))
 
@@ -208,12 +210,12 @@ class Task:
         """Return the verdicts on several (conversation, completion)."""
         return [self.evaluate(conversation, completion) for conversation, completion in answers]
 
-    def reward(self, conversation: dict[str, Any], completion: str) -> float:
+    def reward(self, conversation: Conversation, completion: str) -> float:
         """Return a completion's reward for reinforcement learning."""
         return float(self.evaluate(conversation, completion))
 
 
-def exchange(question: str, answer: str | list[dict[str, str]]) -> dict[str, Any]:
+def exchange(question: str, answer: str | list[Part]) -> Conversation:
     """Return a conversation with one question and one answer; the answer may be a list of parts."""
     return {"messages": messages([question, answer])}
 

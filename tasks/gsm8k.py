@@ -1,19 +1,19 @@
 """GSM8K: grade school mathematics, solved in words and with the calculator."""
 
 import re
-from typing import Any
 
+from nanochat.protocols import Conversation, Part
 from tasks.common import Task, exchange
 
 CALL = re.compile(r"<<([^<>=]*)=([^<>]*)>>")  # the calculator's input and output: <<16-3-4=9>>
 ANSWER = re.compile(r"#### (-?[0-9.,]+)")  # the authors' rule
 
 
-def with_calls(answer: str) -> list[dict[str, str]]:
+def with_calls(answer: str) -> list[Part]:
     """Return an answer as parts: each `<<16-3-4=9>>` in the text is a call of the calculator and its result."""
     pieces = CALL.split(answer)  # text, expression, result, text, expression, …
     kinds = ("text", "python", "python_output")
-    parts = [{"type": kinds[number % 3], "text": piece} for number, piece in enumerate(pieces)]
+    parts: list[Part] = [{"type": kinds[number % 3], "text": piece} for number, piece in enumerate(pieces)]
     # Text between two calculations may be empty.
     return [part for part in parts if part["text"]]
 
@@ -27,5 +27,5 @@ class GSM8K(Task):
         found = ANSWER.search(text)
         return found[1].replace(",", "") if found else None
 
-    def conversation(self, question: str, answer: str) -> dict[str, Any]:
+    def conversation(self, question: str, answer: str) -> Conversation:
         return exchange(question, with_calls(answer))

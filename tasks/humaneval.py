@@ -4,10 +4,11 @@ import re
 import textwrap
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from nanochat.chat import text_of
 from nanochat.evals import sandbox
 from nanochat.log import print_line
+from nanochat.protocols import Conversation
 from tasks.common import Answered, Task, exchange
 
 FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)  # a code block; the last fence may be missing
@@ -45,16 +46,16 @@ class HumanEval(Task):
         sandbox.require(self.unsafe_exec)
         return super().fetch_files()
 
-    def conversation(self, prompt: str, solution: str, test: str, entry_point: str) -> dict[str, Any]:
+    def conversation(self, prompt: str, solution: str, test: str, entry_point: str) -> Conversation:
         return exchange(prompt, prompt + solution) | {"test": test, "entry_point": entry_point}
 
-    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
+    def evaluate(self, conversation: Conversation, completion: str) -> bool:
         return self.evaluate_all([(conversation, completion)])[0]
 
     def evaluate_all(self, answers: Answered) -> list[bool]:
         cases = []
         for conversation, completion in answers:
-            prompt = conversation["messages"][0]["content"]
+            prompt = text_of(conversation["messages"][0])
             name = conversation["entry_point"]
             code = complete_program(prompt, name, completion)
             tests = f"{conversation['test']}\n\ncheck({name})"

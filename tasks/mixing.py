@@ -12,8 +12,9 @@ task is read for more than its EPOCHS.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from nanochat.data.hub import HubError
 from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import stage_dir
+from nanochat.protocols import Conversation
 from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
@@ -37,7 +39,8 @@ HELD_OUT = 20  # a data set with a train split alone keeps one row in this many 
 Parts = dict[str, tuple[Task, np.ndarray]]  # name -> (task, row numbers)
 
 
-class Member(NamedTuple):
+@dataclass(frozen=True)
+class Member:
     """A task in a specification."""
 
     name: str  # with the augmentation
@@ -66,7 +69,7 @@ class Mixture:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> Conversation:
         task, number = self._order[index]
         return self._tasks[task][int(number)]
 

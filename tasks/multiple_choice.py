@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase as LETTERS
-from typing import Any
 
 from nanochat.errors import UserError
+from nanochat.protocols import Conversation
 from tasks.common import Task, exchange
 
 
@@ -40,7 +40,7 @@ class MultipleChoice(Task):
 
     def conversation(
         self, question: str, choices: Sequence[str], right: int | None, style: Style | None = None
-    ) -> dict[str, Any]:
+    ) -> Conversation:
         """right: the right choice's index, from 0; None if the data set's answer is not a choice."""
         if right not in range(len(choices)):
             raise UserError(f"the right answer is none of its {len(choices)} choices")

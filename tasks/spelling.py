@@ -8,11 +8,11 @@ from collections import Counter
 from itertools import islice
 from random import Random
 from string import ascii_lowercase
-from typing import Any
 from zlib import crc32
 
 from nanochat.data.corpus import learned_text, parse_data, shard_files
 from nanochat.data.documents import documents
+from nanochat.protocols import Conversation
 from tasks.common import Task, exchange
 from tasks.gsm8k import GSM8K, with_calls
 
@@ -52,14 +52,14 @@ class SimpleSpelling(Task):
         rows = [[word] for word in words if (crc32(word.encode()) % HELD_OUT == 0) == held_out]
         return rows[:MAX_TESTS] if held_out else rows
 
-    def conversation(self, word: str) -> dict[str, Any]:
+    def conversation(self, word: str) -> Conversation:
         return exchange(f"Spell the word: {word}", "-".join(word))
 
 
 class SpellingBee(SimpleSpelling, GSM8K):
     """Letters counted by hand, then by the calculator; the answer looks like GSM8K's."""
 
-    def conversation(self, word: str) -> dict[str, Any]:  # ty: ignore[incompatible-method-override]  # rows differ
+    def conversation(self, word: str) -> Conversation:  # ty: ignore[incompatible-method-override]  # rows differ
         # The word's hash is the seed, so that a word has the same question in every run.
         random = Random(crc32(word.encode()))
         # One question in ten is about a letter that may not occur.

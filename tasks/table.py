@@ -5,9 +5,10 @@ from typing import Protocol
 
 from nanochat import registry
 from nanochat.config import check_names
+from nanochat.registry import Door
 from tasks.common import DataSet
 
-DOORS = (registry.TASKS, registry.CHATS)
+DOORS: tuple[Door[DataSet], ...] = (registry.TASKS, registry.CHATS)
 
 
 class Augmentation(Protocol):

@@ -1,8 +1,9 @@
 """Tasks about an embedded world. They read the world that the model's tokenizer learned from, else that of seed 1."""
 
 import re
-from typing import Any
 
+from nanochat.chat import text_of
+from nanochat.protocols import Conversation, Message
 from tasks.chats import Chat
 from tasks.common import Task
 from tasks.gsm8k import with_calls
@@ -25,17 +26,18 @@ def has_words(text: str, words: str) -> bool:
 class FreeQuestion(Task):
     """A question with a word that a right answer contains."""
 
-    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
-        return has_words(completion, conversation["messages"][-1]["content"])
+    def evaluate(self, conversation: Conversation, completion: str) -> bool:
+        return has_words(completion, text_of(conversation["messages"][-1]))
 
 
 class WorldChat(Chat):
     """Conversations; sums in the answers are calls of the calculator."""
 
-    def conversation(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
+    def conversation(self, messages: list[Message]) -> Conversation:
         for message in messages:
-            if "<<" in message["content"]:
-                message["content"] = with_calls(message["content"])
+            content = message["content"]
+            if isinstance(content, str) and "<<" in content:
+                message["content"] = with_calls(content)
         return super().conversation(messages)
 
 
@@ -43,12 +45,12 @@ class Talk(Task):
     """Questions in new words. A right answer has a phrase of `accept` and none of `reject`."""
 
     def conversation(
-        self, category: str, messages: list[dict[str, Any]], accept: list[str], reject: list[str]
-    ) -> dict[str, Any]:
+        self, category: str, messages: list[Message], accept: list[str], reject: list[str]
+    ) -> Conversation:
         messages = [*messages, {"role": "assistant", "content": accept[0]}]
         return {"messages": messages, "category": category, "accept": accept, "reject": reject}
 
-    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
+    def evaluate(self, conversation: Conversation, completion: str) -> bool:
         # The numbers that go into the calculator are no answer.
         answer = completion.rpartition("<|output_end|>")[2]
         accepted = any(has_words(answer, phrase) for phrase in conversation["accept"])

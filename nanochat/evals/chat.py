@@ -7,16 +7,17 @@ any rank count, and each written answer has a seed.
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from nanochat.chat import fitted_prompt, reply_parts
+from nanochat.chat import fitted_prompt, reply_parts, text_of
 from nanochat.engine import Engine, Request
 from nanochat.errors import UserError
 from nanochat.evals.bpb import bits_per_byte, log_validation, ratio, sum_rows
@@ -26,7 +27,7 @@ from nanochat.metrics import keep_figures
 from nanochat.models import as_written
 from nanochat.packing import ChatLoader
 from nanochat.paths import write_jsonl
-from nanochat.protocols import Conversations, OpenTasks, Task
+from nanochat.protocols import Conversation, Conversations, OpenTasks, Task
 from nanochat.run import Trainer
 from nanochat.runtime import Runtime, in_halves
 from nanochat.settings import AnswerSettings
@@ -40,10 +41,11 @@ CALL = re.compile(r"<\|python_start\|>(.*?)<\|python_end\|><\|output_start\|>(.*
 LETTER_BATCH = 64  # prompts per forward pass where letters are chosen
 
 
-class Problem(NamedTuple):
+@dataclass(frozen=True)
+class Problem:
     """A conversation with its prompt as tokens."""
 
-    conversation: dict[str, Any]
+    conversation: Conversation
     prompt: list[int]
     record: dict[str, Any]  # what is known of it before it is answered
 
@@ -51,7 +53,8 @@ class Problem(NamedTuple):
 Answers = Iterator[tuple[Problem, list[dict[str, Any]]]]  # this rank's problems with their completions
 
 
-class ChatScore(NamedTuple):
+@dataclass(frozen=True)
+class ChatScore:
     """One task's result."""
 
     pass_at: dict[int, Estimate]  # k -> probability that one in k answers is right, for k up to the samples
@@ -128,7 +131,7 @@ def sample_answers(tasks: Mapping[str, Task], scores: Mapping[str, ChatScore]) -
     for number, name in product(range(3), written):
         for record in scores[name].records[number : number + 1]:  # none: the task has fewer
             *messages, _ = tasks[name][number]["messages"]
-            question = " / ".join(message["content"] for message in messages)
+            question = " / ".join(map(text_of, messages))
             answer = record["completions"][0]
             # Characters that fit into the report card.
             texts = [shorten(text, 300) for text in (question, CALL.sub(r"[\1=\2]", answer["text"]))]

@@ -11,10 +11,11 @@ depends on the shapes of batches.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain, count, groupby
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -116,7 +117,8 @@ def _evaluate_task(
 # ---- plan: from prompts to rows ----
 
 
-class Target(NamedTuple):
+@dataclass(frozen=True)
+class Target:
     """An option's scored tokens in a row."""
 
     number: int  # the option's
@@ -129,14 +131,16 @@ Score = Callable[[Tensor, Tensor], Tensor]  # hidden states (tokens, channels), 
 Text = TypeVar("Text")
 
 
-class Branch(NamedTuple):
+@dataclass(frozen=True)
+class Branch:
     """Tokens after a prefix, the first of them the last one that all branches share; equal options share a branch."""
 
     ids: np.ndarray
     targets: list[Target]
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """Tokens of one item: a prefix, and branches that each continue the prefix."""
 
     prefix: np.ndarray  # (tokens,); may be empty

@@ -27,16 +27,7 @@ from nanochat.environment import ROOT
 from nanochat.jobs.hashes import file_hashes
 from nanochat.log import Record, duration, print0, print_raw
 from nanochat.outcome import Outcome
-from nanochat.paths import (
-    base_dir,
-    hold_folder,
-    read_json,
-    stage_dir,
-    take_lock,
-    text_sha256,
-    write_json,
-    write_text,
-)
+from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, take_lock, text_sha256, write_json, write_text
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]  # as words of Step.launch

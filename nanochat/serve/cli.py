@@ -5,13 +5,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, TextIO
+from typing import TextIO
 
 from nanochat.chat import Piece, Reply, fitted_prompt, parts, render_text
 from nanochat.config import collect_signals
 from nanochat.engine import Engine, Request
 from nanochat.errors import UserError
 from nanochat.log import harmless, print_line
+from nanochat.protocols import Conversation, Message
 
 COMMANDS = "/clear starts a new conversation, /system TEXT sets the system message, /quit or Ctrl-D leaves"
 # Around the calculator's turns: [12+34][= 46]
@@ -67,7 +68,7 @@ class TerminalChat:
     out: TextIO
     interactive: bool
     system: str = ""  # message, empty: none
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
 
     def converse(self, messages: Iterator[str]) -> None:
         """Handle messages until /quit. In an interactive chat, an error is printed and does not end the chat."""
@@ -98,15 +99,15 @@ class TerminalChat:
     def ask(self, text: str) -> None:
         """Answer a message. Both become part of the conversation."""
         content = text.encode(errors="replace").decode()  # no halves of surrogate pairs
-        messages = [*self.messages, {"role": "user", "content": content}]
+        messages: list[Message] = [*self.messages, {"role": "user", "content": content}]
         tokenizer = self.engine.tokenizer
         if self.is_base:
             tokens = render_text({"messages": messages}, tokenizer)
         else:
-            system = [{"role": "system", "content": self.system}] if self.system else []
+            system: list[Message] = [{"role": "system", "content": self.system}] if self.system else []
             # The oldest messages make room for the answer.
             context = self.engine.config.max_seq_len
-            conversation = {"messages": [*system, *messages]}
+            conversation: Conversation = {"messages": [*system, *messages]}
             tokens, cut = fitted_prompt(conversation, tokenizer, context, self.settings.max_new_tokens)
             if cut:
                 print_note(f"the conversation is too long for {context} tokens, its beginning is left out")

@@ -17,7 +17,7 @@ from pydantic import (
 )
 from starlette.exceptions import HTTPException
 
-from nanochat.chat import render_prompt, render_text
+from nanochat.chat import check_conversation, render_prompt, render_text
 from nanochat.engine import Request
 from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
@@ -163,8 +163,9 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     if messages[-1]["role"] == "assistant":
         raise ApiError(400, "the last message has to be the user's", "messages")
     try:
-        tokens = (render_text if served.is_base else render_prompt)({"messages": messages}, served.tokenizer)
-    except ValueError as error:  # user and assistant must take turns
+        conversation = check_conversation({"messages": messages})  # user and assistant must take turns
+        tokens = (render_text if served.is_base else render_prompt)(conversation, served.tokenizer)
+    except ValueError as error:
         raise ApiError(400, str(error), "messages") from None
     max_tokens = fields.max_completion_tokens or fields.max_tokens or served.context  # the newer name comes first
     prompt = engine_request(fields, tokens, max_tokens, served, "messages")

@@ -7,12 +7,14 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import ParamSpec
 
 import torch
 
 from nanochat.engine import Engine, Event, Sample, Score
 from nanochat.log import print_line
+
+Given = ParamSpec("Given")  # arguments of a call for the thread
 
 
 class Worker:
@@ -76,12 +78,12 @@ class Worker:
                 if event.token is None:
                     del self._queues[event.sample]
 
-    def _call(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _call(self, function: Callable[Given, None], *arguments: Given.args, **named: Given.kwargs) -> None:
         """Queue a call for the thread, behind the calls that wait; the thread queues its next step in this way too."""
 
         def run() -> None:
             try:
-                function(*arguments)
+                function(*arguments, **named)
             except Exception:  # the engine's state is unknown, and clients must not wait for ever
                 print_line(f"engine: {traceback.format_exc()}")
                 os._exit(1)

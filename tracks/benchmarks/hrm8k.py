@@ -2,8 +2,8 @@
 
 import re
 from fractions import Fraction
-from typing import Any
 
+from nanochat.protocols import Conversation
 from tasks.common import Task, exchange
 
 # Announcements of an answer, the most reliable first. The answer ends with its line or its brace.
@@ -40,5 +40,5 @@ class HRM8K(Task):
         numbers = NUMBER.findall(text)
         return _parse_number(numbers[-1]) if numbers else None
 
-    def conversation(self, question: str, answer: float | str) -> dict[str, Any]:
+    def conversation(self, question: str, answer: float | str) -> Conversation:
         return exchange(question, f"#### {answer}")

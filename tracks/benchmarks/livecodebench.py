@@ -10,10 +10,11 @@ import zlib
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nanochat.errors import UserError
 from nanochat.evals import sandbox
+from nanochat.protocols import Conversation
 from tasks.common import Answered, exchange
 from tasks.humaneval import FENCED, HumanEval
 
@@ -96,6 +97,12 @@ def comparable(output: str, read: Callable[[str], Any]) -> list[Any]:
     return lines
 
 
+class PlacedConversation(Conversation):
+    """A problem with the place of its row, whose tests are too large to keep."""
+
+    place: tuple[Path, int]  # file, first byte
+
+
 class LiveCodeBench(HumanEval):
     """A row is the place of a JSON object: its file and its first byte."""
 
@@ -111,9 +118,9 @@ class LiveCodeBench(HumanEval):
 
     def conversation(  # ty: ignore[incompatible-method-override]  # rows differ by task
         self, path: Path, start: int
-    ) -> dict[str, Any]:
+    ) -> PlacedConversation:
         question, starter_code, *_ = self._cells(path, start)
-        return exchange(f"{question}\n\n{starter_code}\n\n{CLOSING}", "") | {"place": (path, start)}
+        return {**exchange(f"{question}\n\n{starter_code}\n\n{CLOSING}", ""), "place": (path, start)}
 
     def evaluate_all(self, answers: Answered) -> list[bool]:
         return sandbox.side_by_side(self._passes, answers)
@@ -128,9 +135,10 @@ class LiveCodeBench(HumanEval):
         except KeyError as error:
             raise UserError(f"the column {error.args[0]} is missing") from None
 
-    def _passes(self, answer: tuple[dict[str, Any], str]) -> bool:
+    def _passes(self, answer: tuple[Conversation, str]) -> bool:
         conversation, completion = answer
-        _, _, metadata, public, private = self._cells(*conversation["place"])
+        placed = cast("PlacedConversation", conversation)  # `conversation` made it
+        _, _, metadata, public, private = self._cells(*placed["place"])
         program = (FENCED.findall(completion) or [completion])[-1]
         name = json.loads(metadata).get("func_name")
         if name:

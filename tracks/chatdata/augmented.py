@@ -3,14 +3,16 @@
 A new augmentation is a class and a row in AUGMENTATIONS, and in the table of this name in nanochat/registry.py.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import cast
 
 import numpy as np
 
 from nanochat.errors import UserError
+from nanochat.protocols import Conversation
 from tasks.common import DataSet
 from tasks.multiple_choice import MultipleChoice
 from tracks.chatdata.augment import HANGUL, MOST_CHOICES, STYLES, Question, remix
@@ -39,6 +41,14 @@ class Augmented(MultipleChoice):
         return replace(data, task=both, baseline=min(data.baseline, chance))
 
 
+class StyledConversation(Conversation):
+    """A question in one of the styles, with what reads an answer in this style."""
+
+    style: str  # a key of STYLES
+    choices: Sequence[str]
+    right: int | None  # index of the right choice
+
+
 class Styled(Augmented):
     """Each row in `number` different styles."""
 
@@ -49,17 +59,17 @@ class Styled(Augmented):
     def copies(self) -> int:
         return self.number
 
-    def build(self, row: int, copy: int) -> dict[str, Any]:
+    def build(self, row: int, copy: int) -> StyledConversation:
         question, choices, right = self.data.convert(*self.rows[row])
         # A question without Korean gets no instruction in Korean.
         names = [name for name in STYLES if HANGUL.search(question) or "Korean" not in name]
         name = str(np.random.default_rng((self.seed, row)).permutation(names)[copy])
         conversation = self.conversation(question, choices, right, STYLES[name])
-        return conversation | {"style": name, "choices": choices, "right": right}
+        return {**conversation, "style": name, "choices": choices, "right": right}
 
-    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
-        style = STYLES[conversation["style"]]
-        return style.read(completion, conversation["choices"]) == conversation["right"]
+    def evaluate(self, conversation: Conversation, completion: str) -> bool:
+        styled = cast("StyledConversation", conversation)  # `build` made it
+        return STYLES[styled["style"]].read(completion, styled["choices"]) == styled["right"]
 
 
 class MoreChoices(Augmented):
@@ -78,7 +88,7 @@ class MoreChoices(Augmented):
                 questions[row] = question
         return questions, BM25(question for question, *_ in questions)
 
-    def build(self, row: int, copy: int) -> dict[str, Any]:
+    def build(self, row: int, copy: int) -> Conversation:
         super().build(row, copy)  # finds faults of the row
         questions, index = self._pool
         return self.conversation(*remix(row, questions, index, self.number, self.seed))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
-from nanochat.chat import render_conversation, text_of
+from nanochat.chat import check_conversation, render_conversation, text_of
 from nanochat.config import Count, check_names, option, options
 from nanochat.errors import UserError
 from nanochat.log import Record
@@ -110,9 +110,10 @@ class Row:
                 raise UserError(value["fault"])
             if not isinstance(value.get("original", ""), str):
                 raise UserError("the original is not text")
-            self.ids, self.mask = render_conversation(value, tokenizer)
-            texts = [*map(text_of, value["messages"])]
-            if value["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):
+            conversation = check_conversation(value)
+            self.ids, self.mask = render_conversation(conversation, tokenizer)
+            texts = [*map(text_of, conversation["messages"])]
+            if conversation["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):
                 raise UserError("the last message is not an answer, or a message is empty")
         except ValueError as error:
             self.fault = str(error)

@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from heapq import nlargest
 from pathlib import Path
 
-from nanochat.chat import messages
+from typing_extensions import NotRequired
+
+from nanochat.chat import messages, text_of
 from nanochat.config import Count, option, options, run_script
-from nanochat.log import Record, print0
+from nanochat.log import print0
 from nanochat.paths import read_json, world_dir, write_jsonl
+from nanochat.protocols import Conversation
 from nanochat.world.chats import Turns, about_facts, in_korean, with_follow_up, with_words
 from nanochat.world.facts import World
 from nanochat.world.writer import SIZES
@@ -54,7 +57,13 @@ BUCKETS: dict[str, Callable[[World, str], Turns]] = {
 }
 
 
-def bucket_rows(world: World, bucket: str, count: int) -> list[Record]:
+class PlantedConversation(Conversation):
+    """A row of a bucket."""
+
+    planted: NotRequired[str]  # the fault of a row that has one
+
+
+def bucket_rows(world: World, bucket: str, count: int) -> list[PlantedConversation]:
     """Return `count` different rows of a bucket, or as many as there are."""
     world.restart(f"bucket {bucket}")
     # A small world has fewer questions than asked for.
@@ -78,10 +87,10 @@ def faulty(world: World, texts: Sequence[str]) -> dict[str, Turns]:
     }
 
 
-def with_faults(world: World, bucket: str, count: int) -> list[Record]:
+def with_faults(world: World, bucket: str, count: int) -> list[PlantedConversation]:
     """Return the rows of a bucket, and after them those with faults: the first of two equal rows is kept."""
     made = bucket_rows(world, bucket, count)
-    sound = [[message["content"] for message in row["messages"]] for row in made]
+    sound = [[*map(text_of, row["messages"])] for row in made]
     # One character is a small part of a long row, so that a near duplicate is near.
     longest = nlargest(2 * FAULTS, sound, key=lambda texts: sum(map(len, texts)))
     for texts in world.sample(longest, FAULTS):

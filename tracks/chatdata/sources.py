@@ -6,8 +6,8 @@ or such files of a data set on the hub, `hub:owner/name`.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
@@ -24,7 +24,8 @@ SUFFIXES = (".jsonl", ".parquet")
 BATCH = 256  # rows of a Parquet file that are Python objects at once
 
 
-class SourceFile(NamedTuple):
+@dataclass(frozen=True)
+class SourceFile:
     """A file of a source, to be read once.
 
     origin: keys that rows get, unless they have their own. rows: as the file counts them. unread: those of the file.
@@ -88,7 +89,7 @@ def _read_parquet(path: Path) -> Iterator[Record]:
 def _read_task(task: Task) -> Iterator[Record]:
     for number in range(len(task)):
         try:
-            yield task[number]
+            yield {**task[number]}
         except ValueError as error:  # the filter `turns` drops and counts it
             yield {"fault": str(error)}
 

@@ -19,6 +19,7 @@ from nanochat.config import Count, option, options
 from nanochat.errors import UserError
 from nanochat.log import Progress, Record, print0
 from nanochat.paths import base_dir, read_json, text_sha256, write_json
+from nanochat.protocols import Message
 from nanochat.statistics import Metrics, mean_estimate
 
 PROMPTS = Path(__file__).parent / "prompts"
@@ -66,7 +67,7 @@ class Teacher:
         # Equal requests at the same time: the second one waits, and finds the answer in the cache.
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
-    def ask(self, name: str, /, *earlier: Record, **words: str) -> str:
+    def ask(self, name: str, /, *earlier: Message, **words: str) -> str:
         """Return the answer to a prompt with each {word} replaced, after earlier messages.
 
         An answer that was cut off is kept as an empty one: it is an error each time, and paid for once.
@@ -166,7 +167,7 @@ def translate(teacher: Teacher, row: Record, language: str) -> Record:
 
 def answer(teacher: Teacher, row: Record) -> Record:
     """Answer each prompt in a conversation, in place of other answers."""
-    messages = []
+    messages: list[Message] = []
     for message in row["messages"]:
         if message["role"] == "user":
             reply = teacher.ask("answer", *messages, text=text_of(message))

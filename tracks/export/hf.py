@@ -57,11 +57,21 @@ def export(write: Callable[[Exported, Path], Iterable[str]], exported: Exported,
 
 # Sizes that every architecture has under another name, and details of new weights, of smear and of supervision: without
 # these tricks they have no effect.
-_SIZES = frozenset(
-    """
-    vocab_size depth width heads kv_heads max_seq_len mlp_ratio rope_base tie_embeddings
-    orthogonal bos_id loops passes detached
-    """.split()
+_SIZES = (
+    "vocab_size",
+    "depth",
+    "width",
+    "heads",
+    "kv_heads",
+    "max_seq_len",
+    "mlp_ratio",
+    "rope_base",
+    "tie_embeddings",
+    "orthogonal",
+    "bos_id",
+    "loops",
+    "passes",
+    "detached",
 )
 # Name of a size there -> ours.
 _NAMES = {
@@ -134,7 +144,8 @@ OWN = Architecture(
 ARCHITECTURES = [NANOCHAT, QWEN3, OWN]  # the first that can represent a model is used
 CODE = "modeling_nanochat"
 VERSION = 1  # of that file and its config.json
-DERIVED = "head_dim kv_width padded_vocab windows value_layers attention_scale".split()  # written out for the code
+# Written out for the code.
+DERIVED = ("head_dim", "kv_width", "padded_vocab", "windows", "value_layers", "attention_scale")
 
 
 def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:

@@ -12,9 +12,10 @@ import struct
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,8 @@ COMPRESSORS: dict[str, tuple[Recode, Recode]] = {  # name → (makes bytes fewer
 Fields = Mapping[str, Any]  # JSON
 
 
-class Artifact(NamedTuple):
+@dataclass(frozen=True)
+class Artifact:
     """The content of a file."""
 
     config: Fields  # of GPTConfig that are not the default

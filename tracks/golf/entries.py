@@ -36,13 +36,7 @@ class Scale:
 
 # Validation is not on the clock; the card draws it over the clock.
 QUIET = {"--eval-every": "400", "--save-every": "-1", "--eval-bytes": "100000", "--window-pattern": "L"}
-SMALL = {
-    **QUIET,
-    "--head-dim": "32",
-    "--max-seq-len": "256",
-    "--warmup-steps": "20",
-    "--weight-decay": "0.01",
-}
+SMALL = {**QUIET, "--head-dim": "32", "--max-seq-len": "256", "--warmup-steps": "20", "--weight-decay": "0.01"}
 ScaleName = Literal["embedded", "cpu", "1gpu"]  # the keys
 SCALES = {
     "embedded": Scale(  # one minute on two cores, the embedded world
@@ -163,10 +157,7 @@ TRICKS = {
     "backout": Trick(model="backout=false"),
     "residual factors": Trick(model="residual_lambdas=false,x0_lambdas=false"),
     # GPTQ stands in for it.
-    "late QAT": Trick(
-        flags={"--plan": "embed|head=int8-row+clip-40,blocks=int6-row+clip-12+gptq"},
-        dropped=["--qat"],
-    ),
+    "late QAT": Trick(flags={"--plan": "embed|head=int8-row+clip-40,blocks=int6-row+clip-12+gptq"}, dropped=["--qat"]),
     "compilation": Trick(flags={"--no-compile": ""}),
 }
 

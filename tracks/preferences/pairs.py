@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from nanochat.log import Record
 from nanochat.models import load_model
 from nanochat.objectives import LossSum, Metric
 from nanochat.paths import base_dir, read_jsonl, text_sha256, write_bytes
+from nanochat.protocols import Conversation
 from nanochat.rollouts import PromptSource, answer_logprobs, batch_order, before_and_after, pad, row_tokens
 from nanochat.settings import given
 from nanochat.statistics import Estimate, Metrics, mean_estimate, measured
@@ -37,7 +38,7 @@ from nanochat.train import State
 if TYPE_CHECKING:
     from nanochat.run import Trainer
 
-Pair = list[dict[str, Any]]  # two conversations that differ in the last message: chosen, rejected
+Pair = list[Conversation]  # two conversations that differ in the last message: chosen, rejected
 
 SIDES = ("chosen", "rejected")
 CHUNK = 256  # pairs that are padded together where no gradient is needed
@@ -65,9 +66,8 @@ def as_pair(record: Record) -> Pair:
     prompt = record["prompt"]
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    pair = [{"messages": [*prompt, {"role": "assistant", "content": record[side]}]} for side in SIDES]
-    for conversation in pair:
-        check_conversation(conversation)
+    answers = [{"role": "assistant", "content": record[side]} for side in SIDES]
+    pair = [check_conversation({"messages": [*prompt, answer]}) for answer in answers]
     if pair[0] == pair[1]:
         raise UserError("chosen and rejected are equal")
     return pair
@@ -124,7 +124,7 @@ class PairRow(NamedTuple):
     prompt: Tensor  # (prompt tokens - 1,): without the last token
 
     @classmethod
-    def of(cls, conversation: Record, tokenizer: Tokenizer) -> "PairRow":
+    def of(cls, conversation: Conversation, tokenizer: Tokenizer) -> "PairRow":
         """Return the row for a conversation that ends with an answer."""
         ids, mask = map(torch.tensor, render_conversation(conversation, tokenizer))
         start = len(render_prompt(conversation, tokenizer))  # of the answer

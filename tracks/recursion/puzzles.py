@@ -8,9 +8,10 @@ from functools import cache
 from itertools import permutations, product
 from random import Random
 from textwrap import fill
-from typing import Any
 from zlib import crc32
 
+from nanochat.chat import text_of
+from nanochat.protocols import Conversation
 from tasks.common import TEST, TRAIN, DataSet, Task, exchange
 
 HELD_OUT = 8  # one board in this many belongs to the test split
@@ -33,7 +34,7 @@ class Sudoku(Task):
                 rows.append([board, random.getrandbits(32)])
         return rows
 
-    def conversation(self, board: str, seed: int) -> dict[str, Any]:
+    def conversation(self, board: str, seed: int) -> Conversation:
         random = Random(seed)
         shown = "." * 16
         # A second solution could be a board of training.
@@ -42,9 +43,9 @@ class Sudoku(Task):
             shown = "".join(digit if place in given else "." for place, digit in enumerate(board))
         return exchange(*(fill(" ".join(cells), len("1 2 3 4")) for cells in (shown, board)))
 
-    def evaluate(self, conversation: dict[str, Any], completion: str) -> bool:
+    def evaluate(self, conversation: Conversation, completion: str) -> bool:
         """Return True if the completion fills the board by the rules; white space does not count."""
-        shown = conversation["messages"][0]["content"]
+        shown = text_of(conversation["messages"][0])
         return "".join(completion.split()) in solutions("".join(shown.split()))
 
 

@@ -39,14 +39,7 @@ OWN = {
     "--model": "--preset, --depth and --width",
 }
 # Flags of the arm R alone.
-OF_RECURSION = (
-    "--supervision",
-    "--loops",
-    "--passes",
-    "--detached",
-    "--supervision-base",
-    "--improvement-reward",
-)
+OF_RECURSION = ("--supervision", "--loops", "--passes", "--detached", "--supervision-base", "--improvement-reward")
 USUAL = (
     "--head-dim=32 --max-seq-len=256 --window-pattern=L --total-batch-size=2048 --warmup-steps=20 --eval-every=50"
     " --eval-bytes=100000 --sample-every=-1 --save-every=50"

@@ -24,11 +24,7 @@ class Preset:
 
 PRESET_FIELDS = tuple(field.name for field in fields(Preset))
 PresetName = Literal["moderate", "aggressive", "extreme"]  # the keys
-PRESETS = {
-    "moderate": Preset(3.0, 0.5, 100),
-    "aggressive": Preset(5.0, 1.0, 150),
-    "extreme": Preset(10.0, 2.0, 200),
-}
+PRESETS = {"moderate": Preset(3.0, 0.5, 100), "aggressive": Preset(5.0, 1.0, 150), "extreme": Preset(10.0, 2.0, 200)}
 
 
 @options("recursion")

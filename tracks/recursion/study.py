@@ -8,9 +8,9 @@ refitted too, for a comparison on equal terms.
 
 import statistics
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from nanochat.checkpoint import Checkpoint, newest
 from nanochat.data.corpus import Corpus, open_corpus
@@ -60,7 +60,8 @@ LEAST_GAIN = 0.001  # of the bits per byte: less counts as no fall
 # ---- finished arms ----
 
 
-class ArmRun(NamedTuple):
+@dataclass(frozen=True)
+class ArmRun:
     """A finished base model of an arm."""
 
     outcome: Outcome
@@ -220,7 +221,8 @@ def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, f
     return first, last
 
 
-class SeedResult(NamedTuple):
+@dataclass(frozen=True)
+class SeedResult:
     """The arms of a seed, compared."""
 
     arms: dict[str, ArmRun]

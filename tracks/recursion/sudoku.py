@@ -24,7 +24,7 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir
 from nanochat.statistics import interval
@@ -102,7 +102,7 @@ def figures(stage: str, tag: str, name: str) -> list[float]:
     return [Outcome.load(place).figure(name) for place in places]
 
 
-def comparison(tag: str) -> dict:
+def comparison(tag: str) -> Record:
     """Return the table of solved boards and steps of each arm, with all seeds that are there."""
     rows = []
     for arm in "RPW":

@@ -13,11 +13,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from timeit import timeit
-from typing import Any
+from typing import Any, Protocol
 
 from nanochat.environment import environment, git, node_count, output_of, versions
 from nanochat.log import Record, print0, table_of, terminal_table
@@ -35,7 +34,15 @@ CLOCK = "warning: the clock of {0} differs by {4:+.3f} s from that of rank 0"
 SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s; adapters: {4} GB/s"
 
 
-def join() -> Callable[..., list[Any]]:
+class Exchange(Protocol):
+    """Sends a value to the other ranks, and returns every rank's."""
+
+    def __call__(self, name: str, value: Any = None) -> list[Any]:
+        """Return the values of all ranks, in order. name: equal on all ranks, and used once. value: JSON."""
+        ...
+
+
+def join() -> Exchange:
     """Return a function that sends a value to the other ranks, and returns every rank's."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else torch prints the stack of a failed connection
     import torch.distributed as dist
@@ -52,7 +59,7 @@ def join() -> Callable[..., list[Any]]:
     return exchange
 
 
-def check(exchange: Callable[..., list[Any]], files: list[str]) -> tuple[Record, list[Any]]:
+def check(exchange: Exchange, files: list[str]) -> tuple[Record, list[Any]]:
     """Return the facts of all ranks, and this rank's row of the report; ends all ranks where a job cannot run.
 
     files: in the base directory, or with their folders.
