@@ -230,12 +230,8 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     return config_class(**values)
 
 
-def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
-    """Return the config that a command line describes; ValueError with one sentence if it describes none."""
-    words = list(sys.argv[1:] if argv is None else argv)  # tests pass their own
-    if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
-        words = words[1:]
-    config = _read_flags(config_class, words)
+def check_limits(config: Dataclass) -> None:
+    """Raise a ValueError for a number outside the limits of its option, `least` and `below`."""
     for one in fields(config):
         value = getattr(config, one.name)
         # The default may lie below: -1 often means "chosen for you".
@@ -245,6 +241,15 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
         if not least <= value < below:  # nor is it NaN
             limit = "" if value < below else f" and below {below}"
             raise UserError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")
+
+
+def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
+    """Return the config that a command line describes; ValueError with one sentence if it describes none."""
+    words = list(sys.argv[1:] if argv is None else argv)  # tests pass their own
+    if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
+        words = words[1:]
+    config = _read_flags(config_class, words)
+    check_limits(config)
     return config
 
 
