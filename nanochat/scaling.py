@@ -142,7 +142,7 @@ def scaled_size(counts: dict[str, int]) -> int:
 
 def _horizon(config: PretrainSettings, n: int, flops: float, batch: int) -> tuple[int | None, str]:
     """Return the steps, None if a clock ends the run, and a note about them. flops: per token."""
-    # -1 is the default of all horizons; HorizonSettings refuses two of them, and values that are not above 0.
+    # -1 is the default of all horizons; OptimizerSettings refuses two of them, and values that are not above 0.
     if config.target_seconds != -1:
         return None, f"as many as {config.target_seconds:g} seconds allow"
     if config.num_iterations != -1:
