@@ -20,8 +20,9 @@ SAFE_EXPONENT = 60.0  # exponentials of less, summed over any vocabulary or row,
 
 # Bytes of logits per chunk. A CPU needs them in the caches; for a GPU a chunk must still be a large matrix product.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
-# Least tokens of a chunk without and with gradients: each chunk reads the whole weight, and adds to its whole gradient.
-LEAST_TOKENS = {False: 64, True: 512}
+# Least tokens of a chunk: each chunk reads the whole weight, and with gradients adds to its whole gradient.
+LEAST_TOKENS = 64
+LEAST_TOKENS_WITH_GRADIENT = 512
 # Factor for gradients of logits: in fp16, which ends at 6e-8, most probabilities of a large vocabulary would become 0.
 # A power of 2, so that it rounds nothing.
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
@@ -62,7 +63,8 @@ def cross_entropy(
     settings = form, softcap, vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
-    chunks = max(1, -(-len(hidden) // (chunk or max(LEAST_TOKENS[recorded], fitting))))
+    least = LEAST_TOKENS_WITH_GRADIENT if recorded else LEAST_TOKENS
+    chunks = max(1, -(-len(hidden) // (chunk or max(least, fitting))))
     chunk = -(-len(hidden) // chunks)  # equal lengths: few shapes to compile for
     if recorded and reduction == "sum":
         total, each = _SumOfLosses.apply(hidden, weight, labels, factors, chunk, settings)
