@@ -35,7 +35,9 @@ from nanochat.paths import (
     write_json,
 )
 
-MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
+# Both are written by rank 0.
+MODEL = "model.safetensors"
+MANIFEST = "manifest.json"
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
 POLL_SECONDS = 0.05  # between two checks for another rank's result
 

@@ -237,7 +237,8 @@ def check_limits(config: Dataclass) -> None:
         # The default may lie below: -1 often means "chosen for you".
         if not isinstance(value, int | float) or value == one.default:
             continue
-        least, below = one.metadata["least"], one.metadata["below"]
+        least = one.metadata["least"]
+        below = one.metadata["below"]
         if not least <= value < below:  # nor is it NaN
             limit = "" if value < below else f" and below {below}"
             raise UserError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")

@@ -124,7 +124,8 @@ def memory(
     a dry run. Uncompiled, activations take a sixth more. Fragmentation, the framework, and caches for evaluation and
     sampling are left out.
     """
-    counts, model = plan.counts, plan.model
+    counts = plan.counts
+    model = plan.model
     empty = _empty_places(model, ranks)
     stored = 4 * (counts["total"] + empty)  # in fp32
     tokens = rows * model.max_seq_len
@@ -173,7 +174,8 @@ def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int) -> tuple[float,
     For a model that runs each block and the head once.
     """
     parts = plan.total_batch_size // (rows * plan.model.max_seq_len * ranks)  # micro-batches
-    matrices, others = plan.counts["matrices"], plan.counts["total"] - plan.counts["matrices"]
+    matrices = plan.counts["matrices"]
+    others = plan.counts["total"] - plan.counts["matrices"]
     # Forward and backward gather the weights, embeddings in fp32 and for the forward alone; gradients are fp32.
     sharded = parts * (2 * itemsize * matrices + 4 * others + 4 * plan.counts["head"] + 4 * plan.counts["total"])
     sharded += 8 * matrices / ranks  # for Muon, a rank gets its part of the matrices, and shares of them come back

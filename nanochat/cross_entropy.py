@@ -54,7 +54,8 @@ def cross_entropy(
     or "none", (…); in fp32. factors (…): return the sum of losses times factors, and the losses, without a gradient.
     softcap: 0 for none. chunk: tokens, 0: as many as fit. compiled: compile the form; on a GPU it always is.
     """
-    hidden, labels = hidden.flatten(0, -2), targets.flatten()
+    hidden = hidden.flatten(0, -2)
+    labels = targets.flatten()
     factors = None if factors is None else factors.flatten()
     form = torch_form
     # Not compiled, it makes several copies of a chunk in fp32, which is large on a GPU. A graph around it compiles it.
@@ -120,7 +121,8 @@ class _SumOfLosses(torch.autograd.Function):
         each = []  # losses of the chunks
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            rows, rows_gradient = hidden[part], hidden_gradient[part]
+            rows = hidden[part]
+            rows_gradient = hidden_gradient[part]
             logits = rows @ head.t()
             losses, gradient = form(logits, targets[part], softcap, vocab_size, scale)
             assert gradient is not None  # the scale is not 0

@@ -37,7 +37,8 @@ VOCAB_MULTIPLE = 64  # pad the vocabulary so that the head's matmul fills tensor
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
 INITIAL_THREADS = 8  # new parameters in memory at once, beside the model
-VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
+VALUE_GATE_INPUTS = 12  # channels that the gate of the value embeddings reads
+SMEAR_GATE_INPUTS = 24  # channels that the gate of smear reads
 
 
 MLPName = Literal["relu2", "swiglu", "leaky2"]  # the keys of MLP_KINDS
@@ -501,7 +502,8 @@ class GPT(nn.Module):
 
     def context(self, ids: Tensor, cache: "Cache | None" = None) -> Context:
         """Return the inputs common to all blocks for tokens (B, T); with a cache they continue the cache's rows."""
-        config, length = self.config, ids.shape[1]
+        config = self.config
+        length = ids.shape[1]
         positions = None if cache is None else cache.positions
         keys = length if cache is None or positions is None else cache.capacity
         assert keys <= config.max_seq_len
@@ -526,7 +528,9 @@ class GPT(nn.Module):
 
     def layers(self, context: Context) -> Iterator[LayerContext]:
         """Yield each block's inputs besides the state."""
-        config, tables, ids = self.config, self.value_embeds, context.ids
+        config = self.config
+        tables = self.value_embeds
+        ids = context.ids
         no_lambdas = [None] * config.depth
         residual_lambdas = no_lambdas if self.residual_lambdas is None else self.residual_lambdas.unbind()
         x0_lambdas = no_lambdas if self.x0_lambdas is None else self.x0_lambdas.unbind()
@@ -566,7 +570,8 @@ class GPT(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return (…, vocab_size) in fp32."""
-        tied, softcap = self.config.tie_embeddings, self.config.softcap
+        tied = self.config.tie_embeddings
+        softcap = self.config.softcap
         head = (lambda x: F.linear(x, self.head_weight.to(x.dtype))) if tied else self.head
         logits = self.gather_and_call(self.head_module, head, hidden)[..., : self.config.vocab_size].float()
         return softcap * (logits / softcap).tanh() if softcap else logits

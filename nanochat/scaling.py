@@ -169,7 +169,8 @@ def flops_per_token(model: GPT, row_length: int) -> int:
     weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
     keys = (min(window or row_length, row_length) for window in config.windows)
     sweep = 6 * weights + 12 * config.width * sum(keys)
-    head, smear = 6 * model.head_weight.numel(), 6 * SMEAR_GATE_INPUTS * config.smear
+    head = 6 * model.head_weight.numel()
+    smear = 6 * SMEAR_GATE_INPUTS if config.smear else 0
     runs = config.applications
     # A sweep without a gradient costs a third.
     return round((runs.trained + runs.untrained / 3) * sweep) + runs.heads * head + smear

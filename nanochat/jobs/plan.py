@@ -164,9 +164,11 @@ def choose_setting(request: Request) -> Setting:
     # A resumed run keeps the first choices.
     plan = {} if request.fresh or request.on else saved_record(stage_dir("speedrun", request.tag) / "plan.json")
     earlier = plan.get("settings", {})
-    name, reason = request.scale, "as asked"
+    name = request.scale
+    reason = "as asked"
     if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model
-        name, reason = earlier["scale"], "as this run started"
+        name = earlier["scale"]
+        reason = "as this run started"
     elif name == "auto":
         # Only a GPU needs real text; the network is asked last.
         has_text = not count or data != "auto" or bool(found) or has_network(request.on)

@@ -90,12 +90,14 @@ class RecursiveGPT(InductionGPT):
 
     def exits(self, ids: Tensor, cache: "Cache | None" = None) -> Iterator[Tensor]:
         """Yield the head's input at each exit, (B, T, width) in compute_dtype."""
-        config, context = self.config, self.context(ids, cache)
+        config = self.config
+        context = self.context(ids, cache)
         layers = list(self.layers(context))
         places = count()  # of keys and values in the cache: each application of a block has its own
 
         def apply(i: int, state: Tensor) -> Tensor:
-            layer, block = layers[i], self.blocks[i]
+            layer = layers[i]
+            block = self.blocks[i]
             if cache is not None:
                 layer = layer._replace(store=partial(cache.update, next(places)))
             elif self.checkpointing and torch.is_grad_enabled():
