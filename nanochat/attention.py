@@ -34,6 +34,8 @@ class Mask(NamedTuple):
     kernel: "Kernel | None" = None  # FlashAttention 3's function
 
 
+Path = Callable[[Tensor, Tensor, Tensor, Mask, float], Tensor]  # q, k, v, mask and scale → attention, as in `attend`
+
 # Versions of FlashAttention, the fastest first → major compute capabilities of the GPUs that each has kernels for.
 FLASH = {"flash3": (9,), "flash4": (9, 10)}
 
@@ -252,6 +254,11 @@ def _tensor(mask: Mask) -> Tensor:
     return mask.allowed
 
 
+def _twin(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    """Run the plain formula on all queries and keys at once: the definition that the other paths are tested against."""
+    return _plain(q, k, v, _tensor(mask), scale)
+
+
 def _chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     """Run the plain formula on a quarter of the queries at a time and the keys in sight: compiled, fastest on CPUs."""
     queries = q.shape[1]
@@ -327,12 +334,12 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
     return out[0] if isinstance(out, tuple) else out  # some versions add the log-sum-exp
 
 
-PATHS = {  # all do windows, grouped queries and any lengths
+PATHS: dict[str, Path] = {  # all do windows, grouped queries and any lengths
     "chunks": _chunks,  # for CPUs
     "flash3": _flash,  # FlashAttention 3, for Hopper GPUs in half precision
     "flash4": _flex,  # FlashAttention 4 as the backend of flex, for Hopper and Blackwell GPUs in half precision
     "flex": _flex,  # for GPUs
     "sdpa": _sdpa,
-    "twin": lambda q, k, v, mask, scale: _plain(q, k, v, _tensor(mask), scale),
+    "twin": _twin,
     "decode": _decode,  # for generation on CPUs (fused.py)
 }

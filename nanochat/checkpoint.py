@@ -27,7 +27,9 @@ from nanochat.errors import UserError
 from nanochat.log import Record, print0
 from nanochat.paths import hold_folder, publish_folder, read_json, read_sha256, sync, text_sha256, write_json
 
-MODEL, MANIFEST = "model.safetensors", "manifest.json"  # both written by rank 0
+# Both are written by rank 0.
+MODEL = "model.safetensors"
+MANIFEST = "manifest.json"
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
 POLL_SECONDS = 0.05  # between two checks for another rank's result
 

@@ -31,6 +31,7 @@ class Dataclass(Protocol):
 
 Config = TypeVar("Config", bound=Dataclass)
 Decorated = TypeVar("Decorated")
+Default = TypeVar("Default")
 
 
 def _parse_count(words: list[str]) -> int:
@@ -74,20 +75,41 @@ Resume = Annotated[Literal["auto", "never"] | int, _RESUME]
 Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 
 
-# in_card: in the report card. may_change: a run may resume with another value. least: the smallest number, besides the
-# default. below: a limit. short: a second name, like -i. rest: the text gets all flags that the config does not know.
+# What an option has that neither `option` nor the inherited option says.
 USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None, "rest": False}
 
 
-def option(default: Any, text: str | None = None, **metadata: Any) -> Any:
-    """Return a config field: default, help, and how both are shown. An inherited option keeps what is not given.
+def option(
+    default: Default,
+    text: str | None = None,
+    *,
+    group: str | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    may_change: bool | None = None,
+    in_card: bool | None = None,
+    short: str | None = None,
+    rest: bool | None = None,
+) -> Default:
+    """Return a config field. For type checkers it is its default, so a default of another type than the field's shows.
 
-    metadata: entries of USUAL that differ, and `group`: the title of its box in `--help`, if not that of its class.
+    None: as in the option that this one inherits, else as in USUAL. text: help for the flag. group: the title of its
+    box in `--help`, if not that of its class. least: the smallest number, besides the default. below: a limit.
+    may_change: a run may resume with another value. in_card: in the report card. short: a second name, like -i. rest:
+    the text gets all flags that the config does not know.
     """
-    assert metadata.keys() <= {"group", *USUAL}
-    if text:
-        metadata["text"] = text
-    return field(default=default, metadata=metadata)
+    said = {
+        "text": text,
+        "group": group,
+        "least": least,
+        "below": below,
+        "may_change": may_change,
+        "in_card": in_card,
+        "short": short,
+        "rest": rest,
+    }
+    made: Any = field(default=default, metadata={name: value for name, value in said.items() if value is not None})
+    return made
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(option,))
@@ -208,21 +230,27 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
     return config_class(**values)
 
 
+def check_limits(config: Dataclass) -> None:
+    """Raise a ValueError for a number outside the limits of its option, `least` and `below`."""
+    for one in fields(config):
+        value = getattr(config, one.name)
+        # The default may lie below: -1 often means "chosen for you".
+        if not isinstance(value, int | float) or value == one.default:
+            continue
+        least = one.metadata["least"]
+        below = one.metadata["below"]
+        if not least <= value < below:  # nor is it NaN
+            limit = "" if value < below else f" and below {below}"
+            raise UserError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")
+
+
 def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
     """Return the config that a command line describes; ValueError with one sentence if it describes none."""
     words = list(sys.argv[1:] if argv is None else argv)  # tests pass their own
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
         words = words[1:]
     config = _read_flags(config_class, words)
-    for one in fields(config):
-        value = getattr(config, one.name)
-        # The default may lie below: -1 often means "chosen for you".
-        if not isinstance(value, int | float) or value == one.default:
-            continue
-        least, below = one.metadata["least"], one.metadata["below"]
-        if not least <= value < below:  # nor is it NaN
-            limit = "" if value < below else f" and below {below}"
-            raise UserError(f"{flag_of(one.name)} has to be {least} or more{limit}, not {value}")
+    check_limits(config)
     return config
 
 

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.environment import hardware
@@ -25,11 +26,20 @@ from nanochat.settings import PretrainSettings
 
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
-# Activations per token and channel on a GPU, compiled: kept in each layer, and taken by the backward of one layer. The
-# first key is checkpointing, the second is --fp8. Found by rehearsals (bench/rehearse.py).
-BLOCK_KEEPS = {False: (20.6, 15.8), True: (1.5, 1.5)}
-BLOCK_TAKES = {False: (10, 26), True: (29, 37)}
-REST_KEEPS = 5  # outside the blocks
+REST_KEEPS = 5  # activations per token and channel outside the blocks
+
+
+class BlockActivations(NamedTuple):
+    """Activations per token and channel on a GPU, compiled. Found by rehearsals (bench/rehearse.py)."""
+
+    keeps: float  # in each layer
+    takes: float  # by the backward of one layer
+
+
+PLAIN_BLOCK = BlockActivations(keeps=20.6, takes=10)
+FP8_BLOCK = BlockActivations(keeps=15.8, takes=26)
+CHECKPOINTED_BLOCK = BlockActivations(keeps=1.5, takes=29)
+CHECKPOINTED_FP8_BLOCK = BlockActivations(keeps=1.5, takes=37)
 
 
 def print_cost(plan: RunPlan, config: PretrainSettings) -> None:
@@ -114,7 +124,8 @@ def memory(
     a dry run. Uncompiled, activations take a sixth more. Fragmentation, the framework, and caches for evaluation and
     sampling are left out.
     """
-    counts, model = plan.counts, plan.model
+    counts = plan.counts
+    model = plan.model
     empty = _empty_places(model, ranks)
     stored = 4 * (counts["total"] + empty)  # in fp32
     tokens = rows * model.max_seq_len
@@ -122,7 +133,8 @@ def memory(
     channels = itemsize * tokens * model.width  # bytes of one activation
     runs = model.applications
     times = runs.trained
-    keeps = BLOCK_KEEPS[checkpointing][fp8] + runs.kept[checkpointing]
+    block = block_activations(checkpointing, fp8)
+    keeps = block.keeps + (runs.kept_with_checkpointing if checkpointing else runs.kept)
     # Each time has a copy, unless the backward makes it again. In fp8 there is one, in two orders.
     copies = 1 if checkpointing or fp8 else times
     # A chunk of logits with its gradient, the head in the compute dtype, its gradient in fp32, and one chunk's share;
@@ -132,7 +144,7 @@ def memory(
     others = {
         "optimizer": (plan.state_bytes + 4 * empty) / ranks,  # each rank keeps a share
         "activations": channels * (model.depth * times * keeps + REST_KEEPS),
-        "loss or backward": max(loss, channels * BLOCK_TAKES[checkpointing][fp8]),
+        "loss or backward": max(loss, channels * block.takes),
     }
     if sharded and ranks > 1:
         # The whole weights of one unit with their gradients. There are no empty places.
@@ -149,13 +161,21 @@ def memory(
     }
 
 
+def block_activations(checkpointing: bool, fp8: bool) -> BlockActivations:
+    """Return the activations of a block in a run with these flags."""
+    if checkpointing:
+        return CHECKPOINTED_FP8_BLOCK if fp8 else CHECKPOINTED_BLOCK
+    return FP8_BLOCK if fp8 else PLAIN_BLOCK
+
+
 def traffic(plan: RunPlan, rows: int, ranks: int, itemsize: int) -> tuple[float, float]:
     """Return the bytes that a rank receives in a step with sharded weights, and with whole ones.
 
     For a model that runs each block and the head once.
     """
     parts = plan.total_batch_size // (rows * plan.model.max_seq_len * ranks)  # micro-batches
-    matrices, others = plan.counts["matrices"], plan.counts["total"] - plan.counts["matrices"]
+    matrices = plan.counts["matrices"]
+    others = plan.counts["total"] - plan.counts["matrices"]
     # Forward and backward gather the weights, embeddings in fp32 and for the forward alone; gradients are fp32.
     sharded = parts * (2 * itemsize * matrices + 4 * others + 4 * plan.counts["head"] + 4 * plan.counts["total"])
     sharded += 8 * matrices / ranks  # for Muon, a rank gets its part of the matrices, and shares of them come back

@@ -20,8 +20,9 @@ SAFE_EXPONENT = 60.0  # exponentials of less, summed over any vocabulary or row,
 
 # Bytes of logits per chunk. A CPU needs them in the caches; for a GPU a chunk must still be a large matrix product.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
-# Least tokens of a chunk without and with gradients: each chunk reads the whole weight, and adds to its whole gradient.
-LEAST_TOKENS = {False: 64, True: 512}
+# Least tokens of a chunk: each chunk reads the whole weight, and with gradients adds to its whole gradient.
+LEAST_TOKENS = 64
+LEAST_TOKENS_WITH_GRADIENT = 512
 # Factor for gradients of logits: in fp16, which ends at 6e-8, most probabilities of a large vocabulary would become 0.
 # A power of 2, so that it rounds nothing.
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
@@ -53,7 +54,8 @@ def cross_entropy(
     or "none", (…); in fp32. factors (…): return the sum of losses times factors, and the losses, without a gradient.
     softcap: 0 for none. chunk: tokens, 0: as many as fit. compiled: compile the form; on a GPU it always is.
     """
-    hidden, labels = hidden.flatten(0, -2), targets.flatten()
+    hidden = hidden.flatten(0, -2)
+    labels = targets.flatten()
     factors = None if factors is None else factors.flatten()
     form = torch_form
     # Not compiled, it makes several copies of a chunk in fp32, which is large on a GPU. A graph around it compiles it.
@@ -62,7 +64,8 @@ def cross_entropy(
     settings = form, softcap, vocab_size or len(weight)
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
-    chunks = max(1, -(-len(hidden) // (chunk or max(LEAST_TOKENS[recorded], fitting))))
+    least = LEAST_TOKENS_WITH_GRADIENT if recorded else LEAST_TOKENS
+    chunks = max(1, -(-len(hidden) // (chunk or max(least, fitting))))
     chunk = -(-len(hidden) // chunks)  # equal lengths: few shapes to compile for
     if recorded and reduction == "sum":
         total, each = _SumOfLosses.apply(hidden, weight, labels, factors, chunk, settings)
@@ -118,7 +121,8 @@ class _SumOfLosses(torch.autograd.Function):
         each = []  # losses of the chunks
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            rows, rows_gradient = hidden[part], hidden_gradient[part]
+            rows = hidden[part]
+            rows_gradient = hidden_gradient[part]
             logits = rows @ head.t()
             losses, gradient = form(logits, targets[part], softcap, vocab_size, scale)
             assert gradient is not None  # the scale is not 0

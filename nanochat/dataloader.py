@@ -236,7 +236,8 @@ class TextLoader(Loader[Corpus]):
 
 def open_text(trainer: OpenRun[PretrainSettings]) -> TextLoader:
     """Return the source of a new model's batches: rows of a corpus with enough text for the run."""
-    start, runtime = trainer.start, trainer.runtime
+    start = trainer.start
+    runtime = trainer.runtime
     config = start.config
     return TextLoader(
         open_corpus(config.data, start.num_shards or 0),

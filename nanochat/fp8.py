@@ -13,7 +13,8 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from nanochat.errors import UserError
 
-FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2  # gradients need range more than digits
+FORWARD = torch.float8_e4m3fn
+BACKWARD = torch.float8_e5m2  # gradients need range more than digits
 MULTIPLE = 16  # fp8 kernels need multiples of it, except for the number of rows of the left matrix
 FIRST_CAPABILITY = (8, 9)  # of CUDA devices with fp8 in their tensor cores
 SMALLEST_PEAK = 1e-12  # a tensor of zeros is scaled by this, to avoid a division by 0

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, overload
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,11 @@ VOCAB_MULTIPLE = 64  # pad the vocabulary so that the head's matmul fills tensor
 SHORT_MULTIPLE = 128  # the attention kernels' tile: a short window is a multiple of it, and the token itself
 NORM_EPS = 2**-23  # the resolution of fp32 beside 1
 INITIAL_THREADS = 8  # new parameters in memory at once, beside the model
-VALUE_GATE_INPUTS, SMEAR_GATE_INPUTS = 12, 24  # channels read by the two gates
+VALUE_GATE_INPUTS = 12  # channels that the gate of the value embeddings reads
+SMEAR_GATE_INPUTS = 24  # channels that the gate of smear reads
+
+
+MLPName = Literal["relu2", "swiglu", "leaky2"]  # the keys of MLP_KINDS
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ class Applications:
     trained: int = 1  # runs of the blocks that have a gradient
     untrained: int = 0  # runs without one
     heads: int = 1  # runs of the head, each with a loss
-    kept: tuple[float, float] = (0.0, 0.0)  # activations beside those of a block, by channel; with checkpointing
+    # Activations beside those of a block, by token and channel, that each run keeps.
+    kept: float = 0.0
+    kept_with_checkpointing: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class GPTConfig:
     heads: int = 6
     kv_heads: int = 6  # heads of keys and values, which divide the heads of queries among them
     max_seq_len: int = 2048
-    mlp: str = "relu2"  # a key in MLP_KINDS
+    mlp: MLPName = "relu2"
     mlp_ratio: float = 4.0  # hidden units per channel
     window_pattern: str = "SSSL"  # repeated over the layers, the last is always L. S: a quarter of max_seq_len, L: all
     rope_base: float = 100_000.0
@@ -128,10 +134,18 @@ class GPTConfig:
         return list(range((self.depth - 1) % 2, self.depth, 2)) if self.value_embeds else []
 
 
-MLP_KINDS = {  # name → (has a gate, hidden units from the outputs up and gate)
-    "relu2": (False, lambda up, gate: F.relu(up).square()),
-    "swiglu": (True, lambda up, gate: F.silu(gate) * up),
-    "leaky2": (False, lambda up, gate: F.leaky_relu(up, 0.5).square()),
+@dataclass(frozen=True)
+class MLPKind:
+    """How an MLP computes its hidden units: activation(up), or with a gate activation(gate) * up."""
+
+    activation: Callable[[Tensor], Tensor]
+    has_gate: bool = False
+
+
+MLP_KINDS: dict[MLPName, MLPKind] = {
+    "relu2": MLPKind(lambda up: F.relu(up).square()),
+    "swiglu": MLPKind(F.silu, has_gate=True),
+    "leaky2": MLPKind(lambda up: F.leaky_relu(up, 0.5).square()),
 }
 Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # from some tokens' keys and values to those of whole rows
 
@@ -247,15 +261,18 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        has_gate, self.activation = MLP_KINDS[config.mlp]
+        kind = MLP_KINDS[config.mlp]
+        self.activation = kind.activation
         units = max(64, round(config.mlp_ratio * config.width / 64) * 64)  # matrix units like whole tiles
         self.up = Linear(config.width, units)
-        self.gate = Linear(config.width, units) if has_gate else None
+        self.gate = Linear(config.width, units) if kind.has_gate else None
         self.down = Linear(units, config.width)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = None if self.gate is None else self.gate(x)
-        return self.down(self.activation(self.up(x), gate))
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        gate = self.gate(x)
+        return self.down(self.activation(gate) * self.up(x))
 
 
 class Block(nn.Module):
@@ -495,7 +512,8 @@ class GPT(nn.Module):
 
     def context(self, ids: Tensor, cache: "Cache | None" = None) -> Context:
         """Return the inputs common to all blocks for tokens (B, T); with a cache they continue the cache's rows."""
-        config, length = self.config, ids.shape[1]
+        config = self.config
+        length = ids.shape[1]
         positions = None if cache is None else cache.positions
         keys = length if cache is None or positions is None else cache.capacity
         assert keys <= config.max_seq_len
@@ -520,7 +538,9 @@ class GPT(nn.Module):
 
     def layers(self, context: Context) -> Iterator[LayerContext]:
         """Yield each block's inputs besides the state."""
-        config, tables, ids = self.config, self.value_embeds, context.ids
+        config = self.config
+        tables = self.value_embeds
+        ids = context.ids
         no_lambdas = [None] * config.depth
         residual_lambdas = no_lambdas if self.residual_lambdas is None else self.residual_lambdas.unbind()
         x0_lambdas = no_lambdas if self.x0_lambdas is None else self.x0_lambdas.unbind()
@@ -560,7 +580,8 @@ class GPT(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return (…, vocab_size) in fp32."""
-        tied, softcap = self.config.tie_embeddings, self.config.softcap
+        tied = self.config.tie_embeddings
+        softcap = self.config.softcap
         head = (lambda x: F.linear(x, self.head_weight.to(x.dtype))) if tied else self.head
         logits = self.gather_and_call(self.head_module, head, hidden)[..., : self.config.vocab_size].float()
         return softcap * (logits / softcap).tanh() if softcap else logits

@@ -49,7 +49,8 @@ class InductionAttention(Attention):
 
 def match_queries(k: Tensor, q: Tensor, config: GPTConfig) -> None:
     """Set the shifted key heads of InductionAttention, in k, to the first query head that each serves."""
-    shifted, group = config.kv_heads // 2, config.heads // config.kv_heads
+    shifted = config.kv_heads // 2
+    group = config.heads // config.kv_heads
     k.unflatten(0, (-1, config.head_dim))[:shifted] = q.unflatten(0, (-1, config.head_dim))[::group][:shifted]
 
 

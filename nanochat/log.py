@@ -300,7 +300,8 @@ def step_line(figures: Figures, loss: float, steps: int | None, details: str = "
     steps: in the whole run; None where a clock or the data ends training. details: what the objective adds.
     """
     mfu = figures["train/mfu"]
-    dt, total_time = figures["train/dt"], figures["total_training_time"]
+    dt = figures["train/dt"]
+    total_time = figures["total_training_time"]
     assert dt is not None  # both are measured in every step
     assert total_time is not None
     words = {

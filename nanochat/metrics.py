@@ -28,7 +28,8 @@ def keep_figures(log: MetricLog, state: "State", kind: str, found: Mapping[str, 
     The first is from before the first step. The state is saved with a checkpoint, so they outlive a resume. others:
     figures for the log alone.
     """
-    kept, logged = state.figures, {}
+    kept = state.figures
+    logged = {}
     if state.step == 0:
         kept["first"] |= found
     for name, estimate in found.items():
@@ -85,7 +86,8 @@ def scale_metrics(state: "State", runtime: "Runtime") -> Metrics:
         waiting = 100 * state.communicating / state.seconds
     if state.gpu_use and state.gpu_use[-1]:  # at least a second
         joules, computing, seconds = state.gpu_use
-        energy, busy = joules / JOULES_PER_KWH, 100 * computing / seconds
+        energy = joules / JOULES_PER_KWH
+        busy = 100 * computing / seconds
     return {
         "Nodes": node_count(),
         "Interconnect": found.get("interconnect", NOT_KNOWN),
@@ -125,7 +127,8 @@ def text_label(data: Record) -> str:
 
 def validation_metrics(state: "State", figure: str, name: str) -> Metrics:
     """Return a validation figure's lowest and last value; `name` is the last one's title."""
-    lowest, last = kept_figures(state, "lowest", "val/"), kept_figures(state, "last", "val/")
+    lowest = kept_figures(state, "lowest", "val/")
+    last = kept_figures(state, "last", "val/")
     return {f"Minimum validation {figure}": lowest.get(figure, NOT_KNOWN), name: last.get(figure, NOT_KNOWN)}
 
 

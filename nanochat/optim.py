@@ -65,7 +65,8 @@ class Layout:
     def take(self, shard: Tensor, rank: int, place: int, value: Tensor) -> None:
         """Copy a tensor into a rank's shard of the chunk, as far as it lies there; of a file, no more is read."""
         first = place * self.slot - rank * len(shard)  # of its elements, in the shard; negative: in one before
-        begin, end = max(first, 0), min(first + value.numel(), len(shard))
+        begin = max(first, 0)
+        end = min(first + value.numel(), len(shard))
         if begin < end:
             shard[begin:end] = value.reshape(-1)[begin - first : end - first]
 
@@ -104,10 +105,15 @@ class Stack(ABC):
     def __init__(
         self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int
     ) -> None:
-        self.group, self.members, self.number = group, members, number
-        self.rank, self.ranks = rank, ranks
+        self.group = group
+        self.members = members
+        self.number = number
+        self.rank = rank
+        self.ranks = ranks
         first = members[0][1]
-        self.shape, self.numel, self.device = first.shape, first.numel(), first.device
+        self.shape = first.shape
+        self.numel = first.numel()
+        self.device = first.device
         self._arrange(chunk_bytes)
         # The last chunk may have empty places.
         self.chunks = math.ceil(len(members) / self.per_chunk)
@@ -294,7 +300,8 @@ class Optimizer:
         self.groups = groups
         self.polar_dtype = polar_dtype
         compiled = partial(torch.compile, fullgraph=True, dynamic=False) if compile else lambda function: function
-        self.muon_update, self.orthogonalize = compiled(muon_update), compiled(orthogonalize)
+        self.muon_update = compiled(muon_update)
+        self.orthogonalize = compiled(orthogonalize)
         # A graph would be compiled again for each float.
         self.factor = torch.tensor if compile else float
         self.ranks = world_size

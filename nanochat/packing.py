@@ -82,7 +82,8 @@ class ChatLoader(Loader[Conversations]):
 
     def _pack_window(self, place: Place) -> tuple[list[np.ndarray], dict[str, int]]:
         """Return the rows for the window at a position, in random order, and the counts including this window."""
-        epoch, window = place["epoch"], place["window"]
+        epoch = place["epoch"]
+        window = place["window"]
         counts = {name: place[name] for name in COUNTS}
         # The same for every rank and every resumed run.
         order = np.random.default_rng((self.seed, epoch)).permutation(len(self.data))
@@ -191,7 +192,8 @@ def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 def open_chats(trainer: OpenRun[ChatTuneSettings], chats: Mixture, supervise: str) -> ChatLoader:
     """Return the source of batches of these conversations. supervise: as in ChatLoader."""
-    start, runtime = trainer.start, trainer.runtime
+    start = trainer.start
+    runtime = trainer.runtime
     config = start.config
     return ChatLoader(
         chats,

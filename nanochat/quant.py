@@ -100,7 +100,8 @@ def _round(weight: Tensor, scales: Tensor, top: int) -> Tensor:
 
 def _gptq(weight: Tensor, scales: Tensor, top: int, hessian: Tensor) -> Tensor:
     """Return codes, column by column: later columns make up for the error of earlier ones on the calibration text."""
-    weight, hessian = weight.clone(), hessian.double()
+    weight = weight.clone()
+    hessian = hessian.double()
     diagonal = hessian.diagonal()
     # Damping.
     diagonal += 0.01 * diagonal.mean().clamp(min=torch.finfo(torch.float32).tiny)
@@ -142,7 +143,8 @@ def quantize_weights(weights: Tensors, recipes: Recipes, hessians: Tensors) -> S
         if name not in recipes:
             stored[name] = weight.detach().float().cpu()
             continue
-        recipe, hessian = parse_recipe(recipes[name]), hessians.get(name)
+        recipe = parse_recipe(recipes[name])
+        hessian = hessians.get(name)
         if recipe.gptq and hessian is None:
             raise UserError(f"{name} has no inputs for gptq, it is a table: give it another recipe")
         stored[name] = quantize(weight, recipe, hessian)

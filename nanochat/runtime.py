@@ -267,10 +267,13 @@ def planned_hardware(name: str, nodes: int = 1) -> tuple[int, Accelerator]:
         return parse_hardware(name)
     device = _device("auto")
     if device.type == "cuda":
-        count, accelerator = torch.cuda.device_count(), find_accelerator(_device_name(device))
+        count = torch.cuda.device_count()
+        accelerator = find_accelerator(_device_name(device))
         memory = accelerator.memory or torch.cuda.get_device_properties(device).total_memory / 1e9
     else:
-        count, accelerator, memory = 1, Accelerator(device.type.upper()), free_memory(device) / 1e9
+        count = 1
+        accelerator = Accelerator(device.type.upper())
+        memory = free_memory(device) / 1e9
     count *= nodes
     price = given_price()
     dollars = accelerator.dollars if price is None else price / count

@@ -142,7 +142,7 @@ def scaled_size(counts: dict[str, int]) -> int:
 
 def _horizon(config: PretrainSettings, n: int, flops: float, batch: int) -> tuple[int | None, str]:
     """Return the steps, None if a clock ends the run, and a note about them. flops: per token."""
-    # -1 is the default of all horizons; HorizonSettings refuses two of them, and values that are not above 0.
+    # -1 is the default of all horizons; OptimizerSettings refuses two of them, and values that are not above 0.
     if config.target_seconds != -1:
         return None, f"as many as {config.target_seconds:g} seconds allow"
     if config.num_iterations != -1:
@@ -169,7 +169,8 @@ def flops_per_token(model: GPT, row_length: int) -> int:
     weights = sum(weight.numel() for weight in model.blocks.parameters() if weight.ndim == 2)
     keys = (min(window or row_length, row_length) for window in config.windows)
     sweep = 6 * weights + 12 * config.width * sum(keys)
-    head, smear = 6 * model.head_weight.numel(), 6 * SMEAR_GATE_INPUTS * config.smear
+    head = 6 * model.head_weight.numel()
+    smear = 6 * SMEAR_GATE_INPUTS if config.smear else 0
     runs = config.applications
     # A sweep without a gradient costs a third.
     return round((runs.trained + runs.untrained / 3) * sweep) + runs.heads * head + smear

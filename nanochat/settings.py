@@ -113,84 +113,28 @@ class TokenizerSettings(TextSettings, TagSettings):
 # ---- groups for training ----
 
 
-@options("run")
-class RunSettings(TagSettings, LogSettings):
-    """A training run: its name, its seed, and how it resumes."""
-
-    seed: Count = option(42, "seed for weight initialization and data order")
-    # Read by start.checkpoint_to_resume.
-    resume: Resume = option(
-        "auto",
-        "auto: resume from the newest checkpoint; never: start again; a step: go back to its checkpoint, with other"
-        " learning rates if you like",
-        may_change=True,
-        in_card=False,
-    )
-
-
-@options("device")
-class TrainingDeviceSettings(DeviceSettings):
-    """Computation in a training step."""
-
-    # The attention paths give the same result but for rounding.
-    attention: str = option(
-        "auto", "attention kernel: auto, or a key of PATHS in attention.py", may_change=True, in_card=False
-    )
-    # On a CPU a short run ends before the compiler would: see start._compiles.
-    compile: bool = option(
-        True, "torch.compile the blocks if the run is long enough to benefit", may_change=True, in_card=False
-    )
-    # About a third more computation; activations for one layer at a time.
-    checkpointing: bool = option(False, "recompute activations in the backward pass to save memory", may_change=True)
-    # For models that do not fit; see nanochat/sharding.py.
-    shard_weights: bool = option(
-        False, "shard weights and gradients over the ranks too, not only optimizer states", may_change=True
-    )
-
-
-@options("horizon")
-class HorizonSettings:
-    """The length of a run: at most one flag that ends a run is given."""
-
-    # -1: not given. Flags in this group end a run; a script may add others.
-    num_iterations: Count = option(-1, "number of optimizer steps")
-    target_seconds: float = option(-1.0, "training time in seconds")
-
-    def __post_init__(self) -> None:
-        # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
-        names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
-        given = {name: getattr(self, name) for name in names if getattr(self, name) != -1}
-        if len(given) > 1:
-            raise UserError(f"{' and '.join(map(flag_of, given))} both set the length of the run: keep one")
-        for name, value in given.items():
-            if not value > 0:  # NaN is not above 0 either
-                raise UserError(f"{flag_of(name)} has to be more than 0, not {value:g}")
-
-
-@options("batch")
-class BatchSettings:
-    """The size of a step. Gradients are summed over micro-batches and ranks, so only the total changes the training."""
-
-    # Also limits prompts with answers, once the model is used.
-    max_seq_len: Count | None = option(2048, "sequence length in tokens", least=1)
-    # Only memory decides: the result differs by rounding only.
-    device_batch_size: str = option(
-        "auto", "sequences per device and micro-batch (auto: the most that fit)", may_change=True
-    )
-    # scaling.plan_run chooses it for -1.
-    total_batch_size: Count | None = option(
-        -1, "tokens per optimizer step, over all ranks (-1: from the scaling rule)", least=1
-    )
-
-
 @options("optimizer")
 class OptimizerSettings:
-    """Learning rates for a batch of 2^19 tokens (of embeddings and head: for width 768), and their schedule.
+    """The steps of the optimizer: how many, how large, and at which learning rates."""
 
-    scaling.rate_scale has the factor for other batches.
-    """
+    # At most one flag that ends a run is given; -1: not given. Flags in this group end a run; a script may add others.
+    num_iterations: Count = option(-1, "number of optimizer steps", group="horizon")
+    target_seconds: float = option(-1.0, "training time in seconds", group="horizon")
 
-    # param_groups.RULES says which parameters a rate belongs to, and how it is scaled by batch and width.
+    # Also limits prompts with answers, once the model is used.
+    max_seq_len: Count | None = option(2048, "sequence length in tokens", group="batch", least=1)
+    # Only memory decides: the result differs by rounding only.
+    device_batch_size: str = option(
+        "auto", "sequences per device and micro-batch (auto: the most that fit)", group="batch", may_change=True
+    )
+    # scaling.plan_run chooses it for -1. Gradients are summed over micro-batches and ranks, so only the total changes
+    # the training.
+    total_batch_size: Count | None = option(
+        -1, "tokens per optimizer step, over all ranks (-1: from the scaling rule)", group="batch", least=1
+    )
+
+    # The rates are for a batch of 2^19 tokens (embeddings and head: for width 768), scaling.rate_scale has the factor
+    # for others. param_groups.RULES says which parameters a rate belongs to, and how batch and width scale it.
     embedding_lr: Rate = option(0.3, "learning rate of embeddings (AdamW)")
     unembedding_lr: Rate = option(0.008, "learning rate of the head (AdamW)")
     matrix_lr: Rate = option(0.02, "learning rate of matrices (Muon)")
@@ -204,40 +148,79 @@ class OptimizerSettings:
     # Off by default, as in the public reference's recipe; its effect here was not measured.
     grad_clip: Rate = option(0.0, "clip the gradient norm at this value (0: off)")
 
+    def __post_init__(self) -> None:
+        # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
+        names = [field.name for field in fields(self) if field.metadata["group"] == "horizon"]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) != -1}
+        if len(given) > 1:
+            raise UserError(f"{' and '.join(map(flag_of, given))} both set the length of the run: keep one")
+        for name, value in given.items():
+            if not value > 0:  # NaN is not above 0 either
+                raise UserError(f"{flag_of(name)} has to be more than 0, not {value:g}")
 
-@options("checkpoints")
-class CheckpointSettings:
-    """The checkpoints of a run: how often, and how many stay."""
+
+@options("run")
+class TrainingSettings(OptimizerSettings, DeviceSettings, TagSettings, LogSettings):
+    """Every training script has these: a run's name, device, steps, evaluations and checkpoints."""
+
+    seed: Count = option(42, "seed for weight initialization and data order")
+    # Read by start.checkpoint_to_resume.
+    resume: Resume = option(
+        "auto",
+        "auto: resume from the newest checkpoint; never: start again; a step: go back to its checkpoint, with other"
+        " learning rates if you like",
+        may_change=True,
+        in_card=False,
+    )
+
+    # The attention paths give the same result but for rounding.
+    attention: str = option(
+        "auto",
+        "attention kernel: auto, or a key of PATHS in attention.py",
+        group="device",
+        may_change=True,
+        in_card=False,
+    )
+    # On a CPU a short run ends before the compiler would: see start._compiles.
+    compile: bool = option(
+        True,
+        "torch.compile the blocks if the run is long enough to benefit",
+        group="device",
+        may_change=True,
+        in_card=False,
+    )
+    # About a third more computation; activations for one layer at a time.
+    checkpointing: bool = option(
+        False, "recompute activations in the backward pass to save memory", group="device", may_change=True
+    )
+    # For models that do not fit; see nanochat/sharding.py.
+    shard_weights: bool = option(
+        False,
+        "shard weights and gradients over the ranks too, not only optimizer states",
+        group="device",
+        may_change=True,
+    )
+
+    # Fixed for a run: the lowest validation depends on how often one is made.
+    eval_every: Count = option(
+        250, "validate every N steps (0: only before and after training; -1: never)", group="evaluation", least=-1
+    )
 
     # Besides, a checkpoint is saved at the end and when a signal stops the run.
     save_every: Count = option(
-        1000, "save every N steps (-1: only at the end)", least=-1, may_change=True, in_card=False
+        1000,
+        "save every N steps (-1: only at the end)",
+        group="checkpoints",
+        least=-1,
+        may_change=True,
+        in_card=False,
     )
     # One more is on disk while a new one is written.
-    keep_last: Count = option(2, "number of checkpoints to keep (0: all)", may_change=True, in_card=False)
+    keep_last: Count = option(
+        2, "number of checkpoints to keep (0: all)", group="checkpoints", may_change=True, in_card=False
+    )
 
-
-@options("evaluation")
-class EvaluationSettings:
-    """Evaluation during training."""
-
-    # Fixed for a run: the lowest validation depends on how often one is made.
-    eval_every: Count = option(250, "validate every N steps (0: only before and after training; -1: never)", least=-1)
-
-
-@options()
-class TrainingSettings(
-    CheckpointSettings,
-    EvaluationSettings,
-    OptimizerSettings,
-    BatchSettings,
-    HorizonSettings,
-    TrainingDeviceSettings,
-    RunSettings,
-):
-    """Every training script has these."""
-
-    dry_run: bool = option(False, "print the plan and exit", group="run", may_change=True, in_card=False)
+    dry_run: bool = option(False, "print the plan and exit", may_change=True, in_card=False)
 
 
 @options("model")
@@ -270,7 +253,7 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
     window_pattern: str = option(
         "", "attention windows, repeated over the layers; S: a quarter of the context, L: all (default: the model's)"
     )
-    # HorizonSettings allows one flag in this group, --num-iterations and --target-seconds included.
+    # OptimizerSettings allows one flag in this group, --num-iterations and --target-seconds included.
     target_flops: float = option(-1.0, "total training FLOPs", group="horizon")
     target_param_data_ratio: float = option(-1.0, "tokens per parameter (12 if no horizon is given)", group="horizon")
 

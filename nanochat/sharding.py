@@ -296,7 +296,9 @@ class _Sharded(Stack):
 
     def _arrange(self, chunk_bytes: int) -> None:
         first = self.pieces[0]
-        self.per_chunk, self.shard_size, self.layout = len(first.names), first.shard_size, first.layout
+        self.per_chunk = len(first.names)
+        self.shard_size = first.shard_size
+        self.layout = first.layout
         self.layouts = self.state_layouts()
 
     def _allocate(self) -> None:
@@ -304,7 +306,8 @@ class _Sharded(Stack):
         self.values = self.mine = torch.stack([piece.mine for piece in self.pieces])
         self.grads = self.reduced = torch.zeros_like(self.mine)
         for chunk, piece in enumerate(self.pieces):
-            piece.mine, piece.reduced = self.mine[chunk], self.reduced[chunk]
+            piece.mine = self.mine[chunk]
+            piece.reduced = self.reduced[chunk]
 
 
 class ShardedAdamW(_Sharded, AdamWStack):
@@ -318,15 +321,18 @@ class ShardedMuon(_Sharded, MuonStack):
         lr, momentum, beta2, weight_decay = self.factors(optimizer)
         update = nesterov(self.reduced, self.states["momentum"], scale, momentum)
         with optimizer.waiting.counted():
-            dealt, variances = self._deal(update), self._deal(self.states["variance"])
-        matrices, rows = self._views(dealt, self.layout), self._views(variances, self.layouts["variance"])
+            dealt = self._deal(update)
+            variances = self._deal(self.states["variance"])
+        matrices = self._views(dealt, self.layout)
+        rows = self._views(variances, self.layouts["variance"])
         # Flattened, they may be copies.
         moved = rows.flatten(0, 1)
         updates = optimizer.orthogonalize(matrices.flatten(0, 1), moved, lr, beta2, optimizer.polar_dtype)
         matrices.copy_(updates.view_as(matrices))
         rows.copy_(moved.view_as(rows))
         with optimizer.waiting.counted():
-            updates, variances = self._collect(dealt), self._collect(variances)
+            updates = self._collect(dealt)
+            variances = self._collect(variances)
         self.states["variance"].copy_(variances)
         decay_and_step(self.mine, updates, lr * weight_decay)
 

@@ -6,8 +6,9 @@ python -m scripts.chat_eval -i sft -a "GSM8K|AQUA"
 
 import json
 import re
+from dataclasses import replace
 
-from nanochat.config import Count, option, options, run_script
+from nanochat.config import Count, check_limits, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
@@ -34,17 +35,22 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     slots: Count = option(0, "samples generated in parallel (0: chosen for the device)", in_card=False)
 
     def __post_init__(self) -> None:
-        if self.sampling:
-            if not SAMPLING.fullmatch(self.sampling):
-                raise UserError(f"--sampling={self.sampling} has to be three numbers like 0.7,0.9,32768")
-            names = ("temperature", "top_p", "max_new_tokens", "top_k")
-            for name, value in zip(names, json.loads(f"[{self.sampling},0]"), strict=True):
-                object.__setattr__(self, name, value)  # the dataclass is frozen
-        if self.num_samples * self.repeats > 1 and not self.temperature:
-            raise UserError("all answers to a problem would be the same, add --temperature=1")
         # An unknown task or augmentation is an error before the model is loaded.
         for name in pick(self.tasks, JUDGED):
             TASKS[name]
+
+
+def with_sampling(config: Config) -> Config:
+    """Return the config with the values that --sampling is short for, so that the record has them too."""
+    if config.sampling:
+        if not SAMPLING.fullmatch(config.sampling):
+            raise UserError(f"--sampling={config.sampling} has to be three numbers like 0.7,0.9,32768")
+        temperature, top_p, max_new_tokens = json.loads(f"[{config.sampling}]")
+        config = replace(config, temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, top_k=0)
+        check_limits(config)
+    if config.num_samples * config.repeats > 1 and not config.temperature:
+        raise UserError("all answers to a problem would be the same, add --temperature=1")
+    return config
 
 
 def main(config: Config) -> None:
@@ -53,6 +59,7 @@ def main(config: Config) -> None:
     from nanochat.models import load_chosen
     from nanochat.runtime import setup
 
+    config = with_sampling(config)
     stage = f"chat_eval_{config.source}"
     tag = config.out_tag or config.tag
     if config.quant:  # the answers of the model itself stay, for a comparison

@@ -66,7 +66,8 @@ class Passages(Chat):
 def _passages(shard: Path) -> Iterator[list[Any]]:
     for text in documents(shard):
         for first, *rest in by_size((piece.encode() for piece in PIECE.findall(text)), PASSAGE_BYTES):
-            question, answer = first.decode().strip(), b"".join(rest).decode().strip()
+            question = first.decode().strip()
+            answer = b"".join(rest).decode().strip()
             if question and answer:
                 yield [messages([question, answer])]
 

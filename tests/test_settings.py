@@ -7,6 +7,7 @@ import pytest
 from conftest import cells
 
 from nanochat.config import parse
+from nanochat.gpt import MLP_KINDS, MLPName
 from nanochat.jobs.plan import STEPS, StepName
 from nanochat.jobs.scales import SCALES, ScaleName
 from nanochat.settings import ChatTuneSettings, FineTuneSettings
@@ -19,6 +20,7 @@ LITERALS = [
     (Size, SIZES),
     (ScaleName, SCALES),
     (StepName, STEPS),
+    (MLPName, MLP_KINDS),
 ]
 
 

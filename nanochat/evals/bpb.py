@@ -51,7 +51,8 @@ class EvalText(NamedTuple):
 
 def first_documents(batches: Iterable[pyarrow.Array], max_bytes: int) -> list[str]:
     """Return the first `max_bytes` from documents in Arrow text arrays; the last one is cut at a character."""
-    documents, room = [], max_bytes
+    documents = []
+    room = max_bytes
     for text in chain.from_iterable(batch.to_pylist() for batch in batches):
         content = text.encode()
         documents.append(content[:room].decode(errors="ignore"))  # without a character that was cut in two

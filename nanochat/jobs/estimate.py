@@ -19,7 +19,9 @@ from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.paths import base_dir, stage_dir
 
-START_SECONDS = {True: 30.0, False: 3.0}  # on a GPU or not: imports, loading and compiling when a stage starts
+# Imports, loading and compiling when a stage starts.
+GPU_START_SECONDS = 30.0
+CPU_START_SECONDS = 3.0
 DOWNLOAD_SPEED = 5e7  # bytes a second
 
 CHECKPOINT_BYTES = 12  # on disk, for each parameter, at most
@@ -160,7 +162,8 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
         return StepEstimate(seconds, tokens, "measured on 2 cores")
     if not base.rate:
         return StepEstimate(0.0, tokens, base.basis)
-    seconds = START_SECONDS[setting.gpus > 0] + work.seconds + tokens * work.cost * base.flops / base.rate
+    start = GPU_START_SECONDS if setting.gpus else CPU_START_SECONDS
+    seconds = start + work.seconds + tokens * work.cost * base.flops / base.rate
     if step.name == "download":
         seconds += base.tokens * TEXT_BYTES / DOWNLOAD_SPEED
     return StepEstimate(seconds, tokens, base.basis)

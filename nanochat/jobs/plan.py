@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
@@ -26,6 +26,7 @@ from nanochat.jobs.scales import (
     SCALES,
     Flags,
     Scale,
+    ScaleName,
     choose_scale,
     evening_depth,
     flag_words,
@@ -60,11 +61,46 @@ TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages tha
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
+class Request(Protocol):
+    """What a plan is made from: the config of scripts.plan, whose help texts describe the fields."""
+
+    # Properties, because the config is frozen.
+    @property
+    def tag(self) -> str: ...
+
+    @property
+    def data(self) -> str: ...
+
+    @property
+    def scale(self) -> Literal["auto", ScaleName]: ...
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def wandb(self) -> str: ...
+
+    @property
+    def until(self) -> Literal["", StepName]: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def fresh(self) -> bool: ...
+
+    @property
+    def on(self) -> str: ...
+
+
 @dataclass(frozen=True)
 class Setting:
     """Choices that follow from a command line and the machine."""
 
-    request: Any  # Config of scripts.plan
+    request: Request
     name: str  # key of SCALES
     reason: str  # for that scale, in words
     depth: int
@@ -120,7 +156,7 @@ def has_network(hardware: str) -> bool:
     return bool(hardware) or not hub.refusal("")
 
 
-def choose_setting(request: Any) -> Setting:
+def choose_setting(request: Request) -> Setting:
     """Return the choices for this machine; a ValueError if a flag names text that does not exist."""
     count, accelerator = find_hardware(request.on)
     data = request.data
@@ -128,9 +164,11 @@ def choose_setting(request: Any) -> Setting:
     # A resumed run keeps the first choices.
     plan = {} if request.fresh or request.on else saved_record(stage_dir("speedrun", request.tag) / "plan.json")
     earlier = plan.get("settings", {})
-    name, reason = request.scale, "as asked"
+    name = request.scale
+    reason = "as asked"
     if name == "auto" and earlier:  # a lost GPU or network must not discard a trained model
-        name, reason = earlier["scale"], "as this run started"
+        name = earlier["scale"]
+        reason = "as this run started"
     elif name == "auto":
         # Only a GPU needs real text; the network is asked last.
         has_text = not count or data != "auto" or bool(found) or has_network(request.on)

@@ -43,7 +43,8 @@ class BM25:
             scores = rarity * times * (K1 + 1) / (times + damping[numbers])
             if len(numbers) > self._size / 16:
                 # Adding to all texts is faster than adding to many.
-                numbers, scores = slice(None), np.bincount(numbers, scores, self._size)
+                scores = np.bincount(numbers, scores, self._size)
+                numbers = slice(None)
             self._scores[word] = numbers, scores
 
     def scores(self, query: str) -> np.ndarray:

@@ -120,7 +120,8 @@ class Row:
         else:
             self.text = "\n".join(texts)
             # A system message, which may stand before them, belongs to no pair.
-            self.prompts, self.answers = texts[-2::-2], texts[:0:-2]
+            self.prompts = texts[-2::-2]
+            self.answers = texts[:0:-2]
             original = value.get("original")
             prompt = self.prompts[-1]
             if original:

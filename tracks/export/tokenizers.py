@@ -156,7 +156,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     try:
         for line in path.read_bytes().splitlines():
             word, number = line.split()  # such as `IHRoZQ== 262`
-            token, rank = base64.b64decode(word), int(number)
+            token = base64.b64decode(word)
+            rank = int(number)
             if rank >= 256:
                 merges.append(merge_of(token, ranks))
             elif token != bytes([rank]):  # ours are in this order

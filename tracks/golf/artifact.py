@@ -112,7 +112,8 @@ def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: 
         else:
             tensors.append([name, value.shape, FULL])
         columns[SCALARS, FULL].append(value.half().numpy().ravel())
-    sections, body = [], b""
+    sections = []
+    body = b""
     for (group, bits), parts in columns.items():
         compressor, packed = compress(to_bytes(np.concatenate(parts)))
         sections.append([group, bits, compressor, len(packed)])

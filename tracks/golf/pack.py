@@ -92,7 +92,8 @@ def tensors_table(packed: "Artifact") -> Record:
     for name, recipe in packed.recipes.items():
         matrix = packed.stored[name]
         assert isinstance(matrix, Quantized)  # it has a recipe
-        count, bits = matrix.codes.numel(), entropy(matrix.codes)
+        count = matrix.codes.numel()
+        bits = entropy(matrix.codes)
         size = len(compress(matrix.unsigned().tobytes())[-1])
         rows.append([name, recipe, count, bits, bits * count / 8, size])
     columns = "Tensor | Recipe | Values:,d | Entropy, bits:.3f | Entropy, bytes:,.0f | Bytes, compressed alone:,d"

@@ -79,7 +79,8 @@ def scored(config: Config, name: str, seed: int, entry: str, stride: int, trick:
     flags = entry_flags(config, entry, trick)
     plan = flags.pop("--plan")
     del flags["--data"]
-    tag, step = f"{config.tag}-{name}-{seed}", f"{name}-{seed}"
+    tag = f"{config.tag}-{name}-{seed}"
+    step = f"{name}-{seed}"
     words = [*flag_words(flags), f"--seed={seed}"]
     yield training_step(f"{step}-train", "tracks.golf.train", words, tag, tokenizer_tag=config.tag, data=config.data)
     pack = ["tracks.golf.pack", f"--scale={config.scale}", f"--tag={tag}", f"--plan={plan}"]

@@ -52,7 +52,9 @@ def score(
     """
     length = model.config.max_seq_len
     inputs, targets = overlapping_rows(ids, length, stride)
-    nats, size, scored = 0.0, 0, 0
+    nats = 0.0
+    size = 0
+    scored = 0
     for numbers in torch.arange(len(inputs)).split(rows):
         goals = targets[numbers]  # a copy
         goals[numbers > 0, : length - stride] = -1  # in the row before too
@@ -80,7 +82,8 @@ def score_files(folder: str, stride: int, rows: int, seconds: float, device: str
     stride: 0 for rows that do not overlap. seconds: limit for all of it.
     """
     started = time.monotonic()
-    artifact, text = read_artifact(Path(folder, "artifact").read_bytes()), Path(folder, "text").read_bytes()
+    artifact = read_artifact(Path(folder, "artifact").read_bytes())
+    text = Path(folder, "text").read_bytes()
     tokenizer = rustbpe.Tokenizer(**artifact.vocabulary)
     model = load(artifact, device)
     if tokenizer.vocab_size != model.config.vocab_size:

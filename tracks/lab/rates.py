@@ -69,7 +69,8 @@ def _lowest(losses: Losses, rates: Sequence[float]) -> tuple[float, list[float]]
     if not finite:
         return rates[0], []  # all runs have diverged: the optimum lies below
     lowest = math.log(min(finite, key=finite.__getitem__))
-    x, y = np.log(list(finite)), np.array(list(finite.values()))
+    x = np.log(list(finite))
+    y = np.array(list(finite.values()))
     near = abs(x - lowest) <= WINDOW
     if near.sum() >= 3:
         square, slope, _ = np.polyfit(x[near], y[near], 2)

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 # Activations that an application keeps beside those of a block, by token and channel: the norms around it are kept too,
 # and with checkpointing only its input is. Found by rehearsals (bench/rehearse.py).
-KEPT = (2.2, -0.35)
+KEPT = 2.2
+KEPT_WITH_CHECKPOINTING = -0.35
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,13 @@ class RecursiveConfig(InductionConfig):
     @property
     def applications(self) -> Applications:
         sweeps = self.supervision * (self.loops + 1)
-        return Applications(sweeps, (self.passes - 1) * sweeps, self.supervision, KEPT)
+        return Applications(
+            trained=sweeps,
+            untrained=(self.passes - 1) * sweeps,
+            heads=self.supervision,
+            kept=KEPT,
+            kept_with_checkpointing=KEPT_WITH_CHECKPOINTING,
+        )
 
 
 class RecursiveGPT(InductionGPT):
@@ -83,12 +90,14 @@ class RecursiveGPT(InductionGPT):
 
     def exits(self, ids: Tensor, cache: "Cache | None" = None) -> Iterator[Tensor]:
         """Yield the head's input at each exit, (B, T, width) in compute_dtype."""
-        config, context = self.config, self.context(ids, cache)
+        config = self.config
+        context = self.context(ids, cache)
         layers = list(self.layers(context))
         places = count()  # of keys and values in the cache: each application of a block has its own
 
         def apply(i: int, state: Tensor) -> Tensor:
-            layer, block = layers[i], self.blocks[i]
+            layer = layers[i]
+            block = self.blocks[i]
             if cache is not None:
                 layer = layer._replace(store=partial(cache.update, next(places)))
             elif self.checkpointing and torch.is_grad_enabled():

@@ -29,7 +29,9 @@ class DeepSupervision:
         kept = (targets >= 0).sum(1, keepdim=True)  # (rows, 1)
         first = 1 - model.steps if self.base > 1 else 0  # powers above 1 could be too large for a float
         powers = [self.base ** (first + i) for i in range(model.steps)]
-        total, before, sums = 0.0, None, []
+        total = 0.0
+        before = None
+        sums = []
         for power, hidden in zip(powers, model.exits(inputs), strict=True):
             factors = torch.full((len(inputs), 1), power / sum(powers), device=inputs.device)
             if before is not None:

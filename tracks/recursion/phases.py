@@ -44,7 +44,8 @@ class Config(SeriesSettings):
 def steps(config: Config, data: str, flags: list[str]) -> Iterator[Step]:
     """Yield the steps of the series."""
     yield tokenizer_step(config, data)
-    tag, launch = f"{config.tag}-{config.phase}", launch_on_all_gpus()
+    tag = f"{config.tag}-{config.phase}"
+    launch = launch_on_all_gpus()
     yield training_step(config.phase, MODULE, flags, tag, tokenizer_tag=config.tag, data=data, launch=launch)
 
 

@@ -44,7 +44,9 @@ ARMS = {
     "L": "as many applications, one state, loss at the end alone",
 }
 # Metrics of base training, and the seconds that its checkpoint has.
-BPB, FLOPS, PARAMETERS = "Final validation bpb", "Number of FLOPs per token", "Number of parameters"
+BPB = "Final validation bpb"
+FLOPS = "Number of FLOPs per token"
+PARAMETERS = "Number of parameters"
 SECONDS = "Seconds of training"
 # Settings in which an arm may differ from R.
 FREE_IN_ARM = {*PRESET_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
@@ -73,7 +75,8 @@ class ArmRun:
         folder = stage_dir("base_train", tag)
         if not (folder / "outcome.json").exists():
             raise UserError(f"the run {tag} has not finished: train it first, as python -m tracks.recursion.run does")
-        outcome, checkpoint = Outcome.load(folder / "outcome.json"), newest(folder)
+        outcome = Outcome.load(folder / "outcome.json")
+        checkpoint = newest(folder)
         assert checkpoint is not None  # a finished run has one
         outcome.metrics[SECONDS] = checkpoint.manifest["loop"]["seconds"]
         return cls(outcome, checkpoint, read_metrics(folder / "metrics.jsonl"))
@@ -169,9 +172,13 @@ def refit(
     Returns the lowest bits per byte, and the rounds of REFIT_STEPS steps at each of the rates, which fall: at each of
     them the head trains until validation stops falling. rounds: train so many in any case.
     """
-    manifest, tokenizer = run.manifest, tokenizer_of(run.checkpoint)
-    config, rows = manifest["config"], manifest["loop"]["device_batch"]
-    batch, length, size = config["total_batch_size"], config["max_seq_len"], config["eval_bytes"]
+    manifest = run.manifest
+    tokenizer = tokenizer_of(run.checkpoint)
+    config = manifest["config"]
+    rows = manifest["loop"]["device_batch"]
+    batch = config["total_batch_size"]
+    length = config["max_seq_len"]
+    size = config["eval_bytes"]
     text = read_text(corpus.batches("val"), tokenizer, runtime.validation_bytes if size < 0 else size)
     source = TextLoader(
         corpus,
@@ -193,7 +200,8 @@ def refit(
     def measure() -> float:
         return text_bpb(model, text, length, rows, runtime).value
 
-    lowest, done = measure(), []
+    lowest = measure()
+    done = []
     with source:
         for factor, given in zip_longest(REFIT_RATES, rounds):
             head.lr = head.initial_lr * factor

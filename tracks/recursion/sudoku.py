@@ -73,7 +73,8 @@ def module_of(arm: str) -> str:
 
 def arm_steps(config: Config, data: str, launch: list[str], arm: str, seed: int, horizon: str) -> Iterator[Step]:
     """Yield the steps of one arm: a base model, training on the Sudoku until the horizon, its score."""
-    tag, name = f"{config.tag}-{arm}-{seed}", f"{arm}-{seed}"
+    tag = f"{config.tag}-{arm}-{seed}"
+    name = f"{arm}-{seed}"
     words = [*base_flags(config, arm), f"--seed={seed}"]
     yield training_step(f"{name}-base", module_of(arm), words, tag, tokenizer_tag=config.tag, data=data, launch=launch)
     words = [*CHATS.split(), horizon, f"--seed={seed}"]

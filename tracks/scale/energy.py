@@ -26,7 +26,8 @@ def watch_gpu(device: torch.device) -> Iterator[Callable[[], list[float] | None]
         try:
             while not ended.wait(SAMPLE_SECONDS):
                 # Both are means over a second or less: of milliwatts, and of the percent of time with a kernel.
-                watts, utilization = torch.cuda.power_draw(device) / 1000, torch.cuda.utilization(device) / 100
+                watts = torch.cuda.power_draw(device) / 1000
+                utilization = torch.cuda.utilization(device) / 100
                 now = time.monotonic()
                 samples.append(((now - before) * watts, (now - before) * utilization, now - before))
                 before = now
