@@ -40,7 +40,7 @@ PARTS = {
 
 
 def check_conversation(conversation: Any) -> Conversation:
-    """Return a conversation that a file or a client has; a ValueError names the first malformed message, from 1."""
+    """Return a conversation that a file or a client has; a UserError names the first malformed message, from 1."""
     messages = conversation.get("messages") if isinstance(conversation, dict) else None
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise UserError("a conversation has a list `messages` with at least one message")

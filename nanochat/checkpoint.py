@@ -65,7 +65,7 @@ class Checkpoint:
 
 
 def load(folder: Path, step: int) -> Checkpoint:
-    """Return a step's checkpoint after reading every file and comparing the hash; a ValueError names the damage."""
+    """Return a step's checkpoint after reading every file and comparing the hash; a UserError names the damage."""
     path = _home(folder, step)
     try:
         manifest = read_json(path / MANIFEST)
@@ -328,7 +328,7 @@ def check_free_space(folder: Path, needed: int) -> None:
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a run's folder until the block or the process ends; ValueError if another run has it.
+    """Keep other runs out of a run's folder until the block or the process ends; UserError if another run has it.
 
     Cleans up first after a process that was killed.
     """

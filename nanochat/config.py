@@ -151,7 +151,7 @@ def flag_of(name: str) -> str:
 
 
 def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None:
-    """Raise a ValueError for a name that is none of the known ones. kind: words before the name, like "the task"."""
+    """Raise a UserError for a name that is none of the known ones. kind: words before the name, like "the task"."""
     for name in names:
         if name not in known:
             raise UserError(f"{kind} {name} is not known, choose from {', '.join(filter(None, known))}")
@@ -191,7 +191,7 @@ def _first_sentence(drawn: str) -> str:
 
 
 def _read_flags(config_class: type[Config], words: list[str]) -> Config:
-    """Return the config that tyro reads from a command line; ValueError for unknown flags and unreadable values."""
+    """Return the config that tyro reads from a command line; UserError for unknown flags and unreadable values."""
     # The name in `python -m NAME`; a test's class may have none.
     module = sys.modules[config_class.__module__].__spec__
     name = module.name.removesuffix(".__main__") if module else ""
@@ -231,7 +231,7 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
 
 
 def check_limits(config: Dataclass) -> None:
-    """Raise a ValueError for a number outside the limits of its option, `least` and `below`."""
+    """Raise a UserError for a number outside the limits of its option, `least` and `below`."""
     for one in fields(config):
         value = getattr(config, one.name)
         # The default may lie below: -1 often means "chosen for you".
@@ -245,7 +245,7 @@ def check_limits(config: Dataclass) -> None:
 
 
 def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Config:
-    """Return the config that a command line describes; ValueError with one sentence if it describes none."""
+    """Return the config that a command line describes; UserError with one sentence if it describes none."""
     words = list(sys.argv[1:] if argv is None else argv)  # tests pass their own
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
         words = words[1:]

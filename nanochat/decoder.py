@@ -215,7 +215,7 @@ class Decoder:
         return min(slots, self.cache.slots)
 
     def _allocate(self, slots: int, length: int) -> None:
-        """Replace cache and row state by larger ones; ValueError if not even one row of this length fits."""
+        """Replace cache and row state by larger ones; UserError if not even one row of this length fits."""
         self._cache = None  # frees the old memory before the new is allocated
         self.state: dict[str, Tensor] = {}  # name → (slots, size)
         self.graphs: dict[GraphShape, Graph | None] = {}  # on CUDA; old ones read the old cache

@@ -194,7 +194,7 @@ class Engine:
     # ---- samples come, run and go ----
 
     def submit(self, samples: Sequence[Sample], events: deque[Event]) -> None:
-        """Queue samples to run in the steps that follow, which append to `events`; ValueError for an invalid prompt."""
+        """Queue samples to run in the steps that follow, which append to `events`; UserError for an invalid prompt."""
         context = self.config.max_seq_len
         for sample in samples:
             request = sample.request

@@ -79,7 +79,7 @@ def model_class(config: GPTConfig) -> type[GPT]:
 
 
 def kind_with(names: Collection[str]) -> str:
-    """Return the first kind of model whose config has all these fields; ValueError if none has them together."""
+    """Return the first kind of model whose config has all these fields; UserError if none has them together."""
     own = set(names) - {field.name for field in fields(GPTConfig)}
     if not own:
         return "gpt"
@@ -269,7 +269,7 @@ def load_chosen(choice: ModelChoice, runtime: Runtime) -> Trained:
 def load_model(stage: str, tag: str, step: int, runtime: Runtime, exits: int = 0) -> Trained:
     """Return a trained model on the runtime's device, for inference, its tokenizer and its checkpoint.
 
-    exits: of a recursive model, 0 for as many as trained; ValueError for a plain model.
+    exits: of a recursive model, 0 for as many as trained; UserError for a plain model.
     """
     checkpoint = find_model(stage, tag, step, runtime)
     model = build_model(config_of(checkpoint.manifest), runtime, checkpoint)
@@ -307,7 +307,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer:
 
 
 def trained(source: str = "", tag: str = "") -> list[tuple[str, str]]:
-    """Return (source, tag) of each trained model, or of those named; ValueError if there is none.
+    """Return (source, tag) of each trained model, or of those named; UserError if there is none.
 
     The last stage comes last, and of one stage the run that was trained last.
     """

@@ -57,7 +57,7 @@ class Outcome:
         return stage_dir(self.stage, self.tag)
 
     def figure(self, name: str) -> Any:
-        """Return a metric without its format; ValueError if the record has none of this name."""
+        """Return a metric without its format; UserError if the record has none of this name."""
         if name not in self.metrics:
             raise UserError(f"{self.tag} has no {name}, its record is of an earlier version: run its stage again")
         metric = self.metrics[name]
@@ -95,7 +95,7 @@ class Outcome:
 
     @classmethod
     def load(cls, path: Path) -> "Outcome":
-        """Return the record in `path`; ValueError if it is damaged or was written by another version."""
+        """Return the record in `path`; UserError if it is damaged or was written by another version."""
         try:
             return cls(**read_json(path))
         except (TypeError, ValueError):

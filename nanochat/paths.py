@@ -45,7 +45,7 @@ def tokenizer_file(tag: str) -> Path:
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[int]:
-    """Hold a folder's lock; yields the file descriptor. A ValueError if another process holds the lock."""
+    """Hold a folder's lock; yields the file descriptor. A UserError if another process holds the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "lock", "a") as lock:
         take_lock(lock.fileno(), folder)
@@ -68,7 +68,7 @@ def read_json(path: Path) -> Any:
 def read_lines(path: Path, parse: Callable[[bytes], Parsed]) -> Iterator[Parsed]:
     """Yield `parse` of each line, bytes with their end.
 
-    A ValueError names file, line and fault: what a line of another form makes `parse` raise is one too.
+    A UserError names file, line and fault: what a line of another form makes `parse` raise is one too.
     """
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -57,7 +57,7 @@ def scale_clip(text: str, factor: float) -> str:
 
 
 def assign(plan: str, names: Collection[str]) -> Recipes:
-    """Return the recipe of each matrix, as text; ValueError if a pattern matches none, or a matrix not one pattern."""
+    """Return the recipe of each matrix, as text; UserError if a pattern matches none, or a matrix not one pattern."""
     entries = [entry.rpartition("=") for entry in plan.split(",")]  # without a pattern: it matches all
     for pattern, found, recipe in entries:
         parse_recipe(recipe)

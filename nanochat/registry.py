@@ -64,7 +64,7 @@ def absent(what: str, module: str) -> UserError:
 
 
 def module_of(what: str, module: str) -> str:
-    """Return the name of a track's module, for a process that runs it; ValueError if the track is not here."""
+    """Return the name of a track's module, for a process that runs it; UserError if the track is not here."""
     try:
         found = find_spec(module)
     except ModuleNotFoundError:  # its package

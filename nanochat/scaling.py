@@ -180,7 +180,7 @@ def flops_per_token(model: GPT, row_length: int) -> int:
 
 
 def require_multiple(name: str, count: int, ranks: int) -> None:
-    """Raise a ValueError if the ranks cannot have the same number each."""
+    """Raise a UserError if the ranks cannot have the same number each."""
     if count % ranks:
         raise UserError(f"{count} {name} cannot be shared by {ranks} ranks: use a multiple of {ranks}")
 

@@ -307,7 +307,7 @@ def keep_changes(config: Config, saved: Checkpoint | None) -> Config:
 
 
 def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokenizer | None = None) -> Resumed | None:
-    """Compare a checkpoint with the settings; ValueError for a difference that a run must not have.
+    """Compare a checkpoint with the settings; UserError for a difference that a run must not have.
 
     With more steps a finished run goes on, and with --resume=STEP flags of the optimizer may differ. A setting that is
     None stays as it was, and so does a tokenizer that is None.

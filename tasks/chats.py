@@ -97,7 +97,7 @@ def as_row(value: Record | list[Any]) -> Record:
 
 
 def _checked(row: Record | Conversation) -> Conversation:
-    """Return a row as a conversation that is well formed and has text to learn; ValueError names the fault."""
+    """Return a row as a conversation that is well formed and has text to learn; UserError names the fault."""
     conversation = check_conversation(row)
     # Training needs at least one answer.
     if all(message["role"] != "assistant" for message in conversation["messages"]):

@@ -146,7 +146,7 @@ def mix(
 
 
 def parse_mixture(spec: str, known: DataSets) -> list[Member]:
-    """Return the tasks of a specification; ValueError names the wrong word."""
+    """Return the tasks of a specification; UserError names the wrong word."""
     members = []
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)

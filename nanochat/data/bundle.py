@@ -76,7 +76,7 @@ def _download(home: Path) -> str:
 
 
 def _check(folder: Path) -> None:
-    """Raise a ValueError if a file is not the known one."""
+    """Raise a UserError if a file is not the known one."""
     for line in FILES.splitlines():
         known, name = line.split()
         if not any(read_sha256(path) == known for path in folder.rglob(name)):

@@ -110,7 +110,7 @@ class Shard:
 
 
 def open_shards(paths: Sequence[Path]) -> tuple[Shard, ...]:
-    """Open shards and hash their content; ValueError if one is damaged."""
+    """Open shards and hash their content; UserError if one is damaged."""
     with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
         return tuple(pool.map(_open_shard, paths))
 
@@ -300,7 +300,7 @@ def shards_for(data: str, tokens: float) -> int:
 
 
 def absolute_data(data: str) -> str:
-    """Return `--data` with absolute folders; ValueError for a missing one. Nothing is downloaded or converted."""
+    """Return `--data` with absolute folders; UserError for a missing one. Nothing is downloaded or converted."""
     parts = []
     for source, share in parse_data(data):
         if not is_named(source):

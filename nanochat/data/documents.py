@@ -35,7 +35,7 @@ def text_files(folder: Path, kinds: Sequence[str] = (".parquet", ".jsonl", ".txt
 
 
 def documents(file: Path) -> Iterator[str]:
-    """Return the documents in one file in order; damage is a ValueError that names the place."""
+    """Return the documents in one file in order; damage is a UserError that names the place."""
     return READERS[file.suffix.lower()](file)
 
 
@@ -85,7 +85,7 @@ READERS: dict[str, Callable[[Path], Iterator[str]]] = {
 
 @contextlib.contextmanager
 def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
-    """Open a parquet file with a text column; ValueError if it is anything else, or if reading it fails."""
+    """Open a parquet file with a text column; UserError if it is anything else, or if reading it fails."""
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
             columns = {column.name: column.type for column in parquet.schema_arrow}

@@ -82,7 +82,7 @@ def open_core(tokenizer: str) -> tuple[str, list[BundleTask]]:
 
 
 def read_bundle(folder: Path | None = None) -> list[BundleTask]:
-    """Return all tasks in a folder, or in the public bundle; ValueError if files are missing."""
+    """Return all tasks in a folder, or in the public bundle; UserError if files are missing."""
 
     def find(*names: str) -> list[Path]:
         return [folder / name for name in names] if folder else fetch_bundle(names)

@@ -111,7 +111,7 @@ class StepEstimate:
 
 
 def base_run(flags: Flags, setting: Setting) -> BaseRun:
-    """Return the figures for base training on this machine or named hardware; a ValueError if training cannot run."""
+    """Return the figures for base training on this machine or named hardware; a UserError if training cannot run."""
     if setting.scale.world:
         # Times are measured: the tokens alone, without waiting for a dry run.
         return BaseRun(tokens=int(flags.get("--num-iterations", 0)) * int(flags["--total-batch-size"]))
@@ -173,7 +173,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
 
 
 def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
-    """Return the plan as lines for the reader; a ValueError if the disk has too little room."""
+    """Return the plan as lines for the reader; a UserError if the disk has too little room."""
     rows = []
     coming = []  # time still to come, in seconds: finished steps are skipped
     for step in job.steps:
@@ -210,7 +210,7 @@ def dollars(seconds: float, setting: Setting) -> str:
 
 
 def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
-    """Return needed and free disk in words; a ValueError if this machine has too little."""
+    """Return needed and free disk in words; a UserError if this machine has too little."""
     needed = CHECKPOINT_BYTES * base.parameters * CHECKPOINTS + TEXT_BYTES * base.tokens
     if setting.scale.disk:
         # Measured at the scale's depth; a model with a small vocabulary grows by about this power of depth.

@@ -157,7 +157,7 @@ def has_network(hardware: str) -> bool:
 
 
 def choose_setting(request: Request) -> Setting:
-    """Return the choices for this machine; a ValueError if a flag names text that does not exist."""
+    """Return the choices for this machine; a UserError if a flag names text that does not exist."""
     count, accelerator = find_hardware(request.on)
     data = request.data
     found = text_here()

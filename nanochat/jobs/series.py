@@ -54,7 +54,7 @@ def _command_words() -> list[str]:
 
 
 def tokenizer_step(config: SeriesSettings, data: str) -> Step:
-    """Return the step that trains the tokenizer of all runs; a ValueError if there is one with another vocabulary."""
+    """Return the step that trains the tokenizer of all runs; a UserError if there is one with another vocabulary."""
     made = stage_dir("tok_train", config.tag) / "outcome.json"
     if made.exists():
         before = Outcome.load(made).config["vocab_size"]
@@ -128,7 +128,7 @@ def source_of(config: SeriesSettings, default: str) -> str:
 
 
 def check_flags(module: str, words: list[str]) -> str:
-    """Let a training script plan a run with these flags, and return the plan; a complaint is a ValueError."""
+    """Let a training script plan a run with these flags, and return the plan; a complaint is a UserError."""
     command = [sys.executable, "-m", module, "--dry-run", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -137,7 +137,7 @@ def check_flags(module: str, words: list[str]) -> str:
 
 
 def refuse_own(words: list[str], own: dict[str, str]) -> None:
-    """Raise a ValueError for a word of --flags that the series sets itself. own: flag → flag of the series to use."""
+    """Raise a UserError for a word of --flags that the series sets itself. own: flag → flag of the series to use."""
     for word in words:
         flag = word.partition("=")[0]
         if flag in own:

@@ -44,7 +44,7 @@ def part_of(text: str) -> slice:
 
 
 def check(config: Config) -> None:
-    """Raise a ValueError for a mistake in a setting. No file is read. tracks.chatdata.run calls it."""
+    """Raise a UserError for a mistake in a setting. No file is read. tracks.chatdata.run calls it."""
     part_of(config.part)
     buckets = pairs(config.sources)
     if not buckets:

@@ -181,7 +181,7 @@ def chosen_filters(settings: FilterSettings) -> list[str]:
 
 
 def check_settings(settings: FilterSettings, buckets: Collection[str]) -> None:
-    """Raise a ValueError for filters, buckets and languages that do not exist, and for ratios below 1."""
+    """Raise a UserError for filters, buckets and languages that do not exist, and for ratios below 1."""
     chosen_filters(settings)
     languages = pairs(settings.languages)
     known = sorted({*SCRIPTS.values()})

@@ -43,7 +43,7 @@ class SourceFile:
 
 
 def open_sources(sources: str, licenses: str, known: DataSets, tokenizer: str) -> list[SourceFile]:
-    """Return the files of all sources in order; a ValueError for a source that is missing, empty or lacks a column."""
+    """Return the files of all sources in order; a UserError for a source that is missing, empty or lacks a column."""
     found = []
     for bucket, word in pairs(sources).items():
         place = Path(word.removeprefix("json:")).expanduser()

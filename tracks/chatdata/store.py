@@ -145,7 +145,7 @@ def merge(parts: Sequence[Path], settings: FilterSettings, path: Path) -> sqlite
 def write_output(table: sqlite3.Connection, folder: Path) -> Iterator[Path]:
     """Write the rows that stay, and yield the files: a series of JSONL files for each bucket.
 
-    A ValueError before anything is written if a bucket is empty.
+    A UserError before anything is written if a bucket is empty.
     """
     buckets = table.execute(REPORT["Buckets"][1]).fetchall()
     for bucket, rows, kept, *_ in buckets:

@@ -16,7 +16,7 @@ from tracks.export.tokenizers import read_hf
 
 
 def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
-    """Return the manifest for a checkpoint, the weights in fp32 and the tokenizer; ValueError for another folder."""
+    """Return the manifest for a checkpoint, the weights in fp32 and the tokenizer; UserError for another folder."""
     settings = read_json(folder / "config.json")
     if settings.get("version") != VERSION:
         raise UserError(f"{folder} is not an export with version {VERSION} of modeling_nanochat.py")

@@ -160,7 +160,7 @@ def unsupported(config: GPTConfig, architecture: Architecture) -> list[str]:
 
 
 def architecture_of(config: GPTConfig, architectures: Sequence[Architecture] = ARCHITECTURES) -> Architecture:
-    """Return the first architecture that can represent the model; ValueError lists the obstacles for the last one."""
+    """Return the first architecture that can represent the model; UserError lists the obstacles for the last one."""
     reason = ""
     for architecture in architectures:
         settings = unsupported(config, architecture)
@@ -340,7 +340,7 @@ def transformers() -> ModuleType:
 
 @torch.inference_mode()
 def compare_models(exported: Exported, loaded: "PreTrainedModel") -> str:
-    """Return a sentence on equal logits; ValueError if they differ."""
+    """Return a sentence on equal logits; UserError if they differ."""
     tokenizer = exported.tokenizer
     length = min(exported.model.config.max_seq_len, 2048)
     # A row of text in many languages and a row of random ids, each (1, length).

@@ -188,7 +188,7 @@ def merge_of(token: bytes, ranks: Mapping[bytes, int]) -> tuple[int, int]:
 
 
 def read_hf(path: Path) -> Tokenizer:
-    """Read a tokenizer.json that `write_hf` or `transformers` wrote; ValueError for one of another kind."""
+    """Read a tokenizer.json that `write_hf` or `transformers` wrote; UserError for one of another kind."""
     try:
         written = read_json(path)
         ids = written["model"]["vocab"]

@@ -126,7 +126,7 @@ def write_artifact(config: Fields, stored: Stored, vocabulary: Fields, recipes: 
 
 
 def read_artifact(data: bytes) -> Artifact:
-    """Return the content of a file; ValueError for anything but a whole file of this version."""
+    """Return the content of a file; UserError for anything but a whole file of this version."""
     file = BytesIO(data)
     if file.read(len(MAGIC)) != MAGIC:
         raise UserError("this is not a golf artifact of this version")

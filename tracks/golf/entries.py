@@ -205,7 +205,7 @@ def code_bytes() -> int:
 
 
 def check_size(groups: Mapping[str, int], budget: int) -> int:
-    """Return the bytes of all groups; ValueError if they are above the budget."""
+    """Return the bytes of all groups; UserError if they are above the budget."""
     total = sum(groups.values())
     if total > budget:
         named = ", ".join(f"{group} {size:,}" for group, size in Counter(groups).most_common(3))

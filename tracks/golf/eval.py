@@ -61,7 +61,7 @@ print(json.dumps(score_files{arguments}))
 
 
 def find_sandbox(device: str, unsafe: bool) -> str:
-    """Return for the card if the scoring process has a sandbox; ValueError if it needs one that this system lacks."""
+    """Return for the card if the scoring process has a sandbox; UserError if it needs one that this system lacks."""
     from nanochat.evals import sandbox
 
     if device != "cpu":
@@ -119,7 +119,7 @@ def choose_stride(asked: int, plain: Record, scale: Scale) -> int:
 
 
 def record_of(path: Path) -> Outcome:
-    """Return the record of an artifact that tracks.golf.pack has finished; ValueError for any other file."""
+    """Return the record of an artifact that tracks.golf.pack has finished; UserError for any other file."""
     record = path.with_name("outcome.json")
     made = Outcome.load(record) if path.exists() and record.exists() else None
     if not made or made.artifacts.get(path.name) != read_sha256(path):

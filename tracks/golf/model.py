@@ -42,7 +42,7 @@ class GolfConfig(InductionConfig):
 
 
 def require_golf(config: GPTConfig) -> None:
-    """Raise a ValueError for a config with fields that GolfConfig does not have, which no artifact can hold."""
+    """Raise a UserError for a config with fields that GolfConfig does not have, which no artifact can hold."""
     others = {field.name for field in fields(config)} - {field.name for field in fields(GolfConfig)}
     if others:
         raise UserError(f"golf artifacts hold plain models: train without {', '.join(sorted(others))}")

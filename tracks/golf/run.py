@@ -45,7 +45,7 @@ class Config(SeriesSettings):
 
 
 def settle(config: Config) -> Config:
-    """Return the config with everything chosen that was left open; a ValueError for what cannot be."""
+    """Return the config with everything chosen that was left open; a UserError for what cannot be."""
     from dataclasses import replace
 
     import torch

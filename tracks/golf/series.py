@@ -53,7 +53,7 @@ class Arm:
 
 
 def read_arm(tag: str, name: str, seeds: int) -> Arm:
-    """Return an arm with those of the seeds 1 to `seeds` that it has; ValueError if it has none."""
+    """Return an arm with those of the seeds 1 to `seeds` that it has; UserError if it has none."""
     paths = [stage_dir("golf_eval", f"{tag}-{name}-{seed}") / "outcome.json" for seed in range(1, seeds + 1)]
     runs = [Outcome.load(path) for path in paths if path.exists()]
     if not runs:
@@ -62,7 +62,7 @@ def read_arm(tag: str, name: str, seeds: int) -> Arm:
 
 
 def require_equal(arms: Sequence[Arm]) -> None:
-    """Raise a ValueError if the runs differ in one of the metrics EQUAL."""
+    """Raise a UserError if the runs differ in one of the metrics EQUAL."""
     for metric in EQUAL:
         values = sorted({str(run.metrics.get(metric)) for arm in arms for run in arm.runs})
         if len(values) > 1:

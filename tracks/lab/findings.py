@@ -92,7 +92,7 @@ def read_results(spec: Spec, runs: Sequence[Run], is_held_out: bool = False) -> 
 
 
 def _read_base(spec: Spec, base: str, slots: int = 0) -> dict[str, Answers]:
-    """Return the answers of a base; a ValueError if its evaluation has failed."""
+    """Return the answers of a base; a UserError if its evaluation has failed."""
     step = base_step(spec, base, slots)
     if not step.outcome.exists():
         raise UserError(f"the evaluation of {base} has failed, see the logs in {stage_dir('lab', spec.name)}")

@@ -121,7 +121,7 @@ def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]
 def read_models(stage: str, text: str) -> dict[str, tuple[Checkpoint, float]]:
     """Return models of a stage and their weights by name, after reading and verifying all files.
 
-    text: TAG or TAG@STEP, separated by commas, each perhaps with a weight: facts:0.7,sums@1000:0.3. A ValueError if
+    text: TAG or TAG@STEP, separated by commas, each perhaps with a weight: facts:0.7,sums@1000:0.3. A UserError if
     the models differ in shape, tokenizer or parent.
     """
     found = {}

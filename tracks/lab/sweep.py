@@ -130,7 +130,7 @@ class Spec(BaseModel):
 
 
 def read_spec(path: Path, tag: str = "") -> Spec:
-    """Return the lab that a file describes; a ValueError names all missing keys and wrong values."""
+    """Return the lab that a file describes; a UserError names all missing keys and wrong values."""
     values = read_toml(path)
     if isinstance(values.get("benchmarks"), dict):
         values |= values.pop("benchmarks")
@@ -316,7 +316,7 @@ def _ledger(spec: Spec) -> tuple[Path, Path]:
 
 
 def looks(spec: Spec) -> list[Record]:
-    """Return the looks in the ledger, a line each; a ValueError if it is not as its copy."""
+    """Return the looks in the ledger, a line each; a UserError if it is not as its copy."""
     path, copy = _ledger(spec)
     text = path.read_text() if path.exists() else ""
     if copy.exists() and copy.read_text() != text:

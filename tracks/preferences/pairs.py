@@ -49,7 +49,7 @@ TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2, "fp16": 1e-2}
 
 
 def read_pairs(names: str) -> list[Pair]:
-    """Return the pairs in JSONL files, whose names are separated by commas; a ValueError names file, line and fault."""
+    """Return the pairs in JSONL files, whose names are separated by commas; a UserError names file, line and fault."""
     pairs = []
     for name in filter(None, names.split(",")):
         pairs += read_jsonl(Path(name).expanduser(), as_pair)
@@ -325,7 +325,7 @@ def pair_scores(
 
 
 def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference) -> Pairs:
-    """Return the source of a run; ValueError if the first step's loss is not ln 2, as it is for the parent itself."""
+    """Return the source of a run; UserError if the first step's loss is not ln 2, as it is for the parent itself."""
     source = Pairs(trainer, pairs)
     parent = given(trainer.start.parent)
     source.set_reference(

@@ -101,7 +101,7 @@ class ArmRun:
         return self.manifest["config"] | source["setting"] | {"rows": source["rows"]}
 
     def require_equal(self, other: "ArmRun", free: Container[str]) -> None:
-        """Raise a ValueError if this run differs from another one in its settings or batches, unless that is free."""
+        """Raise a UserError if this run differs from another one in its settings or batches, unless that is free."""
         others = other.settings
         for name, value in self.settings.items():
             if name not in free and value != others.get(name):
@@ -110,7 +110,7 @@ class ArmRun:
 
 
 def read_arms(tag: str, seed: int) -> dict[str, ArmRun]:
-    """Return the five arms of a seed; a ValueError says which one is not what the comparison needs."""
+    """Return the five arms of a seed; a UserError says which one is not what the comparison needs."""
     arms = {arm: ArmRun.read(f"{tag}-{arm}-{seed}") for arm in ARMS}
     recursion = arms["R"]
     if recursion.manifest["config"]["seed"] != seed:

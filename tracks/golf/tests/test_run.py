@@ -12,6 +12,7 @@ from tracks.golf.entries import BASELINES, tricks_of
 GOLF = ["--scale=embedded", "--data=letters", "--tag=links", "--out=golf.md", "--vocab-size=300", "--unsafe-exec"]
 FLAGS = "--num-iterations=4 --depth=1 --width=32 --head-dim=16 --max-seq-len=64 --total-batch-size=256 --no-compile"
 FLAGS = [*FLAGS.split(), "--dtype=fp32", "--eval-bytes=3000", "--eval-every=0"]
+STEPS = ("train", "pack", "score")  # of one run
 FEW_TRICKS = "--model=golf,tie_embeddings=false,smear=false,induction=false,mlp=relu2,backout=false"
 
 
@@ -62,6 +63,13 @@ def test_a_series_resumes_repeats_what_changed_and_ends_with_a_comparison(series
     assert began(packed.stdout) == ["golf-1-pack", "comparison", "report"]  # the file is the same, and so is its score
     refused = series("tracks.golf.run", *flags, "--vocab-size=310", code=2)
     assert refused.stderr == "error: the vocabulary of --tag=links has --vocab-size=300, not 310: use another --tag\n"
+    # The ablation adds the entry without each of its tricks; what was trained before stays.
+    ablated = series("tracks.golf.run", *flags, "--ablate")
+    new = [f"golf-without-{trick}-1-{step}" for trick in ("narrow-MLP", "late-QAT") for step in STEPS]
+    assert began(ablated.stdout) == [*new, "comparison", "report"]
+    text = (tmp_path / "golf.md").read_text(encoding="utf-8")
+    assert "golf-without-narrow-MLP" in text
+    assert "golf-without-late-QAT" in text
 
 
 # flag, beginning of the sentence. Where there is a GPU, --scale=1gpu would train.
