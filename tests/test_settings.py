@@ -56,7 +56,7 @@ def test_what_is_not_given_is_the_parents(capsys):
 HORIZONS = """
 --num-iterations=0 | --num-iterations has to be more than 0, not 0
 --num-epochs=nan | --num-epochs has to be more than 0, not nan
---num-epochs=0.5 --num-iterations=5 | --num-iterations and --num-epochs each end the run: keep one
+--num-epochs=0.5 --num-iterations=5 | --num-iterations and --num-epochs both set the length of the run: keep one
 """
 
 
