@@ -38,7 +38,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The files that take longest, the very longest first: begun late, one of them would be all that is left for many cores.
 LONGEST = (
-    "docs nodes sharding end_to_end lab runs preflight train run bench scale recursion_eval chat_rl speedrun".split()
+    "tracks/test_deletion.py",
+    "tests/test_end_to_end.py",
+    "tracks/recursion/tests/test_eval.py",
+    "tracks/recursion/tests/test_model.py",
+    "tracks/test_pages.py",
+    "tests/test_changing.py",
+    "tests/test_bench.py",
+    "tests/test_run.py",
+    "tracks/recursion/tests/test_study.py",
+    "tracks/scale/tests/test_nodes.py",
+    "tests/test_sharding.py",
+    "tests/test_speedrun.py",
+    "tests/test_docs.py",
+    "tracks/recursion/tests/test_train.py",
+    "tracks/golf/tests/test_run.py",
+    "tests/test_train.py",
 )
 
 
@@ -111,8 +126,8 @@ def pytest_configure(config: pytest.Config):
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]):
-    place = {f"test_{name}.py": number for number, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: place.get(item.path.name, len(place)))
+    place = {ROOT / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 def pytest_runtest_setup(item: pytest.Item):

@@ -33,7 +33,7 @@ from nanochat.settings import TrainingSettings
 from nanochat.start import Config, FineTuning, Pretraining, Start, start_from_parent, start_new
 from nanochat.statistics import Metrics
 from nanochat.tokenizer import Tokenizer
-from nanochat.train import Action, Evaluation, LoopSettings, State, largest_device_batch, new_loop
+from nanochat.train import ENDED, Action, Evaluation, LoopSettings, State, largest_device_batch, new_loop
 
 # Bytes in a checkpoint for each parameter: the fp32 weight, and at most two fp32 optimizer states.
 CHECKPOINT_BYTES = 12
@@ -222,6 +222,8 @@ class Trainer(Generic[Config]):
             return
         self.outcome.config = asdict(self.config)
         self.outcome.metrics = {**metrics, **run_metrics(state, self.runtime), **self._changed_settings()}
+        if ENDED in state.notes:
+            self.outcome.metrics["Ended early"] = f"step {state.step:,}: {state.notes[ENDED]}"
         self.outcome.curves = training_curves(self.log.path)  # also from before a resume
         # The manifest has the hashes for all other files.
         self.outcome.add_artifact(self.folder / f"step_{state.step:06d}" / MANIFEST)
@@ -263,9 +265,11 @@ class Trainer(Generic[Config]):
             self.runtime.broadcast(lambda: set_aside(self.folder, after=saved.step))
         if resumed.changes:
             self._log_changes(saved.step, resumed.changes)
+        state = State(**manifest["loop"])
         if resumed.extended:
             self._log_horizon(saved.step)
-        return State(**manifest["loop"])
+            state.notes.pop(ENDED, None)
+        return state
 
     def _log_changes(self, step: int, changes: Mapping[str, tuple[Any, Any]]) -> None:
         """Print and log the settings that --resume=STEP has changed."""

@@ -315,7 +315,9 @@ def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokeni
     if saved is None:
         return None
     manifest = saved.manifest
-    is_longer = manifest["loop"]["progress"] >= 1 and config.num_iterations > saved.step
+    # More steps than it made, and than it was given: an evaluation may have ended it early.
+    planned = max(saved.step, manifest["config"]["num_iterations"])
+    is_longer = manifest["loop"]["progress"] >= 1 and config.num_iterations > planned
     differences = []
     of_optimizer = 0  # among them: settings that may change from a step on
     changes = {}

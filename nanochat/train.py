@@ -33,6 +33,7 @@ from nanochat.runtime import Runtime, free_memory, without_garbage_collection
 from nanochat.scaling import CPU_TOKENS
 from nanochat.schedules import Schedules
 
+ENDED = "ended"  # among a state's notes: an evaluation has ended the run; the text says why
 LOSS = "train/loss"  # the metric that is minimized, in the log
 SMOOTHING = 0.9  # fraction that the old value keeps in the loss's moving average
 STEADY_AFTER = 10  # steps in this process before speed is measured
@@ -69,10 +70,11 @@ class State:
     evaluated: int = -1  # the last step whose evaluations are complete
     # Of all ranks' GPUs: joules, seconds computing, seconds; None: not known. Evaluations and checkpoints count.
     gpu_use: list[float] | None = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    # Of evaluations, by name: before the first step, the lowest, and the last (outcome.keep_figures).
+    # Of evaluations, by name: before the first step, the lowest, and the last (metrics.keep_figures).
     figures: Record = field(default_factory=lambda: {"first": {}, "lowest": {}, "last": {}})
-    notes: Record = field(default_factory=dict)  # moving averages and alarms
-    stop: str = ""  # the reason for an early end
+    # Moving averages, alarms, counters: the place for anything new, as a checkpoint with other fields is refused.
+    notes: Record = field(default_factory=dict)
+    stop: str = ""  # interrupted, by a signal: the run is to be resumed, and has no outcome; ENDED is the other way
 
 
 Action = Callable[[State], None]  # between two steps
@@ -82,7 +84,8 @@ Action = Callable[[State], None]  # between two steps
 class Evaluation:
     """Runs `evaluate(state)` every `every` steps and after the last one (0: only then; -1: never).
 
-    All ranks run it between two steps, with the model in evaluation mode.
+    All ranks run it between two steps, with the model in evaluation mode. With a note ENDED it ends the run: the last
+    evaluations and a checkpoint follow, as at the horizon.
     """
 
     every: int
@@ -265,6 +268,8 @@ class TrainingLoop:
                     ends = self._pause(due, saves, finished, save)
                     if ends:
                         return
+                    if ENDED in state.notes:
+                        continue
                 launched = self.launch(requests)
                 # On a GPU the host reads a step's figures while the device computes the next.
                 self._settle()
@@ -307,6 +312,8 @@ class TrainingLoop:
 
     def _progress(self) -> float:
         """Return how much is finished, at the last launched step; 1: all, above 1 beyond the horizon."""
+        if ENDED in self.state.notes:
+            return 1.0
         if self.settings.steps is not None:
             return self.state.step / self.settings.steps
         if self.settings.seconds is not None:

@@ -4,11 +4,19 @@ python -m scripts.base_train --depth=8
 torchrun --standalone --nproc_per_node=8 -m scripts.base_train -- --depth=24 --fp8
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.metrics import pretraining_metrics, scale_metrics
 from nanochat.settings import PretrainSettings
+
+if TYPE_CHECKING:
+    from nanochat.data.corpus import Corpus
+    from nanochat.objectives import ChangingObjective, Objective
+    from nanochat.run import Trainer
+    from nanochat.train import Evaluation
 
 
 @options("evaluation")
@@ -24,10 +32,21 @@ class Config(PretrainSettings):
 
 
 def main(config: Config) -> None:
-    from nanochat.dataloader import open_text
-    from nanochat.evals.bpb import sample_writing, text_validation
-    from nanochat.evals.core import core_scores
+    from nanochat.evals.bpb import text_validation
     from nanochat.objectives import next_token
+
+    pretrain(config, next_token, text_validation)
+
+
+def pretrain(
+    config: Config,
+    objective: "Objective | ChangingObjective",
+    validation: "Callable[[Trainer[Config], Corpus], list[Evaluation]]",
+) -> None:
+    """Train a base model, or print its plan. Tracks call it with their own objective and validation."""
+    from nanochat.dataloader import open_text
+    from nanochat.evals.bpb import sample_writing
+    from nanochat.evals.core import core_scores
     from nanochat.run import training
     from nanochat.scaling import plan_with_tokenizer
 
@@ -45,10 +64,10 @@ def main(config: Config) -> None:
         source = open_text(trainer)
         corpus = source.data
         # Due evaluations run in this order, before a checkpoint is saved.
-        evaluations = text_validation(trainer, corpus)
+        evaluations = validation(trainer, corpus)
         evaluations += core_scores(trainer, config.core_metric_every)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        state = trainer.fit(source, next_token, evaluations)
+        state = trainer.fit(source, objective, evaluations)
         metrics = plan.summary | pretraining_metrics(state, corpus) | scale_metrics(state, trainer.runtime)
         trainer.finish(state, {"model_tag": config.tag} | metrics)
 

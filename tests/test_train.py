@@ -203,6 +203,26 @@ def test_evaluations_run_when_due_and_the_checkpoint_is_saved_last(runtime, tmp_
 
 
 @BOTH
+def test_an_evaluation_ends_the_run(runtime, tmp_path):
+    """The last evaluations and a checkpoint follow, as at the horizon."""
+    acts = Acts()
+
+    def end(state):
+        acts.append(("check", state.step))
+        if state.step == 4:
+            state.notes[loop.ENDED] = "it is enough"
+
+    evaluations = [acts.evaluation("text", 4), loop.Evaluation(2, end), acts.evaluation("end", 0)]
+    trained = train(tmp_path, runtime, steps=9, evaluations=evaluations, save=acts.save)
+    at_the_end = [("text", 4), ("check", 4), ("end", 4), ("save", 4)]
+    assert acts == [("check", 2), ("text", 4), ("check", 4), ("save", 4), *at_the_end]
+    assert (trained.state.step, trained.state.progress, trained.state.stop) == (4, 1, "")
+    assert trained.source.taken == 4
+    again = train(tmp_path / "again", runtime, steps=9, evaluations=evaluations, state=trained.state)
+    assert again.source.taken == 0
+
+
+@BOTH
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_signal_stops_after_the_step_and_saves(runtime, every, tmp_path):
     source, acts = Rows(), Acts()
