@@ -230,8 +230,8 @@ class Rollouts(PromptSource):
 
     def __init__(self, trainer: "Trainer", task: Task, engine: Engine, record: Recorder, name: str = "task") -> None:
         config = trainer.config
-        # What prompts and answers depend on, compared on resume. A new flag stays out of this record, or older runs would
-        # be refused; start.resume compares all flags.
+        # What prompts and answers depend on, compared on resume. A new flag stays out of it, or older runs would be
+        # refused; start.resume compares all flags.
         setting = {
             "advantage": config.advantage,
             "examples_per_step": config.examples_per_step,
