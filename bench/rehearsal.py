@@ -190,7 +190,7 @@ def resident(loop: TrainingLoop):
     return {
         "weights": [stack.values for stack in stacks],
         "gradients": [stack.grads for stack in stacks],
-        "optimizer": [state for stack in stacks for state in (stack.steps, *stack.states.values())],
+        "optimizer": [state for stack in stacks for state in (stack.updates, *stack.states.values())],
         "summed gradients": [stack.reduced for stack in stacks],  # on one rank, the gradients
         "fp8 copies": [tensor for layer in layers for tensor in layer.quantized],
         "other": list(loop.model.buffers()),
