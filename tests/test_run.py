@@ -283,7 +283,7 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     folder = base.copy("straight", "other")
     said = base.refused("other", "--matrix-lr=0.01", "--seed=7", "--save-every=5")
     assert said == (
-        f"{folder} holds another run: --seed was 42 and is 7; --matrix-lr was 0.0018 and is 0.01. "
+        f"{folder} holds another run: --matrix-lr was 0.0018 and is 0.01; --seed was 42 and is 7. "
         "Use another --tag, or start again: --resume=never"
     )
     assert base.refused("other", "--matrix-lr=0.01") == (

@@ -339,9 +339,9 @@ def world_folder(seed: int) -> Path:
     folder = world_dir(seed)
     record = folder / "world.json"
     if not record.is_file() or read_json(record)["version"] != WORLD_VERSION:
-        from nanochat.world.writer import write_world  # a dozen modules that other corpora do not need
+        from nanochat.world.writer import ensure_world  # a dozen modules that other corpora do not need
 
-        write_world(folder, seed)
+        ensure_world(folder, seed)
         print0(f"embedded world: {folder}", file=sys.stderr)  # stdout may be a table or JSON
     return folder
 

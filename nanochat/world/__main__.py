@@ -6,7 +6,7 @@ from typing import Literal
 from nanochat.config import Count, option, options, run_script
 from nanochat.log import print0
 from nanochat.paths import world_dir
-from nanochat.world.writer import SIZES, Size, write_world
+from nanochat.world.writer import SIZES, Size, ensure_world
 
 
 @options("world")
@@ -23,7 +23,7 @@ class Config:
 def main(config: Config) -> None:
     folder = Path(config.out).expanduser() if config.out else world_dir(config.seed)
     # An existing world of this seed and size is left alone.
-    write_world(folder, config.seed, config.size)
+    ensure_world(folder, config.seed, config.size)
     print0(f"embedded world: {folder}")
 
 

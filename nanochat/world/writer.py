@@ -65,17 +65,18 @@ def write_bundle(folder: Path, tasks: list[list[str]], rows: dict[str, Rows]) ->
     (folder / "eval_meta_data.csv").write_text(metadata, encoding="utf-8")
 
 
+def ensure_world(folder: Path, seed: int, size: str = "") -> None:
+    """Do what `write_world` does, once: other processes that want the same world wait."""
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        write_world(folder, seed, size)
+
+
 def write_world(folder: Path, seed: int, size: str = "") -> None:
     """Write a world completely or not at all; a finished one of this seed and size stays as it is.
 
     size: empty for that of the world that is there, else small. A world of another version is removed first, because
-    this code cannot read it. Other processes that want the same world wait.
+    this code cannot read it.
     """
-    with FileLock(folder.with_name(f"{folder.name}.lock")):
-        _write(folder, seed, size)
-
-
-def _write(folder: Path, seed: int, size: str) -> None:
     path = folder / "world.json"
     there = read_json(path) if path.exists() else {}
     size = size or there.get("size", "small")
