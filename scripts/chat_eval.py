@@ -35,6 +35,13 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     slots: Count = option(0, "samples generated in parallel (0: chosen for the device)", in_card=False)
 
     def __post_init__(self) -> None:
+        temperature = self.temperature
+        if self.sampling:
+            if not SAMPLING.fullmatch(self.sampling):
+                raise UserError(f"--sampling={self.sampling} has to be three numbers like 0.7,0.9,32768")
+            temperature = json.loads(f"[{self.sampling}]")[0]
+        if self.num_samples * self.repeats > 1 and not temperature:
+            raise UserError("all answers to a problem would be the same, add --temperature=1")
         # An unknown task or augmentation is an error before the model is loaded.
         for name in pick(self.tasks, JUDGED):
             TASKS[name]
@@ -42,14 +49,11 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
 
 def with_sampling(config: Config) -> Config:
     """Return the config with the values that --sampling is short for, so that the record has them too."""
-    if config.sampling:
-        if not SAMPLING.fullmatch(config.sampling):
-            raise UserError(f"--sampling={config.sampling} has to be three numbers like 0.7,0.9,32768")
-        temperature, top_p, max_new_tokens = json.loads(f"[{config.sampling}]")
-        config = replace(config, temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, top_k=0)
-        check_limits(config)
-    if config.num_samples * config.repeats > 1 and not config.temperature:
-        raise UserError("all answers to a problem would be the same, add --temperature=1")
+    if not config.sampling:
+        return config
+    temperature, top_p, max_new_tokens = json.loads(f"[{config.sampling}]")
+    config = replace(config, temperature=temperature, top_p=top_p, max_new_tokens=max_new_tokens, top_k=0)
+    check_limits(config)
     return config
 
 

@@ -73,12 +73,15 @@ def test_the_seed_has_the_rates_of_its_own_log():
 
 
 def test_rows_without_clips_fit_their_budget():
-    """Nothing scales them: int8-row takes 0.87 to 0.94 bytes a parameter, with scales and header."""
+    """Nothing scales them: int8-row takes 0.87 to 0.94 bytes a parameter, with scales and header.
+
+    The tightest row, naive-narrow of the scale embedded, is 121,881 bytes for 132,096 parameters when it is trained.
+    """
     code = golf.code_bytes()
     plain = [row for row, flags in golf.ENTRIES.items() if flags["--plan"] == "int8-row"]
     assert len(plain) == 3 * len(golf.BASELINES) + 1
     for entry, scale in plain:
-        model = run_of(entry, scale)[1].counts["total"] * 0.95
+        model = run_of(entry, scale)[1].counts["total"] * 0.94
         assert 0.6 * golf.SCALES[scale].bytes < model + code < golf.SCALES[scale].bytes, (entry, scale)
 
 
