@@ -124,6 +124,7 @@ def memory(
     a dry run. Uncompiled, activations take a sixth more. Fragmentation, the framework, and caches for evaluation and
     sampling are left out.
     """
+    block = block_activations(checkpointing, fp8)
     counts = plan.counts
     model = plan.model
     empty = _empty_places(model, ranks)
@@ -133,7 +134,6 @@ def memory(
     channels = itemsize * tokens * model.width  # bytes of one activation
     runs = model.applications
     times = runs.trained
-    block = block_activations(checkpointing, fp8)
     keeps = block.keeps + (runs.kept_with_checkpointing if checkpointing else runs.kept)
     # Each time has a copy, unless the backward makes it again. In fp8 there is one, in two orders.
     copies = 1 if checkpointing or fp8 else times

@@ -265,6 +265,8 @@ class Trainer(Generic[Config]):
             self.runtime.broadcast(lambda: set_aside(self.folder, after=saved.step))
         if resumed.changes:
             self._log_changes(saved.step, resumed.changes)
+        elif self.start.changed_settings:
+            print0("changed while training:", *self._changed_settings().values())
         state = State(**manifest["loop"])
         if resumed.extended:
             self._log_horizon(saved.step)

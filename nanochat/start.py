@@ -301,8 +301,6 @@ def keep_changes(config: Config, saved: Checkpoint | None) -> Config:
             original.setdefault(name, before)
             newest[name] = now
     kept = {name: value for name, value in newest.items() if getattr(config, name) == original[name]}
-    if kept:
-        print0("changed while training, and kept:", *(f"{name}={value}" for name, value in kept.items()))
     return replace(config, **kept)
 
 
