@@ -69,7 +69,7 @@ def by_hand(q, k, v, window, positions, scale):
 
 
 @pytest.mark.parametrize("case", ["tiny", "one more token, window", "positions", "positions, window"])
-def test_the_twin_is_attention(case):
+def test_the_twin_is_attention(case) -> None:
     given, options = tensors(case)
     expected = by_hand(*given, options["window"], options.get("positions"), 0.7)
     assert_close(attention(*given, path="twin", scale=0.7, **options), expected)
@@ -77,7 +77,7 @@ def test_the_twin_is_attention(case):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("path", ["chunks", "sdpa", "flex"])
-def test_paths_are_the_twin(path, case):
+def test_paths_are_the_twin(path, case) -> None:
     given, options = tensors(case, kv_heads=4 if "window" in case else 1)
     if path == "flex":  # which has no gradient on a CPU
         ours, twin = (attention(*given, name, **options) for name in (path, "twin"))
@@ -87,7 +87,7 @@ def test_paths_are_the_twin(path, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_scores_that_are_bounded_need_no_shift(case):
+def test_scores_that_are_bounded_need_no_shift(case) -> None:
     (q, k, v), options = tensors(case)
     q, k = (3.8 * torch.nn.functional.rms_norm(x, x.shape[-1:]) / 16**0.25 for x in (q, k))
     expected = result_and_gradients((q, k, v), "twin", {**options, "scale": 1.0})
@@ -99,7 +99,7 @@ def test_scores_that_are_bounded_need_no_shift(case):
 @pytest.mark.parametrize(
     ("path", "dtype"), [("chunks", torch.bfloat16), ("chunks", torch.float16), ("sdpa", torch.bfloat16)]
 )
-def test_half_precision(path, dtype):
+def test_half_precision(path, dtype) -> None:
     given, options = tensors("window", dtype=dtype)
     expected = result_and_gradients([x.float() for x in given], "twin", options)
     for ours, exact in zip(result_and_gradients(given, path, options), expected, strict=True):
@@ -107,7 +107,7 @@ def test_half_precision(path, dtype):
         assert (ours.float() - exact).norm() < 8 * torch.finfo(dtype).eps * exact.norm()
 
 
-def test_a_mask_made_in_inference_mode_serves_training():
+def test_a_mask_made_in_inference_mode_serves_training() -> None:
     given, options = tensors("window")
     for path in ("chunks", "sdpa"):
         options["window"] += 1  # a mask that no other test has made
@@ -119,7 +119,7 @@ def test_a_mask_made_in_inference_mode_serves_training():
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("path", ["flash3", "flash4", "flex", "sdpa"])
-def test_paths_are_the_twin_on_a_gpu(path, case):
+def test_paths_are_the_twin_on_a_gpu(path, case) -> None:
     lacks = path in paths.FLASH and paths.obstacle(path, torch.device("cuda"), torch.bfloat16)
     if lacks:
         pytest.skip(f"{path}: {lacks}")
@@ -139,7 +139,9 @@ FLASH = """
 
 
 @each_row("family package path asked reason", FLASH)
-def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, package, path, asked, reason, monkeypatch):
+def test_flash_attention_runs_where_it_can_and_its_values_are_right(
+    family, package, path, asked, reason, monkeypatch
+) -> None:
     fake_flash(monkeypatch, ignores_windows=package == "wrong")
     trial = paths._trial_error
 
@@ -159,13 +161,13 @@ def test_flash_attention_runs_where_it_can_and_its_values_are_right(family, pack
 
 
 @pytest.mark.parametrize(("letters", "path"), [("SL", "flex"), ("L", "sdpa")])
-def test_ranks_that_could_run_different_kernels_take_a_common_one(letters, path, monkeypatch):
+def test_ranks_that_could_run_different_kernels_take_a_common_one(letters, path, monkeypatch) -> None:
     monkeypatch.setattr(Runtime, "all_gather", lambda self, found: [found, "flash3"])
     config = GPTConfig(64, depth=2, width=64, heads=2, kv_heads=2, max_seq_len=256, window_pattern=letters)
     assert build_model(config, Runtime(CPU, torch.float32, world_size=2), 1).attention == path
 
 
-def test_a_flag_names_the_path_and_blackwell_gets_larger_blocks_of_queries(monkeypatch):
+def test_a_flag_names_the_path_and_blackwell_gets_larger_blocks_of_queries(monkeypatch) -> None:
     for family, size in ((9, (128, 128)), (10, (256, 128))):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, family=family: (family, 0))
         assert size == paths._block_mask("flash4", 512, 512, 129, CPU).BLOCK_SIZE

@@ -27,7 +27,7 @@ def rehearsed(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_peak_is_that_of_a_real_step(dtype):
+def test_the_peak_is_that_of_a_real_step(dtype) -> None:
     loop = new_step(SMALL, ROWS, Runtime(torch.device("cpu"), dtype, "sdpa"), compiled=False)
     loop.model.init_weights(0)
     found = rehearsed(dtype=dtype, steps=2)
@@ -36,7 +36,7 @@ def test_the_peak_is_that_of_a_real_step(dtype):
     assert ("weights in the compute dtype" in found.memory) is (dtype == torch.bfloat16)
 
 
-def test_ranks_share_the_states_and_send_what_they_share():
+def test_ranks_share_the_states_and_send_what_they_share() -> None:
     """The memory of several ranks is compared below."""
     found = rehearsed(4)
     assert found.sent["reduce_scatter_base"] == found.sent["allgather_base"] == found.memory["gradients"]
@@ -45,7 +45,7 @@ def test_ranks_share_the_states_and_send_what_they_share():
     assert found.sent["allreduce"] < 100  # figures
 
 
-def test_the_host_waits_in_the_first_step_alone():
+def test_the_host_waits_in_the_first_step_alone() -> None:
     assert rehearsed(2, steps=2).waits == []
     first = rehearsed(2).waits
     assert first
@@ -53,14 +53,14 @@ def test_the_host_waits_in_the_first_step_alone():
 
 
 @pytest.mark.slow
-def test_a_graph_for_each_kind_of_block_and_of_matrix():
+def test_a_graph_for_each_kind_of_block_and_of_matrix() -> None:
     found = rehearsed(2, torch.bfloat16, steps=4, compiled=True, in_fp8=True)
     # Blocks with value embeddings and without; attention's matrices, both of the MLP, and the gate of values.
     assert found.graphs == [2 + 4, 0, 0, 0]
     assert found.breaks == []
 
 
-def test_planted_breaks_are_found(monkeypatch):
+def test_planted_breaks_are_found(monkeypatch) -> None:
     forward = gpt.MLP.forward
 
     def breaking(self, x):
@@ -81,7 +81,7 @@ SLOW_CASES = "20 32 8 | 20 32 8 fp8 checkpointing | 22 16 8 fp8 | 12 8 1".split(
 # Uncompiled, activations take a sixth more than planned.
 @pytest.mark.parametrize(("precision", "within"), [("fp32", 0.1), ("bf16", 0.2)])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_a_dry_run_has_the_memory_of_a_real_step(precision, within, checkpointing):
+def test_a_dry_run_has_the_memory_of_a_real_step(precision, within, checkpointing) -> None:
     """The estimate for GPUs, at a shape that a CPU trains in a second, beside what the CPU's allocator counted."""
     rows, dtype = 4, DTYPES[precision]
     shape = {"aspect_ratio": 32, "head_dim": 32, "max_seq_len": 256, "total_batch_size": 1024}
@@ -94,7 +94,7 @@ def test_a_dry_run_has_the_memory_of_a_real_step(precision, within, checkpointin
 
 
 @pytest.mark.parametrize("case", CASES + [pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES])
-def test_a_dry_run_has_the_memory_of_a_rehearsal(case):
+def test_a_dry_run_has_the_memory_of_a_rehearsal(case) -> None:
     """Whether the formula still is what the rehearsal finds, at sizes that no CPU trains.
 
     This alone would be circular: the constants of `memory` were fitted to rehearsals, so the test sees a change of the

@@ -33,7 +33,7 @@ COMPUTED = """
 
 
 @each_row("expression answer", COMPUTED, " → ")
-def test_it_computes(expression, answer):
+def test_it_computes(expression, answer) -> None:
     assert calculate(expression) == answer
 
 
@@ -42,13 +42,13 @@ REFUSED = r"""|1+|1,2|__import__('os').system('true')|().__class__|'a'.upper()|'
 
 
 @pytest.mark.parametrize("expression", [*REFUSED, "\0", "1" * (MAX_LENGTH + 1), "(" * 100 + "1" + ")" * 99])
-def test_it_refuses(expression):
+def test_it_refuses(expression) -> None:
     with pytest.raises(REFUSALS):
         calculate(expression)
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="needs the mirror of GSM8K beside this checkout")
-def test_it_agrees_with_gsm8k():
+def test_it_agrees_with_gsm8k() -> None:
     """All values are the annotated ones; some 3 % are written otherwise there (30.00, .5, 2.50)."""
     import pyarrow.parquet as pq
 

@@ -12,12 +12,12 @@ PAGE = (ROOT / "docs/changing.md").read_text(encoding="utf-8")
 RECIPES = re.findall(r"^## (.*?)\n.*?^```diff\n(.*?)^```\n+```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_page_has_recipes():
+def test_the_page_has_recipes() -> None:
     assert len(RECIPES) == PAGE.count("```diff") >= 5
 
 
 @pytest.mark.parametrize(("title", "patch", "commands"), RECIPES, ids=[title for title, *_ in RECIPES])
-def test_a_recipe_works(title, patch, commands, tmp_path, python):
+def test_a_recipe_works(title, patch, commands, tmp_path, python) -> None:
     for folder in ("nanochat", "scripts", "tasks", "tracks", "tests", "docs"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("pyproject.toml", "README.md", "conftest.py"):

@@ -36,7 +36,7 @@ def spelled(tokenizer, *stretches):
     return [*chain(*rows)], [number % 2 for number, ids in enumerate(rows) for _ in ids]
 
 
-def test_ids_and_mask_of_a_conversation(tokenizer):
+def test_ids_and_mask_of_a_conversation(tokenizer) -> None:
     conversation = talk("how many?", CALCULATION, "there?", "there are 46")
     expected = spelled(
         tokenizer,
@@ -54,7 +54,7 @@ def test_ids_and_mask_of_a_conversation(tokenizer):
     assert render_conversation(talk("", ""), tokenizer) == empty
 
 
-def test_the_system_message_stands_before_the_first_question_and_a_prompt_ends_with_assistant_start(tokenizer):
+def test_the_system_message_stands_before_the_first_question_and_a_prompt_ends_with_assistant_start(tokenizer) -> None:
     merged = render_conversation(talk("be brief\n\nhow many?", "46", "more?"), tokenizer)
     assert render_conversation(talk("how many?", "46", "more?", system="be brief"), tokenizer) == merged
     system, question = ([{"type": "text", "text": text}] for text in ("be brief", "how many?"))
@@ -67,7 +67,7 @@ def test_the_system_message_stands_before_the_first_question_and_a_prompt_ends_w
     assert render_prompt(talk("how many?", CALCULATION, "there?", system="be brief"), tokenizer) == prompt
 
 
-def test_a_prompt_that_is_too_long_loses_its_oldest_turns_and_then_the_beginning_of_a_question(tokenizer):
+def test_a_prompt_that_is_too_long_loses_its_oldest_turns_and_then_the_beginning_of_a_question(tokenizer) -> None:
     contents = ["how many?", CALCULATION, "there?", "there are 46", "be brief", "46", "letters?"]
     for system, answers in ((None, []), ("be brief", []), ("be brief", ["46"])):
         conversation = talk(*contents, *answers, system=system)
@@ -110,7 +110,7 @@ talk("a", system=CALCULATION) | message 1: CONTENT
 
 
 @each_row("expression words", MALFORMED)
-def test_malformed_conversations(expression, words, tokenizer):
+def test_malformed_conversations(expression, words, tokenizer) -> None:
     conversation, sentence = eval(expression), words.replace("CONTENT", CONTENT)
     for check in (check_conversation, lambda conversation: render_conversation(conversation, tokenizer)):
         with pytest.raises(ValueError, match=re.escape(sentence)):
@@ -131,7 +131,7 @@ def pieces_of(tokens: list[int], tokenizer: Tokenizer = TOKENIZER):
 
 
 @given(st.lists(st.integers(0, 255) | st.sampled_from(list(BEGINS)) | st.sampled_from(list("é한🙂".encode()))))
-def test_joined_pieces_equal_each_part_decoded_at_once(tokens):
+def test_joined_pieces_equal_each_part_decoded_at_once(tokens) -> None:
     plain, kind = [], "text"
     for special, run in groupby(tokens, lambda token: token in BEGINS):
         run = list(run)
@@ -144,7 +144,7 @@ def test_joined_pieces_equal_each_part_decoded_at_once(tokens):
 
 
 @given(st.text())
-def test_half_a_character_is_never_shown(text):
+def test_half_a_character_is_never_shown(text) -> None:
     reply, shown = Reply(TOKENIZER), ""
     for token in text.encode():
         shown += "".join(piece.text for piece in reply.feed(token))
@@ -153,7 +153,7 @@ def test_half_a_character_is_never_shown(text):
     assert reply.close() == []
 
 
-def test_a_rendered_answer_is_parsed_back(tokenizer):
+def test_a_rendered_answer_is_parsed_back(tokenizer) -> None:
     for content in (CALCULATION, CALCULATION[1:3], CALCULATION[1:2] * 2, CALCULATION[:1], []):
         ids, _ = render_conversation(talk("?", content or ""), tokenizer)
         start = ids.index(tokenizer.special_tokens["<|assistant_start|>"])

@@ -17,7 +17,7 @@ from nanochat.checkpoint import Saver, load, newest, saved_steps
 from nanochat.paths import read_json, read_sha256
 
 
-def test_a_round_trip_of_every_dtype_and_shape(tmp_path):
+def test_a_round_trip_of_every_dtype_and_shape(tmp_path) -> None:
     before = saved(tmp_path / "run", 100, 200)
     checkpoint = newest(before)
     assert checkpoint.step == 200
@@ -43,7 +43,7 @@ def test_a_round_trip_of_every_dtype_and_shape(tmp_path):
     assert_close(load(tmp_path, 1).model_tensors(), tensors, atol=0, rtol=0)
 
 
-def test_old_steps_go(tmp_path):
+def test_old_steps_go(tmp_path) -> None:
     saved(tmp_path, *range(10, 101, 10), keep_last=2)
     assert saved_steps(tmp_path) == [90, 100]
     saved(tmp_path, 110, keep_last=1)
@@ -63,7 +63,7 @@ def ranks(tmp_path):
     return [Saver(tmp_path, rank, 2, store=store) for rank in range(2)]
 
 
-def test_save_returns_before_anything_is_published_and_what_it_saves_is_of_that_moment(tmp_path, ranks):
+def test_save_returns_before_anything_is_published_and_what_it_saves_is_of_that_moment(tmp_path, ranks) -> None:
     """Rank 0 cannot publish before rank 1 has written: so its `save` has returned without waiting for the disk."""
     model = model_of(100)
     states = [states_of(100, rank, 2) for rank in range(2)]
@@ -79,7 +79,7 @@ def test_save_returns_before_anything_is_published_and_what_it_saves_is_of_that_
     check(newest(tmp_path))
 
 
-def test_each_state_is_copied_before_the_next_is_made(tmp_path):
+def test_each_state_is_copied_before_the_next_is_made(tmp_path) -> None:
     buffer = torch.empty(3, 5)  # stands for the memory that ranks gather into
     states = ((name, {"m": buffer.fill_(number)}) for number, name in enumerate("abc"))
     with Saver(tmp_path) as saver:
@@ -88,7 +88,7 @@ def test_each_state_is_copied_before_the_next_is_made(tmp_path):
     assert read == [[0], [1], [2]]
 
 
-def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path, ranks):
+def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path, ranks) -> None:
     save(ranks[0], 100)
     second = threading.Thread(target=save, args=(ranks[0], 200))
     second.start()
@@ -103,7 +103,7 @@ def test_one_save_is_in_flight_and_the_next_waits_for_it(tmp_path, ranks):
     assert saved_steps(tmp_path) == [100, 200]
 
 
-def test_what_goes_wrong_on_one_rank_is_raised_on_all_and_the_next_save_works(tmp_path, ranks):
+def test_what_goes_wrong_on_one_rank_is_raised_on_all_and_the_next_save_works(tmp_path, ranks) -> None:
     save(ranks[0], 100)
     ranks[1].save(100, {}, [("a", {"m": torch.ones(2, dtype=torch.complex128)})], {})  # safetensors has no such
     for saver in ranks:
@@ -119,7 +119,7 @@ def test_what_goes_wrong_on_one_rank_is_raised_on_all_and_the_next_save_works(tm
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer-00000.safetensors", "manifest.json"])
-def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, capsys):
+def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, capsys) -> None:
     path = saved(tmp_path, 100, 200) / "step_000200" / file
     data = path.read_bytes()
     for at in random.Random(0).sample(range(len(data)), 10):
@@ -139,7 +139,7 @@ def test_damage_is_found_and_named_and_the_step_before_is_taken(file, tmp_path, 
 
 
 @pytest.mark.gpu
-def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path):
+def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path) -> None:
     tensor, saver = torch.zeros(1 << 24, device="cuda"), Saver(tmp_path)
     for step in range(1, 4):
         for _ in range(50):  # work that is queued before the copy
@@ -161,14 +161,14 @@ def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path):
     assert read == [[150], [151], [152], [153]]
 
 
-def test_kill_9_after_anything_a_save_does(tmp_path, python):
+def test_kill_9_after_anything_a_save_does(tmp_path, python) -> None:
     done = python(str(ROOT / "tests/checkpoint_crashes.py"), str(tmp_path), PYTHONPATH=str(ROOT))
     points = [int(number) for number in re.findall(r"points (\d+)", done.stdout)]
     assert len(points) == 3
     assert min(points) >= 20
 
 
-def test_all_is_synced_before_it_gets_its_name(tmp_path, monkeypatch):
+def test_all_is_synced_before_it_gets_its_name(tmp_path, monkeypatch) -> None:
     """A power cut loses what was not synced, so the order counts: files, their folder, rename, the folder above."""
     done, plain_sync, plain_rename = [], os.fsync, os.rename
 
@@ -205,7 +205,7 @@ def full_disk():
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_save_that_fails_is_told_at_once_and_the_next_one_tries_again(tmp_path, capfd):
+def test_a_save_that_fails_is_told_at_once_and_the_next_one_tries_again(tmp_path, capfd) -> None:
     with Saver(tmp_path) as saver:
         with full_disk():
             save(saver, 100)

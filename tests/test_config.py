@@ -39,7 +39,7 @@ def refusal(*words: str):
 
 
 @pytest.mark.parametrize("spelling", ["--max-chars", "--max_chars"])
-def test_counts_and_both_spellings(spelling):
+def test_counts_and_both_spellings(spelling) -> None:
     for number in ("2e4", "20000", "20_000"):
         assert parse(Config, [f"{spelling}={number}"]).max_chars == 20_000
         assert parse(Config, [spelling, number]).max_chars == 20_000
@@ -47,7 +47,7 @@ def test_counts_and_both_spellings(spelling):
         assert re.match("--max-chars: .*is not a whole number", refusal(f"{spelling}={number}")), number
 
 
-def test_values_of_all_kinds_and_unknown_flags():
+def test_values_of_all_kinds_and_unknown_flags() -> None:
     assert parse(Config, []) == Config()
     for words in ("-d base", "-d=base", "--data=base", "--data base"):
         assert parse(Config, words.split()) == Config(data="base")
@@ -65,7 +65,7 @@ def test_values_of_all_kinds_and_unknown_flags():
     assert "--heat has to be 0 or more and below inf, not nan" in refusal("--heat=nan")
 
 
-def test_limits_are_kept_but_for_the_default():
+def test_limits_are_kept_but_for_the_default() -> None:
     assert [parse(Config, [f"--racks={number}"]).racks for number in (-1, 1, 7)] == [-1, 1, 7]
     for number in (0, -2):
         assert refusal(f"--racks={number}") == f"--racks has to be 1 or more, not {number}"
@@ -82,7 +82,7 @@ class Small(Config):
     time: float = option(1.0, "how long", group="oven")
 
 
-def test_a_subclass_changes_defaults_and_keeps_the_rest():
+def test_a_subclass_changes_defaults_and_keeps_the_rest() -> None:
     found = {one.name: one for one in fields(Small)}
     before = {one.name: one for one in fields(Config)}
     assert list(found) == [*before, "trays", "time"]  # in the same order
@@ -124,7 +124,7 @@ ENDS = r"""
 
 
 @each_row("word code said", ENDS)
-def test_a_script_ends_with_one_sentence_and_a_code(word, code, said, monkeypatch, capsys):
+def test_a_script_ends_with_one_sentence_and_a_code(word, code, said, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["bake", word])
     with pytest.raises(SystemExit) as stop:
         run_script(bake)
@@ -132,13 +132,13 @@ def test_a_script_ends_with_one_sentence_and_a_code(word, code, said, monkeypatc
     assert re.search(rf"{said}\n$", capsys.readouterr().err)
 
 
-def test_dev_mode_shows_the_traceback(python, tmp_path):
+def test_dev_mode_shows_the_traceback(python, tmp_path) -> None:
     words = ("-X", "dev", "-m", "scripts.rollouts", f"--tag={'x' * 20}")
     assert "Traceback" in python(*words, code=1, NANOCHAT_BASE_DIR=str(tmp_path)).stderr
 
 
 @pytest.mark.parametrize("script", ["scripts.tok_train", "scripts.tok_eval", "nanochat.report"])
-def test_help_imports_nothing_heavy(script, python, tmp_path):
+def test_help_imports_nothing_heavy(script, python, tmp_path) -> None:
     for heavy in ("torch", "pyarrow", "numpy", "wandb", "tiktoken"):
         (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
     done = python("-m", script, "--help", PYTHONPATH=str(tmp_path))

@@ -32,14 +32,14 @@ def last_line(accelerator: Accelerator, ranks: int = 8, config: Config = D24, **
     return estimate(plan_of(config), config, ranks, accelerator)[1][-1]
 
 
-def test_memory():
+def test_memory() -> None:
     """tests/test_bench.py compares the sum with a step's, also of fp8 and with checkpointing."""
     plain, single = memory(plan_of(), 16, 8), memory(plan_of(), 16, 8, itemsize=4)
     assert single["activations"] == 2 * plain["activations"]
     assert single["weights in the compute dtype"] == 0
 
 
-def test_an_estimate_for_people_and_for_programs():
+def test_an_estimate_for_people_and_for_programs() -> None:
     plan, (ranks, h100) = plan_of(), parse_hardware("8xH100")
     found, (needs, time) = estimate(plan, D24, ranks, h100)
     seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.5)
@@ -55,7 +55,7 @@ def test_an_estimate_for_people_and_for_programs():
     assert estimate(plan, replace(D24, device_batch_size="2"), ranks, h100)[0].device_batch_size == 2
 
 
-def test_unknown_figures_are_not_available_unless_it_is_this_machine():
+def test_unknown_figures_are_not_available_unless_it_is_this_machine() -> None:
     assert last_line(Accelerator("Q9000")) == "time n/a on 8xQ9000, bf16, n/a; dollars n/a"
     assert last_line(find_accelerator("L40S")).endswith("; dollars n/a")
     _, lines = estimate(plan_of(), D24, 1, Accelerator("small", memory=4))
@@ -71,7 +71,7 @@ def test_unknown_figures_are_not_available_unless_it_is_this_machine():
 
 
 @pytest.mark.parametrize(("hours", "dollars"), [(0.5, 49), (1, 98), (2, 196), (4, 392)])
-def test_the_given_price_of_a_machine(hours, dollars):
+def test_the_given_price_of_a_machine(hours, dollars) -> None:
     """As a public guide counts them for eight H100s at 98 dollars an hour."""
     timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=3600.0 * hours)
     cost, lines = estimate(plan_of(timed), timed, *parse_hardware("8xH100@98"))
@@ -79,7 +79,7 @@ def test_the_given_price_of_a_machine(hours, dollars):
     assert estimate(plan_of(timed), timed, *parse_hardware("16xH100@0"))[0].dollars == 0
 
 
-def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch):
+def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch) -> None:
     t4 = find_accelerator("T4")
     # A T4 has no bf16.
     for case in """H100 auto bf16, 495 TFLOP/s | H100 bf16 bf16, 495 TFLOP/s | H100 fp32 fp32, 247 TFLOP/s
@@ -102,7 +102,7 @@ def leave_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config):
     run.write()
 
 
-def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
+def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware() -> None:
     leave_a_run("d8", 8, "8x NVIDIA H100 80GB HBM3", 3e6)  # 3e6 x 1e9 / 8 = 375 TFLOP/s of a rank
     leave_a_run("d26", 26, "8x NVIDIA H200", 4e6)
     leave_a_run("d25", 25, "8x NVIDIA H100 80GB HBM3", "n/a")
@@ -114,7 +114,7 @@ def test_the_speed_is_that_of_the_run_nearest_in_depth_on_such_hardware():
     assert "(assumed" in last_line(find_accelerator("A100"))
 
 
-def test_the_assumed_speed_in_fp8_is_the_one_measured_near_this_depth():
+def test_the_assumed_speed_in_fp8_is_the_one_measured_near_this_depth() -> None:
     assert "554 TFLOP/s each (assumed: 56% of the bf16 peak, as the public nanochat's pull request 830" in last_line(
         H100, depth=20, fp8=True
     )
@@ -125,7 +125,7 @@ def test_the_assumed_speed_in_fp8_is_the_one_measured_near_this_depth():
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])
-def test_a_dry_run(has_tokenizer, base, capsys):
+def test_a_dry_run(has_tokenizer, base, capsys) -> None:
     if has_tokenizer:
         Tokenizer.train(["some text"], 300).save(base / "tok_train/default/tokenizer.json")
     main(replace(D24, dry_run=True, on="8xH100"))

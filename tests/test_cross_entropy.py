@@ -43,7 +43,7 @@ def loss_and_gradients(loss, hidden, weight):
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("softcap", [0.0, 3.0])
-def test_loss_and_gradients_equal_the_plain_ones(dtype, softcap, seed):
+def test_loss_and_gradients_equal_the_plain_ones(dtype, softcap, seed) -> None:
     for tokens, padded, chunk in ((50, 37, 0), (50, 40, 7), (50, 40, 1), (1, 40, 99)):
         hidden, weight, targets = problem(seed, dtype, tokens, padded=padded)
         targets[0] = 36
@@ -57,7 +57,7 @@ def test_loss_and_gradients_equal_the_plain_ones(dtype, softcap, seed):
         assert not ours[2][37:].any()
 
 
-def test_the_loss_of_each_token_and_a_sum_weighed_by_factors():
+def test_the_loss_of_each_token_and_a_sum_weighed_by_factors() -> None:
     hidden, weight, targets = problem(3, torch.float32)
     arguments = {"softcap": 15.0, "vocab_size": 37, "reduction": "none"}
     expected = plain(hidden, weight, targets, **arguments)
@@ -86,7 +86,7 @@ def test_the_loss_of_each_token_and_a_sum_weighed_by_factors():
     assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (total, wanted)), torch.float32)
 
 
-def test_small_differences_keep_their_gradient():
+def test_small_differences_keep_their_gradient() -> None:
     """1 - p is not lost in the logits' few digits, nor a gradient of 2e-8 in fp16, which ends at 6e-8."""
     hidden = torch.tensor([[4.0]], dtype=torch.bfloat16, requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)
@@ -113,7 +113,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_the_logits_of_the_batch_never_exist(reduction):
+def test_the_logits_of_the_batch_never_exist(reduction) -> None:
     hidden, weight, targets = problem(6, torch.bfloat16, tokens=640, vocab=128, padded=128)
     with Largest() as largest:
         cross_entropy(hidden, weight, targets, softcap=15.0, reduction=reduction, chunk=64).sum().backward()
@@ -124,7 +124,7 @@ def test_the_logits_of_the_batch_never_exist(reduction):
 
 
 @pytest.mark.parametrize("compiles", [False, True])
-def test_it_may_stand_inside_a_compiled_graph(compiles):
+def test_it_may_stand_inside_a_compiled_graph(compiles) -> None:
     def loss(hidden, weight, targets):
         return cross_entropy(hidden * 2, weight, targets, softcap=15.0, vocab_size=37, chunk=16, compiled=compiles) / 8
 

@@ -81,7 +81,7 @@ def close(loaders: list[TextLoader]):
         loader.close()
 
 
-def test_the_stream_is_that_of_earlier_versions(tmp_path):
+def test_the_stream_is_that_of_earlier_versions(tmp_path) -> None:
     """Otherwise their runs could not resume. On every machine, and with every version of numpy."""
     lengths = np.arange(400) * 7919 % 211
     corpus = counted_corpus(tmp_path, (lengths[:200].tolist(), 20, 2 / 3), (lengths[200:].tolist(), 50, 1 / 3))
@@ -94,7 +94,7 @@ def test_the_stream_is_that_of_earlier_versions(tmp_path):
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 6)), max_size=6))
 @example([(1, 3, 1), (2, 2, 1)])  # ranks resume from a row that is not a multiple of them
-def test_a_stop_anywhere_changes_nothing(corpus, tokenizer, stream, legs):
+def test_a_stop_anywhere_changes_nothing(corpus, tokenizer, stream, legs) -> None:
     """Nor do ranks and batch sizes. legs: number of ranks, rows of each, and batches until the next stop."""
     state, row = None, 0
     for ranks, rows, batches in [*legs, (1, 4, 3)]:
@@ -110,7 +110,7 @@ def test_a_stop_anywhere_changes_nothing(corpus, tokenizer, stream, legs):
         close(loaders)
 
 
-def test_a_state_is_the_position_of_the_consumer_and_small(corpus, tokenizer, stream):
+def test_a_state_is_the_position_of_the_consumer_and_small(corpus, tokenizer, stream) -> None:
     loader = loader_of(corpus, tokenizer)
     rows_of([loader], 3)
     before = state_of([loader])
@@ -125,7 +125,7 @@ def test_a_state_is_the_position_of_the_consumer_and_small(corpus, tokenizer, st
     loader.close()
 
 
-def test_numbers_that_do_not_divide_and_the_end_of_the_thread(corpus, tokenizer):
+def test_numbers_that_do_not_divide_and_the_end_of_the_thread(corpus, tokenizer) -> None:
     with pytest.raises(ValueError, match="8 lanes cannot be shared by 3 ranks: use a multiple of 3"):
         loader_of(corpus, tokenizer, world_size=3)
     with pytest.raises(ValueError, match="3 rows of a batch cannot be shared by 4 ranks: use a multiple of 4"):
@@ -145,7 +145,7 @@ def threads():
 
 
 @pytest.mark.gpu
-def test_batches_on_a_gpu_are_those_on_the_cpu(corpus, tokenizer, stream):
+def test_batches_on_a_gpu_are_those_on_the_cpu(corpus, tokenizer, stream) -> None:
     with loader_of(corpus, tokenizer, device="cuda") as loader:
         rows = []
         for _ in range(60):

@@ -8,7 +8,7 @@ from nanochat.fused import pack
 
 
 @torch.inference_mode()
-def test_room_grows_and_is_kept_and_there_are_fewer_slots_where_memory_is_short(monkeypatch):
+def test_room_grows_and_is_kept_and_there_are_fewer_slots_where_memory_is_short(monkeypatch) -> None:
     decoder = Decoder(pack(lively(SMALL)))
     assert decoder.make_room(2, 64) == 2
     store = decoder.cache.store

@@ -16,17 +16,17 @@ COMMANDS_RUN_HERE = [page for page in OF_TRUNK if page.name != "changing.md"]
 
 
 @pytest.mark.parametrize("page", COMMANDS_RUN_HERE, ids=name_of)
-def test_what_a_page_shows_works(page, reader):
+def test_what_a_page_shows_works(page, reader) -> None:
     for words in commands(page):
         reader.run(*words)
 
 
 @pytest.mark.parametrize("page", OF_TRUNK, ids=name_of)
-def test_links_lead_somewhere(page):
+def test_links_lead_somewhere(page) -> None:
     assert dead_links(page) == []
 
 
-def test_the_readme_shows_the_questions_of_the_first_world_and_the_summary_of_the_card():
+def test_the_readme_shows_the_questions_of_the_first_world_and_the_summary_of_the_card() -> None:
     """The card in the working tree may be a newer one: every run of the main job writes it."""
     shown = re.findall(r"^\d+\. (.*) \*(.*)\*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
     asked = ten_questions(World(1, SIZES["small"].people))

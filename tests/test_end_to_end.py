@@ -28,7 +28,7 @@ FEWER = {
 
 
 @pytest.mark.timeout(600)
-def test_the_main_job(speedrun, base, here, tmp_path):
+def test_the_main_job(speedrun, base, here, tmp_path) -> None:
     """All stages on a world, then everything that uses the models and the card.
 
     A mirror of real data sets is there all the time, and no output names one.

@@ -51,13 +51,13 @@ def plain(model, request, sample=0):
 
 
 @pytest.mark.parametrize("name", ["reference", "odd shapes", "october-2025"])
-def test_greedy_is_the_plain_loop(name):
+def test_greedy_is_the_plain_loop(name) -> None:
     model = model_of(name)
     assert 129 in model.config.windows or name == "october-2025"
     check_greedy(model)
 
 
-def test_samples_are_the_plain_loops():
+def test_samples_are_the_plain_loops() -> None:
     model = model_of()
     requests = [replace(r, **SETTINGS[i % 5], max_new_tokens=8, n=2) for i, r in enumerate(mixed(10))]
     expected = [[plain(model, request, sample) for sample in range(2)] for request in requests]
@@ -78,7 +78,7 @@ def watched(monkeypatch, engine):
     return steps, runs
 
 
-def test_slots_are_filled_as_soon_as_they_are_free_and_prompts_run_in_batches_of_like_length(monkeypatch):
+def test_slots_are_filled_as_soon_as_they_are_free_and_prompts_run_in_batches_of_like_length(monkeypatch) -> None:
     requests = [Request([65] * (2 + i), 10 + 7 * (i % 5), stop=NEVER) for i in range(20)]
     engine = Engine(model_of(), TOKENIZER, slots=4)
     steps, runs = watched(monkeypatch, engine)
@@ -145,7 +145,7 @@ A[python_start]12[assistant_end] | {} | [python_start]12 | stop
 
 
 @each_row("script settings text reason", ENDS)
-def test_ends(script, settings, text, reason):
+def test_ends(script, settings, text, reason) -> None:
     heard, completion = say(speaker(script), **eval(settings))
     assert (heard, completion.reason) == (text, reason)
     assert set(completion.mask) == {1}
@@ -154,7 +154,7 @@ def test_ends(script, settings, text, reason):
 CALL = "A[python_start]12*3[python_end]B[output_end]Z[assistant_end]"
 
 
-def test_the_calculator_answers_as_far_as_there_is_room_and_a_prompt_has_to_fit():
+def test_the_calculator_answers_as_far_as_there_is_room_and_a_prompt_has_to_fit() -> None:
     """By the chain of the script a 3 would be followed by the end of the expression; 12*3 gives 36."""
     engine = speaker(CALL)
     heard, complete = say(engine)
@@ -171,7 +171,7 @@ def test_the_calculator_answers_as_far_as_there_is_room_and_a_prompt_has_to_fit(
             engine.generate([Request([65], 5), Request(tokens, 5)])
 
 
-def test_only_the_row_that_asks_gets_an_answer():
+def test_only_the_row_that_asks_gets_an_answer() -> None:
     """Rows in different places of one chain, some of them in an expression of their own."""
     model = script_model(*ids_of(CALL))
     starts = ["A", "B", "2", "[python_start]", "Z", "A", "[output_end]", "*"]
@@ -183,7 +183,7 @@ def test_only_the_row_that_asks_gets_an_answer():
 
 
 @pytest.mark.parametrize("device", devices())
-def test_company_slots_and_a_refresh_change_nothing_in_fp32(device):
+def test_company_slots_and_a_refresh_change_nothing_in_fp32(device) -> None:
     model, other = (lively({**CONFIGS["reference"], **SIZES}, seed).requires_grad_(False).to(device) for seed in (5, 8))
     requests = [replace(r, **SETTINGS[i % 5], n=1 + i % 3) for i, r in enumerate(mixed(24, seed=21))]
     engines = [Engine(model, TOKENIZER, slots=slots) for slots in (3, 64)]
@@ -202,7 +202,7 @@ def test_company_slots_and_a_refresh_change_nothing_in_fp32(device):
 
 @pytest.mark.parametrize("device", [*devices(), "late"])
 @pytest.mark.parametrize("slots", [2, 7])
-def test_jobs_come_and_go_while_others_run(slots, device, seed):
+def test_jobs_come_and_go_while_others_run(slots, device, seed) -> None:
     """Each request is answered as if alone, though rows are longer than those before, or leave before their end."""
     dice = random.Random(seed)  # of who comes and goes when; of random requests one in some hundred has a tie of words
     model, requests = model_of().to("cuda" if device == "cuda" else "cpu"), mixed(24)
@@ -234,7 +234,7 @@ def test_jobs_come_and_go_while_others_run(slots, device, seed):
     assert left
 
 
-def test_reserved_memory_never_grows_and_there_are_fewer_slots_where_it_is_short(monkeypatch):
+def test_reserved_memory_never_grows_and_there_are_fewer_slots_where_it_is_short(monkeypatch) -> None:
     model, requests = model_of(), mixed(12)
     engine = Engine(model, TOKENIZER, slots=4)
     engine.reserve()
@@ -249,7 +249,7 @@ def test_reserved_memory_never_grows_and_there_are_fewer_slots_where_it_is_short
     assert few.generate(requests) == found
 
 
-def test_a_score_is_a_plain_forwards(monkeypatch):
+def test_a_score_is_a_plain_forwards(monkeypatch) -> None:
     """Each token's log-probability, and those of the likeliest; logits are computed a few positions at a time."""
     monkeypatch.setattr("nanochat.engine.SCORED_AT_ONCE", 7)
     model, row = model_of(), [ID["<|bos|>"], *b"The quick brown fox"]

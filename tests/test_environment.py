@@ -13,7 +13,7 @@ def git(folder, *words):
     subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
 
 
-def test_where_it_ran(tmp_path, monkeypatch):
+def test_where_it_ran(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("nanochat.environment.ROOT", tmp_path)
 
     def commit():
@@ -37,7 +37,7 @@ echo no devices; exit 9 | none"""
 
 
 @pytest.mark.parametrize("case", GPUS.splitlines())
-def test_gpus(tmp_path, monkeypatch, case):
+def test_gpus(tmp_path, monkeypatch, case) -> None:
     smi, names = case.split(" | ")
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}")
     (tmp_path / "nvidia-smi").chmod(0o755)

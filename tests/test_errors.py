@@ -21,7 +21,7 @@ def end_of(statement: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_whose_error_it_is():
+def test_whose_error_it_is() -> None:
     assert end_of("raise UserError('write --depth=4')") == (2, "error: write --depth=4\n")
     code, sentence = end_of("int('x')")
     assert code == 2

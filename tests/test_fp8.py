@@ -57,7 +57,7 @@ def layer_and_input(dtype, device="cpu"):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_output_and_gradients(dtype, device):
+def test_output_and_gradients(dtype, device) -> None:
     """Equal to the emulation but for rounding of the result, near the plain ones."""
     if device == "cuda":
         if not torch.cuda.is_available() or torch.cuda.get_device_capability() < fp8.FIRST_CAPABILITY:
@@ -81,7 +81,7 @@ def test_output_and_gradients(dtype, device):
 
 @pytest.mark.parametrize(("dtype", "digits", "smallest"), [(FORWARD, 3, 2**-9), (BACKWARD, 2, 2**-16)], ids=str)
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e30])
-def test_rounding_is_to_the_nearest(dtype, digits, smallest, size):
+def test_rounding_is_to_the_nearest(dtype, digits, smallest, size) -> None:
     torch.manual_seed(0)
     x = size * torch.randn(64, 64).exp() * torch.randn(64, 64)
     _, scale = quantize(x, dtype)
@@ -91,7 +91,7 @@ def test_rounding_is_to_the_nearest(dtype, digits, smallest, size):
 
 
 @pytest.mark.parametrize("dtype", [FORWARD, BACKWARD], ids=str)
-def test_numbers_at_the_edge(dtype):
+def test_numbers_at_the_edge(dtype) -> None:
     for value in (0.0, 1e-30, 1e-40, torch.finfo(torch.float32).max, -torch.finfo(torch.bfloat16).max):
         digits, scale = quantize(torch.full((16, 16), value), dtype)
         assert torch.isfinite(digits.float() * scale).all()
@@ -104,7 +104,7 @@ def test_numbers_at_the_edge(dtype):
     assert quantize(torch.randn(16, 32).t(), dtype)[0].is_contiguous()
 
 
-def test_a_refresh_keeps_the_memory_and_stale_copies_are_not_used_in_backward():
+def test_a_refresh_keeps_the_memory_and_stale_copies_are_not_used_in_backward() -> None:
     layer, x, outer = layer_and_input(torch.float32)
     y = layer(x)
     addresses = [tensor.data_ptr() for tensor in layer.quantized]
@@ -116,7 +116,7 @@ def test_a_refresh_keeps_the_memory_and_stale_copies_are_not_used_in_backward():
         y.backward(outer)
 
 
-def test_evaluation_is_not_in_fp8():
+def test_evaluation_is_not_in_fp8() -> None:
     layer, x, _ = layer_and_input(torch.bfloat16)
     exact = functional.linear(x, layer.weight.to(x.dtype))
     assert not torch.equal(layer(x), exact)
@@ -126,7 +126,7 @@ def test_evaluation_is_not_in_fp8():
     assert torch.equal(layer.eval()(x), exact)
 
 
-def test_converting_a_model():
+def test_converting_a_model() -> None:
     model = Block()
     before = {name: (parameter.data_ptr(), id(parameter)) for name, parameter in model.named_parameters()}
     saved = list(model.state_dict())
@@ -141,7 +141,7 @@ def test_converting_a_model():
         block()(torch.randn(3, 5, 32))
 
 
-def test_a_graph_is_whole_and_reads_refreshed_weights():
+def test_a_graph_is_whole_and_reads_refreshed_weights() -> None:
     torch.manual_seed(0)
     model, x = block(), torch.randn(2, 16, 32, requires_grad=True)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")

@@ -14,13 +14,13 @@ def logits(packed, ids):
     return packed.logits(packed.hidden(ids))
 
 
-def test_no_weight_is_shared_and_all_are_copied():
+def test_no_weight_is_shared_and_all_are_copied() -> None:
     for fields in CONFIGS.values():
         check_packed_weights(fields)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 32, 200, 256, 300, 1000])
-def test_packed_layers_are_the_layers_side_by_side(rows):
+def test_packed_layers_are_the_layers_side_by_side(rows) -> None:
     layers = [nn.Linear(64, size, bias=False) for size in (64, 32, 96)]
     packed = PackedLinear(lambda: torch.cat([layer.weight for layer in layers]), torch.float32)
     x = torch.randn(rows, 1, 64)
@@ -53,7 +53,7 @@ def without_bf16(monkeypatch):
 
 @pytest.mark.parametrize("rows", [1, 7, 32, 300])
 @torch.inference_mode()
-def test_without_bf16_in_onednn_a_layer_keeps_its_weight_as_it_is(rows, without_bf16):
+def test_without_bf16_in_onednn_a_layer_keeps_its_weight_as_it_is(rows, without_bf16) -> None:
     weight, x = torch.randn(96, 64).bfloat16(), torch.randn(rows, 1, 64).bfloat16()
     packed = PackedLinear(weight.detach, torch.bfloat16)
     packed.refresh()
@@ -69,7 +69,7 @@ def test_without_bf16_in_onednn_a_layer_keeps_its_weight_as_it_is(rows, without_
 
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.inference_mode()
-def test_without_bf16_in_onednn_a_model_computes_the_same(name, without_bf16):
+def test_without_bf16_in_onednn_a_model_computes_the_same(name, without_bf16) -> None:
     model, ids = lively(CONFIGS[name]), tokens(2, 20)
     exact = model(ids)
     model.compute_dtype = torch.bfloat16
@@ -82,7 +82,7 @@ def test_without_bf16_in_onednn_a_model_computes_the_same(name, without_bf16):
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN here, which packs weights")
 @torch.inference_mode()
-def test_any_number_of_rows_takes_few_kernels(monkeypatch):
+def test_any_number_of_rows_takes_few_kernels(monkeypatch) -> None:
     """Each number that a packed weight meets at once leaves a kernel in memory."""
     seen, multiply = set(), torch.ops.mkldnn._linear_pointwise
 

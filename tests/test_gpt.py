@@ -23,12 +23,12 @@ kv_heads=0 | kv_heads=0 does not divide heads=4
 
 
 @each_row("fields words", REFUSED)
-def test_a_config_that_cannot_be_is_refused(fields, words):
+def test_a_config_that_cannot_be_is_refused(fields, words) -> None:
     with pytest.raises(ValueError, match=words):
         eval(f"GPTConfig(**SMALL | dict({fields}))")
 
 
-def test_the_reference_shapes():
+def test_the_reference_shapes() -> None:
     assert (GPTConfig().heads, GPTConfig().kv_heads) == (6, 6)
     config = GPTConfig(depth=24, width=1536, heads=12, kv_heads=12)
     assert config.windows == [513, 513, 513, 0] * 6  # as in the public reference: 512 keys and the token's own
@@ -39,7 +39,7 @@ def test_the_reference_shapes():
     assert GPTConfig(depth=4).value_layers == [1, 3]
 
 
-def test_flops_of_a_small_model_by_hand():
+def test_flops_of_a_small_model_by_hand() -> None:
     """test_scaling.py compares numbers of parameters with those of the reference."""
     model = GPT(GPTConfig(**SMALL))  # width 64, 4 heads of 16, 2 for keys and values; vocabulary 100 → 128
     layer = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 2 * 64 * 256
@@ -51,7 +51,7 @@ def test_flops_of_a_small_model_by_hand():
     assert flops_per_token(tied, 512) == flops_per_token(model, 512)
 
 
-def test_initial_values():
+def test_initial_values() -> None:
     model = GPT(GPTConfig(**{**SMALL, "width": 256}))
     model.init_weights(11)
     values = dict(model.named_parameters())
@@ -71,7 +71,7 @@ def test_initial_values():
     assert model.backout_lambda.item() == pytest.approx(0.2)
 
 
-def test_the_seed_alone_decides():
+def test_the_seed_alone_decides() -> None:
     here, deeper, other = (GPT(GPTConfig(**{**SMALL, "depth": depth})) for depth in (4, 6, 4))
     with torch.device("meta"):
         there = GPT(GPTConfig(**SMALL))
@@ -90,11 +90,11 @@ def test_the_seed_alone_decides():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_no_token_sees_a_later_one(name):
+def test_no_token_sees_a_later_one(name) -> None:
     check_causality(CONFIGS[name])
 
 
-def test_a_layer_by_hand():
+def test_a_layer_by_hand() -> None:
     """The reference at depth 1, from the formulas; tests of the import have the plain block of October 2025."""
     model, ids = lively({**SMALL, "depth": 1, "kv_heads": 4}), tokens(1, 20)
     p = {key: value.detach() for key, value in model.named_parameters()}
@@ -122,7 +122,7 @@ def test_a_layer_by_hand():
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("device", devices())
-def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied):
+def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied) -> None:
     fields = SMALL | {"tie_embeddings": tied}
     model, plain, ids = lively(fields).to(device), lively(fields).to(device), tokens().to(device)
     places = {name: torch.zeros_like(parameter)[:] for name, parameter in model.named_parameters()}
@@ -138,7 +138,7 @@ def test_gradients_of_tables_are_added_to_the_optimizers_buffer(device, tied):
     assert not plain.embed(ids).grad_fn._saved_sparse
 
 
-def test_partial_rotation_and_the_square_of_a_leaky_relu():
+def test_partial_rotation_and_the_square_of_a_leaky_relu() -> None:
     """A table may rotate a part of a head's channels."""
     table, x = RotaryTable(16, 4, 100.0), torch.randn(1, 16, 2, 12)
     table.fill()

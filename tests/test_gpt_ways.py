@@ -24,7 +24,7 @@ from nanochat.induction import InductionConfig, InductionGPT
 @pytest.mark.parametrize(
     ("name", "dtype"), [*((name, torch.bfloat16) for name in CONFIGS), ("reference", torch.float16)]
 )
-def test_half_precision_is_close_and_gradients_are_fp32(name, dtype):
+def test_half_precision_is_close_and_gradients_are_fp32(name, dtype) -> None:
     check_half_precision(CONFIGS[name], dtype)
 
 
@@ -33,7 +33,7 @@ def test_half_precision_is_close_and_gradients_are_fp32(name, dtype):
     # The compiler itself takes minutes; runs of base_train compile with it by default.
     [pytest.param("inductor", "L", 2, marks=pytest.mark.slow), ("eager", "SSSL", 3)],
 )
-def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pattern, kinds):
+def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pattern, kinds) -> None:
     """A graph for each kind of layer: with values or without, with a short window or a long one."""
     torch.compiler.reset()
     counters.clear()
@@ -63,27 +63,27 @@ CASES = field_cases(InductionConfig, SIZES, OTHER_VALUES)
 
 
 @each_case(CASES)
-def test_every_field_acts(case):
+def test_every_field_acts(case) -> None:
     check_that_it_acts(case, same_shapes=case.name not in ("mlp_ratio", "kv_heads"))
 
 
 @each_case(CASES)
-def test_every_field_trains_with_and_without_checkpointing_and_is_known_to_inference(case):
+def test_every_field_trains_with_and_without_checkpointing_and_is_known_to_inference(case) -> None:
     check_training_and_inference(case)
 
 
 @each_case(CASES)
-def test_every_field_keeps_its_promise_about_scores(case, monkeypatch):
+def test_every_field_keeps_its_promise_about_scores(case, monkeypatch) -> None:
     check_bound_of_scores(case, monkeypatch)
 
 
-def test_every_row_of_parameters_is_used():
+def test_every_row_of_parameters_is_used() -> None:
     plain = [lively({**SMALL, "mlp": "swiglu"}), *(lively(case.switched) for case in CASES if case.name != "induction")]
     check_rows(GPT, plain)
     check_rows(InductionGPT, [lively({**SMALL, "induction": True, "mlp": "swiglu"})])
 
 
-def test_a_model_has_the_config_of_its_kind():
+def test_a_model_has_the_config_of_its_kind() -> None:
     with pytest.raises(AssertionError, match="another config"):
         GPT(InductionConfig())
     with pytest.raises(AssertionError, match="another config"):
@@ -92,13 +92,13 @@ def test_a_model_has_the_config_of_its_kind():
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-6), (torch.bfloat16, 0.03)])
-def test_decoding_is_the_full_pass(name, dtype, bound):
+def test_decoding_is_the_full_pass(name, dtype, bound) -> None:
     check_decoding(CONFIGS[name], "decode", dtype, bound)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", ["sdpa", "flex"])
-def test_compiled_on_a_gpu_agrees_with_the_twin_on_a_cpu(path):
+def test_compiled_on_a_gpu_agrees_with_the_twin_on_a_cpu(path) -> None:
     ids, fields = tokens(), {**SMALL, "width": 256}  # heads of 64
     model = lively(fields, attention=path).cuda()
     model.compute_dtype = torch.bfloat16

@@ -22,7 +22,7 @@ NVIDIA L40 → unknown
 """
 
 
-def test_names_find_their_rows():
+def test_names_find_their_rows() -> None:
     for case in DEVICES.strip("\n").splitlines():
         device, name = case.split(" → ")
         assert find_accelerator(device) == (Accelerator(device) if name == "unknown" else find_accelerator(name)), case
@@ -45,7 +45,7 @@ def test_names_find_their_rows():
             parse_hardware(f"8xH100@{price}")
 
 
-def test_the_price_of_a_run_by_the_environment(monkeypatch):
+def test_the_price_of_a_run_by_the_environment(monkeypatch) -> None:
     for text, price in {"": None, "98.50": 98.5}.items():
         monkeypatch.setenv(PRICE, text)
         assert given_price() == price

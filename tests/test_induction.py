@@ -8,13 +8,13 @@ from nanochat.gpt import GPT, GPTConfig
 from nanochat.induction import InductionConfig, InductionGPT
 
 
-def test_induction_needs_smear_and_two_key_heads():
+def test_induction_needs_smear_and_two_key_heads() -> None:
     for fields in ({"smear": False}, {"kv_heads": 1}):
         with pytest.raises(ValueError, match="induction needs smear, and kv_heads above 1"):
             InductionConfig(**{**SMALL, "induction": True, **fields})
 
 
-def test_without_induction_it_is_a_plain_gpt():
+def test_without_induction_it_is_a_plain_gpt() -> None:
     plain, other = GPT(GPTConfig(**SMALL)), InductionGPT(InductionConfig(**SMALL))
     for model in (plain, other):
         model.init_weights(3)
@@ -23,7 +23,7 @@ def test_without_induction_it_is_a_plain_gpt():
     assert torch.equal(plain(ids), other(ids))
 
 
-def test_keys_that_are_shifted_begin_as_the_queries_they_serve():
+def test_keys_that_are_shifted_begin_as_the_queries_they_serve() -> None:
     model = InductionGPT(InductionConfig(**SMALL, induction=True))
     model.init_weights(3)
     for block in model.blocks:
@@ -51,6 +51,6 @@ def loss_of_a_repetition(**fields: bool) -> float:
     return loss.item()
 
 
-def test_induction_heads_soon_learn_to_look_up():
+def test_induction_heads_soon_learn_to_look_up() -> None:
     assert loss_of_a_repetition(induction=True) < 2.2
     assert loss_of_a_repetition() > 3

@@ -20,26 +20,26 @@ def made() -> list[str]:
     return interface(ROOT)
 
 
-def test_every_promise_is_listed_and_kept(made):
+def test_every_promise_is_listed_and_kept(made) -> None:
     found = faults(ROOT, made)
     assert not found, "\n".join([f"{len(found)} faults, see tests/interface.py:", *found[:50]])
 
 
-def test_each_kind_of_promise_is_found(made):
+def test_each_kind_of_promise_is_found(made) -> None:
     found = {line.partition(" ")[0] for line in made}
     # Only tracks have files of runs.
     assert KINDS.keys() - found <= ({"file"} if absent_tracks(ROOT) else set())
     assert found <= KINDS.keys()
 
 
-def test_the_routes_are_those_of_the_server(made):
+def test_the_routes_are_those_of_the_server(made) -> None:
     app = application(Service(served=None, workers=[], queue=0), "localhost", "", [], [])
     # Starlette answers HEAD where it answers GET.
     routes = {f"route {method} {route.path}" for route in app.routes for method in route.methods - {"HEAD"}}
     assert routes == {line for line in made if line.startswith("route ")}
 
 
-def test_the_file_is_sorted_under_a_heading_for_each_kind(made):
+def test_the_file_is_sorted_under_a_heading_for_each_kind(made) -> None:
     text = (ROOT / LISTED).read_text(encoding="utf-8")
     assert text == text_of(lines_of(text))
     assert text.startswith(HEADER)
@@ -72,7 +72,7 @@ MOVED = "### Renamed\n- `python -m scripts.golf_train` is `python -m tracks.golf
         ("### Removed\n- `choice scripts.golf_train --qat`: one of its values is gone.\n", False),
     ],
 )
-def test_a_flag_that_is_gone_needs_an_entry(changes, accepted):
+def test_a_flag_that_is_gone_needs_an_entry(changes, accepted) -> None:
     assert lost(GOLF, GOLF[:2], read_changes(changes)) == ([] if accepted else GOLF[2:])
 
 
@@ -91,7 +91,7 @@ def test_a_flag_that_is_gone_needs_an_entry(changes, accepted):
         (["command a.train", "flag a.train --depth", "flag a.train --qat"], f"{MOVED}- `tracks.go` is `a`\n", GOLF),
     ],
 )
-def test_flags_of_a_renamed_command_are_looked_up_under_the_new_name(made, changes, expected):
+def test_flags_of_a_renamed_command_are_looked_up_under_the_new_name(made, changes, expected) -> None:
     assert lost(GOLF, made, read_changes(changes)) == expected
 
 
@@ -118,13 +118,13 @@ def test_flags_of_a_renamed_command_are_looked_up_under_the_new_name(made, chang
         ),
     ],
 )
-def test_any_promise_can_be_renamed(old, new, changes):
+def test_any_promise_can_be_renamed(old, new, changes) -> None:
     assert lost([old], [new], read_changes("")) == [old]
     assert lost([old], [new], read_changes(f"### Renamed\n{changes}\n")) == []
     assert lost([old], [], read_changes(f"### Renamed\n{changes}\n")) == [old]
 
 
-def test_renames_in_a_circle_end():
+def test_renames_in_a_circle_end() -> None:
     changes = read_changes("### Renamed\n- `a` is `b`\n- `b` is `a`\n")
     assert names_of("command a", changes) == ["command a", "command b"]
 
@@ -163,14 +163,14 @@ def commit(root: Path) -> None:
         (GOLF, "### Renamed\n- `a` is `scripts.golf`\n- `scripts.golf` is `scripts.golf_train`\n", ""),
     ],
 )
-def test_each_fault_is_a_sentence(listed, changes, expected, tmp_path):
+def test_each_fault_is_a_sentence(listed, changes, expected, tmp_path) -> None:
     write_checkout(tmp_path, listed, changes)
     found = faults(tmp_path, GOLF)
     assert len(found) == bool(expected)
     assert all(sentence.startswith(expected) for sentence in found)
 
 
-def test_a_line_that_was_deleted_by_hand_is_found(tmp_path):
+def test_a_line_that_was_deleted_by_hand_is_found(tmp_path) -> None:
     write_checkout(tmp_path, GOLF)
     commit(tmp_path)
     write_checkout(tmp_path, GOLF[:2])
@@ -183,7 +183,7 @@ def test_a_line_that_was_deleted_by_hand_is_found(tmp_path):
     assert faults(tmp_path, GOLF[:2]) == []
 
 
-def test_a_tree_without_a_track_is_checked_for_the_rest(tmp_path):
+def test_a_tree_without_a_track_is_checked_for_the_rest(tmp_path) -> None:
     """The deletion test copies the tree without a track; a commit that deletes one has to say so."""
     rest = ["command scripts.base_train", "metric Epochs"]
     listed = [*rest, *GOLF, *NEW_GOLF, "metric Bits per parameter"]
@@ -256,7 +256,7 @@ PLANTED = {
 }
 
 
-def test_commands_of_scripts_and_tracks_are_found(tmp_path):
+def test_commands_of_scripts_and_tracks_are_found(tmp_path) -> None:
     for name, text in PLANTED.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(inspect.cleandoc(text) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from nanochat import log as under_test
 from nanochat.log import MetricLog, Progress, duration, metric_curve, print0, read_metrics
 
 
-def test_only_rank_0_prints(monkeypatch, capsys, tmp_path):
+def test_only_rank_0_prints(monkeypatch, capsys, tmp_path) -> None:
     for rank in ("1", "0"):
         monkeypatch.setenv("RANK", rank)
         print0(f"rank {rank}")
@@ -27,7 +27,7 @@ def test_only_rank_0_prints(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().out == "a�[31mb\tc���\nd\n"
 
 
-def test_a_full_disk_is_named_with_what_is_needed(tmp_path):
+def test_a_full_disk_is_named_with_what_is_needed(tmp_path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with (
         MetricLog(tmp_path) as log,
@@ -37,7 +37,7 @@ def test_a_full_disk_is_named_with_what_is_needed(tmp_path):
     assert caught.value.filename == str(tmp_path / "metrics.jsonl")
 
 
-def test_durations_and_tables_are_aligned():
+def test_durations_and_tables_are_aligned() -> None:
     seconds = [0.04, 4.21, 59.4, 59.9, 725, 3600, 12_345]
     assert list(map(duration, seconds)) == ["0.0s", "4.2s", "59.4s", "1m00s", "12m05s", "1h00m", "3h25m"]
     rows = [["first", 1.5, None], ["longer name", 20.25, 3]]
@@ -55,7 +55,7 @@ def numbers(log: MetricLog):
     return [(record["kind"], record["step"], record["loss"]) for record in read_metrics(log.path)]
 
 
-def test_a_resumed_run_replaces_the_records_after_its_step(tmp_path):
+def test_a_resumed_run_replaces_the_records_after_its_step(tmp_path) -> None:
     log = MetricLog(tmp_path)
     log.resume(-1)  # a run from its beginning in a new folder
     for step in range(6):
@@ -77,7 +77,7 @@ def test_a_resumed_run_replaces_the_records_after_its_step(tmp_path):
     assert numbers(log) == [("train", 1, 0.5)]
 
 
-def test_curves_keep_few_points_and_place_validations_between_steps():
+def test_curves_keep_few_points_and_place_validations_between_steps() -> None:
     records = [{"step": step, "loss": float(step)} for step in range(1, 8)]
     records = [{"step": 0, "other": 1.0}, *records, {"step": 8, "loss": None}]
     assert metric_curve(records, "loss", 100) == [[1, 2, 3, 4, 5, 6, 7], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]]
@@ -118,7 +118,7 @@ def three_steps(folder: Path, run: str):
     assert [record["step"] for record in read_metrics(log.path)] == [0, 1, 2]
 
 
-def test_a_named_run_is_mirrored_and_no_other(tmp_path, wandb):
+def test_a_named_run_is_mirrored_and_no_other(tmp_path, wandb) -> None:
     three_steps(tmp_path, "")
     three_steps(tmp_path, "dummy")
     assert wandb.calls == []
@@ -128,7 +128,7 @@ def test_a_named_run_is_mirrored_and_no_other(tmp_path, wandb):
 
 
 @pytest.mark.parametrize(("fail", "calls"), [("init", 1), ("log", 2)])
-def test_a_broken_mirror_never_stops_a_run_and_is_reported_once(tmp_path, wandb, capsys, fail, calls):
+def test_a_broken_mirror_never_stops_a_run_and_is_reported_once(tmp_path, wandb, capsys, fail, calls) -> None:
     wandb.fail = fail
     three_steps(tmp_path, "first")
     [line] = capsys.readouterr().out.splitlines()
@@ -144,7 +144,7 @@ class Clock:
         monkeypatch.setattr(under_test.time, "monotonic", lambda: self.now)
 
 
-def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys):
+def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys) -> None:
     clock = Clock(monkeypatch)
     progress = Progress()
     for done in range(0, 401, 25):
@@ -160,7 +160,7 @@ def test_a_line_now_and_then_with_the_time_left(monkeypatch, capsys):
     assert lines[-3:] == ["375 of 400 | eta: 2.5s", "400 of 400 | eta: 0.0s", "more | eta: ?"]
 
 
-def test_time_left_follows_progress_and_the_wall_clock(monkeypatch, capsys):
+def test_time_left_follows_progress_and_the_wall_clock(monkeypatch, capsys) -> None:
     """A step is a thousandth of the horizon, whatever that is, and a tenth of the time goes to evaluations."""
     clock, steps = Clock(monkeypatch), Progress()
     clock.now += 60  # it compiles
@@ -180,7 +180,7 @@ class Pause(NamedTuple):
     after: float = 0.0
 
 
-def test_constants_are_read_from_text_tables():
+def test_constants_are_read_from_text_tables() -> None:
     assert under_test.parse_rows("a b  => c\n  d =>\n", " *=> *") == [["a b", "c"], ["d", ""]]
     table = """
         label      after  before

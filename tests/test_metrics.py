@@ -27,7 +27,7 @@ def facts(state: State, runtime=ALONE):
     return {name: format_value(value) for name, value in metrics.items()}
 
 
-def test_the_fields_of_the_reference_and_where_the_text_came_from():
+def test_the_fields_of_the_reference_and_where_the_text_came_from() -> None:
     figures = {"last": {"val/bpb": [0.7654, 0.0012]}, "lowest": {"val/bpb": [0.75, 0.002]}}
     told = facts(State(step=4, tokens=4000, seconds=100.0, waited=1.0, flops=2e15, figures=figures))
     assert told["Final validation bpb"].startswith("0.7654")
@@ -45,7 +45,7 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from():
     assert (warming["MFU %"], warming["Tokens per second"]) == ("n/a", "n/a")
 
 
-def test_the_network_and_the_energy_of_a_run(tmp_path, monkeypatch):
+def test_the_network_and_the_energy_of_a_run(tmp_path, monkeypatch) -> None:
     names = "NANOCHAT_BASE_DIR WORLD_SIZE LOCAL_WORLD_SIZE NANOCHAT_DOLLARS_AN_HOUR".split()
     for name, value in zip(names, [str(tmp_path), "16", "8", "98"], strict=True):
         monkeypatch.setenv(name, value)
@@ -73,7 +73,7 @@ def test_the_network_and_the_energy_of_a_run(tmp_path, monkeypatch):
     assert environment()["Hardware"]["Nodes"] == 4
 
 
-def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tmp_path, capsys):
+def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tmp_path, capsys) -> None:
     state = State()
     assert validation_metrics(state, "bpb", "Last") == {"Minimum validation bpb": "n/a", "Last": "n/a"}
     with MetricLog(tmp_path) as log:
@@ -93,7 +93,7 @@ def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tm
         assert ("near chance" in format_value(Estimate(0.3, 0.06).metric(chance))) == marked
 
 
-def test_curves_share_a_picture_and_every_exit_has_one(tmp_path):
+def test_curves_share_a_picture_and_every_exit_has_one(tmp_path) -> None:
     with MetricLog(tmp_path) as log:
         for step in (1, 2):
             log.write("train", step, **{"train/loss": 3.0 / step, "total_training_tokens": 10 * step})

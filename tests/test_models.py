@@ -36,7 +36,7 @@ from nanochat.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_config_survives_a_manifest(name):
+def test_a_config_survives_a_manifest(name) -> None:
     config = config_with(CONFIGS[name])
     record = json.loads(json.dumps(record_of(config)))
     assert config_of({"model": record}) == config
@@ -67,7 +67,7 @@ INDUCTION = {"tie_embeddings": True, "induction": True}
         ("induction", INDUCTION, "induction"),
     ],
 )
-def test_manifests_from_before_there_were_kinds(name, changes, kind):
+def test_manifests_from_before_there_were_kinds(name, changes, kind) -> None:
     """Tracks try their own."""
     config = config_of({"model": OLD_RECORD | changes})
     assert config.kind == kind
@@ -75,19 +75,19 @@ def test_manifests_from_before_there_were_kinds(name, changes, kind):
     assert config_of({"model": record_of(config)}) == config
 
 
-def test_fields_of_a_manifest_that_no_kind_has_together_are_refused():
+def test_fields_of_a_manifest_that_no_kind_has_together_are_refused() -> None:
     with pytest.raises(ValueError, match="no kind of model has these fields together: exclusive_last, supervision"):
         config_of({"model": OLD_RECORD | {"exclusive_last": 2, "supervision": 4}})
     # Without recursion its other fields never had an effect.
     assert config_of({"model": OLD_RECORD | {"loops": 3}}).kind == "gpt"
 
 
-def test_a_kind_that_nobody_knows_is_refused():
+def test_a_kind_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ValueError, match="the kind of model novel is not known, choose from gpt, induction, golf"):
         config_of({"model": OLD_RECORD | {"kind": "novel"}})
 
 
-def test_a_kind_whose_track_is_not_here_is_one_sentence(monkeypatch):
+def test_a_kind_whose_track_is_not_here_is_one_sentence(monkeypatch) -> None:
     gone = registry.Door("kind of model", "MODELS", {"looped": "tracks.gone.model"})
     monkeypatch.setattr(registry, "MODELS", gone)
     sentence = "the kind of model looped belongs to tracks/gone, which is not here"
@@ -98,7 +98,7 @@ def test_a_kind_whose_track_is_not_here_is_one_sentence(monkeypatch):
         config_with(config_fields("reference,sweeps=2"))
 
 
-def test_the_fields_of_a_config_choose_the_kind():
+def test_the_fields_of_a_config_choose_the_kind() -> None:
     assert kind_with(["depth", "smear"]) == "gpt"
     assert kind_with(["depth", "induction"]) == "induction"
     assert kind_with(["induction", "sweeps"]) == "looped"
@@ -112,7 +112,7 @@ def test_the_fields_of_a_config_choose_the_kind():
     assert OLD_RECORD.keys() <= {field.name for field in fields(GPTConfig)} | IDLE.keys()  # none is forgotten
 
 
-def test_a_model_flag_names_a_configuration_and_changes_of_it():
+def test_a_model_flag_names_a_configuration_and_changes_of_it() -> None:
     assert config_fields("reference") == {}
     changed = config_fields("october-2025,smear=true,softcap=0,mlp=swiglu")
     assert changed == {**config_fields("october-2025"), "smear": True, "softcap": 0.0, "mlp": "swiglu"}
@@ -138,7 +138,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.train(["a text to learn from"], 300)
 
 
-def test_the_default_model_is_of_the_last_stage_and_the_run_trained_last(base, tokenizer):
+def test_the_default_model_is_of_the_last_stage_and_the_run_trained_last(base, tokenizer) -> None:
     with pytest.raises(ValueError, match="there is no model below"):
         trained()
     for age, run in enumerate(("base_train/a", "chat_sft/a", "chat_sft/b", "base_train/b")):
@@ -149,7 +149,7 @@ def test_the_default_model_is_of_the_last_stage_and_the_run_trained_last(base, t
     assert trained(tag="b")[-1] == ("sft", "b")
 
 
-def test_a_trained_model_is_loaded_with_what_belongs_to_it(base, tokenizer, capsys):
+def test_a_trained_model_is_loaded_with_what_belongs_to_it(base, tokenizer, capsys) -> None:
     left = leave_model(base, "chat_sft", "a", tokenizer)
     found = load_model("chat_sft", "a", -1, ALONE)
     assert "model: chat_sft a, step 7" in capsys.readouterr().out
@@ -170,14 +170,14 @@ def test_a_trained_model_is_loaded_with_what_belongs_to_it(base, tokenizer, caps
         load_model("chat_sft", "a", -1, ALONE)
 
 
-def test_a_chosen_model_is_rounded_where_the_command_line_asks_for_it(base, tokenizer):
+def test_a_chosen_model_is_rounded_where_the_command_line_asks_for_it(base, tokenizer) -> None:
     leave_model(base, "chat_sft", "a", tokenizer)
     plain, rounded = (load_chosen(ModelChoice(tag="a", quant=quant), ALONE).model for quant in ("", "int8-row"))
     assert not torch.equal(plain.head.weight, rounded.head.weight)
     torch.testing.assert_close(plain.head.weight, rounded.head.weight, atol=0.01, rtol=0)
 
 
-def test_making_models_loads_neither_quantization_nor_sharding():
+def test_making_models_loads_neither_quantization_nor_sharding() -> None:
     code = "import sys, nanochat.models; print({'nanochat.quant', 'nanochat.sharding'} & set(sys.modules))"
     root = Path(__file__).resolve().parent.parent
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"

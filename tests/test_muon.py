@@ -45,7 +45,7 @@ QUIET = {"all rows alike": (0, 1.0), "a silent row": (1, 0.0), "a faint row": (1
 
 
 @pytest.mark.parametrize("case", QUIET)
-def test_a_step_equals_its_plain_twin(case):
+def test_a_step_equals_its_plain_twin(case) -> None:
     torch.manual_seed(SEED)
     random.seed(SEED)
     quiet, loudness = QUIET[case]

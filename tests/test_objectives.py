@@ -59,7 +59,7 @@ def gradient(objective: PolicyGradient, batch: AnswerBatch):
     return loss.item(), int(count), model.logits.grad.tolist()
 
 
-def test_the_policy_gradient_by_hand():
+def test_the_policy_gradient_by_hand() -> None:
     """Of word 1 (chance 3/4) with advantage 1/2 and word 0 (1/4) with -1/2, and one that the model did not choose.
 
     loss = -(ln 3/4 - ln 1/4) / 2 = -(ln 3) / 2; of a logit it is, summed over tokens, advantage x (chance - chosen).
@@ -71,7 +71,7 @@ def test_the_policy_gradient_by_hand():
 
 
 @pytest.mark.parametrize("case", "1 1 -1 1 | 1.5 1 -1.2 0 | 1.5 -1 1.5 1.5 | .5 1 -.5 .5 | .5 -1 .8 0".split(" | "))
-def test_clipping_by_hand(case):
+def test_clipping_by_hand(case) -> None:
     """The ratio counts where it speaks for less change; beyond the clip nothing is learned. share: of the gradient."""
     ratio, advantage, loss, share = map(float, case.split())
     batch = step([[1]], [[advantage]], sampled=[[math.log(0.75 / ratio)]])
@@ -81,7 +81,7 @@ def test_clipping_by_hand(case):
     assert slopes == pytest.approx([share * slope for slope in plain], abs=1e-6)
 
 
-def test_straying_costs_by_hand_and_the_gap_to_the_sampler_is_a_metric():
+def test_straying_costs_by_hand_and_the_gap_to_the_sampler_is_a_metric() -> None:
     """Of word 1, 3/4 now and 1/2 before: 2/3 - ln 2/3 - 1."""
     before = TwoWords().requires_grad_(False)
     batch = step([[1, -1]], [[0.0, 0.0]])
@@ -97,7 +97,7 @@ def test_straying_costs_by_hand_and_the_gap_to_the_sampler_is_a_metric():
     assert (float(gap.total), int(gap.count)) == (pytest.approx(0.75), 3)
 
 
-def test_an_objective_may_depend_on_how_far_the_run_has_come():
+def test_an_objective_may_depend_on_how_far_the_run_has_come() -> None:
     class Growing:
         def at(self, moment: Moment):
             def objective(model, batch):
@@ -117,14 +117,14 @@ def test_an_objective_may_depend_on_how_far_the_run_has_come():
 
 
 @pytest.mark.parametrize(("reduction", "expected"), [("mean", 1.5), ("sum", 6.0), ("root mean square", math.sqrt(1.5))])
-def test_sums_are_joined_and_reduced(reduction, expected):
+def test_sums_are_joined_and_reduced(reduction, expected) -> None:
     parts = [Metric(torch.tensor(total), torch.tensor(count), reduction) for total, count in ((4.0, 3), (2.0, 1))]
     whole = parts[0].joined(parts[1])
     assert REDUCTIONS[reduction](whole.total.item(), whole.count.item()) == pytest.approx(expected)
     assert REDUCTIONS["mean"](5.0, 0.0) == 5.0  # no target in the whole step
 
 
-def test_the_largest_of_the_maxima_counts():
+def test_the_largest_of_the_maxima_counts() -> None:
     whole = maximum(torch.tensor(2.0, requires_grad=True)).joined(maximum(torch.tensor(3.0))).detached()
     assert REDUCTIONS["maximum"](whole.total.item(), whole.count.item()) == 3.0
     assert not whole.total.requires_grad
@@ -145,7 +145,7 @@ def in_parts(model, objective, split, batch, cuts: dict[int, int]):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch):
+def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch) -> None:
     check_answers_in_parts(lively(CONFIGS[name]), monkeypatch)
 
 

@@ -35,7 +35,7 @@ def give_gradients(params: list[tuple[str, Parameter]], size: float = 1.0):
     return [parameter.grad.clone() for _, parameter in params]
 
 
-def test_adamw_equals_its_plain_twin():
+def test_adamw_equals_its_plain_twin() -> None:
     shapes = [tuple(random.randint(1, 9) for _ in range(random.randint(0, 3))) for _ in range(6)]
     params = parameters(*shapes, shapes[0])
     group = Group("rest", "adamw", params, 0.1, 0.8, 0.95, 0.3, eps=1e-3)
@@ -59,7 +59,7 @@ def both(params: list[tuple[str, Parameter]]):
     return [Group("rest", "adamw", rest, 0.1, 0.8, 0.95, eps=1e-3), Group("m", "muon", matrices, 0.1, 0.9, 0.9)]
 
 
-def test_the_norm_is_true_and_clipping_scales_by_it():
+def test_the_norm_is_true_and_clipping_scales_by_it() -> None:
     shapes = [(5,), (4, 6), (4, 6), (7, 2), (3, 2, 2)]
     first = parameters(*shapes)
     second = [(name, Parameter(parameter.detach().clone())) for name, parameter in first]
@@ -77,7 +77,7 @@ def test_the_norm_is_true_and_clipping_scales_by_it():
     assert true > 1
 
 
-def test_compiled_equals_eager_and_is_compiled_once(monkeypatch):
+def test_compiled_equals_eager_and_is_compiled_once(monkeypatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
     results = []
     for compiled in (False, True):
@@ -101,7 +101,7 @@ def optimizer_of(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_is_complete(kind):
+def test_a_kind_is_complete(kind) -> None:
     """Its schedules, states and their size; and a step changes the parameters."""
     stack = KINDS[kind]
     assert "lr" in stack.scheduled
@@ -136,7 +136,7 @@ class Run:
         return sent_early
 
 
-def test_gradients_and_parameters_stay_where_they_are(tmp_path):
+def test_gradients_and_parameters_stay_where_they_are(tmp_path) -> None:
     run = Run()
     save_file(run.model.state_dict(), tmp_path / "model.safetensors")  # it refuses tensors that overlap
     places = [(p.data_ptr(), p.grad.data_ptr()) for p in run.model.parameters()]
@@ -164,5 +164,5 @@ def main():
     dist.destroy_process_group()
 
 
-def test_ranks_send_in_the_backward_and_resume_bit_for_bit(tmp_path):
+def test_ranks_send_in_the_backward_and_resume_bit_for_bit(tmp_path) -> None:
     Forked(tmp_path, main, ranks=4).done()

@@ -26,7 +26,7 @@ def written(tmp_path, monkeypatch):
     return outcome, tmp_path / "bake/d2/outcome.json"
 
 
-def test_a_record_comes_back_as_it_was_written(written, tmp_path):
+def test_a_record_comes_back_as_it_was_written(written, tmp_path) -> None:
     outcome, path = written
     assert path == tmp_path / "bake/d2/outcome.json"
     assert Outcome.load(path) == outcome

@@ -44,7 +44,7 @@ def rows_of(loader, batches):
 
 
 @pytest.mark.parametrize("supervise", ["assistant", "all"])
-def test_an_epoch_holds_every_conversation_once_with_its_own_targets(tokenizer, monkeypatch, supervise):
+def test_an_epoch_holds_every_conversation_once_with_its_own_targets(tokenizer, monkeypatch, supervise) -> None:
     monkeypatch.setattr(packing, "WINDOW", 16)
     given, length = chats(50), 160
     expected = []
@@ -68,7 +68,7 @@ def test_an_epoch_holds_every_conversation_once_with_its_own_targets(tokenizer, 
     assert loader.progress == 1
 
 
-def test_the_stream_is_the_same_for_any_ranks_and_batches_from_any_position(tokenizer, monkeypatch):
+def test_the_stream_is_the_same_for_any_ranks_and_batches_from_any_position(tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(packing, "WINDOW", 8)
     given = chats(30)
     with ChatLoader(given, tokenizer, 2, 128, seed=3) as loader:
@@ -92,7 +92,7 @@ def test_the_stream_is_the_same_for_any_ranks_and_batches_from_any_position(toke
         assert not torch.equal(rows_of(loader, 20), whole)
 
 
-def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch):
+def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokenizer, monkeypatch) -> None:
     monkeypatch.setattr(packing, "WINDOW", 8)
     short, hopeless = ("one", "two"), ("the cat " * 30, "three")
     long, hopeless, short = chat(*short, *hopeless), chat(*hopeless), chat(*short)
@@ -107,7 +107,7 @@ def test_long_conversations_lose_whole_turns_or_are_left_out_and_counted(tokeniz
     assert (counts["conversations"], counts["shortened"], counts["left out"], counts["padding"]) == (4, 1, 1, 0)
 
 
-def test_best_fit_wastes_little_and_never_overfills():
+def test_best_fit_wastes_little_and_never_overfills() -> None:
     dice = np.random.default_rng(SEED)
     for _ in range(50):
         lengths = dice.integers(1, 101, size=dice.integers(1, 200)).tolist()

@@ -25,7 +25,7 @@ def groups(names: list[str] = NAMES, batch_scale: float = 1.0, width: int = 768,
     return {group.name: group for group in build_groups(model, final)}
 
 
-def test_every_parameter_is_in_one_group_or_named(monkeypatch):
+def test_every_parameter_is_in_one_group_or_named(monkeypatch) -> None:
     found = groups()
     assert list(found) == [rule.name for rule in RULES if rule.name not in OF_TRACKS]
     assert sorted(name for group in found.values() for name, _ in group.params) == sorted(NAMES)
@@ -40,7 +40,7 @@ def test_every_parameter_is_in_one_group_or_named(monkeypatch):
         groups(["embed.weight", "head.weight"])
 
 
-def test_learning_rates_are_flags_and_scale_with_batch_and_width():
+def test_learning_rates_are_flags_and_scale_with_batch_and_width() -> None:
     plain, large = groups(), groups(batch_scale=2.0, width=3072)
     grown = {name: large[name].lr / group.lr for name, group in plain.items()}
     both = dict.fromkeys(["unembedding", "embedding", "value_embeds"], 1.0)  # 2 for the batch, half for width

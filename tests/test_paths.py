@@ -8,7 +8,7 @@ import pytest
 from nanochat import paths
 
 
-def test_base_dir_is_read_when_asked(monkeypatch, tmp_path):
+def test_base_dir_is_read_when_asked(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
     assert paths.base_dir() == tmp_path
     monkeypatch.setenv("NANOCHAT_BASE_DIR", "~/elsewhere")
@@ -21,7 +21,7 @@ def test_base_dir_is_read_when_asked(monkeypatch, tmp_path):
             paths.stage_dir("tok_train", tag)
 
 
-def test_text_and_json_are_written_whole_and_reach_the_disk_before_their_name(tmp_path, monkeypatch):
+def test_text_and_json_are_written_whole_and_reach_the_disk_before_their_name(tmp_path, monkeypatch) -> None:
     path = tmp_path / "new" / "folder" / "card.json"
     paths.write_json(path, {"text": "모든 — \n", "n": 1})
     assert json.loads(path.read_bytes()) == {"text": "모든 — \n", "n": 1}
@@ -36,7 +36,7 @@ def test_text_and_json_are_written_whole_and_reach_the_disk_before_their_name(tm
     assert acts == [False, "rename", True]
 
 
-def test_lines_of_json(tmp_path):
+def test_lines_of_json(tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
     paths.write_jsonl(path, [{"n": 1}, {"n": "둘"}])
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes() + b' \r\n{"n": 3}')
@@ -49,7 +49,7 @@ def test_lines_of_json(tmp_path):
             next(rows)
 
 
-def test_a_failed_write_leaves_the_old_file(monkeypatch, tmp_path):
+def test_a_failed_write_leaves_the_old_file(monkeypatch, tmp_path) -> None:
     path = tmp_path / "card.json"
     paths.write_text(path, "old")
     with pytest.raises(TypeError):

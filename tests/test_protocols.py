@@ -10,7 +10,7 @@ from tasks.mixing import mix
 
 
 @pytest.mark.parametrize("name", ["MMLU", "GSM8K"])
-def test_tasks_and_mixtures_fit(name, fake_hub, monkeypatch):
+def test_tasks_and_mixtures_fit(name, fake_hub, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_HUB", str(fake_hub))
     task = TASKS[name]()
     assert isinstance(task, protocols.Task)
@@ -23,6 +23,6 @@ def test_tasks_and_mixtures_fit(name, fake_hub, monkeypatch):
     assert not isinstance([], protocols.Mixture)
 
 
-def test_tasks_are_opened_as_the_library_calls_it():
+def test_tasks_are_opened_as_the_library_calls_it() -> None:
     ours, theirs = inspect.signature(open_tasks), inspect.signature(protocols.OpenTasks.__call__)
     assert list(ours.parameters.values()) == list(theirs.parameters.values())[1:]

@@ -22,7 +22,7 @@ def seeded():
 WIDTHS = {"int8-row": 127, "int6-row": 31, "int5-row": 15}
 
 
-def test_recipes_and_patterns_that_choose_them():
+def test_recipes_and_patterns_that_choose_them() -> None:
     assert parse_recipe("int8-row") == Recipe(8)
     assert parse_recipe("int6-row+clip-12.85") == Recipe(6, clip=12.85)
     assert parse_recipe("int5-row+clip-4+gptq") == Recipe(5, clip=4.0, gptq=True)
@@ -44,7 +44,7 @@ int6-row,embed=int8-row => embed.weight has two recipes, int6-row and int8-row
 
 
 @each_row("plan words", PLANS, " => ")
-def test_bad_plans_are_refused(plan, words):
+def test_bad_plans_are_refused(plan, words) -> None:
     with pytest.raises(ValueError, match=words):
         assign(plan, NAMES)
 
@@ -52,7 +52,7 @@ def test_bad_plans_are_refused(plan, words):
 @pytest.mark.parametrize(
     "text", "int7-row int8-row+clip int8-row+gptq-3 clip-3 int6-row+int8-row int6-row+gptq+clip int6-row+".split()
 )
-def test_bad_recipes_are_refused(text):
+def test_bad_recipes_are_refused(text) -> None:
     with pytest.raises(ValueError, match=re.escape(f"the recipe {text} is not known: write int8-row, int6-row")):
         assign(text, NAMES)
 
@@ -64,7 +64,7 @@ def test_bad_recipes_are_refused(text):
     seed=st.integers(0, 99),
     outlier=st.booleans(),
 )
-def test_rounding_is_within_half_a_step_of_the_row(recipe, rows, columns, seed, outlier):
+def test_rounding_is_within_half_a_step_of_the_row(recipe, rows, columns, seed, outlier) -> None:
     weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
     if outlier:
         weight[0, 0] = 1000.0
@@ -76,7 +76,7 @@ def test_rounding_is_within_half_a_step_of_the_row(recipe, rows, columns, seed, 
     assert ((found.dequantize() - weight).abs() <= step / 2 + 2**-10 * weight.abs() + 1e-7).all()
 
 
-def test_values_at_the_edge():
+def test_values_at_the_edge() -> None:
     found = quantize(torch.tensor([[1e9, -1.0], [1.0, 0.0]]), parse_recipe("int8-row")).dequantize()
     assert found.isfinite().all()
     assert found[1].tolist() == pytest.approx([1, 0], abs=1e-3)
@@ -86,7 +86,7 @@ def test_values_at_the_edge():
     assert not quantize(weight, Recipe(6, clip=3.0)).dequantize()[1].any()
 
 
-def test_a_clip_is_in_deviations_of_the_row_and_entropy_is_that_of_the_frequencies():
+def test_a_clip_is_in_deviations_of_the_row_and_entropy_is_that_of_the_frequencies() -> None:
     weight = torch.randn(4, 4000, generator=torch.Generator().manual_seed(1))
     weight[0, 0] = 9.0
     found = quantize(weight, Recipe(8, clip=4.0))
@@ -107,7 +107,7 @@ def output_error(weight, found, x):
     return (x @ (found.dequantize() - weight).T).norm().item()
 
 
-def test_gptq_has_a_smaller_error_in_the_outputs_at_equal_steps():
+def test_gptq_has_a_smaller_error_in_the_outputs_at_equal_steps() -> None:
     weight, x = torch.randn(16, 24), inputs()
     hessian = x.T @ x
     plain, better = quantize(weight, Recipe(5)), quantize(weight, Recipe(5, gptq=True), hessian)
@@ -118,7 +118,7 @@ def test_gptq_has_a_smaller_error_in_the_outputs_at_equal_steps():
     assert torch.equal(alone.codes, plain.codes)
 
 
-def test_hessians_are_those_of_the_layers_inputs():
+def test_hessians_are_those_of_the_layers_inputs() -> None:
     model, ids = lively(CONFIGS["reference"]), tokens()
     found = quant.collect_hessians(model, [ids[:2], ids[2:]])
     hidden = model.hidden(ids).detach().flatten(0, 1)
@@ -128,7 +128,7 @@ def test_hessians_are_those_of_the_layers_inputs():
         quant.quantize_weights({"embed.weight": model.embed.weight}, {"embed.weight": "int8-row+gptq"}, found)
 
 
-def test_a_loaded_model_is_rounded_in_place(capsys):
+def test_a_loaded_model_is_rounded_in_place(capsys) -> None:
     model, twin = lively(CONFIGS["reference"]), lively(CONFIGS["reference"])
     with pytest.raises(ValueError, match=r"--quant=int6-row\+gptq: gptq needs training text, leave it out"):
         quant.apply(model, "int6-row+gptq")

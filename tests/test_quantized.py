@@ -5,7 +5,7 @@ import torch
 from nanochat.quantized import Quantized, dequantize
 
 
-def test_codes_times_scales():
+def test_codes_times_scales() -> None:
     codes = torch.tensor([[-3, 0, 3], [1, 2, -1]], dtype=torch.int8)
     matrix = Quantized(codes, torch.tensor([0.5, 2.0]).half(), bits=3)
     values = dequantize({"a": matrix, "b": torch.ones(2)})
@@ -13,6 +13,6 @@ def test_codes_times_scales():
     assert values["b"].tolist() == [1.0, 1.0]
 
 
-def test_unsigned_codes_are_above_zero_in_one_row():
+def test_unsigned_codes_are_above_zero_in_one_row() -> None:
     codes = torch.tensor([[-127, 127], [0, -1]], dtype=torch.int8)
     assert Quantized(codes, torch.ones(2).half(), bits=8).unsigned().tolist() == [1, 255, 128, 127]

@@ -18,7 +18,7 @@ def is_here(module: str):
 
 
 @pytest.mark.parametrize("title", DOORS)
-def test_each_module_has_the_names_of_its_door(title):
+def test_each_module_has_the_names_of_its_door(title) -> None:
     door = DOORS[title]
     for module in dict.fromkeys(door.modules.values()):
         assert re.fullmatch(r"tracks\.\w+\.\w+", module)
@@ -28,7 +28,7 @@ def test_each_module_has_the_names_of_its_door(title):
             assert names == list(getattr(sys.modules[module], door.table)), "the registry and the track list others"
 
 
-def test_a_name_of_a_track_that_is_not_here_is_one_sentence(tmp_path, monkeypatch):
+def test_a_name_of_a_track_that_is_not_here_is_one_sentence(tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     write_text(tmp_path / "planted/__init__.py", "")
     (tmp_path / "planted/left/__pycache__").mkdir(parents=True)  # a folder that was not removed in full

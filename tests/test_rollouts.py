@@ -82,7 +82,7 @@ def rollouts(engine, task=None, runtime=ALONE, record=lambda *_, **__: None, **o
 
 
 @pytest.mark.parametrize("kind", ADVANTAGES)
-def test_advantages_compare_within_a_group_alone(kind, seed):
+def test_advantages_compare_within_a_group_alone(kind, seed) -> None:
     rewards = torch.rand(50, 6, generator=torch.Generator().manual_seed(seed))
     found = ADVANTAGES[kind](rewards)
     assert found.sum(1).abs().max() < 1e-5
@@ -93,7 +93,7 @@ def test_advantages_compare_within_a_group_alone(kind, seed):
     assert torch.allclose(ADVANTAGES[kind](rewards * 7 + 3), found * factor, atol=1e-4)
 
 
-def test_a_batch_has_the_answers_of_groups_that_differ(seed):
+def test_a_batch_has_the_answers_of_groups_that_differ(seed) -> None:
     """test_objectives.py computes a loss from such columns, and from plain rows."""
     records, engine = [], MadeUp(seed)
     source = rollouts(
@@ -128,7 +128,7 @@ def test_a_batch_has_the_answers_of_groups_that_differ(seed):
 
 @pytest.mark.parametrize("reward", [0.1, 0.7, 1.0])
 @pytest.mark.parametrize("kind", ADVANTAGES)
-def test_groups_that_earned_the_same_are_left_out(kind, reward):
+def test_groups_that_earned_the_same_are_left_out(kind, reward) -> None:
     """Also where the mean of equal numbers is, by rounding, another number."""
     source = rollouts(MadeUp(), Words(reward=lambda text: reward), num_samples=3, advantage=kind)
     batch = next(source)
@@ -138,7 +138,7 @@ def test_groups_that_earned_the_same_are_left_out(kind, reward):
     assert source.idle
 
 
-def test_logprobs_are_the_models(monkeypatch):
+def test_logprobs_are_the_models(monkeypatch) -> None:
     """Of what it chose, to stop too; 0 for what the calculator said."""
     monkeypatch.setattr(engine_module, "calculate", lambda expression: "42")
     model, engine = real_engine()
@@ -158,7 +158,7 @@ def test_logprobs_are_the_models(monkeypatch):
     assert engine.generate([request]) == [expected]
 
 
-def test_an_epoch_asks_everything_once_in_an_order_of_its_own():
+def test_an_epoch_asks_everything_once_in_an_order_of_its_own() -> None:
     source = rollouts(MadeUp(), Words(22), epochs=2)
     assert source.steps == 10
     found = [(source.draw(), next(source), [request.seed for request in source.engine.seen]) for _ in range(10)]
@@ -176,7 +176,7 @@ def test_an_epoch_asks_everything_once_in_an_order_of_its_own():
             rollouts(MadeUp(), **options)
 
 
-def test_the_reward_has_a_moving_average():
+def test_the_reward_has_a_moving_average() -> None:
     source, state = rollouts(MadeUp()), State(step=1)
     for reward in (0.04, 0.3):
         source.metrics = {"rl/reward": reward}
@@ -185,7 +185,7 @@ def test_the_reward_has_a_moving_average():
     assert metrics["Reward, a moving average"] == pytest.approx(0.9 * 0.04 + 0.1 * 0.3)
 
 
-def test_it_learns_what_is_rewarded(tmp_path):
+def test_it_learns_what_is_rewarded(tmp_path) -> None:
     """To say a certain letter: a few dozen steps are enough."""
     model, engine = real_engine(depth=1)
     model.init_weights(1)

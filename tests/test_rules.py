@@ -402,13 +402,13 @@ RULES = {name: value for name, value in globals().items() if name.startswith("ru
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_repository_keeps(rule):
+def test_the_repository_keeps(rule) -> None:
     faults = list(RULES[rule](ROOT))
     assert not faults, "\n".join(faults)
 
 
 @each_row("rule place text", PLANTS)
-def test_a_planted_breach_is_seen(rule, place, text, tmp_path):
+def test_a_planted_breach_is_seen(rule, place, text, tmp_path) -> None:
     text = re.sub("|".join(FILLED), lambda name: FILLED[name[0]], text.replace(r"\n", "\n"))
     packages = {f"{folder}/__init__.py": "" for folder in (*OUR_CODE, "nanochat/data", "nanochat/serve")}
     files = {"pyproject.toml": "[project]\n", "requirements.lock": "", **packages, place.partition(":")[0]: text}
@@ -418,5 +418,5 @@ def test_a_planted_breach_is_seen(rule, place, text, tmp_path):
     assert [breach for breach in RULES[rule](tmp_path) if breach.startswith(f"{place}: ")]
 
 
-def test_every_rule_has_its_plants():
+def test_every_rule_has_its_plants() -> None:
     assert {rule for rule, *_ in cells(PLANTS)} == RULES.keys()

@@ -76,7 +76,7 @@ def children(pid: int):
     return [int(child) for child in file.read_text().split()] if file.exists() else []
 
 
-def test_seven_and_six_and_seven_steps_are_twenty(base):
+def test_seven_and_six_and_seven_steps_are_twenty(base) -> None:
     for number, last in ((signal.SIGTERM, 7), (signal.SIGINT, 13)):
         said = base.run("parts", before=SignalAfter(last - 1, number))
         assert f"{signal.Signals(number).name}: stopping at the end of this step" in said
@@ -87,7 +87,7 @@ def test_seven_and_six_and_seven_steps_are_twenty(base):
     assert_as_straight(base, "parts")
 
 
-def test_a_second_signal_ends_at_once(base):
+def test_a_second_signal_ends_at_once(base) -> None:
     job = base.start("twice", f"--total-batch-size={2**20}", before=impatient)
     until(lambda: "device batch" in job.out(), "the device batch")
     time.sleep(2)  # the only step has begun, and takes minutes
@@ -102,7 +102,7 @@ def test_a_second_signal_ends_at_once(base):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base):
+def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base) -> None:
     flags, whole, parts = ("--compile", "--dtype=bf16"), f"compiled-{ranks}", f"compiled-parts-{ranks}"
     base.start(whole, *flags, ranks=ranks).done(140)  # seconds: it compiles
     base.start(parts, *flags, ranks=ranks, before=SignalAfter(6, signal.SIGTERM)).done(140)
@@ -112,7 +112,7 @@ def test_compiled_and_in_bf16_too_parts_are_the_whole(ranks, base):
     assert files_of(base.of(parts)) == files_of(base.of(whole))
 
 
-def test_the_command_itself_stopped_and_killed_at_random_moments(base, seed):
+def test_the_command_itself_stopped_and_killed_at_random_moments(base, seed) -> None:
     chance = random.Random(seed)
     with command(base, "scripts.base_train", *base.flags("killed")) as child:
         base.wait_for("killed", chance.randrange(1, 6))
@@ -131,7 +131,7 @@ def test_the_command_itself_stopped_and_killed_at_random_moments(base, seed):
     assert_as_straight(base, "killed")
 
 
-def test_a_run_saves_when_its_terminal_closes(base):
+def test_a_run_saves_when_its_terminal_closes(base) -> None:
     child, terminal = pty.fork()
     if child == 0:
         os.environ |= {"NANOCHAT_BASE_DIR": str(base.folder), "OMP_NUM_THREADS": "1"}
@@ -144,7 +144,7 @@ def test_a_run_saves_when_its_terminal_closes(base):
     assert_as_straight(base, "closed")
 
 
-def test_one_and_two_and_four_ranks(base):
+def test_one_and_two_and_four_ranks(base) -> None:
     """The middle part under torchrun, where a signal to one rank stops both."""
     base.run("ranks", before=SignalAfter(6, signal.SIGTERM))
     launcher = ("torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "scripts.base_train", "--")
@@ -167,7 +167,7 @@ def test_one_and_two_and_four_ranks(base):
     assert (card["DDP world size"], card["Tokens seen"]) == (4, STEPS * 256)
 
 
-def test_sharded_weights_train_alike_and_resume_on_any_number_of_ranks(base):
+def test_sharded_weights_train_alike_and_resume_on_any_number_of_ranks(base) -> None:
     """Validation, samples and checkpoints have whole weights."""
     base.run("sharded", "--shard-weights", "--sample-every=5", ranks=4, before=SignalAfter(6, signal.SIGTERM))
     base.run("sharded", before=SignalAfter(10, signal.SIGTERM))
@@ -179,7 +179,7 @@ def test_sharded_weights_train_alike_and_resume_on_any_number_of_ranks(base):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() == 1, reason="one GPU has no NCCL")
-def test_gpus_train_alike_with_sharded_weights_and_name_a_killed_rank(base):
+def test_gpus_train_alike_with_sharded_weights_and_name_a_killed_rank(base) -> None:
     for tag, *flags in (["whole-gpus"], ["sharded-gpus", "--shard-weights"]):
         base.run(tag, *flags, ranks=2)
         metrics = base.outcome(tag)["metrics"]
@@ -193,7 +193,7 @@ def test_gpus_train_alike_with_sharded_weights_and_name_a_killed_rank(base):
     job.kill()
 
 
-def test_without_compile_the_compiler_is_not_imported(base):
+def test_without_compile_the_compiler_is_not_imported(base) -> None:
     """It takes as long as torch itself, which every process would pay."""
     train, loss = base.flags("light", "--device-type=cpu"), ["--tag=light", "--eval-bytes=2000", "--device-type=cpu"]
     code = (
@@ -209,7 +209,7 @@ def test_without_compile_the_compiler_is_not_imported(base):
     assert "\nval bpb: " in done.stdout
 
 
-def test_resume_never(base):
+def test_resume_never(base) -> None:
     folder = base.copy("straight", "forms")
     assert base.refused("forms", "--resume=soon").startswith("--resume: soon is not known, write auto, never, or")
     saved = saved_steps(folder)
@@ -220,7 +220,7 @@ def test_resume_never(base):
     assert_as_straight(base, "forms")
 
 
-def test_a_run_whose_loss_is_not_finite_goes_on_from_an_earlier_step_with_lower_rates(base):
+def test_a_run_whose_loss_is_not_finite_goes_on_from_an_earlier_step_with_lower_rates(base) -> None:
     """The steps before stay, later checkpoints are set aside, and the change is written down."""
     folder = base.copy("straight", "diverging")
     steep = ("--resume=12", "--scalar-lr=1e38")
@@ -269,7 +269,7 @@ def forget(folder: Path, name: str):
         write_json(path, manifest | {"sha256": manifest_hash(manifest)})
 
 
-def test_a_checkpoint_from_before_a_flag_resumes_with_the_flags_default(base):
+def test_a_checkpoint_from_before_a_flag_resumes_with_the_flags_default(base) -> None:
     folder = base.copy("straight", "older")
     shutil.rmtree(folder / "step_000020")
     forget(folder, "final_lr_frac")
@@ -279,7 +279,7 @@ def test_a_checkpoint_from_before_a_flag_resumes_with_the_flags_default(base):
     assert_as_straight(base, "older")
 
 
-def test_another_configuration_is_refused_and_what_may_change_is_not(base):
+def test_another_configuration_is_refused_and_what_may_change_is_not(base) -> None:
     folder = base.copy("straight", "other")
     said = base.refused("other", "--matrix-lr=0.01", "--seed=7", "--save-every=5")
     assert said == (
@@ -296,7 +296,7 @@ def test_another_configuration_is_refused_and_what_may_change_is_not(base):
     assert load(base.of("other"), STEPS).manifest["loop"]["device_batch"] == 8
 
 
-def test_checkpoints_that_are_all_damaged_and_two_runs_of_one_tag(base):
+def test_checkpoints_that_are_all_damaged_and_two_runs_of_one_tag(base) -> None:
     """test_checkpoint.py shows that an intact one before a damaged one is taken."""
     folder = base.copy("straight", "damaged")
     for manifest in folder.glob("step_*/manifest.json"):
@@ -308,7 +308,7 @@ def test_checkpoints_that_are_all_damaged_and_two_runs_of_one_tag(base):
         assert base.refused("shared", ranks=2) == sentence
 
 
-def test_a_run_that_has_ended_is_left_as_it_is(base):
+def test_a_run_that_has_ended_is_left_as_it_is(base) -> None:
     folder = base.copy("straight", "ended")
     kept = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     said = base.run("ended")
@@ -320,7 +320,7 @@ def test_a_run_that_has_ended_is_left_as_it_is(base):
     assert (folder / "outcome.json").exists()
 
 
-def test_room_is_looked_for_before_the_first_step(base):
+def test_room_is_looked_for_before_the_first_step(base) -> None:
     folder = base.copy("straight", "crowded")
     sentence = rf"{folder} has no room for the checkpoints of this run: ([\d.]+) MB needed, "
     said = base.refused("crowded", code=1, before=Room(1000))
@@ -333,7 +333,7 @@ def test_room_is_looked_for_before_the_first_step(base):
     assert saved_steps(base.of("crowded")) == [18, 20]
 
 
-def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch):
+def test_the_device_batch_is_tried_on_the_model_that_trains(monkeypatch) -> None:
     convert = fp8.convert
     monkeypatch.setattr(fp8, "convert", lambda model: convert(model, min_dim=32, emulated=True))
 

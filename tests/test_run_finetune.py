@@ -29,7 +29,7 @@ def straight(base):
     return base.tune("straight").done()
 
 
-def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
+def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight) -> None:
     said = base.tune("parts", before=SignalAfter(4, signal.SIGTERM)).done()
     assert said.splitlines()[-1] == "stopped by a signal after step 5: run the same command again to resume"
     assert saved_steps(base.of("parts")) == [5]
@@ -49,7 +49,7 @@ def test_five_and_seven_steps_are_twelve_bit_for_bit(base, straight):
     assert said.splitlines()[-1] == f"the run ended at step {STEPS}: nothing is left to train"
 
 
-def test_a_finished_run_goes_on_to_a_longer_horizon(base, straight):
+def test_a_finished_run_goes_on_to_a_longer_horizon(base, straight) -> None:
     """The steps so far stay; those that follow have the rates of the new schedule, as logged."""
     base.copy("straight", "longer")
     longer = "--num-iterations=20"
@@ -71,7 +71,7 @@ def test_a_finished_run_goes_on_to_a_longer_horizon(base, straight):
     assert "and is 19. Use another --tag" in said  # no horizon becomes shorter
 
 
-def test_ranks_and_micro_batches_find_the_same(base, straight):
+def test_ranks_and_micro_batches_find_the_same(base, straight) -> None:
     cuts = {"one-row": "--device-batch-size=1", "sharded": "--shard-weights"}
     jobs = {tag: base.tune(tag, flag, ranks=2) for tag, flag in cuts.items()}
     for tag, job in jobs.items():
@@ -81,7 +81,7 @@ def test_ranks_and_micro_batches_find_the_same(base, straight):
             assert base.series(tag, name) == pytest.approx(base.series("straight", name), abs=1e-4)
 
 
-def test_the_learning_rate_falls_to_nothing_at_the_end_of_an_epoch(base):
+def test_the_learning_rate_falls_to_nothing_at_the_end_of_an_epoch(base) -> None:
     base.tune("epoch", "--num-iterations=-1", "--warmdown-ratio=1", "--eval-every=-1").done()
     assert base.outcome("epoch")["metrics"]["Epochs"]["value"] >= 1
     rates = list(base.series("epoch", "train/lrm").values())
@@ -90,7 +90,7 @@ def test_the_learning_rate_falls_to_nothing_at_the_end_of_an_epoch(base):
     assert base.outcome("epoch")["metrics"]["Validation loss"] == "n/a"
 
 
-def test_the_record(base, straight):
+def test_the_record(base, straight) -> None:
     record = base.outcome("straight")
     metrics = record["metrics"]
     assert (metrics["Training rows"], metrics["Number of iterations"]) == (90, STEPS)
@@ -117,7 +117,7 @@ def pairs():
     tune_runs.sums = lambda count, first=0: made
 
 
-def test_repeated_rows_are_remembered(base):
+def test_repeated_rows_are_remembered(base) -> None:
     """Five epochs: whoever remembers nothing is at ln 10 for the letter and 0 for the end."""
     rates = ("--matrix-lr=0.02", "--embedding-lr=0.3", "--eval-every=-1", "--save-every=-1")
     Base.start(base, "wide", "--depth=2", "--width=128", "--num-iterations=30", *rates).done()
@@ -148,7 +148,7 @@ class Compare:
         print("rates", {group.name: round(group.initial_lr, 6) for group in tuning.optimizer.groups})
 
 
-def test_weights_and_momenta_are_the_parents(base):
+def test_weights_and_momenta_are_the_parents(base) -> None:
     few = ("--num-iterations=2", "--eval-metrics-every=-1")
     jobs = {"warm": ("--eval-every=-1",), "cold": ("--no-warm-start",)}
     jobs = [base.tune(tag, *few, *flags, inspect=Compare()) for tag, flags in jobs.items()]
@@ -160,7 +160,7 @@ def test_weights_and_momenta_are_the_parents(base):
     assert f"'smear': {round(0.2 * 0.8, 6)}" in warm
 
 
-def test_validation_is_the_mean_over_supervised_tokens(base, straight, monkeypatch):
+def test_validation_is_the_mean_over_supervised_tokens(base, straight, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
     model, tokenizer, _ = load_model("base_train", "parent", -1, ALONE)
     inputs, targets = first_rows(sums(30, 100), tokenizer, "assistant", 32, 400 // 32)

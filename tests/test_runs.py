@@ -32,16 +32,16 @@ def runs(tmp_path, base, text_folder, quick):
     return run
 
 
-def test_an_evening_on_a_laptop_is_a_scale_of_the_main_job(runs):
+def test_an_evening_on_a_laptop_is_a_scale_of_the_main_job(runs) -> None:
     assert runs("cpu.sh", "--data=my text", "--tag=mine").stdout == "--scale=cpu --data=my text --tag=mine\n"
 
 
 @pytest.mark.parametrize("name", ["miniseries", "scaling_laws"])
-def test_a_series_of_the_trunk_has_a_script(runs, name):
+def test_a_series_of_the_trunk_has_a_script(runs, name) -> None:
     assert f"usage: python -m scripts.{name} " in runs(f"{name}.sh", "--help").stdout
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_a_moved_run_names_its_command(runs, name):
+def test_a_moved_run_names_its_command(runs, name) -> None:
     refused = runs(f"{name}.sh", "--seeds=1", code=2)
     assert refused.stderr == f"error: runs/{name}.sh has moved: run python -m {MOVED[name]}, with the same flags\n"

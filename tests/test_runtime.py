@@ -35,7 +35,7 @@ def chosen(*choices: str):
 
 
 @CPU_ONLY
-def test_the_choice_of_device_and_precision(monkeypatch, capsys):
+def test_the_choice_of_device_and_precision(monkeypatch, capsys) -> None:
     found = chosen()
     assert capsys.readouterr().out.endswith(f"ranks: 1, precision: {found.dtype_name}\n")
     assert (found.device.type, found.rank, found.world_size, found.peak_flops) == ("cpu", 0, 1, None)
@@ -52,7 +52,7 @@ INSTRUCTIONS = """GenuineIntel, avx512_bf16 amx_bf16, bf16 | GenuineIntel, avx51
 
 
 @pytest.mark.parametrize("case", INSTRUCTIONS)
-def test_the_precision_of_a_cpu_follows_its_instructions(case, monkeypatch, tmp_path):
+def test_the_precision_of_a_cpu_follows_its_instructions(case, monkeypatch, tmp_path) -> None:
     vendor, flags, dtype = case.strip().split(", ")
     (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}\nflags : fpu {flags}\n")
     monkeypatch.setattr(under_test, "CPU_INFO", tmp_path / "cpuinfo")
@@ -64,7 +64,7 @@ def test_the_precision_of_a_cpu_follows_its_instructions(case, monkeypatch, tmp_
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX512_CORE_FP16"
 
 
-def test_a_product_in_bf16_does_not_end_the_process(monkeypatch):
+def test_a_product_in_bf16_does_not_end_the_process(monkeypatch) -> None:
     """It did on virtual machines that announce AMX without tile sizes."""
     code = "with runtime.setup('cpu'): a = torch.ones(256, 256, dtype=torch.bfloat16); print(float((a @ a).sum()))"
     printed = subprocess.check_output([sys.executable, "-c", f"import torch; from nanochat import runtime\n{code}"])
@@ -72,7 +72,7 @@ def test_a_product_in_bf16_does_not_end_the_process(monkeypatch):
 
 
 @CPU_ONLY
-def test_what_cannot_be_is_refused_and_hardware_for_a_plan(monkeypatch):
+def test_what_cannot_be_is_refused_and_hardware_for_a_plan(monkeypatch) -> None:
     with pytest.raises(ValueError, match=r"^--device-type=cuda is not on this machine, use one of cpu"):
         chosen("cuda")
     with pytest.raises(ValueError, match=r"^precision int8 is not known, use one of auto, bf16, fp16, fp32"):
@@ -85,7 +85,7 @@ def test_what_cannot_be_is_refused_and_hardware_for_a_plan(monkeypatch):
     assert 0.1 < cpu.memory < 10_000
 
 
-def test_memory(monkeypatch):
+def test_memory(monkeypatch) -> None:
     block = torch.ones(200_000_000)
     assert ALONE.peak_memory() > block.nbytes
     free = free_memory(ALONE.device)
@@ -103,7 +103,7 @@ with runtime.stop_requests():
 """
 
 
-def test_an_echo_is_not_a_second_signal_but_a_later_one_is():
+def test_an_echo_is_not_a_second_signal_but_a_later_one_is() -> None:
     child = subprocess.Popen([sys.executable, "-c", STEP], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGINT)
@@ -118,7 +118,7 @@ def test_an_echo_is_not_a_second_signal_but_a_later_one_is():
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"])
-def test_signals_are_collected_and_handlers_given_back(name):
+def test_signals_are_collected_and_handlers_given_back(name) -> None:
     number = signal.Signals[name]
     before = signal.getsignal(number)
     with contextlib.suppress(ZeroDivisionError), stop_requests() as asked:
@@ -129,7 +129,7 @@ def test_signals_are_collected_and_handlers_given_back(name):
     assert signal.getsignal(number) is before
 
 
-def test_nohup_keeps_its_promise():
+def test_nohup_keeps_its_promise() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_requests() as asked:

@@ -81,14 +81,14 @@ CORPORA = {
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
-def test_merges_equal_those_of_the_naive_trainer(corpus):
+def test_merges_equal_those_of_the_naive_trainer(corpus) -> None:
     texts = CORPORA[corpus]
     expected = [list(pair) for pair in naive_bpe.train(texts, 400, PATTERN)]
     for threads in (1, 2):
         assert rustbpe.train(texts, 256 + 400, threads=threads).tolist() == expected
 
 
-def test_every_kind_of_source_gives_the_same_merges():
+def test_every_kind_of_source_gives_the_same_merges() -> None:
     texts = random_texts(200)
     expected = rustbpe.train(texts, 600).tolist()
     halves = [pa.array(texts[:77]), pa.array(texts[77:], pa.large_string())]
@@ -98,7 +98,7 @@ def test_every_kind_of_source_gives_the_same_merges():
     assert rustbpe.train(pa.array(texts)[13:40], 500).tolist() == rustbpe.train(texts[13:40], 500).tolist()
 
 
-def test_limits_count_characters_and_a_source_is_not_read_past_them():
+def test_limits_count_characters_and_a_source_is_not_read_past_them() -> None:
     texts = ["한국어 토크나이저", "plain text here", "끝까지 읽지 않는다"]
     capped, first = ([text[:4] for text in texts], [texts[0], texts[1][:3]])
     for source in (texts, pa.array(texts)):
@@ -112,7 +112,7 @@ def test_limits_count_characters_and_a_source_is_not_read_past_them():
     assert len(rustbpe.train(endless(), 260, max_chars=10_000_000)) == 4
 
 
-def test_progress_is_reported_in_order_and_to_the_end():
+def test_progress_is_reported_in_order_and_to_the_end() -> None:
     reports = []
     merges = rustbpe.train(SAMPLES, 900, progress=lambda *state: reports.append(state))
     phases = [phase for phase, _, _ in reports]
@@ -122,7 +122,7 @@ def test_progress_is_reported_in_order_and_to_the_end():
     assert reports[-1] == ("merge", len(merges), len(merges))
 
 
-def test_a_million_equal_characters_take_little_time():
+def test_a_million_equal_characters_take_little_time() -> None:
     dice = random.Random(SEED)
     letters = "".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=10**6))
     for text in ("a" * 10**6, " " * 10**6, "-" * 10**6, letters):
@@ -130,19 +130,19 @@ def test_a_million_equal_characters_take_little_time():
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_ids_equal_tiktoken(tokenizer):
+def test_ids_equal_tiktoken(tokenizer) -> None:
     plain = rustbpe.Tokenizer(tokenizer.merges)
     assert_same_ids(plain, as_tiktoken(plain), random_texts(20_000))
 
 
 @pytest.mark.parametrize("name", CACHED)
-def test_real_vocabularies_give_tiktokens_ids(name):
+def test_real_vocabularies_give_tiktokens_ids(name) -> None:
     """bench/tokenizer.py compares the ids of whole corpora."""
     encoding = reference(name)
     assert_same_ids(from_reference(encoding), encoding, random_texts(20_000) + SAMPLES)
 
 
-def test_batches_arrow_arrays_and_single_texts_agree(tokenizer):
+def test_batches_arrow_arrays_and_single_texts_agree(tokenizer) -> None:
     texts = ["", *random_texts(500), ""]
     bos = tokenizer.special_tokens["<|bos|>"]
     rows = [[bos, *tokenizer.encode(text).tolist()] for text in texts]
@@ -156,7 +156,7 @@ def test_batches_arrow_arrays_and_single_texts_agree(tokenizer):
                 assert [ids[a:b].tolist() for a, b in pairwise(offsets)] == rows
 
 
-def test_a_vocabulary_beyond_16_bits_has_32_bit_ids():
+def test_a_vocabulary_beyond_16_bits_has_32_bit_ids() -> None:
     text = "".join(map(chr, range(0x4E00, 0x9000))) * 2
     few = rustbpe.Tokenizer([], [f"<|{i}|>" for i in range(65_536 - 256)])
     many = rustbpe.Tokenizer([], [f"<|{i}|>" for i in range(65_537 - 256)])
@@ -164,7 +164,7 @@ def test_a_vocabulary_beyond_16_bits_has_32_bit_ids():
     assert few.encode(text).tolist() == many.encode(text).tolist() == list(text.encode())
 
 
-def test_extreme_strings_are_exact():
+def test_extreme_strings_are_exact() -> None:
     dice = random.Random(SEED)
     tokenizer = rustbpe.Tokenizer(rustbpe.train([*SAMPLES, "a" * 5000, " " * 5000, "=-" * 3000], 2000))
     encoding = as_tiktoken(tokenizer)
@@ -173,13 +173,13 @@ def test_extreme_strings_are_exact():
         assert tokenizer.encode(text).tolist() == encoding.encode_ordinary(text), alphabet
 
 
-def test_any_other_pattern_goes_through_the_regular_expression():
+def test_any_other_pattern_goes_through_the_regular_expression() -> None:
     assert rustbpe.train(["ab ab"], 400, pattern="[^b]+|b").tolist() == [[32, 97]]
     gaps = rustbpe.Tokenizer([(97, 98)], pattern="[a-z]+")
     assert gaps.decode(gaps.encode("12 ab, ab!")) == "12 ab, ab!"
 
 
-def test_decode_takes_arrays_and_lists_and_replaces_invalid_utf8(tokenizer):
+def test_decode_takes_arrays_and_lists_and_replaces_invalid_utf8(tokenizer) -> None:
     ids = tokenizer.encode("héllo 한국")
     for form in (ids, ids.tolist(), ids.astype(np.uint32), ids.astype(np.int64), tuple(ids.tolist())):
         assert tokenizer.decode(form) == "héllo 한국"
@@ -212,14 +212,14 @@ ALL_BYTES = [bytes([byte]) for byte in range(256)]
 
 
 @each_row("call kind words", BAD_CALLS)
-def test_bad_input_raises_an_error_with_a_sentence(tokenizer, call, kind, words):
+def test_bad_input_raises_an_error_with_a_sentence(tokenizer, call, kind, words) -> None:
     with pytest.raises((TypeError, ValueError)) as raised:
         eval(call, globals() | {"t": tokenizer})
     assert type(raised.value).__name__ == kind
     assert words in str(raised.value)
 
 
-def test_invalid_utf8_in_an_arrow_array_is_named(tokenizer):
+def test_invalid_utf8_in_an_arrow_array_is_named(tokenizer) -> None:
     offsets = pa.array([0, 1, 3], pa.int32()).buffers()[1]
     broken = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"a\xc3\x28")])
     for act in (lambda: tokenizer.encode_arrow(broken), lambda: rustbpe.train([broken], 300)):
@@ -227,14 +227,14 @@ def test_invalid_utf8_in_an_arrow_array_is_named(tokenizer):
             act()
 
 
-def test_nul_bytes_and_empty_strings_are_text():
+def test_nul_bytes_and_empty_strings_are_text() -> None:
     """tests/test_tokenizer.py encodes any text."""
     assert rustbpe.train(["\x00\x00"], 300).tolist() == [[0, 0]]
     assert rustbpe.train(["ab"], 1000).tolist() == [[97, 98]]  # fewer merges than asked for
     assert rustbpe.train(["", "a"], 1000).shape == (0, 2)
 
 
-def test_errors_of_a_source_and_of_a_callback_arrive():
+def test_errors_of_a_source_and_of_a_callback_arrive() -> None:
     def breaks():
         yield "some text"
         raise RuntimeError("the disk is gone")
@@ -260,13 +260,13 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_memory_grows_with_the_distinct_words_not_with_the_text():
+def test_memory_grows_with_the_distinct_words_not_with_the_text() -> None:
     done = subprocess.run([sys.executable, "-c", PEAK_MEMORY], capture_output=True, text=True, timeout=120, check=True)
     grown = int(done.stdout) * (1 if sys.platform == "darwin" else 1024)  # bytes there, kilobytes elsewhere
     assert grown < 150e6  # a batch of 32 MB of text, as str and in UTF-8
 
 
-def test_ctrl_c_ends_training_at_once():
+def test_ctrl_c_ends_training_at_once() -> None:
     script = "import rustbpe\nprint('ready', flush=True)\nrustbpe.train(('text %d' % i for i in range(10**12)), 300)"
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert child.stdout.readline() == "ready\n"

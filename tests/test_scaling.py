@@ -19,7 +19,7 @@ def plan_of(config: Config = D24, vocab_size: int = 32768, **flags):
     return plan_run(replace(config, **flags), vocab_size, 32759)
 
 
-def test_depth_24_at_ratio_8_is_the_reference_and_sizes_follow_from_depth():
+def test_depth_24_at_ratio_8_is_the_reference_and_sizes_follow_from_depth() -> None:
     plan = plan_of()
     counts = plan.counts
     assert counts["matrices"] == pytest.approx(679.5e6, abs=5e4)
@@ -40,7 +40,7 @@ def test_depth_24_at_ratio_8_is_the_reference_and_sizes_follow_from_depth():
     assert small.weight_decay == pytest.approx(large.weight_decay / 2)
 
 
-def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
+def test_every_derived_value_has_a_note_and_a_flag_overrides_it() -> None:
     notes = {note.split()[0]: note for note in plan_of().notes}
     assert notes["width"] == "width 1,536 = depth 24 x aspect_ratio 64, up to a multiple of head_dim 128"
     assert notes["num_iterations"] == "num_iterations 5,568 = 8 x N / total_batch_size"
@@ -60,7 +60,7 @@ def test_every_derived_value_has_a_note_and_a_flag_overrides_it():
             plan_of(**flags)
 
 
-def test_a_plan_counts_the_real_model():
+def test_a_plan_counts_the_real_model() -> None:
     plan = plan_of(depth=2, max_seq_len=256)
     model = GPT(plan.model)
     assert plan.counts == parameter_counts(model)
@@ -70,7 +70,7 @@ def test_a_plan_counts_the_real_model():
     assert plan.state_bytes == pytest.approx(sum(state.nbytes for state in states), rel=0.01)
 
 
-def test_horizons():
+def test_horizons() -> None:
     config = replace(D24, depth=8, target_param_data_ratio=-1.0)
     plan = plan_of(config)
     assert plan.steps == 12 * scaled_size(plan.counts) // plan.total_batch_size
@@ -87,7 +87,7 @@ def choices(total: int, length: int, ranks: int, asked: str = "auto"):
     return row_choices(asked, total, length, ranks)
 
 
-def test_legal_batches_against_a_plain_search():
+def test_legal_batches_against_a_plain_search() -> None:
     for total, length, ranks in itertools.product(range(1, 50), range(1, 4), range(1, 4)):
         legal = [rows for rows in range(1, 50) if total % (rows * length * ranks) == 0]
         if not legal:

@@ -38,7 +38,7 @@ def optima(budgets: list[float], doublings: list[float], noise: float = 0.0, see
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_exponents_of_a_known_law_are_found(seed):
+def test_the_exponents_of_a_known_law_are_found(seed) -> None:
     budgets = [1e18, 2.15e18, 4.64e18, 1e19, 1e20]
     found = optima(budgets, [-1.5, -0.9, 0, 0.8, 1.5], 5e-4, seed)
     assert [best.flops for best in found] == budgets
@@ -51,7 +51,7 @@ def test_the_exponents_of_a_known_law_are_found(seed):
         assert 0 < stderr < 0.05
 
 
-def test_a_power_law_without_noise_is_exact_and_sizes_without_a_lowest_point_have_no_best():
+def test_a_power_law_without_noise_is_exact_and_sizes_without_a_lowest_point_have_no_best() -> None:
     exponent, _, there = power_law([1e18, 1e20, 1e19], [3 * x**-0.05 for x in (1e18, 1e20, 1e19)])
     assert (there, exponent) == pytest.approx((3 * 1e20**-0.05, -0.05), rel=1e-6)
     assert math.isnan(power_law([1.0, 2.0], [1.0, 2.0])[1])
@@ -72,7 +72,7 @@ def write_run(base: Path, tag: str, **changes):
     leave(base, "base_train", tag, config={"depth": 2, "target_flops": -1.0}, metrics=metrics | changes)
 
 
-def test_finished_runs_are_read(tmp_path):
+def test_finished_runs_are_read(tmp_path) -> None:
     write_run(tmp_path, "mine-d2")
     write_run(tmp_path, "mine-d4", **{"Total training flops": {"value": 9e5}})
     write_run(tmp_path, "mine-d6", **{"Final validation bpb": "n/a"})
@@ -84,7 +84,7 @@ def test_finished_runs_are_read(tmp_path):
     assert by_budget(runs) == {}
 
 
-def test_the_ratio_that_is_suggested_is_that_of_the_law():
+def test_the_ratio_that_is_suggested_is_that_of_the_law() -> None:
     found = optima([1e18, 3e18, 1e19], [-1.0, -0.5, 0, 0.5, 1.0])
     [[_, exponent, _, most, ratio]] = laws_table(found, {"Tokens : N": "ratio"})["rows"]
     assert (exponent, most) == (pytest.approx(1 - 2 * SHARE, abs=0.05), 1e19)

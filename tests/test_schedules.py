@@ -13,7 +13,7 @@ def over_a_run(schedule, **parameters):
     return [schedule(step / STEPS, step, **parameters) for step in range(STEPS + 1)]
 
 
-def test_learning_rate_goes_up_stays_and_comes_down():
+def test_learning_rate_goes_up_stays_and_comes_down() -> None:
     values = over_a_run(warmup_warmdown, warmup_steps=40, warmdown=0.65, final=0.05)
     assert values[:40] == pytest.approx([(step + 1) / 40 for step in range(40)])
     assert set(values[40:350]) == {1.0}
@@ -25,7 +25,7 @@ def test_learning_rate_goes_up_stays_and_comes_down():
     assert warmup_warmdown(1.2, 5, warmup_steps=0, warmdown=0.5, final=0.1) == pytest.approx(0.1)  # past the end
 
 
-def test_a_short_run_has_no_jump():
+def test_a_short_run_has_no_jump() -> None:
     """Where the warmdown begins before the warmup is over, the lower of both holds."""
     run = [warmup_warmdown(step / 50, step, warmup_steps=40, warmdown=0.65, final=0.05) for step in range(51)]
     jumps = [abs(before - after) for before, after in pairwise(run)]
@@ -39,7 +39,7 @@ def test_a_short_run_has_no_jump():
     assert (values[800], values[STEPS]) == pytest.approx((0.935, 0.90))
 
 
-def test_apply_moves_groups_from_where_they_began():
+def test_apply_moves_groups_from_where_they_began() -> None:
     groups = [Group("rest", "adamw", [], 0.2, 0.8, 0.9, 0.3), Group("m", "muon", [], 0.04, 0.95, 0.9, 0.1)]
     table = pretraining(OptimizerSettings(warmup_steps=10, warmdown_ratio=0.5, final_lr_frac=0.0))
     for _ in range(2):  # nothing accumulates

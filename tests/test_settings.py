@@ -25,7 +25,7 @@ LITERALS = [
 
 
 @pytest.mark.parametrize(("names", "table"), LITERALS)
-def test_a_flags_type_names_the_keys_of_its_table(names, table):
+def test_a_flags_type_names_the_keys_of_its_table(names, table) -> None:
     assert get_args(names) == tuple(table)
 
 
@@ -37,7 +37,7 @@ BASE = {
 }
 
 
-def test_what_is_not_given_is_the_parents(capsys):
+def test_what_is_not_given_is_the_parents(capsys) -> None:
     asked = parse(ChatTuneSettings, ["--matrix-lr=0.1", "--max-seq-len=32"])
     given = inherit(asked, BASE)
     assert (given.matrix_lr, given.max_seq_len) == (0.1, 32)
@@ -60,7 +60,7 @@ HORIZONS = """
 """
 
 
-def test_there_is_one_horizon_and_unasked_it_is_one_epoch():
+def test_there_is_one_horizon_and_unasked_it_is_one_epoch() -> None:
     for flags, sentence in cells(HORIZONS):
         with pytest.raises(ValueError, match=sentence):
             parse(ChatTuneSettings, flags.split())

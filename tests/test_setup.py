@@ -31,7 +31,7 @@ def run(script: Path, elsewhere: Path, path: str = ""):
     return subprocess.run(["bash", script], cwd=elsewhere, env=environment, capture_output=True, text=True)
 
 
-def test_without_cargo_and_rustup_one_sentence_says_what_to_install(checkout, tmp_path):
+def test_without_cargo_and_rustup_one_sentence_says_what_to_install(checkout, tmp_path) -> None:
     for name in ("cargo", "curl"):  # as on a machine without Rust and without a network
         stub = tmp_path / "stubs" / name
         stub.parent.mkdir(exist_ok=True)
@@ -44,7 +44,7 @@ def test_without_cargo_and_rustup_one_sentence_says_what_to_install(checkout, tm
     assert not (checkout / ".venv").exists()
 
 
-def test_without_a_linker_one_sentence_says_what_to_install(checkout, tmp_path):
+def test_without_a_linker_one_sentence_says_what_to_install(checkout, tmp_path) -> None:
     for name in ("bash", "cat", "cksum", "dirname", "find", "sort"):
         (tmp_path / name).symlink_to(shutil.which(name))
     command = [tmp_path / "bash", checkout / "runs" / "setup.sh"]
@@ -54,7 +54,7 @@ def test_without_a_linker_one_sentence_says_what_to_install(checkout, tmp_path):
 
 
 @pytest.mark.slow
-def test_setup_is_idempotent_and_recovers(checkout, tmp_path):
+def test_setup_is_idempotent_and_recovers(checkout, tmp_path) -> None:
     setup, python = checkout / "runs" / "setup.sh", checkout / ".venv" / "bin" / "python"
     works = [python, "-c", "import rustbpe, nanochat, scripts, numpy; print(nanochat.__file__)"]
     first = run(setup, tmp_path)
@@ -83,7 +83,7 @@ def test_setup_is_idempotent_and_recovers(checkout, tmp_path):
     subprocess.run(works, cwd=tmp_path, check=True, capture_output=True)
 
 
-def test_the_wheel_has_every_module_and_data_file(checkout, tmp_path):
+def test_the_wheel_has_every_module_and_data_file(checkout, tmp_path) -> None:
     """And the package runs from the wheel alone, away from the repository."""
     build = "import sys, setuptools.build_meta; print(setuptools.build_meta.build_wheel(sys.argv[1]))"
     subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=checkout, check=True, capture_output=True)

@@ -119,7 +119,7 @@ QUICK = some(EXACT, "plain", "checkpointing", "fp8"), some(NEAR, "checkpointing 
 
 
 @pytest.mark.parametrize("cases", [*QUICK, SLOW], ids=["exact", "near", "compiled"])
-def test_they_train_alike(tmp_path, cases):
+def test_they_train_alike(tmp_path, cases) -> None:
     Forked(tmp_path, train_both, tmp_path, cases, ranks=2).done()
 
 
@@ -142,7 +142,7 @@ def load_and_save(file: Path, case: str):
                 assert torch.equal(merged[name], saved[name]), (name, sharded)
 
 
-def test_states_of_four_ranks_load_on_any_number(tmp_path):
+def test_states_of_four_ranks_load_on_any_number(tmp_path) -> None:
     case = "accumulation and clipping"
     Forked(tmp_path / "four", train_both, tmp_path, some(NEAR, case), ranks=4).done()
     for ranks in (3, 8):
@@ -185,5 +185,5 @@ def measure(sharded: bool):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_rank_holds_its_share_and_one_block(tmp_path, ranks):
+def test_a_rank_holds_its_share_and_one_block(tmp_path, ranks) -> None:
     Forked(tmp_path, measure, ranks > 1, ranks=ranks).done()

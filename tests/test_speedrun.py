@@ -39,7 +39,7 @@ SHOWN = shown("speedrun.sh", OF_TRUNK) + shown("runs/cpu.sh", OF_TRUNK)
 
 
 @pytest.mark.parametrize("command", SHOWN, ids=" ".join)
-def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp_path, monkeypatch):
+def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp_path, monkeypatch) -> None:
     """test_end_to_end.py runs such a command; tests/test_runs.py shows that cpu.sh passes its flags on."""
     shutil.copytree(text_folder, tmp_path / "my-text")
     monkeypatch.chdir(ROOT)  # restored after --cwd
@@ -50,7 +50,7 @@ def test_the_commands_in_the_docs_can_be_planned(command, here, text_folder, tmp
     assert (f"text: folder:{tmp_path}/my-text" in done.stdout) == ("--data=my-text" in flags)
 
 
-def test_the_help_names_every_flag_and_needs_no_environment(speedrun):
+def test_the_help_names_every_flag_and_needs_no_environment(speedrun) -> None:
     write_text(speedrun.home / "runs/setup.sh", "exit 3")
     done = speedrun.run("--help")
     named = re.findall(r"^ +--([\w-]+)", done.stdout, re.MULTILINE)
@@ -59,7 +59,7 @@ def test_the_help_names_every_flag_and_needs_no_environment(speedrun):
     speedrun.run(code=3)  # of the setup, which says itself what is wrong
 
 
-def test_a_dry_run_prints_the_plan_and_leaves_everything_as_it_was(speedrun, base):
+def test_a_dry_run_prints_the_plan_and_leaves_everything_as_it_was(speedrun, base) -> None:
     """Other flags count, --fresh too, but it archives nothing. Packages are installed only without an environment."""
     write_text(speedrun.home / "runs/setup.sh", "echo 'setup runs' && exit 7")
     write_text(base / "base_train/default/outcome.json", "{}")
@@ -82,7 +82,7 @@ def test_a_dry_run_prints_the_plan_and_leaves_everything_as_it_was(speedrun, bas
     assert speedrun.run("--dry-run", code=7).stdout == "setup runs\n"
 
 
-def test_several_nodes_without_their_track_are_refused(speedrun):
+def test_several_nodes_without_their_track_are_refused(speedrun) -> None:
     shutil.rmtree(speedrun.home / "tracks/scale", ignore_errors=True)
     speedrun.env |= {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": "localhost:29500"}
     sentence = "error: NANOCHAT_NODES=2: a job on several nodes belongs to tracks/scale, which is not here\n"
@@ -91,7 +91,7 @@ def test_several_nodes_without_their_track_are_refused(speedrun):
 
 
 @pytest.mark.timeout(600)
-def test_killed_started_twice_and_changed(speedrun, base):
+def test_killed_started_twice_and_changed(speedrun, base) -> None:
     run, stage, here = base / "speedrun/default", base / "base_train/default", base.parent
     log = run / "base_train.log"
     assert "--until" in speedrun.run("--help").stdout
@@ -125,7 +125,7 @@ def test_killed_started_twice_and_changed(speedrun, base):
     assert not (speedrun.home / "report.md").exists()
 
 
-def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path):
+def test_text_of_the_hub_comes_beside_the_tokenizer(speedrun, base, tmp_path) -> None:
     files = {}
     for number, file in enumerate(CORPORA["climbmix"].files()):
         texts, content = [f"{number} {row} of the hub's text" for row in range(200)], pa.BufferOutputStream()

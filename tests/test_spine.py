@@ -9,7 +9,7 @@ ROW = re.compile(r"^\| `([\w/]+\.(?:py|sh))` \| (\d+) \|", re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", ["README.md", "AGENTS.md"])
-def test_the_spine_is_listed_with_its_length(page):
+def test_the_spine_is_listed_with_its_length(page) -> None:
     rows = ROW.findall((ROOT / page).read_text(encoding="utf-8"))
     assert len(rows) == 20
     for name, lines in rows:

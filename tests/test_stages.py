@@ -5,7 +5,7 @@ from conftest import ROOT
 from nanochat.stages import MEANS, SHOWN, STAGES, mean_name
 
 
-def test_stages_and_means_of_the_card():
+def test_stages_and_means_of_the_card() -> None:
     seen = set()
     for stage in STAGES:
         assert stage.parent is None or stage.parent in seen

@@ -42,7 +42,7 @@ def plan(stages, monkeypatch, capsys):
     return print_plan
 
 
-def test_steps_follow_from_the_length_of_the_conversations(stages, plan):
+def test_steps_follow_from_the_length_of_the_conversations(stages, plan) -> None:
     lines = plan("mid_train", "--mixture=gsm8k:2", "--num-epochs=3", *LONG).splitlines()
     rows = mix(TASKS, "gsm8k:2", seed=42)
     tokenizer = Tokenizer.load(stages.folder / "tok_train/default/tokenizer.json")
@@ -54,7 +54,7 @@ def test_steps_follow_from_the_length_of_the_conversations(stages, plan):
     assert "Learning rates: x 0.8 at the start, x 0 of that at the end" in lines
 
 
-def test_a_horizon_a_missing_parent_and_prompts(plan):
+def test_a_horizon_a_missing_parent_and_prompts(plan) -> None:
     assert "Steps: about 7\n" in plan("chat_sft", "--source=base", "--num-iterations=7", *LONG)
     assert "Steps: as many as 90 seconds allow\n" in plan("chat_sft", "--source=base", "--target-seconds=90", *LONG)
     with pytest.raises(ValueError, match=r"there is no model in .*: python -m scripts\.mid_train makes one"):
@@ -78,14 +78,14 @@ HORIZONS = [
 
 
 @pytest.mark.parametrize(("horizon", "flops", "pays"), HORIZONS)
-def test_a_run_is_compiled_where_that_pays(horizon, flops, pays, base, monkeypatch):
+def test_a_run_is_compiled_where_that_pays(horizon, flops, pays, base, monkeypatch) -> None:
     monkeypatch.setattr(runtime, "COMPILING_PAYS", flops)
     config = replace(TINY, **{"num_iterations": -1, "compile": True} | horizon)
     assert start_of(config).compiled is pays
     assert not start_of(replace(config, compile=False)).compiled
 
 
-def test_the_start_of_a_new_model_is_complete_and_final(base):
+def test_the_start_of_a_new_model_is_complete_and_final(base) -> None:
     start = start_of(TINY)
     assert (start.batch, start.rows, start.steps, start.seconds) == (256, 8, 4, None)
     assert (start.weights, start.dtype, start.resumed, start.warm) == (TINY.seed, torch.float32, None, False)
@@ -97,7 +97,7 @@ def test_the_start_of_a_new_model_is_complete_and_final(base):
         start.batch = 512
 
 
-def test_the_rates_of_fine_tuning_have_every_factor(stages, tmp_path, monkeypatch):
+def test_the_rates_of_fine_tuning_have_every_factor(stages, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(stages.folder))
     config = parse(SFT, ["--source=base", "--model-tag=parent", "--tag=child", "--num-iterations=3"])
     start = start_from_parent(tmp_path, config, 0, None, ALONE)
@@ -121,7 +121,7 @@ def saved_with(**settings) -> Checkpoint:
     return Checkpoint(Path("run/step_000010"), 10, manifest)
 
 
-def test_a_step_to_resume_from_lets_the_optimizers_settings_change():
+def test_a_step_to_resume_from_lets_the_optimizers_settings_change() -> None:
     asked = SFT(matrix_lr=0.01, warmup_steps=9, grad_clip=1.0, resume=10)
     expected = {"matrix_lr": (0.02, 0.01), "warmup_steps": (3, 9), "grad_clip": (None, 1.0)}
     assert resume(saved_with(), asked).changes == expected
@@ -132,7 +132,7 @@ def test_a_step_to_resume_from_lets_the_optimizers_settings_change():
         resume(saved_with(), replace(asked, seed=7))
 
 
-def test_a_flag_that_is_newer_than_a_checkpoint_had_its_default(capsys):
+def test_a_flag_that_is_newer_than_a_checkpoint_had_its_default(capsys) -> None:
     before = saved_with(max_seq_len=64, total_batch_size=256, embedding_lr=0.1, unembedding_lr=0.1, grad_clip=0.0)
     for name in ("warmup_steps", "scalar_lr"):
         del before.manifest["config"][name]

@@ -22,7 +22,7 @@ def artifact(tokenizer: Tokenizer, tmp_path: Path):
     return tmp_path / "tokenizer.json"
 
 
-def test_the_vocabulary_is_bytes_merges_and_the_nine_special_tokens(tokenizer):
+def test_the_vocabulary_is_bytes_merges_and_the_nine_special_tokens(tokenizer) -> None:
     assert tokenizer.vocab_size == 800
     assert list(tokenizer.special_tokens) == list(SPECIAL_TOKENS)
     assert list(tokenizer.special_tokens.values()) == list(range(791, 800))
@@ -30,14 +30,14 @@ def test_the_vocabulary_is_bytes_merges_and_the_nine_special_tokens(tokenizer):
 
 
 @given(st.text())
-def test_any_text_comes_back_and_nothing_special_comes_out(tokenizer, text):
+def test_any_text_comes_back_and_nothing_special_comes_out(tokenizer, text) -> None:
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
     assert sum(tokenizer.token_lengths()[ids]) == len(text.encode())
     assert not set(ids) & set(tokenizer.special_tokens.values())
 
 
-def test_a_saved_tokenizer_is_the_same_and_says_it_all(tokenizer, artifact, tmp_path):
+def test_a_saved_tokenizer_is_the_same_and_says_it_all(tokenizer, artifact, tmp_path) -> None:
     loaded = Tokenizer.load(artifact)
     assert loaded.content_hash == tokenizer.content_hash
     assert loaded.special_tokens == tokenizer.special_tokens

@@ -33,7 +33,7 @@ def plain(tmp_path_factory):
     return train(tmp_path_factory.mktemp("plain"))
 
 
-def test_a_step_is_that_of_plain_autograd(tmp_path):
+def test_a_step_is_that_of_plain_autograd(tmp_path) -> None:
     model, (inputs, targets) = small_model(), next(Rows(ALONE, uneven))
     loss = model(inputs, targets) / (targets >= 0).sum()
     loss.backward()
@@ -45,7 +45,7 @@ def test_a_step_is_that_of_plain_autograd(tmp_path):
 
 
 @BOTH
-def test_what_is_not_finite_is_told_with_its_own_step(runtime, tmp_path):
+def test_what_is_not_finite_is_told_with_its_own_step(runtime, tmp_path) -> None:
     source, steps = Rows(), []
     spoilt = loop_parts.spoilt(source, math.inf)
     evaluations = [loop.Evaluation(3, lambda state: steps.append(state.step))]
@@ -57,7 +57,7 @@ def test_what_is_not_finite_is_told_with_its_own_step(runtime, tmp_path):
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_out_of_memory_halves_the_device_batch(where, tmp_path, plain, capsys):
+def test_out_of_memory_halves_the_device_batch(where, tmp_path, plain, capsys) -> None:
     limit = {"rows": 4}
 
     def check(x):
@@ -84,7 +84,7 @@ def test_out_of_memory_halves_the_device_batch(where, tmp_path, plain, capsys):
 
 
 @BOTH
-def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
+def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch) -> None:
     monkeypatch.setattr(loop, "GROW_LOSS_SCALE_EVERY", 4)
     source, state, scales = Rows(), loop.State(), []
 
@@ -102,7 +102,7 @@ def test_the_loss_scale_falls_and_grows(runtime, tmp_path, plain, monkeypatch):
 
 
 @BOTH
-def test_horizons(runtime, tmp_path, capsys):
+def test_horizons(runtime, tmp_path, capsys) -> None:
     falling = schedules.pretraining(OptimizerSettings(warmup_steps=0, warmdown_ratio=1.0, final_lr_frac=0.0))
     by_source = train(tmp_path / "source", runtime, steps=None, source=Rows(batches=5), schedules=falling)
     assert (by_source.state.step, by_source.source.taken) == (5, 5)
@@ -131,7 +131,7 @@ def measuring(model, batch):
 
 
 @BOTH
-def test_measured_quantities_are_joined_as_they_say(runtime, tmp_path, plain):
+def test_measured_quantities_are_joined_as_they_say(runtime, tmp_path, plain) -> None:
     trained = train(tmp_path, runtime, objective=measuring, device_batch=2)
     assert furthest(trained.parameters, train(tmp_path / "again", runtime, device_batch=2).parameters) == 0
     for record, alone in zip(trained.records, plain.records, strict=True):
@@ -141,7 +141,7 @@ def test_measured_quantities_are_joined_as_they_say(runtime, tmp_path, plain):
 
 
 @BOTH
-def test_an_objective_sees_step_and_progress(runtime, tmp_path):
+def test_an_objective_sees_step_and_progress(runtime, tmp_path) -> None:
     seen = []
 
     class Curious:
@@ -153,7 +153,7 @@ def test_an_objective_sees_step_and_progress(runtime, tmp_path):
     assert seen == [(0, 0.0), (1, 0.25), (2, 0.5), (3, 0.75)]  # once a step, whatever its micro-batches
 
 
-def test_the_learning_rate_falls_by_the_clock_on_a_machine_that_slows_down(tmp_path):
+def test_the_learning_rate_falls_by_the_clock_on_a_machine_that_slows_down(tmp_path) -> None:
     """After 8 steps each step takes five times as long: the warmdown is still the last 0.65 of the clock."""
     batches = count()
 
@@ -184,7 +184,7 @@ class Acts(list):
 
 
 @BOTH
-def test_evaluations_run_when_due_and_the_checkpoint_is_saved_last(runtime, tmp_path):
+def test_evaluations_run_when_due_and_the_checkpoint_is_saved_last(runtime, tmp_path) -> None:
     acts = Acts()
     evaluations = [acts.evaluation("text", 2, at_start=True), acts.evaluation("end", 0), acts.evaluation("never", -1)]
     trained = train(tmp_path, runtime, steps=7, evaluations=evaluations, save=acts.save, save_every=3)
@@ -203,7 +203,7 @@ def test_evaluations_run_when_due_and_the_checkpoint_is_saved_last(runtime, tmp_
 
 
 @BOTH
-def test_an_evaluation_ends_the_run(runtime, tmp_path):
+def test_an_evaluation_ends_the_run(runtime, tmp_path) -> None:
     """The last evaluations and a checkpoint follow, as at the horizon."""
     acts = Acts()
 
@@ -224,7 +224,7 @@ def test_an_evaluation_ends_the_run(runtime, tmp_path):
 
 @BOTH
 @pytest.mark.parametrize("every", [1, 5])
-def test_a_signal_stops_after_the_step_and_saves(runtime, every, tmp_path):
+def test_a_signal_stops_after_the_step_and_saves(runtime, every, tmp_path) -> None:
     source, acts = Rows(), Acts()
 
     def ask(model, batch):
@@ -243,7 +243,7 @@ def test_a_signal_stops_after_the_step_and_saves(runtime, every, tmp_path):
     assert state.evaluated < state.step
 
 
-def test_the_console_and_the_file(tmp_path, capsys):
+def test_the_console_and_the_file(tmp_path, capsys) -> None:
     trained = train(tmp_path / "unknown", steps=2)
     line = capsys.readouterr().out.splitlines()[-1]
     number = r"[\d,]+"
@@ -257,7 +257,7 @@ def test_the_console_and_the_file(tmp_path, capsys):
     assert trained.records[1]["total_training_flops"] == 2 * ROWS * LENGTH * 1e6 == trained.state.flops
 
 
-def test_the_largest_device_batch(monkeypatch):
+def test_the_largest_device_batch(monkeypatch) -> None:
     model = small_model()
     for tokens, size in ((100, 2), (8 * LENGTH, 8), (9 * LENGTH, 8), (1, 1)):
         monkeypatch.setattr(loop, "CPU_TOKENS", tokens)
@@ -278,7 +278,7 @@ def test_the_largest_device_batch(monkeypatch):
         assert tried == tries
 
 
-def test_nothing_is_compiled_again_after_step_3(tmp_path):
+def test_nothing_is_compiled_again_after_step_3(tmp_path) -> None:
     model, compiled = small_model(), []
     for block in model.blocks:
         block.compile(backend="eager")  # guards, and what breaks them, are the same for each
@@ -308,7 +308,7 @@ class Prepared(Rows):
 
 
 @pytest.mark.gpu
-def test_a_step_never_waits_for_the_gpu_nor_is_compiled_again(tmp_path):
+def test_a_step_never_waits_for_the_gpu_nor_is_compiled_again(tmp_path) -> None:
     with setup("cuda") as runtime:
         model = small_model(runtime)
         model.compile_parts()
@@ -338,7 +338,7 @@ def ranks(tmp_path_factory):
     return SimpleNamespace(folder=folder, seen=seen, job=job)
 
 
-def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
+def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path) -> None:
     masked = train(tmp_path / "masked", source=Rows(ALONE, uneven), grad_clip=0.1)
     assert min(record["train/grad_norm"] for record in masked.records) > 0.1  # so it was clipped
     few = train(tmp_path / "few", objective=loop_parts.skipping, source=Rows(ALONE, loop_parts.every_other))
@@ -359,7 +359,7 @@ def test_the_number_of_ranks_does_not_matter(ranks, plain, tmp_path):
         assert {seen[case]["tokens"] for seen in ranks.seen} == {3 * ROWS * LENGTH}
 
 
-def test_ranks_end_by_one_clock_and_a_step_that_teaches_nothing_leaves_the_weights_alone(ranks, tmp_path):
+def test_ranks_end_by_one_clock_and_a_step_that_teaches_nothing_leaves_the_weights_alone(ranks, tmp_path) -> None:
     ends = {(seen["clock"]["step"], seen["clock"]["seconds"]) for seen in ranks.seen}
     assert len(ends) == 1
     assert min(ends)[1] >= 0.3
@@ -370,7 +370,7 @@ def test_ranks_end_by_one_clock_and_a_step_that_teaches_nothing_leaves_the_weigh
     assert [step for step, loss, norm in told if loss == norm == 0] == [1, 3]
 
 
-def test_faults_of_one_rank_are_met_by_all(ranks, plain):
+def test_faults_of_one_rank_are_met_by_all(ranks, plain) -> None:
     """In half precision one rank overflows and runs out of memory, and all end as in single precision."""
     for case in ("nan loss", "infinite gradient"):
         seen = [seen[case] for seen in ranks.seen]

@@ -27,7 +27,7 @@ def quick():
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, 0], ids=["killed", "stopped", "store"])
-def test_a_rank_that_dies_or_stops_ends_the_others_which_name_it(base, number):
+def test_a_rank_that_dies_or_stops_ends_the_others_which_name_it(base, number) -> None:
     tag = f"lost-{number:d}"
     job = base.start(tag, "--num-iterations=100000", "--eval-every=-1", "--save-every=-1", ranks=4, before=quick)
     base.wait_for(tag, 2)
@@ -53,7 +53,7 @@ def without_rank(missing: str):
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_a_rank_that_does_not_start_is_named(base, missing):
+def test_a_rank_that_does_not_start_is_named(base, missing) -> None:
     job = base.start("absent", ranks=2, before=partial(without_rank, f"{missing}"))
     other = job.processes[1 - missing]
     other.join(60)

@@ -38,7 +38,7 @@ def verdicts():
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_program_is_held(name, verdicts):
+def test_a_hostile_program_is_held(name, verdicts) -> None:
     verdict = verdicts[name]
     assert not verdict.passed, verdict
     assert len(verdict.output) <= QUICK.file_bytes
@@ -48,7 +48,7 @@ def cases(answers: dict[str, str]):
     return [Case(answer, "double", DOUBLE_TESTS) for answer in answers.values()]
 
 
-def test_no_verdict_is_forged_and_right_answers_pass():
+def test_no_verdict_is_forged_and_right_answers_pass() -> None:
     verdicts = dict(zip(FORGERIES, side_by_side(partial(judge, limits=SOON), cases(FORGERIES)), strict=True))
     assert not [name for name, verdict in verdicts.items() if verdict.passed or verdict.forgeable]
     verdicts = dict(zip(RIGHT, side_by_side(partial(judge, limits=QUICK), cases(RIGHT)), strict=True))
@@ -69,7 +69,7 @@ def children():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_a_caller_that_is_killed(number):
+def test_nothing_outlives_a_caller_that_is_killed(number) -> None:
     """Neither the helper nor the program, which would sleep for ten minutes."""
     before, folders = children(), set(Path(tempfile.gettempdir()).glob("sandbox-*"))
     program = "import os, time\nos.fork()\ntime.sleep(600)"
@@ -83,7 +83,7 @@ def test_nothing_outlives_a_caller_that_is_killed(number):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_without_rights_is_held_too(seed):
+def test_a_user_without_rights_is_held_too(seed) -> None:
     """A third of the programs, others in each run."""
     python = shutil.which("python3", path="/usr/bin")
     if python is None:

@@ -11,7 +11,7 @@ from bench.hostile_requests import CHAT, HI, post, requests, status_of
 from nanochat.serve.app import listen
 
 
-def test_no_request_is_an_error_of_the_server(server):
+def test_no_request_is_an_error_of_the_server(server) -> None:
     attacks = list(requests())
     with ThreadPoolExecutor(8) as pool:
         statuses = list(pool.map(lambda attack: status_of(server.address, attack[2]), attacks))
@@ -25,13 +25,13 @@ def test_no_request_is_an_error_of_the_server(server):
 
 
 @pytest.mark.parametrize("setting", [{"temperature": 1e-45}, {"temperature": 1e-38}, {"top_p": 1e-46}])
-def test_next_to_nothing_is_greedy(setting, server):
+def test_next_to_nothing_is_greedy(setting, server) -> None:
     body = {"prompt": "What", "max_tokens": 20}
     greedy = server.http.post("/v1/completions", json=body | {"temperature": 0}).json()
     assert server.http.post("/v1/completions", json=body | setting).json()["choices"] == greedy["choices"]
 
 
-def test_a_request_with_two_lengths_is_the_last_one_and_an_error_quotes_little(server):
+def test_a_request_with_two_lengths_is_the_last_one_and_an_error_quotes_little(server) -> None:
     """A proxy that goes by the other length would take the rest for another client's request."""
     with socket.create_connection(server.address, timeout=30) as connection:
         connection.sendall(
@@ -46,7 +46,7 @@ def test_a_request_with_two_lengths_is_the_last_one_and_an_error_quotes_little(s
     assert (answer.status_code, len(answer.content) < 2000) == (400, True)
 
 
-def test_silent_connections_keep_nobody_out(server):
+def test_silent_connections_keep_nobody_out(server) -> None:
     """More than the server may have open files: the oldest ones are closed, and the log stays short."""
     lines = len(server.log)
     silent = [socket.create_connection(server.address, timeout=30) for _ in range(FILES)]
@@ -66,7 +66,7 @@ def test_silent_connections_keep_nobody_out(server):
     assert len(server.log) - lines < 10
 
 
-def test_packets_are_not_held_back():
+def test_packets_are_not_held_back() -> None:
     """Else each answer on a kept connection would wait for the client's confirmation of its head, some 40 ms."""
     with listen("127.0.0.1", 0) as bound, socket.create_connection(bound.getsockname()):
         accepted, _ = bound.accept()

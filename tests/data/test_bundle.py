@@ -32,7 +32,7 @@ def server(base, monkeypatch):
         yield running
 
 
-def test_the_archive_is_fetched_once_for_what_a_mirror_lacks(server, base, tmp_path, monkeypatch):
+def test_the_archive_is_fetched_once_for_what_a_mirror_lacks(server, base, tmp_path, monkeypatch) -> None:
     own = tmp_path / "mirror/eval_bundle/core.yaml"
     write_text(own, "mine")
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path / "mirror"))
@@ -51,7 +51,7 @@ def test_the_archive_is_fetched_once_for_what_a_mirror_lacks(server, base, tmp_p
     assert sorted(path.name for path in base.iterdir()) == ["eval_bundle", "eval_bundle.lock"]
 
 
-def test_other_content_is_refused(server, base):
+def test_other_content_is_refused(server, base) -> None:
     server.files["/bundle.zip"] = archive(FILES | {"core.yaml": "other"})
     with pytest.raises(ValueError, match=r"/bundle.zip: core.yaml is not the known file, set NANOCHAT_HUB"):
         fetch_bundle(NAMES)
@@ -61,7 +61,7 @@ def test_other_content_is_refused(server, base):
     assert server.starts == [0]
 
 
-def test_a_broken_download_leaves_no_folder_and_is_resumed(server, base, monkeypatch):
+def test_a_broken_download_leaves_no_folder_and_is_resumed(server, base, monkeypatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)
     server.cuts = [1000, 0, 0, 0, 0, 0]

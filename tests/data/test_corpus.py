@@ -35,7 +35,7 @@ def mirror(tmp_path, monkeypatch):
     return tmp_path / "mirror/datasets"
 
 
-def test_a_shard_is_what_the_file_holds_and_a_damaged_one_is_named(tmp_path):
+def test_a_shard_is_what_the_file_holds_and_a_damaged_one_is_named(tmp_path) -> None:
     texts = [f"{number} 가나다" * 30 for number in range(2500)]
     path = write_shard(tmp_path / "a.parquet", texts, pa.large_string(), row_group_size=1000)
     [shard] = open_shards([path])
@@ -61,7 +61,7 @@ def test_a_shard_is_what_the_file_holds_and_a_damaged_one_is_named(tmp_path):
         shard.read_row_group(0)
 
 
-def test_a_folder_is_converted_and_read(tmp_path):
+def test_a_folder_is_converted_and_read(tmp_path) -> None:
     path = folder(tmp_path / "my text, 0.5:0.5", 200, "row")
     (path / "more.txt").write_text("and a text")
     assert texts_of(path, "train") == texts_of(f"folder:{path}", "train")
@@ -70,7 +70,7 @@ def test_a_folder_is_converted_and_read(tmp_path):
     assert open_corpus(str(path)).name == "my text, 0.5:0.5"
 
 
-def test_folders_that_are_none(tmp_path):
+def test_folders_that_are_none(tmp_path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "one.txt").write_text("a single document")
     for data in (tmp_path / "missing", "folder:missing", tmp_path / "empty", tmp_path / "one.txt", "climbmix:-1"):
@@ -83,7 +83,7 @@ def test_folders_that_are_none(tmp_path):
     assert not (Path.home() / ".cache/nanochat").exists()  # nothing was made for it
 
 
-def test_the_files_of_the_hub_and_validation_is_never_trained_on():
+def test_the_files_of_the_hub_and_validation_is_never_trained_on() -> None:
     for named in CORPORA.values():
         for count in (0, 1, named.count):
             *train, validation = named.files(count)
@@ -97,7 +97,7 @@ def test_the_files_of_the_hub_and_validation_is_never_trained_on():
     assert korean[-2:] == ["data/kor_Hang/train/004_00024.parquet", "data/kor_Hang/test/000_00000.parquet"]
 
 
-def test_a_corpus_by_name_is_read_from_the_mirror_as_far_as_a_run_needs_it(mirror, tmp_path):
+def test_a_corpus_by_name_is_read_from_the_mirror_as_far_as_a_run_needs_it(mirror, tmp_path) -> None:
     [source] = open_corpus("climbmix").sources
     assert texts_of("climbmix", "train") == [f"climbmix {n} {row}" for n in range(8) for row in range(6)]
     assert texts_of("climbmix", "val") == [f"climbmix 8 {row}" for row in range(6)]
@@ -116,7 +116,7 @@ def test_a_corpus_by_name_is_read_from_the_mirror_as_far_as_a_run_needs_it(mirro
     assert shards_for(str(path), 1e15) == 0
 
 
-def test_auto_is_the_first_corpus_on_this_machine(mirror, capsys, tiny_world, tmp_path, monkeypatch):
+def test_auto_is_the_first_corpus_on_this_machine(mirror, capsys, tiny_world, tmp_path, monkeypatch) -> None:
     assert open_corpus("auto").name == "climbmix"
     assert open_corpus("auto").describe()["world seed"] is None
     with pytest.raises(HubError, match="12 of 21 files are not available"):  # more shards are no reason for another
@@ -140,7 +140,7 @@ folder:/a:b → folder:/a:b 1.0
 """
 
 
-def test_a_mix_is_parsed_and_keeps_its_shares_until_a_part_ends(tmp_path):
+def test_a_mix_is_parsed_and_keeps_its_shares_until_a_part_ends(tmp_path) -> None:
     for data, parts in cells(MIXES, " → "):
         assert " ".join(f"{name} {share}" for name, share in parse_data(data)) == parts
     paths = [folder(tmp_path / name, 3000, name) for name in ("first", "other")]
@@ -154,7 +154,7 @@ def test_a_mix_is_parsed_and_keeps_its_shares_until_a_part_ends(tmp_path):
     assert abs(early.count("first") / len(early) - 0.75) < 0.05
 
 
-def test_no_batch_of_any_seed_mix_or_epoch_has_validation_text(tmp_path):
+def test_no_batch_of_any_seed_mix_or_epoch_has_validation_text(tmp_path) -> None:
     paths = [folder(tmp_path / name, 300, name) for name in ("alpha", "beta")]
     data = f"{paths[0]}:3,{paths[1]}:1"
     tokenizer = Tokenizer.train(["alpha beta 0123456789"], 266)  # decoded text is the text that was written
@@ -173,7 +173,7 @@ def test_no_batch_of_any_seed_mix_or_epoch_has_validation_text(tmp_path):
         assert len(seen & set(trained)) > 0.9 * len(trained)
 
 
-def test_describe_depends_on_content_and_not_on_the_machine(tmp_path, text_folder, mirror, monkeypatch):
+def test_describe_depends_on_content_and_not_on_the_machine(tmp_path, text_folder, mirror, monkeypatch) -> None:
     about = open_corpus(str(text_folder)).describe()
     assert (about["name"], about["files"]) == ("letters", 2)
     assert str(tmp_path) not in str(about)

@@ -37,7 +37,7 @@ def refusal(path: Path):
     return str(refused.value)
 
 
-def test_every_kind_is_read_as_it_was_written(tmp_path):
+def test_every_kind_is_read_as_it_was_written(tmp_path) -> None:
     """A null is blank; test_corpus.py damages such files."""
     lines = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in TEXTS)
     assert read(write(tmp_path / "a.jsonl", lines.encode())) == TEXTS
@@ -52,7 +52,7 @@ def test_every_kind_is_read_as_it_was_written(tmp_path):
     assert "needs a column `text` with strings, it has id, text" in refusal(write_shard(path, [1, 2], pa.int64()))
 
 
-def test_text_files_are_cut_at_line_ends_lose_nothing_and_have_one_order(tmp_path):
+def test_text_files_are_cut_at_line_ends_lose_nothing_and_have_one_order(tmp_path) -> None:
     whole = "".join(f"{number} 줄 \r\n" for number in range(5000)) + "no line end" + "x" * 20_000
     texts = read(write(tmp_path / "one.md", whole.encode()))
     assert "".join(texts) == whole
@@ -66,7 +66,7 @@ def test_text_files_are_cut_at_line_ends_lose_nothing_and_have_one_order(tmp_pat
     assert found == ["a.md", "a/b/c.parquet", "a/z.jsonl", "b.TXT"]
 
 
-def test_a_bad_line_is_named(tmp_path):
+def test_a_bad_line_is_named(tmp_path) -> None:
     for line in (b'{"content": "no text"}', b'{"text": 5}', b'["a list"]', b'{"text": "half \\ud83d"}', b"3"):
         path = write(tmp_path / "a.jsonl", b'{"text": "good"}\n\n' + line + b"\n")
         assert refusal(path) == f'{path}:3: not a JSON object like {{"text": "…"}}'
@@ -95,7 +95,7 @@ def corpora():
     return [path for path in (Path.home() / ".cache/nanochat/corpora").iterdir() if path.is_dir()]
 
 
-def test_nothing_is_lost_and_nothing_comes_twice(tmp_path, monkeypatch, seed):
+def test_nothing_is_lost_and_nothing_comes_twice(tmp_path, monkeypatch, seed) -> None:
     monkeypatch.setattr(module, "SHARD_BYTES", 200_000)
     monkeypatch.setattr(module, "DEALT_CHARS", 1000)
     generator = random.Random(seed)
@@ -111,7 +111,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(tmp_path, monkeypatch, seed):
     assert 400 < ascents < 600  # shuffled: as often up as down
 
 
-def test_a_conversion_is_found_again_by_its_content(tmp_path):
+def test_a_conversion_is_found_again_by_its_content(tmp_path) -> None:
     path = write_jsonl(tmp_path / "text/a.jsonl", numbers(100)).parent
     home = convert(path)
     before = {file.name: file.stat().st_mtime_ns for file in home.iterdir()}
@@ -128,7 +128,7 @@ def test_a_conversion_is_found_again_by_its_content(tmp_path):
     assert "document X" in rows(other, "train") + rows(other, "val")
 
 
-def test_validation_never_moves_into_training(tmp_path):
+def test_validation_never_moves_into_training(tmp_path) -> None:
     path = write_jsonl(tmp_path / "text/a.jsonl", numbers(3000)).parent
     held_out = set(rows(convert(path), "val"))
     write_jsonl(path / "0-first.jsonl", numbers(3000, "more "))
@@ -138,7 +138,7 @@ def test_validation_never_moves_into_training(tmp_path):
     assert not set(rows(home, "train")) & set(rows(home, "val"))
 
 
-def test_few_documents_and_small_row_groups(tmp_path, monkeypatch):
+def test_few_documents_and_small_row_groups(tmp_path, monkeypatch) -> None:
     for count in (2, 40):
         texts = ["", " \n\t", *numbers(count)]
         home = convert(write_jsonl(tmp_path / f"few{count}/a.jsonl", texts).parent)
@@ -153,7 +153,7 @@ def test_few_documents_and_small_row_groups(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("texts", [[], ["one"], ["same", "same"], [" \n", "one"]])
-def test_too_few_documents(tmp_path, texts):
+def test_too_few_documents(tmp_path, texts) -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="needs two different documents"):
             convert(write_jsonl(tmp_path / "tiny/a.jsonl", texts).parent)
@@ -173,7 +173,7 @@ def convert_late(path: Path, gate: Path):
     print(convert(path))
 
 
-def test_a_killed_conversion_leaves_nothing_that_counts_and_two_processes_convert_once(tmp_path):
+def test_a_killed_conversion_leaves_nothing_that_counts_and_two_processes_convert_once(tmp_path) -> None:
     path = write_jsonl(tmp_path / "text/a.jsonl", numbers(100)).parent
 
     def start(name: str):

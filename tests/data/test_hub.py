@@ -40,7 +40,7 @@ def write(root: Path, *names: str):
     return root
 
 
-def test_a_mirror_is_read_in_place(tmp_path, monkeypatch):
+def test_a_mirror_is_read_in_place(tmp_path, monkeypatch) -> None:
     mirror = write(tmp_path / "mirror", "datasets/some/set/a.bin", "eval_bundle/core.yaml")
     monkeypatch.setenv("NANOCHAT_HUB", str(mirror))
     wanted = [HubFile("eval_bundle/core.yaml"), A]
@@ -54,7 +54,7 @@ def test_a_mirror_is_read_in_place(tmp_path, monkeypatch):
     assert "is not a directory" in refusal(A)
 
 
-def test_downloaded_files_are_then_in_the_cache(server):
+def test_downloaded_files_are_then_in_the_cache(server) -> None:
     first = hub.fetch([A, DEEP, A])
     assert [path.read_bytes() for path in first] == [server.files[file.path] for file in (A, DEEP, A)]
     assert hub.sha256(first[0]) == first[0].resolve().name == hashlib.sha256(server.files["a.bin"]).hexdigest()
@@ -66,7 +66,7 @@ def test_downloaded_files_are_then_in_the_cache(server):
     assert server.requests == requests  # the hub was not asked again
 
 
-def test_without_a_network_the_hub_is_asked_once(server, monkeypatch):
+def test_without_a_network_the_hub_is_asked_once(server, monkeypatch) -> None:
     asked = []
 
     def head(address: str, timeout: float):
@@ -83,7 +83,7 @@ def test_without_a_network_the_hub_is_asked_once(server, monkeypatch):
     assert asked == ["http://far.example"]
 
 
-def test_the_hub_has_what_a_mirror_lacks_and_failures_are_counted(server, tmp_path, monkeypatch):
+def test_the_hub_has_what_a_mirror_lacks_and_failures_are_counted(server, tmp_path, monkeypatch) -> None:
     mirror = write(tmp_path / "mirror", str(A))
     monkeypatch.setenv("NANOCHAT_HUB", str(mirror))
     gone, local = HubFile("gone.bin", "some/set"), HubFile("a.txt", "local/text")
@@ -96,7 +96,7 @@ def test_the_hub_has_what_a_mirror_lacks_and_failures_are_counted(server, tmp_pa
     assert [path.read_bytes() for path in found] == [str(A).encode(), server.files["b.bin"]]
 
 
-def test_the_files_of_a_set_are_those_of_the_mirror_or_those_that_the_hub_lists(server, tmp_path, monkeypatch):
+def test_the_files_of_a_set_are_those_of_the_mirror_or_those_that_the_hub_lists(server, tmp_path, monkeypatch) -> None:
     assert hub.dataset_files("some/set", [".bin"]) == [A, B, DEEP]
     assert hub.dataset_files("some/set", ["c.bin"]) == [DEEP]
     with pytest.raises(HubError, match="the data set other/set: 404 Client Error"):
@@ -117,7 +117,7 @@ def test_the_files_of_a_set_are_those_of_the_mirror_or_those_that_the_hub_lists(
 
 
 @pytest.mark.parametrize("etag", ["../../../../planted", "0" * 64, "0" * 40])  # the last are a SHA-256, and git's
-def test_a_server_that_lies_leaves_no_file(etag, server, tmp_path):
+def test_a_server_that_lies_leaves_no_file(etag, server, tmp_path) -> None:
     server.etag = etag
     lie = "a header etag that is a path" if "/" in etag else "the server sent other content than it announced"
     with pytest.raises(HubError, match=lie):
@@ -129,7 +129,7 @@ def test_a_server_that_lies_leaves_no_file(etag, server, tmp_path):
 
 
 @pytest.mark.parametrize("asked", ["9" * 20, "9" * 5000, "3000"])
-def test_a_server_cannot_ask_to_wait_for_ever(asked, server, monkeypatch):
+def test_a_server_cannot_ask_to_wait_for_ever(asked, server, monkeypatch) -> None:
     waits = []
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", waits.append)
     server.retries = [asked] * 4

@@ -64,7 +64,7 @@ def naive_pack(lengths: list[int], opening: int, size: int):
     st.integers(2, 40).flatmap(lambda size: st.tuples(st.just(size), st.lists(st.integers(2, size), max_size=60))),
     st.integers(0, 5),
 )
-def test_packing_equals_best_fit_by_linear_search(size_and_lengths, opening):
+def test_packing_equals_best_fit_by_linear_search(size_and_lengths, opening) -> None:
     size, lengths = size_and_lengths
     assume(sum(lengths) >= size)
     while sum(lengths[:opening]) >= size:
@@ -77,7 +77,7 @@ def test_packing_equals_best_fit_by_linear_search(size_and_lengths, opening):
     assert sum(end - begin for _, begin, end in placed + rest) == sum(lengths) - len(lengths)
 
 
-def test_epochs_and_seeds_have_different_orders():
+def test_epochs_and_seeds_have_different_orders() -> None:
     orders = set()
     for seed in (0, 1):
         deal = deal_of([[1] * 40 for _ in range(4)], 2, seed)
@@ -96,7 +96,7 @@ def rows_of(deal: Deal, lane: int, count: int, size: int = 17):
 
 
 @pytest.mark.parametrize("lanes", [1, 4, 64])
-def test_every_document_is_given_once_an_epoch(random_lengths, lanes):
+def test_every_document_is_given_once_an_epoch(random_lengths, lanes) -> None:
     """Until each lane is at the same epoch: rows and leftover pieces are all documents of the epochs before."""
     groups = [random_lengths(100, 60) for _ in range(5)]
     lengths = [length for group in groups for length in group]
@@ -114,7 +114,7 @@ def test_every_document_is_given_once_an_epoch(random_lengths, lanes):
     assert given == Counter({i + 1: 3 * length for i, length in enumerate(lengths) if length})
 
 
-def test_documents_that_are_very_long_short_or_empty():
+def test_documents_that_are_very_long_short_or_empty() -> None:
     rows = rows_of(deal_of([[5, 100_000, 3]], 1), 0, 6000)
     assert (rows[:, 0] == BOS).all()
     assert ((rows == 2).sum(axis=1) == 16).sum() > 5000  # whole rows of it, a bos before each
@@ -126,7 +126,7 @@ def test_documents_that_are_very_long_short_or_empty():
 
 
 @pytest.mark.parametrize("shares", [[1], [0.7, 0.3], [5, 3, 2], [0.997, 0.002, 0.001], [1] * 7])
-def test_the_sources_of_a_mix_have_their_shares(shares):
+def test_the_sources_of_a_mix_have_their_shares(shares) -> None:
     lanes = 64
     mix = Mix(shares, lanes)
     counts = {lane: [0] * len(shares) for lane in range(lanes)}
@@ -149,7 +149,7 @@ DEALS = [([3], 64), ([1, 1, 1], 2), ([100, 7, 1, 55], 8), ([30] * 14, 64), ([4] 
 
 
 @pytest.mark.parametrize(("groups", "lanes"), DEALS)
-def test_every_document_is_in_one_unit_of_every_epoch(groups, lanes):
+def test_every_document_is_in_one_unit_of_every_epoch(groups, lanes) -> None:
     """Also with more lanes than documents, and with groups of very different sizes."""
     deal = deal_of([[1] * count for count in groups], lanes)
     for epoch in range(3):

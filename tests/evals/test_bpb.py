@@ -23,7 +23,7 @@ def tokenizer():
     return Tokenizer.train([pa.array(DOCUMENTS)], 300)
 
 
-def test_the_text_ends_at_a_whole_character(tokenizer):
+def test_the_text_ends_at_a_whole_character(tokenizer) -> None:
     everything = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
     assert everything.bytes == sum(len(text.encode()) for text in DOCUMENTS)
     korean = read_text([pa.array(["빠른"])], tokenizer, 5)  # of six bytes
@@ -38,7 +38,7 @@ def small_model(tokenizer: Tokenizer):
     return model_for(tokenizer, depth=2, max_seq_len=24).requires_grad_(False)
 
 
-def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer):
+def test_the_standard_error_is_that_of_rows_drawn_again(tokenizer) -> None:
     text = read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
     model = small_model(tokenizer)
     got = text_bpb(model, text, 16, 8, one_process())
@@ -67,7 +67,7 @@ def token_by_token(model, text, seq_len, stride, bos):
 
 @pytest.mark.parametrize(("seq_len", "stride"), [(24, 0), (5, 0), (24, 7), (24, 23), (24, 24), (9, 1)])
 @pytest.mark.parametrize("size", [700, 10])
-def test_rows_predict_every_token_once_from_the_longest_context(tokenizer, size, seq_len, stride):
+def test_rows_predict_every_token_once_from_the_longest_context(tokenizer, size, seq_len, stride) -> None:
     model, bos = small_model(tokenizer), tokenizer.special_tokens["<|bos|>"]
     text = read_text([pa.array(DOCUMENTS)], tokenizer, size)
     expected = token_by_token(model, text, seq_len, stride, bos)
@@ -77,7 +77,9 @@ def test_rows_predict_every_token_once_from_the_longest_context(tokenizer, size,
         assert math.isnan(got.stderr) == (len(text.ids) <= seq_len + 1)  # one row
 
 
-def test_out_of_memory_a_batch_is_halved_and_a_stride_beyond_the_context_is_refused(tokenizer, monkeypatch, capsys):
+def test_out_of_memory_a_batch_is_halved_and_a_stride_beyond_the_context_is_refused(
+    tokenizer, monkeypatch, capsys
+) -> None:
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 700)
     whole = text_bpb(model, text, 24, 7, one_process(), 5)
     limit_memory(monkeypatch, model, 2)
@@ -91,7 +93,7 @@ def test_out_of_memory_a_batch_is_halved_and_a_stride_beyond_the_context_is_refu
             text_bpb(model, text, 24, 4, one_process(), stride)
 
 
-def test_validation_on_a_cpu_runs_uncompiled(tokenizer, tmp_path):
+def test_validation_on_a_cpu_runs_uncompiled(tokenizer, tmp_path) -> None:
     model, ids = small_model(tokenizer), torch.arange(9)[None]
     for block in model.blocks:
         block.compile(backend=lambda graph, inputs: pytest.fail("a block is compiled"))
@@ -104,7 +106,7 @@ def test_validation_on_a_cpu_runs_uncompiled(tokenizer, tmp_path):
     assert record["val/bpb"] == float(small_model(tokenizer)(ids, ids))
 
 
-def test_samples_are_written_by_one_rank_in_any_context(capsys):
+def test_samples_are_written_by_one_rank_in_any_context(capsys) -> None:
     """The continuations are the engine's, whose tests have a plain twin."""
     tokenizer = Tokenizer.train([*PROMPTS], 300)
     for longest in (64, 20):  # of which the second is shorter than prompts are

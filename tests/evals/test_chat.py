@@ -60,7 +60,7 @@ class Scripted:
                 yield Event(sample, None, reason="stop")
 
 
-def test_pass_at_k_is_counted_over_all_draws_and_chat_core_by_hand():
+def test_pass_at_k_is_counted_over_all_draws_and_chat_core_by_hand() -> None:
     for samples in range(1, 7):
         for right in range(samples + 1):
             verdicts = [True] * right + [False] * (samples - right)
@@ -80,11 +80,11 @@ def test_pass_at_k_is_counted_over_all_draws_and_chat_core_by_hand():
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_batch_picks_what_each_prompt_picks_alone(name):
+def test_a_batch_picks_what_each_prompt_picks_alone(name) -> None:
     check_letters(name)
 
 
-def test_a_task_of_letters(hub, monkeypatch):
+def test_a_task_of_letters(hub, monkeypatch) -> None:
     model, tokenizer = make_model()
     task = TASKS["ARC-Easy"]()
     monkeypatch.setattr(chat, "LETTER_BATCH", 7)
@@ -112,7 +112,7 @@ def test_a_task_of_letters(hub, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "context", "room"), [("ARC-Easy", 96, 96), ("GSM8K", 50, 25)])
-def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, room, hub, capsys):
+def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, room, hub, capsys) -> None:
     model, tokenizer = make_model(max_seq_len=context)
     task = TASKS[name]()
     prompts = [render_prompt(task[number], tokenizer) for number in range(20)]
@@ -126,7 +126,7 @@ def test_a_prompt_longer_than_the_context_loses_its_beginning(name, context, roo
     assert all(len(request.tokens) <= room for request in engine.requests)
 
 
-def test_what_is_written_is_judged_and_kept(hub):
+def test_what_is_written_is_judged_and_kept(hub) -> None:
     model, tokenizer = make_model()
     task = TASKS["GSM8K"]()
     conversations = [task[number] for number in range(9)]
@@ -156,7 +156,7 @@ def test_what_is_written_is_judged_and_kept(hub):
     assert len({request.seed for request in engine.requests}) == 9
 
 
-def test_repeats_are_runs_with_samples_of_their_own(hub):
+def test_repeats_are_runs_with_samples_of_their_own(hub) -> None:
     model, tokenizer = make_model()
     task = TASKS["GSM8K"]()
     # The most random words may be the answer: a text is right if its length is even.
@@ -198,7 +198,7 @@ def ask(out: Path, runtime):
         out.with_name(f"{out.name}-{name}-{runtime.rank}.json").write_text(found)
 
 
-def test_the_figures_are_the_same_for_any_number_of_ranks(fake_hub, hub, tmp_path):
+def test_the_figures_are_the_same_for_any_number_of_ranks(fake_hub, hub, tmp_path) -> None:
     job = Forked(tmp_path / "job", ask_as_rank, tmp_path / "of-3", ranks=3, NANOCHAT_HUB=str(fake_hub))
     ask(tmp_path / "of-1", one_process())
     job.done()

@@ -10,7 +10,7 @@ QUICK = Limits(seconds=20.0, cpu_seconds=2)
 
 
 @NEEDS_SANDBOX
-def test_each_call_has_its_result():
+def test_each_call_has_its_result() -> None:
     """All rows at once: one call that ends the process each would hide the others."""
     rows = [row for row in contained.refusals() if row[0] != "clone"]
     for result in {*contained.CALLS} - {contained.KILL_PROCESS}:

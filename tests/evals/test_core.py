@@ -49,7 +49,7 @@ def model(tokenizer):
     return bundles.memorized(tokenizer, "\n\n".join(texts), **MODEL)
 
 
-def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tmp_path, monkeypatch):
+def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tmp_path, monkeypatch) -> None:
     """Long prompts are cut at 256 tokens; the short window is 128."""
     scores = evaluate_core(model, tokenizer, tasks, bundles.one_process(), folder=tmp_path)
     correct = assert_plain(model, tokenizer, tasks, tmp_path)
@@ -67,11 +67,11 @@ def test_decisions_are_those_of_one_prompt_at_a_time(model, tokenizer, tasks, tm
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_configuration_decides_like_the_plain_twin(name, tmp_path, monkeypatch):
+def test_every_configuration_decides_like_the_plain_twin(name, tmp_path, monkeypatch) -> None:
     check_decisions(name, tmp_path, monkeypatch)
 
 
-def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer, tmp_path, monkeypatch):
+def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer, tmp_path, monkeypatch) -> None:
     """The branches of a row may be longer than the context together, and shorter rows are padded to that length."""
     dice = random.Random(11)
     options = [f"{' '.join(dice.choices(['red', 'blue', 'cat'], k=20))} {i}" for i in range(8)]
@@ -89,7 +89,9 @@ def test_rows_longer_than_the_context_share_a_batch_with_shorter_ones(tokenizer,
         assert (too_long > 0) == (context == 16)  # these answers do not fit, and are wrong
 
 
-def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, tokenizer, tasks, tmp_path, monkeypatch):
+def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(
+    model, tokenizer, tasks, tmp_path, monkeypatch
+) -> None:
     hidden, shapes = model.hidden, []
 
     def watched_hidden(ids, cache=None):
@@ -126,7 +128,7 @@ def test_batches_and_ranks_do_not_matter_and_prefixes_are_computed_once(model, t
             assert ours == {name: first[name] for name in first if name != "losses"}
 
 
-def test_the_evaluation_of_the_training_loop(model, tokenizer, tasks, tmp_path, capsys):
+def test_the_evaluation_of_the_training_loop(model, tokenizer, tasks, tmp_path, capsys) -> None:
     for block in model.blocks:
         block.compile(backend=lambda graph, inputs: pytest.fail("blocks are compiled again"))
     model.compiled = True

@@ -27,7 +27,7 @@ def bundle(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(not (SHARED / "parity").exists(), reason="no recorded prompts here")
-def test_prompts_are_those_of_the_public_nanochat(monkeypatch):
+def test_prompts_are_those_of_the_public_nanochat(monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_HUB", str(SHARED / "hub"))
     tasks, items = {task.label: task for task in read_bundle()}, {}
     assert len(tasks) == 22
@@ -42,7 +42,7 @@ def test_prompts_are_those_of_the_public_nanochat(monkeypatch):
     assert {task.baseline for task in tasks.values()} == {0, 0.091, 0.2, 0.25, 0.5, tasks["boolq"].baseline}
 
 
-def test_tasks_their_items_and_the_hashes_of_questions_and_missing_files_are_named(bundle, tokenizer):
+def test_tasks_their_items_and_the_hashes_of_questions_and_missing_files_are_named(bundle, tokenizer) -> None:
     """tests/evals/test_core.py compares prompts, prefixes and options with the plain twin's."""
     for task, made in zip(read_bundle(), [*world_tasks(9), *HARD], strict=True):
         expected = list(made.rows)

@@ -28,14 +28,14 @@ HONEST = {
 
 @NEEDS_SANDBOX
 @pytest.mark.parametrize("name", HONEST)
-def test_an_honest_program_runs(name):
+def test_an_honest_program_runs(name) -> None:
     program, printed = HONEST[name]
     verdict = run_program(program, QUICK)
     assert (verdict.passed, verdict.output.strip()) == (True, printed), verdict
 
 
 @NEEDS_SANDBOX
-def test_nothing_of_the_caller_is_seen(tmp_path, monkeypatch):
+def test_nothing_of_the_caller_is_seen(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "plum")
     (tmp_path / "secret").write_text("plum")
     paths = [str(tmp_path / "secret"), str(ROOT / "README.md"), os.path.expanduser("~/.bashrc")]
@@ -52,7 +52,7 @@ os.kill({os.getpid()}, 0)
 
 
 @NEEDS_SANDBOX
-def test_background_processes_die():
+def test_background_processes_die() -> None:
     mark = f"left behind {os.getpid()}"
     started = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', %r]%s)"
     for options in ("", ", start_new_session=True, stdout=-3, stderr=-3"):
@@ -62,7 +62,7 @@ def test_background_processes_die():
     assert mark not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
-def test_without_containment_nothing_runs_unless_asked(monkeypatch):
+def test_without_containment_nothing_runs_unless_asked(monkeypatch) -> None:
     monkeypatch.setattr(sandbox, "missing", lambda: "namespaces: not permitted")
     with pytest.raises(ValueError, match=r"cannot be contained here: .*namespaces.*--unsafe-exec"):
         sandbox.require(unsafe=False)
@@ -71,7 +71,7 @@ def test_without_containment_nothing_runs_unless_asked(monkeypatch):
     assert not run_program("while True:\n    pass", Limits(seconds=1.0), unsafe=True).passed
 
 
-def test_missing_names_the_architecture_or_the_step_that_failed(monkeypatch, tmp_path):
+def test_missing_names_the_architecture_or_the_step_that_failed(monkeypatch, tmp_path) -> None:
     """The trial runs a copy of the file that asks for a namespace which no kernel has."""
     text = Path(contained.__file__).read_text(encoding="utf-8")
     broken = tmp_path / "contained.py"
@@ -83,7 +83,7 @@ def test_missing_names_the_architecture_or_the_step_that_failed(monkeypatch, tmp
 
 
 @pytest.mark.parametrize(("ranks", "most"), [(1, os.cpu_count()), (1000, 1)])
-def test_as_many_at_once_as_there_are_cpus(ranks, most, monkeypatch):
+def test_as_many_at_once_as_there_are_cpus(ranks, most, monkeypatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
     tests = "import time\nstart = time.monotonic()\ntime.sleep(0.2)\nprint(start, time.monotonic())"
     verdicts = side_by_side(partial(judge, limits=QUICK, unsafe=True), [Case("f = 1", "f", tests)] * 3)
@@ -91,7 +91,7 @@ def test_as_many_at_once_as_there_are_cpus(ranks, most, monkeypatch):
     assert max(sum(a <= start < b for a, b in spans) for start, _ in spans) <= most
 
 
-def test_it_needs_nothing_but_the_standard_library():
+def test_it_needs_nothing_but_the_standard_library() -> None:
     """It is a process of its own, twice for each program: other imports would slow it down."""
     code = "import sys; sys.path.insert(0, 'nanochat/evals'); import contained; print(*sorted(set(sys.modules)))"
     loaded = subprocess.run([sys.executable, "-IS", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

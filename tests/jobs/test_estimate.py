@@ -31,7 +31,7 @@ def estimator(base, monkeypatch):
     return make
 
 
-def test_estimates_follow_from_tokens_and_cost_and_name_their_basis(estimator, base):
+def test_estimates_follow_from_tokens_and_cost_and_name_their_basis(estimator, base) -> None:
     found, _, _ = estimator(on="8xH100")
     assert found["base_eval"].seconds == pytest.approx(30 + 48e6 * 0.33 * 6e9 / RATE)
     # A token at a time is slower than a whole row.
@@ -64,7 +64,7 @@ def test_estimates_follow_from_tokens_and_cost_and_name_their_basis(estimator, b
         assert steps <= {*STEPS, "preflight"}
 
 
-def test_the_plan_for_eight_gpus_as_printed(here):
+def test_the_plan_for_eight_gpus_as_printed(here) -> None:
     done = here("scripts.plan", "--on=8xH100")
     row = r" *\| ([\d,.]+ M|-) *\| (\d+h\d\dm|\d+m\d\ds|[\d.]+s) *\| [\d,.]+ *\| \S"
     rows = re.findall(rf"^\| (\w+){row}", done.stdout, re.MULTILINE)
@@ -78,7 +78,7 @@ def test_the_plan_for_eight_gpus_as_printed(here):
 
 
 @pytest.mark.parametrize("scale", ["1gpu", "8xh100"])
-def test_no_stage_of_a_gpu_scale_has_few_steps(scale, estimator):
+def test_no_stage_of_a_gpu_scale_has_few_steps(scale, estimator) -> None:
     found, job, _ = estimator(scale=scale, on="8xH100")
     for name in ("mid_train", "chat_sft"):
         flags = dict(word.partition("=")[::2] for word in job.step(name).command)

@@ -34,7 +34,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_an_unchanged_file_is_read_once_and_a_changed_one_again(base, read, tmp_path):
+def test_an_unchanged_file_is_read_once_and_a_changed_one_again(base, read, tmp_path) -> None:
     one = tmp_path / "one"
     other = tmp_path / "other"
     one.write_text("first")
@@ -61,7 +61,7 @@ def test_an_unchanged_file_is_read_once_and_a_changed_one_again(base, read, tmp_
     assert len(read) == 4
 
 
-def test_the_inputs_of_a_step_are_read_once(base, read, tmp_path):
+def test_the_inputs_of_a_step_are_read_once(base, read, tmp_path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("rows")
     step = Step("train", ["tiny"], local=[str(path)])
@@ -69,7 +69,7 @@ def test_the_inputs_of_a_step_are_read_once(base, read, tmp_path):
     assert read == ["rows.jsonl"]
 
 
-def test_a_file_written_a_moment_ago_is_not_remembered(base, read, monkeypatch, tmp_path):
+def test_a_file_written_a_moment_ago_is_not_remembered(base, read, monkeypatch, tmp_path) -> None:
     """A second write within the same tick of the clock would leave size and times as they are."""
     monkeypatch.setattr(hashes, "SETTLED", 60_000_000_000)
     path = tmp_path / "new"
@@ -79,7 +79,7 @@ def test_a_file_written_a_moment_ago_is_not_remembered(base, read, monkeypatch, 
     assert not (base / "hashes.json").exists()
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_remembered(base, read, monkeypatch, tmp_path):
+def test_a_file_that_changes_while_it_is_read_is_not_remembered(base, read, monkeypatch, tmp_path) -> None:
     path = tmp_path / "text"
     path.write_text("before")
 
@@ -92,7 +92,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_remembered(base, read, monk
     assert not (base / "hashes.json").exists()
 
 
-def test_writers_at_the_same_time_lose_nothing_and_a_damaged_memory_is_no_error(base, read, tmp_path):
+def test_writers_at_the_same_time_lose_nothing_and_a_damaged_memory_is_no_error(base, read, tmp_path) -> None:
     paths = [tmp_path / f"file-{number}" for number in range(16)]
     for path in paths:
         path.write_text(path.name)

@@ -34,7 +34,7 @@ def planned(base, monkeypatch, capsys, tiny_world):
     return make
 
 
-def test_a_job_keeps_the_scale_that_it_started_with_and_a_fresh_start_archives_results(planned, base):
+def test_a_job_keeps_the_scale_that_it_started_with_and_a_fresh_start_archives_results(planned, base) -> None:
     assert planned()[0].settings["scale"] == "embedded"
     saved = base / "speedrun/default/plan.json"
     saved.write_text(json.dumps({"settings": {"scale": "cpu", "depth": 4}}))
@@ -50,7 +50,7 @@ def test_a_job_keeps_the_scale_that_it_started_with_and_a_fresh_start_archives_r
     assert planned(scale="embedded")[0].settings["scale"] == "embedded"
 
 
-def test_the_seed_reaches_world_weights_and_data(planned, base):
+def test_the_seed_reaches_world_weights_and_data(planned, base) -> None:
     for seed, world in ((1, "world"), (2, "world-2")):
         job, text = planned(seed=seed)
         reads = [step.name for step in job.steps if f"--data={world}" in step.command]
@@ -63,7 +63,7 @@ def test_the_seed_reaches_world_weights_and_data(planned, base):
     assert "--chat-temperature=0.2" in job.step("mid_train").command
 
 
-def test_what_does_not_change_the_result_repeats_no_stage(planned, monkeypatch):
+def test_what_does_not_change_the_result_repeats_no_stage(planned, monkeypatch) -> None:
     plain, _ = planned(data="world", scale="cpu")
     monkeypatch.setattr(plan, "find_hardware", lambda named: (8, find_accelerator("H100")))
     other, _ = planned(data="world", scale="cpu", wandb="name")
@@ -75,7 +75,7 @@ def test_what_does_not_change_the_result_repeats_no_stage(planned, monkeypatch):
     assert "tok_train" not in changed
 
 
-def test_every_stage_names_its_inputs(planned, text_folder):
+def test_every_stage_names_its_inputs(planned, text_folder) -> None:
     steps = {step.name: step for step in planned(data=str(text_folder))[0].steps}
     assert steps["chat_eval_rl"].parent == "chat_rl/default"
     assert steps["base_train"].parent == "tok_train/default"
@@ -89,7 +89,7 @@ def test_every_stage_names_its_inputs(planned, text_folder):
 
 
 @pytest.mark.parametrize(("named", "at_work"), [("H100", 1), ("6xH100", 4)])
-def test_several_gpus_work_under_torchrun(named, at_work, planned):
+def test_several_gpus_work_under_torchrun(named, at_work, planned) -> None:
     job, text = planned(on=named, seconds=60.0)
     assert ("2 more are idle" in text) == named.startswith("6")
     launched = [step.name for step in job.steps if f"--nproc_per_node={at_work}" in step.launch]
@@ -99,7 +99,7 @@ def test_several_gpus_work_under_torchrun(named, at_work, planned):
     assert "--core-metric-every=2000" in job.step("base_train").command  # CORE comes from its archive
 
 
-def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch):
+def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_NODES", "1:2")
     monkeypatch.setattr(plan, "find_hardware", lambda _: (8, find_accelerator("NVIDIA H100")))
     monkeypatch.setattr(plan, "PREFLIGHT", "scripts.plan")  # a module that is here
@@ -118,7 +118,7 @@ def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch):
         planned(tag="cpu")
 
 
-def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, monkeypatch):
+def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, monkeypatch) -> None:
     monkeypatch.chdir(base.parent)  # restored after --cwd
     monkeypatch.setattr(sys, "argv", ["plan", f"--data={text_folder.name}", "--fresh", "--cwd=/", "--save=3"])
     job, text = planned(data=text_folder.name, scale="1gpu", cwd=str(text_folder.parent), wandb="mine")
@@ -133,7 +133,7 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, mo
 
 
 @pytest.mark.parametrize("scale", ["embedded", "cpu"])
-def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text_folder):
+def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text_folder) -> None:
     job, _ = planned(data=str(text_folder), scale=scale)
     for stage in ("mid_train", "chat_sft"):
         assert {"--mixture=passages", "--chat-temperature=0.6"} <= set(job.step(stage).command)
@@ -145,7 +145,7 @@ def test_on_a_cpu_a_model_of_a_folder_talks_like_the_folder(scale, planned, text
     assert "--mixture=passages" not in job.step("mid_train").command
 
 
-def test_the_closing_lines_name_the_last_model(tmp_path, monkeypatch):
+def test_the_closing_lines_name_the_last_model(tmp_path, monkeypatch) -> None:
     """tests/test_end_to_end.py runs these commands."""
     trained = {"base_train": "", "mid_train": "", "chat_sft": "after --until=mid_train", "chat_rl": "same"}
     steps = [Step(name, [], skip=reason) for name, reason in trained.items()]

@@ -64,7 +64,7 @@ def ran(text: str):
     return [line.split()[1].strip(":") for line in text.splitlines() if line.startswith("== ") and ": done" in line]
 
 
-def test_a_job_runs_resumes_and_repeats_a_changed_step_with_its_children(job, capsys):
+def test_a_job_runs_resumes_and_repeats_a_changed_step_with_its_children(job, capsys) -> None:
     stages = {"tok": ("", ""), "base": ("tok", "--depth=1"), "sft": ("base", ""), "other": ("tok", "")}
     assert run_all(job(**stages)) == 0
     assert ran(capsys.readouterr().out) == ["tok", "base", "sft", "other"]
@@ -83,7 +83,7 @@ def test_a_job_runs_resumes_and_repeats_a_changed_step_with_its_children(job, ca
     assert (kept / "made").read_text() == "--depth=1"
 
 
-def test_a_failed_step_names_its_log_and_the_command_that_resumes(job, capsys, base):
+def test_a_failed_step_names_its_log_and_the_command_that_resumes(job, capsys, base) -> None:
     own = job(tok=("", ""), base=("tok", "--fail"), sft=("base", ""))
     assert run_all(own) == 2
     shown = capsys.readouterr()
@@ -97,7 +97,7 @@ def test_a_failed_step_names_its_log_and_the_command_that_resumes(job, capsys, b
     assert log.read_text().splitlines()[1:] == ["no terminal", "error: it was asked to fail"]
 
 
-def test_a_job_in_another_folder_runs_beside_it_and_children_hold_the_lock_of_the_same(job):
+def test_a_job_in_another_folder_runs_beside_it_and_children_hold_the_lock_of_the_same(job) -> None:
     own = job(tok=("", ""))
     with hold_folder(own.folder):
         with pytest.raises(ValueError, match="lab/t: wait until it ends, or use another --tag"):
@@ -121,7 +121,7 @@ def python_step(base: Path, code: str):
     return own, own.steps[0]
 
 
-def test_a_quiet_step_shows_the_end_of_its_log_if_it_fails(job, base, capfd):
+def test_a_quiet_step_shows_the_end_of_its_log_if_it_fails(job, base, capfd) -> None:
     own, step = python_step(base, "print(*range(99), 'error: no network', sep='\\n', file=open(2, 'w'))\nexit(2)")
     assert runner.run_step(own, replace(step, quiet=True), 0, []) == 2
     out = capfd.readouterr().out
@@ -130,7 +130,7 @@ def test_a_quiet_step_shows_the_end_of_its_log_if_it_fails(job, base, capfd):
 
 
 @pytest.mark.parametrize("sent", ["signal", "script"])
-def test_a_stop_is_passed_on(job, base, sent, capsys):
+def test_a_stop_is_passed_on(job, base, sent, capsys) -> None:
     """A SIGTERM, or the end of the calling script, reaches the command, which may save and end normally."""
     waits = "import signal, time\nsignal.signal(15, lambda *_: exit(0))\ntime.sleep(60)"
     own, step = python_step(base, waits)
@@ -144,7 +144,7 @@ def test_a_stop_is_passed_on(job, base, sent, capsys):
     assert log.exists()
 
 
-def test_a_step_runs_again_after_a_killed_attempt_and_earlier_attempts_count(job, base, capsys):
+def test_a_step_runs_again_after_a_killed_attempt_and_earlier_attempts_count(job, base, capsys) -> None:
     """As a power cut leaves it: a record that is not finished, some lines in the log, no outcome."""
     own = job(tok=("", ""))
     run_all(own)
@@ -158,7 +158,7 @@ def test_a_step_runs_again_after_a_killed_attempt_and_earlier_attempts_count(job
     assert read_json(record)["seconds"] == read_json(outcome)["seconds"] > 100
 
 
-def test_reasons_to_repeat_a_step_and_the_hash_of_a_text(text_folder):
+def test_reasons_to_repeat_a_step_and_the_hash_of_a_text(text_folder) -> None:
     record = {"command": ["scripts.a", "--depth=1", "--fp8"], "inputs": {"text": "1", "gone": "2"}}
     step = Step("a", record["command"])
     assert runner.difference(record, step, {"text": "1", "new": "3"}) == ""
@@ -174,7 +174,7 @@ def test_reasons_to_repeat_a_step_and_the_hash_of_a_text(text_folder):
     assert runner.input_hashes(step) != before
 
 
-def test_a_stage_is_archived_unless_a_run_writes_to_it(job, base):
+def test_a_stage_is_archived_unless_a_run_writes_to_it(job, base) -> None:
     own = job(base_train=("", ""))
     [step] = own.steps
     stage, record = base / "base_train/t", own.folder / "base_train.json"

@@ -5,7 +5,7 @@ from nanochat.jobs.scales import SCALES, choose_scale, scale_flags
 from nanochat.stages import STAGES
 
 
-def test_the_scale_follows_the_hardware_and_horizons_the_time():
+def test_the_scale_follows_the_hardware_and_horizons_the_time() -> None:
     for case in "8xH100 8xh100 | 8xA100-40GB 1gpu | 4xH100 1gpu | RTX-4090 1gpu".split(" | "):
         named, name = case.split()
         assert choose_scale(*parse_hardware(named), True)[0] == name

@@ -31,14 +31,14 @@ def chosen(text_folder) -> Iterator[Step]:
     yield Step("next", ["scripts.tok_train", f"--vocab-size={reached + 1}", f"--data={text_folder}", "--tag=next"])
 
 
-def test_a_step_is_chosen_by_the_outcome_before_it(base, text_folder, capfd):
+def test_a_step_is_chosen_by_the_outcome_before_it(base, text_folder, capfd) -> None:
     run_series("test", "chosen", chosen(text_folder))
     assert "== next: python -m scripts.tok_train --vocab-size=271" in capfd.readouterr().out
     run_series("test", "chosen", chosen(text_folder))
     assert "== tok_train: already finished" in capfd.readouterr().out
 
 
-def test_a_failure_ends_the_series_with_its_status(base, capfd):
+def test_a_failure_ends_the_series_with_its_status(base, capfd) -> None:
     def steps():
         yield Step("wrong", ["scripts.tok_train", "--vocab-size=none"])
         raise AssertionError("a series goes on after a failure")
@@ -49,12 +49,12 @@ def test_a_failure_ends_the_series_with_its_status(base, capfd):
     assert "test: wrong failed with exit status 2" in capfd.readouterr().err
 
 
-def test_a_second_process_is_refused(base):
+def test_a_second_process_is_refused(base) -> None:
     with hold_folder(stage_dir("test", "held")), pytest.raises(ValueError, match="another process runs in"):
         run_series("test", "held", iter(()))
 
 
-def test_flags_of_other_commands_are_gathered():
+def test_flags_of_other_commands_are_gathered() -> None:
     config = parse(Config, ["--tag=a", "--depth=4", "--flags=--no-compile --width=2", "--note=two words"])
     assert words_of(config) == ["--no-compile", "--width=2", "--depth=4", "--note=two words"]
     with pytest.raises(ValueError, match=r"^unknown argument extra: "):
@@ -63,7 +63,7 @@ def test_flags_of_other_commands_are_gathered():
         refuse_own(words_of(config), {"--depth": "--depths"})
 
 
-def test_steps_name_what_they_read_and_write(tmp_path, monkeypatch):
+def test_steps_name_what_they_read_and_write(tmp_path, monkeypatch) -> None:
     step = training_step("a", "scripts.base_train", ["--depth=1"], "t-a", tokenizer_tag="t", data="letters")
     assert (step.output, step.parent, step.data) == ("base_train/t-a", "tok_train/t", "letters")
     assert step.command[1:] == ["--depth=1", "--tag=t-a", "--tokenizer-tag=t", "--data=letters"]

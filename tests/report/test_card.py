@@ -38,12 +38,12 @@ True → True
 
 
 @pytest.mark.parametrize("case", VALUES.strip().splitlines())
-def test_values_as_the_card_prints_them(case):
+def test_values_as_the_card_prints_them(case) -> None:
     value, text = case.split(" →")
     assert format_value(eval(value)) == text.strip()
 
 
-def test_stages_in_order_unknown_ones_last_and_none_lost(tmp_path):
+def test_stages_in_order_unknown_ones_last_and_none_lost(tmp_path) -> None:
     for stage, tag in [("zebra", "x"), ("tok_eval", "default"), ("ant", "x"), ("tok_train", "b"), ("tok_train", "a")]:
         leave(tmp_path, stage, tag)
     names = ["Tokenizer training (a)", "Tokenizer training (b)", "Tokenizer evaluation", "ant", "zebra"]
@@ -52,7 +52,7 @@ def test_stages_in_order_unknown_ones_last_and_none_lost(tmp_path):
     assert [share["title"] for share in card["summary"]["shares"]] == ["Tokenizer training"]
 
 
-def test_tables(tmp_path):
+def test_tables(tmp_path) -> None:
     columns = [["Text Type", ""], ["Bytes", "d"], ["GPT-2 Ratio", ".2f"], ["Relative Diff %", "+.1%"]]
     rows = [["news", 1819, 4.5025, 0.0817], ["not | here:\nno network", None, None, None]]
     table = {"title": "Comparison with GPT-2", "columns": columns, "rows": rows}
@@ -74,7 +74,7 @@ timestamp: 2025-10-24 01:20:23
     )
 
 
-def test_the_summary_of_headline_metrics(tmp_path):
+def test_the_summary_of_headline_metrics(tmp_path) -> None:
     leave(tmp_path, "base_eval", "old", metrics={"CORE metric": 0.1}, timestamp="2025-10-24T01:00:00.000+00:00")
     leave(tmp_path, "base_eval", "new", metrics={"CORE metric": {"value": 0.0155, "stderr": 0.002}, "other": 1})
     leave(tmp_path, "chat_eval_mid", metrics={"GSM8K": 0.0023})
@@ -84,7 +84,7 @@ def test_the_summary_of_headline_metrics(tmp_path):
     assert "| GSM8K | - | 0.0023 | - | - |".split() in lines
 
 
-def test_shares_of_time_and_money(tmp_path):
+def test_shares_of_time_and_money(tmp_path) -> None:
     for stage, tag, seconds in [("tok_train", "a", 900.0), ("tok_train", "b", 900.0), ("zebra", "x", 1800.0)]:
         leave(tmp_path, stage, tag, seconds=seconds)
     summary = read_card(tmp_path)["summary"]
@@ -102,7 +102,7 @@ def test_shares_of_time_and_money(tmp_path):
     assert hourly_rate({"GPUs": "8x NVIDIA H100 80GB HBM3", "Nodes": 2}) == 48
 
 
-def test_the_given_price_and_the_record_of_preflight(tmp_path):
+def test_the_given_price_and_the_record_of_preflight(tmp_path) -> None:
     hours = {"GPUs": "none", "Hourly Rate": 98.0}
     leave(tmp_path, "base_train", seconds=1800.0, environment={"Hardware": hours})
     assert read_card(tmp_path)["preflight"] == {}
@@ -114,7 +114,7 @@ def test_the_given_price_and_the_record_of_preflight(tmp_path):
     assert "- Dollars: 49.00" in text["Base model training"]
 
 
-def test_the_command_of_the_main_job_without_folders(tmp_path):
+def test_the_command_of_the_main_job_without_folders(tmp_path) -> None:
     leave(tmp_path, "base_train", command="python -m scripts.base_train --data=folder:/home/me/text")
     assert "\nCommand: python -m scripts.base_train --data=folder:text\n" in render(tmp_path)
     leave(tmp_path, "base_train", "zebra", command="python -m other", timestamp="2020-10-24T01:00:00.000+00:00")

@@ -16,7 +16,7 @@ from nanochat.report.compare import compare
 from nanochat.statistics import sign_test
 
 
-def test_the_sign_test_is_the_share_of_coins_that_fall_so_or_worse():
+def test_the_sign_test_is_the_share_of_coins_that_fall_so_or_worse() -> None:
     for only_one, only_other in itertools.product(range(6), range(6)):
         tosses, fewer = only_one + only_other, min(only_one, only_other)
         falls = [sum(coins) for coins in itertools.product((0, 1), repeat=tosses)]
@@ -51,7 +51,7 @@ def row(a: Path, b: Path, name: str):
     return found.replace("|", " ").split()
 
 
-def test_the_same_questions_are_paired_and_no_others(tmp_path):
+def test_the_same_questions_are_paired_and_no_others(tmp_path) -> None:
     a, b = evaluated(tmp_path / "a", "1100110000"), evaluated(tmp_path / "b", "1111110001")
     assert row(a, b, "task ") == "task 10 0.4000 0.7000 +0.3000 0.1528 0 3 0.25".split()
     assert row(a, b, "CORE metric") == "CORE metric 0.4000 ± 0.0300 0.7000 ± 0.0300 +0.3000 0.0424".split()
@@ -62,7 +62,7 @@ def test_the_same_questions_are_paired_and_no_others(tmp_path):
         assert "\n| task " not in compare([read_record(a), read_record(other)], "ab")
 
 
-def test_several_answers_and_what_is_no_number(tmp_path):
+def test_several_answers_and_what_is_no_number(tmp_path) -> None:
     a, b = (evaluated(tmp_path / name, right, "chat_eval_sft") for name, right in [("a", "0122"), ("b", "1222")])
     [found] = read_card(a)["decisions"]
     assert (found["samples"], found["right"]) == (2, "0 1 2 2")
@@ -72,7 +72,7 @@ def test_several_answers_and_what_is_no_number(tmp_path):
     assert row(a, b, "Loss ") == "Loss - 0.5000 - -".split()
 
 
-def test_what_differs(tmp_path):
+def test_what_differs(tmp_path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     leave(a, metrics={"train_time": 2.0, "data": "x" * 99, "new": True})
     leave(a, "tok_eval")
@@ -88,7 +88,7 @@ def test_what_differs(tmp_path):
     assert not {"doc_cap", "Tokenizer evaluation"} & rows.keys()
 
 
-def test_the_command_takes_folders_and_records(tmp_path, here, monkeypatch):
+def test_the_command_takes_folders_and_records(tmp_path, here, monkeypatch) -> None:
     a, b = evaluated(tmp_path / "a", "1100"), evaluated(tmp_path / "b", "1111")
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(b))
     here("nanochat.report", f"--out={tmp_path}/b.md")

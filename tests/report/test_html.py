@@ -50,7 +50,7 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("width", "scheme"), VIEWS)
-def test_a_reader_sees_all_of_it(visit, run, width, scheme, tmp_path):
+def test_a_reader_sees_all_of_it(visit, run, width, scheme, tmp_path) -> None:
     write_card(run, tmp_path / "report.md")
     seen = visit((tmp_path / "report.html").as_uri(), width, 1200, scheme).js(LOOK)
     assert (seen["width"], seen["scroll"], seen["out"]) == (width, width, [])
@@ -68,7 +68,7 @@ def test_a_reader_sees_all_of_it(visit, run, width, scheme, tmp_path):
         assert words in seen["text"], words
 
 
-def test_it_asks_for_nothing_and_runs_nothing(run):
+def test_it_asks_for_nothing_and_runs_nothing(run) -> None:
     """What a browser is told, whether or not there is one here."""
     text = html_page(read_card(run))
     assert POLICY in text.partition("<style>")[0]

@@ -59,14 +59,14 @@ Total cost: \$69\.35
 """
 
 
-def test_the_card_line_by_line(tmp_path):
+def test_the_card_line_by_line(tmp_path) -> None:
     leave(tmp_path)
     card = markdown(read_card(tmp_path), "report")
     assert re.fullmatch(CARD, card), card
     assert "/home/somebody" not in card
 
 
-def test_the_command(tmp_path, base, here, monkeypatch):
+def test_the_command(tmp_path, base, here, monkeypatch) -> None:
     curve = {"title": "Loss", "x": "tokens", "y": "nats", "series": {"train": [[0, 1], [3.0, 2.0]]}}
     leave(base, curves=[curve])
     out = tmp_path / "my cards" / "the card.md"
@@ -88,7 +88,7 @@ def test_the_command(tmp_path, base, here, monkeypatch):
     assert refused.stderr == "error: --compare needs two runs, A B, not 1\n"
 
 
-def test_every_form_is_of_the_machine_of_the_run(tmp_path, base, python):
+def test_every_form_is_of_the_machine_of_the_run(tmp_path, base, python) -> None:
     """A copy of the program, outside a checkout and in another environment, writes the same except for the date."""
     leave(base, curves=[{"title": "Loss", "x": "a", "y": "b", "series": {"train": [[0, 1], [3.0, float("nan")]]}}])
     leave(base, "base_eval", metrics={"CORE metric": {"value": 0.5, "stderr": 0.1}})
@@ -105,7 +105,7 @@ def test_every_form_is_of_the_machine_of_the_run(tmp_path, base, python):
     assert {path.suffix for path in cards[0]} == {".md", ".html", ".json", ".svg"}
 
 
-def test_the_record_has_everything(tmp_path, base, here):
+def test_the_record_has_everything(tmp_path, base, here) -> None:
     leave(base, artifacts={"tokenizer.json": "e" * 64})
     leave(base, "zebra", metrics={"stripes": {"value": 0.5, "stderr": float("nan")}})
     here("nanochat.report", f"--out={tmp_path / 'card.md'}")

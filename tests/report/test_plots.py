@@ -26,7 +26,7 @@ def of_class(root: ElementTree.Element, name: str):
     return [element for element in root.iter() if name in element.get("class", "").split()]
 
 
-def test_a_curve_has_its_words_and_round_ticks():
+def test_a_curve_has_its_words_and_round_ticks() -> None:
     words = [text.text for text in parsed(CURVE).iter() if text.tag in ("text", "tspan")]
     assert {"Loss <of> a run", "tokens", "nats", "train", "val", "0", "5"} <= set(words)
     alone = draw_plot(CURVE | {"series": {"train": CURVE["series"]["train"]}})
@@ -36,7 +36,7 @@ def test_a_curve_has_its_words_and_round_ticks():
     assert list(map(label, [*ticks(0, 1_700_000)[:2], -0.5, 0.25])) == ["0", "500k", "-0.5", "0.25"]
 
 
-def test_points_stand_where_their_numbers_are():
+def test_points_stand_where_their_numbers_are() -> None:
     root = parsed(CURVE)
     [val] = [line for line in of_class(root, "line") if "s1" in line.get("class").split()]
     dots = [tuple(map(float, pair.split(","))) for pair in val.get("points").split()]
@@ -51,7 +51,7 @@ def test_points_stand_where_their_numbers_are():
 
 
 @pytest.mark.parametrize("ys", [[1e-6, 3e-6, math.nan], [-1e9, 0.0, 1e12, math.inf], [1000.5, 1000.6, 999.0, 1001.0]])
-def test_all_of_it_is_inside_and_finite(ys):
+def test_all_of_it_is_inside_and_finite(ys) -> None:
     root = parsed(CURVE | {"series": {"a": [list(range(len(ys))), ys]}})
     [line] = of_class(root, "line")
     places = [tuple(map(float, pair.split(","))) for pair in line.get("points").split()]
@@ -59,7 +59,7 @@ def test_all_of_it_is_inside_and_finite(ys):
     assert all(0 <= x <= WIDTH and TOP - 0.1 <= y <= 214.1 for x, y in places)
 
 
-def test_a_file_of_its_own_is_whole_and_always_the_same():
+def test_a_file_of_its_own_is_whole_and_always_the_same() -> None:
     root = ElementTree.fromstring(picture_file(CURVE))
     svg = "{http://www.w3.org/2000/svg}"
     assert (root.tag, root.find(f"{svg}style").text) == (f"{svg}svg", STYLE)
@@ -77,7 +77,7 @@ SEEN = {
 
 @pytest.mark.parametrize("eyes", SEEN)
 @pytest.mark.parametrize("mode", [0, 1])
-def test_lines_differ_for_colour_blind_eyes(eyes, mode):
+def test_lines_differ_for_colour_blind_eyes(eyes, mode) -> None:
     found = re.findall(r"\.s(\d) \{ --color: #(..)(..)(..); \}", STYLE)[6 * mode : 6 * mode + 6]
     linear = [np.array(SEEN[eyes]) @ [(int(part, 16) / 255) ** 2.2 for part in parts] for _, *parts in found]
     seen = [color.clip(0) ** (1 / 2.2) for color in linear]

@@ -27,7 +27,7 @@ def evaluate(*flags: str):
     main(parse(Config, ["--tag=small", "--dtype=fp32", "--device-type=cpu", *flags]))
 
 
-def test_an_evaluation_leaves_its_record(base, capsys):
+def test_an_evaluation_leaves_its_record(base, capsys) -> None:
     evaluate()
     output = capsys.readouterr().out
     home = base / "base_eval/small"

@@ -24,7 +24,7 @@ def whole(base):
     return base.run("whole", "--device-batch-size=auto")
 
 
-def test_a_run_leaves_its_record(base, whole):
+def test_a_run_leaves_its_record(base, whole) -> None:
     record = base.outcome("whole")
     fields = [
         *("Number of parameters", "Number of FLOPs per token", "Calculated number of iterations"),
@@ -46,7 +46,7 @@ def test_a_run_leaves_its_record(base, whole):
     assert len(re.findall(r"^step \d+ \| val/bpb: ", whole, re.M)) == 5
 
 
-def test_the_largest_device_batch_is_found_and_kept(base, whole):
+def test_the_largest_device_batch_is_found_and_kept(base, whole) -> None:
     assert "device batch: 8 rows of 32 tokens, 1 of them in a step on each rank" in whole
     said = base.run("two", "--device-batch-size=auto", ranks=2)
     assert "device batch: 4 rows of 32 tokens, 1 of them in a step on each rank" in said
@@ -54,7 +54,7 @@ def test_the_largest_device_batch_is_found_and_kept(base, whole):
     assert base.series("two", "val/bpb") == pytest.approx(base.series("whole", "val/bpb"), abs=1e-4)
 
 
-def test_divergence_ends_the_run_and_keeps_the_checkpoint(base):
+def test_divergence_ends_the_run_and_keeps_the_checkpoint(base) -> None:
     flags = ("--embedding-lr=1e30", "--matrix-lr=1e30", "--warmup-steps=0", "--save-every=1", "--eval-every=-1")
     said = base.refused("wild", *flags, code=1, ranks=2)
     last = int(re.match(r"step (\d+): the loss is .*(nan|inf)", said)[1]) - 1
@@ -63,7 +63,7 @@ def test_divergence_ends_the_run_and_keeps_the_checkpoint(base):
     assert all(math.isfinite(loss) for loss in base.losses("wild"))
 
 
-def test_a_horizon_of_seconds(base):
+def test_a_horizon_of_seconds(base) -> None:
     said = base.run("timed", "--num-iterations=-1", "--target-seconds=0.4", "--eval-every=-1", ranks=2)
     assert "num_iterations ? = as many as 0.4 seconds allow" in said
     assert "sample:" not in said
@@ -77,7 +77,7 @@ def test_a_horizon_of_seconds(base):
     assert saved_steps(base.of("timed"))[-1] == len(taken)
 
 
-def test_evaluations_run_as_often_as_asked(base, tmp_path):
+def test_evaluations_run_as_often_as_asked(base, tmp_path) -> None:
     write_bundle(tmp_path / "mirror", world_tasks(7))
     flags = ("--core-metric-every=8", "--sample-every=8", "--max-seq-len=128", "--num-iterations=10")
     told = base.run("evaluated", *flags, "--total-batch-size=512", NANOCHAT_HUB=str(tmp_path / "mirror"))
@@ -103,7 +103,7 @@ def loss(base, whole, monkeypatch, capsys):
     return run
 
 
-def test_with_a_stride_there_are_figures_of_overlapping_rows(loss):
+def test_with_a_stride_there_are_figures_of_overlapping_rows(loss) -> None:
     plain, _ = loss()
     both, said = loss(stride=8)
     for split in ("train", "val"):
@@ -113,7 +113,7 @@ def test_with_a_stride_there_are_figures_of_overlapping_rows(loss):
     assert not any("stride" in name for name in plain)
 
 
-def test_flags_of_recursion_are_answered_by_the_name_of_the_command(here):
+def test_flags_of_recursion_are_answered_by_the_name_of_the_command(here) -> None:
     for flag in ("--recursion=aggressive", "--loops=3", "--supervision_base=2"):
         refused = here("scripts.base_train", "--depth=1", flag, code=2)
         name = flag.partition("=")[0]

@@ -58,7 +58,7 @@ class Person:
         return self.read_until(end)
 
 
-def test_a_chat_at_a_terminal(base):
+def test_a_chat_at_a_terminal(base) -> None:
     person = Person(base)
     assert "model: chat_sft mine, step 7\r\n" in person.text
     assert "/clear starts a new conversation" in person.text
@@ -72,7 +72,7 @@ def test_a_chat_at_a_terminal(base):
     assert person.process.wait(60) == 0
 
 
-def test_stdout_has_the_answers_only(base, here, monkeypatch):
+def test_stdout_has_the_answers_only(base, here, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     lines = b"hello\n\nand more\n/quit\nnever read\n\xff"
@@ -90,7 +90,7 @@ def test_stdout_has_the_answers_only(base, here, monkeypatch):
     assert len(own) > 1
 
 
-def test_bf16_on_a_cpu_without_avx512(base):
+def test_bf16_on_a_cpu_without_avx512(base) -> None:
     """There oneDNN has no bf16; the variables take its instructions and torch's away on other machines too."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
     env |= {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}

@@ -49,7 +49,7 @@ def read_record(base: Path):
     return read_json(base / "chat_eval_base/mine/outcome.json")
 
 
-def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
+def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys) -> None:
     sampling = ["--temperature=1", "--num-samples=2", "--max-new-tokens=4", "--max-problems=6", "--slots=3"]
     evaluate(*sampling)
     output = capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_all_tasks_of_the_hub_are_evaluated(base, hub, capsys):
     assert len({one["questions"] for one in judged.values()}) == 5
 
 
-def test_repeats_and_the_sampling_in_one_word(base, hub, capsys):
+def test_repeats_and_the_sampling_in_one_word(base, hub, capsys) -> None:
     evaluate("--tasks=GSM8K|MMLU", "--sampling=1,0.9,32768", "--repeats=2", "--max-problems=3")
     output = capsys.readouterr().out
     assert "GSM8K: answers end with the context of 512 tokens, before 32768 new ones" in output
@@ -89,7 +89,7 @@ def test_repeats_and_the_sampling_in_one_word(base, hub, capsys):
     assert judged["samples"] == 2  # as for two samples: --compare pairs the questions
 
 
-def test_world_talk_is_told_by_category(base, tiny_world):
+def test_world_talk_is_told_by_category(base, tiny_world) -> None:
     plant_world(base, tiny_world)
     evaluate("--tasks=World-Talk", "--max-new-tokens=3")
     record = read_record(base)
@@ -101,7 +101,7 @@ def test_world_talk_is_told_by_category(base, tiny_world):
     assert {row[3] for row in table["rows"]} == {0.0}
 
 
-def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys):
+def test_tasks_without_files_are_left_out_unless_named(base, hub, capsys) -> None:
     assert list(open_tasks("")) == HERE
     assert f"({', '.join(CHAT_CORE)})" in (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
     files = {name: hub / str(TASKS[name].files("test")[0]) for name in HERE}

@@ -60,7 +60,7 @@ def rewards(records: list[dict]):
     return found
 
 
-def test_a_run_and_its_record(runs, whole):
+def test_a_run_and_its_record(runs, whole) -> None:
     told = [record for record in runs.metrics("whole") if "rl/reward" in record]
     earned = rewards(runs.samples("whole"))
     assert [record["step"] for record in told] == list(earned) == [1, 2, 3, 4]
@@ -84,7 +84,7 @@ def test_a_run_and_its_record(runs, whole):
     assert re.search(r"^step 00004 \| rl/reward \S+ \|", whole, re.MULTILINE)
 
 
-def test_samples_are_readable(runs, whole, here):
+def test_samples_are_readable(runs, whole, here) -> None:
     done = here("scripts.rollouts", "--tag=whole", "--show", "2", NANOCHAT_BASE_DIR=str(runs.folder))
     last = [record for record in runs.samples("whole") if record["step"] == STEPS][:2]
     shown = re.findall(r"^== step 4, question (\d+)$", done.stdout, re.MULTILINE)
@@ -107,7 +107,7 @@ def same_run(runs: Runs, one: str, other: str):
         assert facts[0][name] == facts[1][name]
 
 
-def test_a_signal_stops_it_and_it_goes_on_bit_for_bit(runs, whole):
+def test_a_signal_stops_it_and_it_goes_on_bit_for_bit(runs, whole) -> None:
     """From a step in its midst, where samples of later steps were not to be; the optimizer's states are saved too."""
     said = runs.run("stopped", before=SignalAfter(1, signal.SIGTERM))
     assert "stopped by a signal after step 2" in said
@@ -117,7 +117,7 @@ def test_a_signal_stops_it_and_it_goes_on_bit_for_bit(runs, whole):
         same_run(runs, "whole", "stopped")
 
 
-def test_the_mathematics_do_not_depend_on_how_it_is_cut(runs, whole):
+def test_the_mathematics_do_not_depend_on_how_it_is_cut(runs, whole) -> None:
     """Loss and gradient are divided once, by all tokens of the step: over micro-batches and ranks."""
     for tag, flag in {"rows-8": "--device-batch-size=8", "sharded": "--shard-weights"}.items():
         runs.run(tag, flag, ranks=2)
@@ -130,7 +130,7 @@ def test_the_mathematics_do_not_depend_on_how_it_is_cut(runs, whole):
         assert one == other
 
 
-def test_the_entries_of_the_tables(runs, whole):
+def test_the_entries_of_the_tables(runs, whole) -> None:
     entries = ("--advantage=std", "--policy-loss=clip", "--kl=0.5")
     runs.run("other", *entries, "--eval-samples=2", "--eval-every=0", "--top-k=0")
     metrics = runs.outcome("other")["metrics"]
@@ -145,7 +145,7 @@ def test_the_entries_of_the_tables(runs, whole):
     assert facts["Number of iterations"] == int(facts["Training questions"] // 8 * 0.1) > 0
 
 
-def test_where_all_answers_are_alike_nothing_is_learned(runs):
+def test_where_all_answers_are_alike_nothing_is_learned(runs) -> None:
     """Also on ranks that hear only from each other that there is nothing to learn."""
     said = runs.run("alike", "--top-p=0.001", "--eval-every=-1", ranks=2)
     assert "nan" not in said

@@ -28,7 +28,7 @@ def write_chats(path: Path, answer: str):
     return f"--mixture={write_lines(path, *[chat] * 60)}"
 
 
-def test_the_sections_have_the_fields_of_the_reference_and_mid_training_learns_all_tokens(base):
+def test_the_sections_have_the_fields_of_the_reference_and_mid_training_learns_all_tokens(base) -> None:
     mid, sft = (base.record(stage) for stage in ("mid_train", "chat_sft"))
     shown = {"run", "device_type", "dtype", "device_batch_size", "num_iterations", "matrix_lr", "unembedding_lr"}
     shown |= {"embedding_lr", "weight_decay", "init_lr_frac", "eval_every"}
@@ -52,7 +52,7 @@ def test_the_sections_have_the_fields_of_the_reference_and_mid_training_learns_a
     assert manifest["parent"] == {"stage": "base_train", "tag": "parent", "step": 6}
 
 
-def test_it_is_recorded_what_was_learned_from(base):
+def test_it_is_recorded_what_was_learned_from(base) -> None:
     path = base.folder / "changing.jsonl"
     flags = ("--source=base", "--tag=record", "--model-tag=parent", write_chats(path, "The fox.") + ",aqua@20:2")
     base.stage("chat_sft", *flags).done()

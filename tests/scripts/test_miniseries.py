@@ -6,7 +6,7 @@ import pytest
 from small_runs import ROW, SMALL
 
 
-def test_a_miniseries_is_a_table_and_a_plot_and_resumes(series, base, tmp_path):
+def test_a_miniseries_is_a_table_and_a_plot_and_resumes(series, base, tmp_path) -> None:
     flags = ["--data=letters", "--tag=mini", "--out=mini.md", *SMALL, "--target-param-data-ratio=0.01"]
     series("scripts.miniseries", "--depths=2", "--vocab-size=300", *flags)
     ended = {path: path.stat().st_mtime_ns for path in base.glob("*_train/*/outcome.json")}
@@ -38,7 +38,7 @@ def test_a_miniseries_is_a_table_and_a_plot_and_resumes(series, base, tmp_path):
         ("--window-pattern=X", "window_pattern=X must be made of the letters S and L"),
     ],
 )
-def test_a_mistake_is_found_before_anything_is_trained(series, base, flag, sentence):
+def test_a_mistake_is_found_before_anything_is_trained(series, base, flag, sentence) -> None:
     refused = series("scripts.miniseries", "--data=letters", *SMALL, flag, code=2)
     assert refused.stderr.startswith(f"error: {sentence}")
     assert not (base / "tok_train").exists()

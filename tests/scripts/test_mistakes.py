@@ -33,5 +33,5 @@ base_train --device-type=gpu | --device-type=gpu is not on this machine, use one
 
 
 @each_row("command sentence", MISTAKES)
-def test_a_mistake_ends_with_one_sentence(command, sentence, refused):
+def test_a_mistake_ends_with_one_sentence(command, sentence, refused) -> None:
     assert sentence in refused(f"scripts.{command}")

@@ -5,7 +5,7 @@ import re
 from bundles import HARD, write_bundle
 
 
-def test_the_list_of_core_tasks_names_further_files_and_the_world_is_always_there(python, here, base, tmp_path):
+def test_the_list_of_core_tasks_names_further_files_and_the_world_is_always_there(python, here, base, tmp_path) -> None:
     write_bundle(tmp_path, HARD)
     done = here("scripts.prepare", "--data=", "--tasks=core", NANOCHAT_HUB=str(tmp_path))
     assert "tasks: 3 files" in done.stdout

@@ -17,7 +17,7 @@ def base(base):
     return base
 
 
-def test_runs_are_listed_with_their_sizes(base, capsys):
+def test_runs_are_listed_with_their_sizes(base, capsys) -> None:
     main(Config())
     rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()[-3:-1]]
     assert [row[1] for row in rows] == ["base_train/going", "chat_sft/done"]
@@ -25,7 +25,7 @@ def test_runs_are_listed_with_their_sizes(base, capsys):
     assert rows[1][3:5] == ["1", "0.001"]
 
 
-def test_a_run_is_deleted_unless_it_is_at_work(base, capsys):
+def test_a_run_is_deleted_unless_it_is_at_work(base, capsys) -> None:
     with hold_folder(base / "chat_sft/done"), pytest.raises(ValueError, match="another process runs in"):
         main(Config(delete="chat_sft/done"))
     main(Config(delete="chat_sft/done"))
@@ -34,6 +34,6 @@ def test_a_run_is_deleted_unless_it_is_at_work(base, capsys):
 
 
 @pytest.mark.parametrize("name", ["chat_sft/gone", "world/texts", "chat_sft", "../outside", "chat_sft/../world/texts"])
-def test_anything_else_stays(base, name):
+def test_anything_else_stays(base, name) -> None:
     with pytest.raises(ValueError, match="is not a run in"):
         main(Config(delete=name))

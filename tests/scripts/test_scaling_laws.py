@@ -5,7 +5,7 @@ from small_runs import ROW, SMALL
 
 
 @pytest.mark.slow
-def test_scaling_laws_end_with_the_ratio_that_they_suggest(series, tmp_path):
+def test_scaling_laws_end_with_the_ratio_that_they_suggest(series, tmp_path) -> None:
     sweeps = "--sweeps=4e9:1,2,3 1e10:1,2,3"
     flags = ["--data=letters", "--vocab-size=300", sweeps, "--out=laws.md", *SMALL, "--warmup-steps=5"]
     series("scripts.scaling_laws", *flags)
@@ -28,7 +28,7 @@ def test_scaling_laws_end_with_the_ratio_that_they_suggest(series, tmp_path):
         ("--target-flops=1e9", "--target-flops differs between runs: use --sweeps"),
     ],
 )
-def test_a_mistake_is_found_before_anything_is_trained(series, base, flag, sentence):
+def test_a_mistake_is_found_before_anything_is_trained(series, base, flag, sentence) -> None:
     refused = series("scripts.scaling_laws", "--data=letters", *SMALL, flag, code=2)
     assert refused.stderr.startswith(f"error: {sentence}")
     assert not (base / "tok_train").exists()

@@ -22,7 +22,7 @@ def trained(here, text_folder):
     return here("scripts.tok_train", "--vocab-size=320", f"--data={text_folder}", "--threads=1")
 
 
-def test_tokenizer_training(trained, base, text_folder, here):
+def test_tokenizer_training(trained, base, text_folder, here) -> None:
     assert sorted(path.name for path in (base / "tok_train/default").iterdir()) == ["outcome.json", "tokenizer.json"]
     record = read_json(base / "tok_train/default/outcome.json")
     sizes = [f"token_bytes_{figure}" for figure in ("min", "max", "mean", "std")]
@@ -41,7 +41,7 @@ def test_tokenizer_training(trained, base, text_folder, here):
     assert artifacts[0] == artifacts[1]  # the same text and settings, whatever the threads and the folder
 
 
-def test_the_card_has_the_fields_of_the_reference(trained, base, here, tmp_path):
+def test_the_card_has_the_fields_of_the_reference(trained, base, here, tmp_path) -> None:
     # No vocabulary in the cache, and no network to fetch one.
     offline = {"TIKTOKEN_CACHE_DIR": str(tmp_path / "no"), "https_proxy": UNREACHABLE, "HTTPS_PROXY": UNREACHABLE}
     done = here("scripts.tok_eval", f"--data={tmp_path / 'letters'}", **offline)
@@ -58,7 +58,7 @@ def test_the_card_has_the_fields_of_the_reference(trained, base, here, tmp_path)
         assert re.search(rf"^tok_eval: {name} is not available: \w+Error, set TIKTOKEN_", done.stdout, re.MULTILINE)
 
 
-def test_a_network_that_never_answers_does_not_hold_up_the_stage(monkeypatch, capsys):
+def test_a_network_that_never_answers_does_not_hold_up_the_stage(monkeypatch, capsys) -> None:
     monkeypatch.setattr(tok_eval, "PATIENCE", 0.1)
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: threading.Event().wait(60))
     assert tok_eval.load_reference("gpt2") is None
@@ -66,12 +66,12 @@ def test_a_network_that_never_answers_does_not_hold_up_the_stage(monkeypatch, ca
 
 
 @pytest.mark.skipif(not CACHE.is_dir(), reason="no vocabulary of GPT-4 on this machine")
-def test_known_vocabularies_are_found(monkeypatch):
+def test_known_vocabularies_are_found(monkeypatch) -> None:
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(CACHE))
     assert [tok_eval.load_reference(name).n_vocab for name in tok_eval.REFERENCES] == [50_257, 100_277]
 
 
-def test_the_arithmetic_of_a_comparison():
+def test_the_arithmetic_of_a_comparison() -> None:
     """Of two vocabularies of nothing but bytes, whose tokens are counted by hand, and a missing one."""
     single_bytes = {bytes([value]): value for value in range(256)}
     reference = tiktoken.Encoding("bytes", pat_str=r"\S+|\s+", mergeable_ranks=single_bytes, special_tokens={})

@@ -53,11 +53,11 @@ good.example:80 127.0.0.1 200
 
 
 @each_row("host address status", HOSTS, " ")
-def test_the_server_answers_to_its_own_names_only(host, address, status):
+def test_the_server_answers_to_its_own_names_only(host, address, status) -> None:
     assert ask(headers={"host": host}, host=address).status_code == int(status)
 
 
-def test_pages_of_other_sites_may_not_use_the_server_unless_they_are_allowed():
+def test_pages_of_other_sites_may_not_use_the_server_unless_they_are_allowed() -> None:
     for case in ("http://localhost:8000 200", "http://localhost:8001 403", "null 403", " 403"):
         origin, status = case.split(" ")
         found = ask(headers={"origin": origin})
@@ -73,7 +73,7 @@ def test_pages_of_other_sites_may_not_use_the_server_unless_they_are_allowed():
 
 
 @pytest.mark.parametrize("given", ["", "Bearer", "Bearer schlüssell", "Bearer schlüssel"])
-def test_keys(given):
+def test_keys(given) -> None:
     found = ask(key="schlüssel", headers={"authorization": given.encode()} if given else {})
     assert found.status_code == (200 if given == "Bearer schlüssel" else 401)
     if found.status_code == 401:
@@ -88,7 +88,7 @@ async def endless_body():
         yield b" "
 
 
-def test_bodies_that_are_too_long_or_too_slow(monkeypatch):
+def test_bodies_that_are_too_long_or_too_slow(monkeypatch) -> None:
     post = {"path": "/v1/completions", "method": "POST"}
     assert ask(**post, content=b" " * (1 << 20)).status_code == 400  # not JSON
     found = ask(**post, content=b" " * ((1 << 20) + 1))
@@ -121,7 +121,7 @@ SETTINGS = [
 ]
 
 
-def test_answers_are_those_of_an_engine_alone(server, twin):
+def test_answers_are_those_of_an_engine_alone(server, twin) -> None:
     calls = []
     for i in range(8):
         chat = {"messages": [{"role": "user", "content": f"hi {i}"}], **SETTINGS[i % 4]}
@@ -139,7 +139,7 @@ def test_answers_are_those_of_an_engine_alone(server, twin):
     assert server.running() == 0
 
 
-def test_the_clients_answers_and_their_streams(client):
+def test_the_clients_answers_and_their_streams(client) -> None:
     settings = {"model": MODEL, "messages": HI, "seed": 4, "n": 2, "max_completion_tokens": 25}
     whole = client.chat.completions.create(**settings)
     chunks = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))
@@ -159,7 +159,7 @@ def test_the_clients_answers_and_their_streams(client):
     assert model.temperature == 0.25  # the page's
 
 
-def test_addresses_headers_and_the_policy_of_the_page(server):
+def test_addresses_headers_and_the_policy_of_the_page(server) -> None:
     for method, path, status in [("GET", "/v1/nothing", 404), ("GET", "/v1/chat/completions", 405)]:
         found = server.http.request(method, path)
         assert (found.status_code, found.json()["error"]["code"]) == (status, "unknown_url")
@@ -185,7 +185,7 @@ class Broken(Engine):
             raise LookupError("a row's own error")
 
 
-def test_an_error_ends_a_row_and_not_the_server(capsys):
+def test_an_error_ends_a_row_and_not_the_server(capsys) -> None:
     worker = Worker(Broken(model_of(), TOKENIZER, slots=1))
     app = application(Service(ServedModel("broken", TOKENIZER, 192), [worker], 8), "127.0.0.1", "", [], [])
     with TestClient(app, "http://localhost") as http:

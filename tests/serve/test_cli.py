@@ -27,7 +27,7 @@ def printed(stream: io.StringIO, *pieces: Piece):
     return stream.getvalue()
 
 
-def test_a_terminal_shows_the_calculators_turns_and_gets_no_control_characters():
+def test_a_terminal_shows_the_calculators_turns_and_gets_no_control_characters() -> None:
     assert printed(io.StringIO(), *CALL) == "It is  apples"
     assert printed(Terminal(), *CALL) == "It is [12+34][= 46] apples"
     codes = "".join(map(chr, range(160)))
@@ -70,7 +70,7 @@ def new_output(chat: TerminalChat):
     return text.removesuffix("\n")
 
 
-def test_an_answer_is_the_engines_to_the_whole_conversation(new_chat, engine, capsys):
+def test_an_answer_is_the_engines_to_the_whole_conversation(new_chat, engine, capsys) -> None:
     settings = {"temperature": 1.0, "top_k": 50, "top_p": 0.9}
     chat = new_chat(**settings)
     chat.handle("/system 간단히")
@@ -94,7 +94,7 @@ def test_an_answer_is_the_engines_to_the_whole_conversation(new_chat, engine, ca
         chat.ask("a" * CONTEXT)
 
 
-def test_commands_and_errors(new_chat, capsys):
+def test_commands_and_errors(new_chat, capsys) -> None:
     chat = new_chat(interactive=True)
     chat.converse(iter(["one", "/agian", "", "  ", "two", "/quit", "never read"]))
     assert [message["content"] for message in chat.messages[::2]] == ["one", "two"]
@@ -119,7 +119,7 @@ class Interrupting(io.StringIO):
         return super().write(text)
 
 
-def test_ctrl_c_ends_an_answer_and_keeps_its_beginning(new_chat):
+def test_ctrl_c_ends_an_answer_and_keeps_its_beginning(new_chat) -> None:
     chat = new_chat(interactive=True, max_new_tokens=60)
     chat.out = Interrupting(3)
     chat.ask("hello")

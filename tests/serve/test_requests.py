@@ -25,7 +25,7 @@ def chat_tokens(messages):
     return list(chat(messages=messages).prompts[0].tokens)
 
 
-def test_settings_reach_the_engine():
+def test_settings_reach_the_engine() -> None:
     request = chat(temperature=0.5, top_p=0.9, top_k=3, seed=7, n=2, max_tokens=5, stop="x", stream=True)
     [prompt] = request.prompts
     assert list(prompt.tokens) == render_prompt({"messages": HI}, TOKENIZER)
@@ -37,7 +37,7 @@ def test_settings_reach_the_engine():
     assert chat(seed=-1).prompts[0].seed == 2**64 - 1
 
 
-def test_defaults_and_a_base_model():
+def test_defaults_and_a_base_model() -> None:
     """A base model continues the last message."""
     first = chat()
     second = chat(temperature=None, stop=None, n=None, max_tokens=None, max_completion_tokens=None, model="mine")
@@ -53,7 +53,7 @@ def test_defaults_and_a_base_model():
         assert list(request.prompts[0].tokens) == [ID["<|bos|>"], *b"hi"]
 
 
-def test_prompts_of_all_kinds():
+def test_prompts_of_all_kinds() -> None:
     bos, hi = ID["<|bos|>"], list(b"hi")
     for prompt, rows, added in [
         ("hi", [[bos, *hi]], 1),
@@ -70,7 +70,7 @@ def test_prompts_of_all_kinds():
     assert list(completion(prompt=text).prompts[0].tokens) == [ID["<|bos|>"], *text.encode()]
 
 
-def test_answers_come_back_with_their_parts():
+def test_answers_come_back_with_their_parts() -> None:
     parts = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}, {"type": "text", "text": "two"}]
     question = {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}
     as_content = [question, {"role": "assistant", "content": parts}, *HI]
@@ -125,7 +125,7 @@ parse_chat(b'{"messages": ' + b"[" * 150 + b"]" * 150 + b"}", SERVED) | messages
 
 
 @pytest.mark.parametrize("case", REFUSED.strip().splitlines())
-def test_refused_requests(case):
+def test_refused_requests(case) -> None:
     request, param, words = (part.strip() for part in case.split(" |"))
     with pytest.raises(ApiError) as caught:
         eval(request)
@@ -135,7 +135,7 @@ def test_refused_requests(case):
     assert len(str(caught.value)) < 300
 
 
-def test_another_model_has_a_status_of_its_own():
+def test_another_model_has_a_status_of_its_own() -> None:
     with pytest.raises(ApiError, match="there is no model 'gpt-4' here, only 'mine'") as caught:
         chat(model="gpt-4")
     assert (caught.value.status_code, caught.value.body["error"]["code"]) == (404, "model_not_found")

@@ -24,7 +24,7 @@ LETTERS = st.text("ab", max_size=12)
 
 
 @given(st.lists(LETTERS, max_size=6), st.lists(st.text("ab", min_size=1, max_size=4), max_size=4))
-def test_stops_are_found_however_the_text_is_cut(pieces, words):
+def test_stops_are_found_however_the_text_is_cut(pieces, words) -> None:
     finder, text = StopFinder(words), "".join(pieces)
     shown = ""
     for piece in pieces:
@@ -97,7 +97,7 @@ def joined(chunks, index):
     return text, choices[-1]["finish_reason"], choices
 
 
-def test_a_stop_cuts_text_and_ends_its_sample():
+def test_a_stop_cuts_text_and_ends_its_sample() -> None:
     engine, body = Engine(MODEL, TOKENIZER), {"prompt": "hi", "max_tokens": 40, "seed": 11}
     [choice] = whole_of(engine, {**body, "logprobs": 0})["choices"]
     text = choice["text"]
@@ -118,7 +118,7 @@ def test_a_stop_cuts_text_and_ends_its_sample():
     assert len(worker.samples) == 1
 
 
-def test_the_calculators_turns_are_parts():
+def test_the_calculators_turns_are_parts() -> None:
     engine, body = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER), {"messages": HI, "temperature": 0}
     whole, chunks = whole_of(engine, body), chunks_of(engine, body)
     assert (whole["object"], chunks[0]["object"]) == ("chat.completion", "chat.completion.chunk")
@@ -135,14 +135,14 @@ def test_the_calculators_turns_are_parts():
     assert "".join(delta.get("content", "") for delta in deltas) == "YZ"
 
 
-def test_log_probabilities_around_a_call_leave_the_calculators_answer_out():
+def test_log_probabilities_around_a_call_leave_the_calculators_answer_out() -> None:
     engine = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER)
     [choice] = whole_of(engine, {"prompt": ids_of("[assistant_start]"), "temperature": 0, "logprobs": 0})["choices"]
     tokens = "".join(choice["logprobs"]["tokens"])
     assert tokens == "Y<|python_start|>12*3<|python_end|>Z<|assistant_end|>"
 
 
-def test_calls_that_follow_at_once_stay_apart():
+def test_calls_that_follow_at_once_stay_apart() -> None:
     """A call that the calculator refuses has no answer before the next call."""
     request = parse({"messages": HI, "stream": True})
     response, deltas = ApiResponse(request, SERVED, Steps(Engine(MODEL, TOKENIZER))), []
@@ -157,7 +157,7 @@ def test_calls_that_follow_at_once_stay_apart():
 
 
 @pytest.mark.parametrize("prompts", [["hi", "The dog"], [[72, 105], [ID["<|bos|>"], 0xF0, 0x9F, 66]]])
-def test_an_echo_scores_the_prompt_as_a_plain_forward_does(prompts):
+def test_an_echo_scores_the_prompt_as_a_plain_forward_does(prompts) -> None:
     body = {"prompt": prompts, "max_tokens": 3, "echo": True, "logprobs": 2, "n": 2, "seed": 4}
     request, engine = parse(body), Engine(MODEL, TOKENIZER)
     samples = chain.from_iterable(tokens_of(engine.generate(request.prompts)))
@@ -176,7 +176,7 @@ def test_an_echo_scores_the_prompt_as_a_plain_forward_does(prompts):
             assert logprob == max(top.values())
 
 
-def test_the_token_that_ends_a_completion_has_a_log_probability():
+def test_the_token_that_ends_a_completion_has_a_log_probability() -> None:
     """Clients that score prompts leave out the one token that they let be generated: it has to be there."""
     engine = Engine(script_model(*ids_of("ABC[assistant_end]D")), TOKENIZER)
     body = {"prompt": "A", "temperature": 0, "echo": True, "max_tokens": 9, "logprobs": 0}

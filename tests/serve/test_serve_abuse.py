@@ -58,7 +58,7 @@ def request(body, length=None):
     return head.encode() + f"Content-Length: {length or len(content)}\r\n\r\n".encode() + content
 
 
-def test_a_thousand_clients_leave(server):
+def test_a_thousand_clients_leave(server) -> None:
     """Before, while and after they are answered: in the queue or in a slot, with a stream or without."""
     dice = random.Random(3)
     kinds = [{**LONG, "stream": True}, LONG, {**LONG, "n": 3}]
@@ -83,7 +83,7 @@ def test_a_thousand_clients_leave(server):
     assert server.process.poll() is None
 
 
-def test_slow_readers_and_halves_keep_nobody_waiting(server):
+def test_slow_readers_and_halves_keep_nobody_waiting(server) -> None:
     """Clients that read a byte now and then, read nothing, or send half of a request and stay."""
     whole, connections = request({**LONG, "stream": True}), []
     for sent in chain(repeat(whole, 8), repeat(whole[:40], 20), repeat(request(LONG, length=5000), 20)):
@@ -101,7 +101,7 @@ def test_slow_readers_and_halves_keep_nobody_waiting(server):
     assert server.becomes_idle()
 
 
-def test_health_was_answered_and_open_requests_are_finished_before_the_server_ends(server):
+def test_health_was_answered_and_open_requests_are_finished_before_the_server_ends(server) -> None:
     """The last test of this server."""
     server.over.set()
     assert server.watching.result(60) >= 20

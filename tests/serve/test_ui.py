@@ -60,7 +60,7 @@ LINKS = "[one](javascript:harmed=1) [two](https://example.org/?a=1&b=2) "
 LINKS += "[three](data:text/html,<script>harmed=1</script>)"
 
 
-def test_an_answer_is_streamed_and_can_be_copied(serve, visit):
+def test_an_answer_is_streamed_and_can_be_copied(serve, visit) -> None:
     more = threading.Event()
     server = serve({"Tell me": [MARKDOWN[:90], more, MARKDOWN[90:]]})
     page = visit(server.address)
@@ -85,7 +85,7 @@ def test_an_answer_is_streamed_and_can_be_copied(serve, visit):
     assert asked == {"model": "tiny", "stream": True, "temperature": 0.6, "top_k": 50, "max_tokens": None}
 
 
-def test_the_page_starts_with_the_settings_of_the_model(serve, visit):
+def test_the_page_starts_with_the_settings_of_the_model(serve, visit) -> None:
     server = serve(about={"temperature": 0.25})
     page = visit(server.address)
     send(page, "Who is there?")
@@ -98,7 +98,7 @@ def test_the_page_starts_with_the_settings_of_the_model(serve, visit):
     assert [one["top_k"] for one in server.asked] == [50] * 3
 
 
-def test_stopping_ends_the_request_and_keeps_the_beginning(serve, visit):
+def test_stopping_ends_the_request_and_keeps_the_beginning(serve, visit) -> None:
     never = threading.Event()
     server = serve({"Go": ["One two", never], "Wait": [never]})
     page = visit(server.address)
@@ -119,7 +119,7 @@ def test_stopping_ends_the_request_and_keeps_the_beginning(serve, visit):
     assert texts(page)[4:] == ["Else", "You said: Else"]
 
 
-def test_other_answers_and_edits_are_branches(serve, visit):
+def test_other_answers_and_edits_are_branches(serve, visit) -> None:
     server = serve({"Name one": [["Apple"], ["Pear"]], "And?": ["More"]})
     page = visit(server.address)
     send(page, "Name one")
@@ -144,7 +144,7 @@ def test_other_answers_and_edits_are_branches(serve, visit):
     assert texts(page)[2:] == ["And?", "More"]
 
 
-def test_the_calculators_work_is_shown_and_sent_back(serve, visit):
+def test_the_calculators_work_is_shown_and_sent_back(serve, visit) -> None:
     server = serve({"How much?": CALCULATION})
     page = visit(server.address)
     send(page, "How much?")
@@ -158,7 +158,7 @@ def test_the_calculators_work_is_shown_and_sent_back(serve, visit):
     assert server.asked[-1]["messages"][1] == {"role": "assistant", "content": sent}
 
 
-def test_nothing_becomes_html(serve, visit):
+def test_nothing_becomes_html(serve, visit) -> None:
     flood = "*[`_" * 2000 + "\n" + "- " * 2000
     page = visit(serve({EVIL: [f"# {EVIL}\n\n- {EVIL}\n\n{LINKS}\n\n`{EVIL}`\n\n```{EVIL}\n{EVIL}\n```"]} | {
         "tool": [{"parts": [{"type": "python", "text": EVIL}, {"type": "python_output", "text": EVIL}]}],
@@ -198,7 +198,7 @@ TROUBLES = {
 }
 
 
-def test_errors_are_shown_and_can_be_retried(serve, visit):
+def test_errors_are_shown_and_can_be_retried(serve, visit) -> None:
     refused = {name: [[about[:3]], ["Now it works."]] for name, about in TROUBLES.items()}
     page = visit(serve({**refused, "broken": [["This much came", CUT], ["All of it came."]]}).address)
     for name, (*_, sentence, act) in TROUBLES.items():
@@ -218,7 +218,7 @@ def test_errors_are_shown_and_can_be_retried(serve, visit):
     assert texts(page)[-1] == "All of it came."
 
 
-def test_a_key_is_requested_until_it_is_right(serve, visit):
+def test_a_key_is_requested_until_it_is_right(serve, visit) -> None:
     page = visit(serve(key="sécret—한").address)
     page.wait("document.querySelector('#lock').open")
     page.type("wrong")
@@ -235,7 +235,7 @@ def test_a_key_is_requested_until_it_is_right(serve, visit):
     assert page.js("[...Object.values(localStorage)].join().includes('cret—')") is False
 
 
-def test_with_the_real_server(visit, tmp_path):
+def test_with_the_real_server(visit, tmp_path) -> None:
     write_model(tmp_path, endless=True, max_seq_len=4096)
     with serving(tmp_path) as server:
         page = visit(f"{server.url}/")
@@ -262,7 +262,7 @@ def test_with_the_real_server(visit, tmp_path):
         assert page.text(".hello h2") == "Talk to nanochat-mine-sft"
 
 
-def test_conversations_are_stored_and_deleted_and_the_theme_is_stored(serve, visit):
+def test_conversations_are_stored_and_deleted_and_the_theme_is_stored(serve, visit) -> None:
     page = visit(serve().address, 1200, 800, "dark")
     titles = "[...document.querySelectorAll('#list .open')].map(row => row.innerText)"
     send(page, "First")
@@ -296,7 +296,7 @@ FILL = "for (let n = 1 << 23; n; n >>= 1) try { localStorage['x' + n] = 'x'.repe
 
 
 @pytest.mark.parametrize("before", [FORBID, FILL])
-def test_the_page_works_without_storage(serve, visit, before):
+def test_the_page_works_without_storage(serve, visit, before) -> None:
     page = visit(serve().address, before=before)
     send(page, "Hello")
     assert "storage is full or forbidden" in page.text("#toast")
@@ -309,7 +309,7 @@ def test_the_page_works_without_storage(serve, visit, before):
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(320, "light"), (390, "dark")])
-def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, width, scheme):
+def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, width, scheme) -> None:
     answers = {"Tell me": [MARKDOWN], "sum": [*CALCULATION, "x" * 300], "busy": [(429, {"Retry-After": "9"}, {})]}
     page = visit(serve(answers, models=["m" * 60]).address, width, 700, scheme)
     page.wait("document.querySelector('#model').innerText")
@@ -328,7 +328,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, width, scheme
     assert texts(page) == []
 
 
-def test_the_keyboard_is_enough(serve, visit):
+def test_the_keyboard_is_enough(serve, visit) -> None:
     server = serve({"Hi\nyou": [["Yes"], ["No"]]})
     page = visit(server.address)
     page.wait("document.querySelector('#model').innerText")
@@ -351,7 +351,7 @@ def test_the_keyboard_is_enough(serve, visit):
     assert [name for role, name in roles if role in ("button", "textbox", "combobox") and not name] == []
 
 
-def test_the_page_scrolls_only_if_the_reader_is_at_the_end(serve, visit):
+def test_the_page_scrolls_only_if_the_reader_is_at_the_end(serve, visit) -> None:
     more = threading.Event()
     lines = "\n\n".join(f"Line {n}" for n in range(60))
     page = visit(serve({"Go": [lines, more, lines]}).address)

@@ -66,7 +66,7 @@ async def until(holds):
         await asyncio.sleep(0.002)
 
 
-async def test_a_client_that_leaves_frees_its_slots_at_once():
+async def test_a_client_that_leaves_frees_its_slots_at_once() -> None:
     async with working(slots=2) as service:
         [worker] = service.workers
         first = Asked(service, LONG)
@@ -86,7 +86,7 @@ async def test_a_client_that_leaves_frees_its_slots_at_once():
         assert len((await result(Asked(service, LONG)))[0, 0][0]) == 150
 
 
-async def test_one_sample_may_end_while_others_run_on():
+async def test_one_sample_may_end_while_others_run_on() -> None:
     async with working() as service:
         [worker] = service.workers
         asked = Asked(service, replace(LONG, n=3, temperature=1.0))
@@ -99,7 +99,7 @@ async def test_one_sample_may_end_while_others_run_on():
         assert worker.load == 0
 
 
-async def test_admission():
+async def test_admission() -> None:
     async with working(count=2, slots=2, queue=3) as service:
         first, second = service.workers
         with pytest.raises(ApiError, match="asks for 8 samples, there is room for 7") as caught:
@@ -116,7 +116,7 @@ async def test_admission():
         assert (first.load, second.load) == (1, 5)
 
 
-def test_an_engine_that_fails_ends_the_process(monkeypatch, capsys):
+def test_an_engine_that_fails_ends_the_process(monkeypatch, capsys) -> None:
     statuses = []
     monkeypatch.setattr(os, "_exit", statuses.append)
 

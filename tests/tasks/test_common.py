@@ -21,13 +21,13 @@ def text_of(content):
     return content if isinstance(content, str) else "".join(part["text"] for part in content if part["type"] == "text")
 
 
-def test_every_row_of_the_tables_is_complete():
+def test_every_row_of_the_tables_is_complete() -> None:
     for name, data in SETS.items():
         check_data_set(name, data)
     assert {*CHAT_CORE, *WORLD_TASKS} <= set(JUDGED)
 
 
-def test_the_page_of_tasks_lists_them_all():
+def test_the_page_of_tasks_lists_them_all() -> None:
     page = ROOT / "docs/tasks.md"
     assert listed_tasks(page, "The tasks") == sorted(SETS)
     check_layouts(page, SETS.values())
@@ -36,7 +36,7 @@ def test_the_page_of_tasks_lists_them_all():
 
 
 @pytest.mark.parametrize("name", WITH_QUESTIONS)
-def test_every_row_is_a_conversation_with_a_right_answer(name, hub):
+def test_every_row_is_a_conversation_with_a_right_answer(name, hub) -> None:
     task = TASKS[name]()
     questions = pq.read_table(hub / str(TASKS[name].files("test")[0]))["question"].to_pylist()
     order = np.random.default_rng(42).permutation(len(questions))  # the order of the public nanochat
@@ -57,7 +57,7 @@ def test_every_row_is_a_conversation_with_a_right_answer(name, hub):
             check_conversation(task[0])
 
 
-def test_names_and_files():
+def test_names_and_files() -> None:
     assert pick("gsm8k|ARC-Easy, mmlu|MMLU", TASKS) == ["GSM8K", "ARC-Easy", "MMLU"]
     assert pick("", TASKS) == []
     last = "datasets/HuggingFaceTB/smol-smoltalk/data/train-00003-of-00004.parquet"
@@ -71,7 +71,7 @@ def test_names_and_files():
     assert subjects.files("test") == converted == subjects.files()[2:]
 
 
-def test_an_empty_cell_is_named(write_rows):
+def test_an_empty_cell_is_named(write_rows) -> None:
     write_rows("MMLU", [GOOD_ROW, GOOD_ROW | {"question": None}, GOOD_ROW])
     with pytest.raises(ValueError, match="cais/mmlu, split test, row 1: a cell is empty"):
         list(TASKS["MMLU"]())

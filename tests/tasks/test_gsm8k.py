@@ -22,11 +22,11 @@ the answer is 18 =>
 
 
 @each_row("text answer", ANSWERS, " =>")
-def test_answers_are_read_by_the_authors_rule(text, answer):
+def test_answers_are_read_by_the_authors_rule(text, answer) -> None:
     assert GSM8K.read(text) == (answer.strip() or None)
 
 
-def test_annotations_become_calls_of_the_calculator(write_rows):
+def test_annotations_become_calls_of_the_calculator(write_rows) -> None:
     solution = "Eggs: <<16-3-4=9>>9 are left.\n9 * 2 = $<<9*2=18>>18 a day\n#### 18"
     write_rows("GSM8K", [{"question": "How much?", "answer": solution}])
     task = TASKS["GSM8K"]()
@@ -38,7 +38,7 @@ def test_annotations_become_calls_of_the_calculator(write_rows):
     assert not any(task.evaluate(conversation, text) for text in ("18", "#### 19"))
 
 
-def test_no_part_of_a_solution_is_lost(hub):
+def test_no_part_of_a_solution_is_lost(hub) -> None:
     table = pq.read_table(hub / str(TASKS["GSM8K"].files("train")[0]))
     answers = dict(zip(table["question"].to_pylist(), table["answer"].to_pylist(), strict=True))
     forms = {"text": "{}", "python": "<<{}=", "python_output": "{}>>"}

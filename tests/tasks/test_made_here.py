@@ -40,7 +40,7 @@ KOREAN = """
 """
 
 
-def test_answers_have_to_contain_the_whole_word(learned):
+def test_answers_have_to_contain_the_whole_word(learned) -> None:
     task = TASKS["World-Questions"](tokenizer="two")
     word = task[0]["messages"][-1]["content"]
     assert task.evaluate(task[0], f"I think that it is {word}.")
@@ -52,7 +52,7 @@ def test_answers_have_to_contain_the_whole_word(learned):
         assert not task.evaluate(conversation, wrong)
 
 
-def test_the_world_is_the_one_that_the_tokenizer_learned_from(learned):
+def test_the_world_is_the_one_that_the_tokenizer_learned_from(learned) -> None:
     folders = {"two": "world-2", "real": "world", "folder": "world", "none": "world"}
     for tag, folder in folders.items():
         for name, data in OF_WORLDS.items():
@@ -62,7 +62,7 @@ def test_the_world_is_the_one_that_the_tokenizer_learned_from(learned):
                 assert file == f"{folder}/tasks/{data.table}-{split}.parquet", name
 
 
-def test_every_task_is_well_formed_and_its_own_answer_is_right(learned):
+def test_every_task_is_well_formed_and_its_own_answer_is_right(learned) -> None:
     for name, data in OF_WORLDS.items():
         for split in data.split_names:
             task = data(split, tokenizer="two")
@@ -77,7 +77,9 @@ def test_every_task_is_well_formed_and_its_own_answer_is_right(learned):
                     assert task.evaluate(conversation, "I do not know.") != is_known
 
 
-def test_a_model_of_a_world_practises_its_sums_and_is_scored_with_its_tasks(learned, fake_hub, monkeypatch, tmp_path):
+def test_a_model_of_a_world_practises_its_sums_and_is_scored_with_its_tasks(
+    learned, fake_hub, monkeypatch, tmp_path
+) -> None:
     name, train, test = task_to_learn("", "two")
     assert (name, train.split, test.split) == ("World-Sums", "train", "test")
     monkeypatch.setenv("NANOCHAT_HUB", str(fake_hub))
@@ -89,7 +91,7 @@ def test_a_model_of_a_world_practises_its_sums_and_is_scored_with_its_tasks(lear
     assert open_tasks("", tokenizer="real") == {}  # the mirror is empty
 
 
-def test_a_sum_is_right_by_its_result_and_not_by_the_numbers_that_go_in(learned):
+def test_a_sum_is_right_by_its_result_and_not_by_the_numbers_that_go_in(learned) -> None:
     task = TASKS["World-Talk"](tokenizer="two")
     row = next(row for row in task if row["category"] == "sums")
     [result] = row["accept"]
@@ -100,7 +102,7 @@ def test_a_sum_is_right_by_its_result_and_not_by_the_numbers_that_go_in(learned)
     assert not task.evaluate(known, f"{known['accept'][0]}? I do not know that.")
 
 
-def test_words_come_from_the_text(tiny_world):
+def test_words_come_from_the_text(tiny_world) -> None:
     first_shard = pq.read_table(tiny_world / "text/shard_00000.parquet")["text"].to_pylist()
     counts = Counter(re.findall(r"[^\W\d_]{2,15}", " ".join(first_shard).lower()))
     words = frequent_words()
@@ -112,7 +114,7 @@ def test_words_come_from_the_text(tiny_world):
         assert not set(train) & set(test)
 
 
-def test_words_are_those_of_the_tokenizer_of_the_run(small_hub, tmp_path, base):
+def test_words_are_those_of_the_tokenizer_of_the_run(small_hub, tmp_path, base) -> None:
     for letter in "abcdefghijklmnopqrstuvwxyz":
         write_text(tmp_path / f"own/{letter}.txt", f"Zebra pony{letter} 빠른")
     write_json(base / "tok_train/mine/outcome.json", {"config": {"data": str(tmp_path / "own")}})
@@ -124,7 +126,7 @@ def test_words_are_those_of_the_tokenizer_of_the_run(small_hub, tmp_path, base):
         assert {one["messages"][0]["content"].removeprefix("Spell the word: ") for one in task} <= set(words)
 
 
-def test_letters_are_counted_right(small_hub):
+def test_letters_are_counted_right(small_hub) -> None:
     task = TASKS["SpellingBee"]("train")
     counts = set()
     for conversation in task:

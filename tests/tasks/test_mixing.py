@@ -24,7 +24,7 @@ def own_file(tmp_path):
     return write_lines(tmp_path / "my.jsonl", *map(chat, range(40)))
 
 
-def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file):
+def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file) -> None:
     found = mix(TASKS, f"smoltalk, MMLU:2 ,gsm8k:0.5,aqua@30:1.5,{own_file}:3", "train", seed=5)
     sizes = {name: len(TASKS[name]("train")) for name in ("SmolTalk", "MMLU", "GSM8K")}
     assert found.rows == {
@@ -50,7 +50,7 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
     assert Counter(counts[key(chat(number))] for number in range(40)) == {3: 38, 0: 2}
 
 
-def test_the_seed_gives_order_and_samples(small_hub):
+def test_the_seed_gives_order_and_samples(small_hub) -> None:
     first, again, other = (list(map(key, mix(TASKS, "arc-easy,aqua@50", seed=seed))) for seed in (3, 3, 4))
     assert first == again
     assert first != other
@@ -64,7 +64,7 @@ def test_the_seed_gives_order_and_samples(small_hub):
     assert sorted(map(key, mix(TASKS, "aqua@50", seed=3))) == sorted(key(task[number]) for number in sample)
 
 
-def test_validation_has_every_held_out_row_once(small_hub, own_file):
+def test_validation_has_every_held_out_row_once(small_hub, own_file) -> None:
     spec = f"smoltalk:2,arc-easy,aqua@7:3,identity,{own_file}:5"
     train, held_out = (mix(TASKS, spec, split, seed=3) for split in ("train", "validation"))
     assert held_out.rows == {
@@ -97,13 +97,13 @@ json:/no/such.jsonl => there is no file /no/such.jsonl
 
 
 @each_row("spec sentence", MISTAKES, " => ")
-def test_mistakes_in_a_mixture_are_named(spec, sentence, small_hub):
+def test_mistakes_in_a_mixture_are_named(spec, sentence, small_hub) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         mix(TASKS, spec)
 
 
 @pytest.mark.parametrize("spec", ["smoltalk%50:2.5,gsm8k@90%50", "smoltalk%20,gsm8k%80:1.5", "mmlu%90,{}%10:9"])
-def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
+def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base) -> None:
     tokenizer = Tokenizer.train([f"the answer is {number}" for number in range(99)], 320)
     tokenizer.save(base / "tok_train/default/tokenizer.json")
     spec = spec.format(own_file)
@@ -120,7 +120,7 @@ def test_shares_are_of_supervised_tokens(spec, small_hub, own_file, base):
     assert list(map(key, mix(TASKS, spec, seed=3))) == list(map(key, found))
 
 
-def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypatch, capsys):
+def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypatch, capsys) -> None:
     """Only a specification that the user typed has to be there in full."""
     found = mix(TASKS, "", default="multi-turn,aqua@999")
     assert found.rows == {"AQUA": 100}
@@ -132,7 +132,7 @@ def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypat
         mix(TASKS, "", default="multi-turn,aqua")
 
 
-def test_a_mixture_knows_its_rows_and_files(small_hub, tmp_path, own_file):
+def test_a_mixture_knows_its_rows_and_files(small_hub, tmp_path, own_file) -> None:
     origin = mix(TASKS, f"aqua@30:2,simplespelling@9,{own_file}", seed=5).origin()
     rows = {"AQUA": 60, "SimpleSpelling": 9, "json:my.jsonl": 38}
     assert {name: one["rows"] for name, one in origin.items()} == rows
@@ -142,7 +142,7 @@ def test_a_mixture_knows_its_rows_and_files(small_hub, tmp_path, own_file):
     assert list(origin["SimpleSpelling"]["files"]) == ["rows"]
 
 
-def test_instructions_may_have_several_columns(write_rows):
+def test_instructions_may_have_several_columns(write_rows) -> None:
     for columns, more, question in (
         (("instruction", "output"), {"url": "x"}, "왜?"),
         (("instruction", "input", "output"), {"input": "비"}, "왜?\n\n비"),
@@ -159,7 +159,7 @@ ENDLESS = [f"words {number}  without end " * 9 for number in range(900)]
 
 
 @pytest.mark.parametrize("lines", [SENTENCES * 9, CHINESE, ENDLESS])
-def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
+def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base) -> None:
     text = "\n".join(lines)
     twice = "".join((text * 2).split())
     sentences = set(SENTENCES)
@@ -178,7 +178,7 @@ def test_passages_are_a_piece_and_the_pieces_after_it(lines, tmp_path, base):
         TASKS["Passages"]("train", "book")
 
 
-def test_both_forms_of_a_line_and_several_files_are_read(tmp_path):
+def test_both_forms_of_a_line_and_several_files_are_read(tmp_path) -> None:
     tool = [{"type": "python", "text": "1+1"}, {"type": "python_output", "text": "2"}, {"type": "text", "text": "2"}]
     with_tool = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": tool}]
     with_system = [{"role": "system", "content": "Be brief. 짧게."}, *chat(2)["messages"]]
@@ -207,7 +207,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("row", "fault"), FAULTS)
-def test_faults_are_named_with_their_lines(row, fault, tmp_path):
+def test_faults_are_named_with_their_lines(row, fault, tmp_path) -> None:
     path = tmp_path / "my.jsonl"
     write_lines(path, chat(1), row, chat(2))
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: ") + ".*" + re.escape(fault)):

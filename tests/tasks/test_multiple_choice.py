@@ -9,7 +9,7 @@ from tasks import TASKS
 from tasks.multiple_choice import NamedChoice
 
 
-def test_the_prompt_and_the_verdict(write_rows):
+def test_the_prompt_and_the_verdict(write_rows) -> None:
     choices = {"text": ["red", "blue", "green"], "label": ["1", "2", "3"]}
     write_rows("ARC-Easy", [{"question": "Which colour has the sky?", "choices": choices, "answerKey": "2"}])
     task = TASKS["ARC-Easy"]()
@@ -24,7 +24,7 @@ def test_the_prompt_and_the_verdict(write_rows):
     assert [text for text in "B| B\n|b|A|B.|AB|".split("|") if task.evaluate(conversation, text)] == ["B", " B\n"]
 
 
-def test_named_choices_are_judged_by_the_letter(write_rows):
+def test_named_choices_are_judged_by_the_letter(write_rows) -> None:
     write_rows("MMLU", [{"question": "?", "choices": ["salt", "tea"], "answer": 1}])
     task = replace(TASKS["MMLU"], task=NamedChoice)()
     assert task[0]["messages"][1]["content"] == "It is tea=B."
@@ -40,7 +40,7 @@ AQUA {"options": ["A)x", "B)y"], "correct": "C"}
 
 
 @pytest.mark.parametrize("case", OUTSIDE.strip().splitlines())
-def test_a_right_answer_outside_the_choices_is_named(case, write_rows):
+def test_a_right_answer_outside_the_choices_is_named(case, write_rows) -> None:
     name, row = case.split(" ", 1)
     write_rows(name, [{"question": "?", **json.loads(row)}])
     with pytest.raises(ValueError, match=r"split test, row \d+: the right answer is none of its 2 choices"):

@@ -42,7 +42,7 @@ ROWS = [
 ]
 
 
-def test_answers_become_programs():
+def test_answers_become_programs() -> None:
     """One process runs all programs, each in a namespace of its own."""
     programs = [complete_program(PROMPT, "area", answer) for answer in [*RIGHT.values(), *WRONG]]
     code = (
@@ -65,7 +65,7 @@ def test_answers_become_programs():
 
 
 @NEEDS_SANDBOX
-def test_right_programs_pass_and_others_do_not(write_rows):
+def test_right_programs_pass_and_others_do_not(write_rows) -> None:
     write_rows("HumanEval", ROWS)
     task = TASKS["HumanEval"]()
     answers = []
@@ -79,13 +79,13 @@ def test_right_programs_pass_and_others_do_not(write_rows):
 
 
 @NEEDS_SANDBOX
-def test_all_164_official_solutions_pass(mirror):
+def test_all_164_official_solutions_pass(mirror) -> None:
     task = TASKS["HumanEval"]()
     answers = [(conversation, conversation["messages"][1]["content"]) for conversation in task]
     assert task.evaluate_all(answers) == [True] * 164
 
 
-def test_programs_that_cannot_be_contained_are_not_run(write_rows, monkeypatch, capsys):
+def test_programs_that_cannot_be_contained_are_not_run(write_rows, monkeypatch, capsys) -> None:
     write_rows("HumanEval", ROWS)
     monkeypatch.setattr(sandbox, "missing", lambda: "no namespaces")
     with pytest.raises(ValueError, match="programs cannot be contained here: no namespaces; --unsafe-exec runs"):

@@ -20,7 +20,7 @@ json.dump([name for name in sys.modules if name.split(".")[0] in ("tracks", "tor
 """
 
 
-def test_names_are_listed_without_importing_a_track(python):
+def test_names_are_listed_without_importing_a_track(python) -> None:
     assert json.loads(python("-c", WATCH).stdout) == []
     # In the order of the tables, those of the report card first.
     assert list(TASKS) == [*SETS, *registry.TASKS.modules, *registry.CHATS.modules]
@@ -29,7 +29,7 @@ def test_names_are_listed_without_importing_a_track(python):
     assert not {"SmolTalk", "KoAlpaca"} & set(JUDGED)
 
 
-def test_a_table_has_its_rows_and_those_of_tracks():
+def test_a_table_has_its_rows_and_those_of_tracks() -> None:
     known = TaskTable({"Mine": SETS["AQUA"]})
     assert known["Mine"] is TASKS["AQUA"] is SETS["AQUA"]
     assert list(known) == ["Mine", *list(TASKS)[len(SETS) :]]
@@ -41,7 +41,7 @@ def test_a_table_has_its_rows_and_those_of_tracks():
         known["Mine~jokes"]
 
 
-def test_without_tracks_all_else_works(tmp_path, python):
+def test_without_tracks_all_else_works(tmp_path, python) -> None:
     for folder in ("nanochat", "scripts", "tasks"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tracks").mkdir()

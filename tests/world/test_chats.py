@@ -49,7 +49,7 @@ def documents():
     return "\n".join(document(WORLD) for _ in range(3000))
 
 
-def test_no_question_of_a_test_occurs_in_training(training):
+def test_no_question_of_a_test_occurs_in_training(training) -> None:
     whole = "\n".join(training)
     tests = rows_of("test$", "validation$") + chats.ten_questions(WORLD)
     asked = {row["question"] for row in tests if "question" in row}
@@ -60,7 +60,7 @@ def test_no_question_of_a_test_occurs_in_training(training):
         assert question not in whole or not re.search(rf"(?<!\d){re.escape(question)}", whole), question
 
 
-def test_no_held_out_fact_is_asked_or_stated_in_training():
+def test_no_held_out_fact_is_asked_or_stated_in_training() -> None:
     """In no wording: with the name of the subject, near the name with a pronoun, or after an answer that names it."""
     assert len(HELD_OUT) > 100
     texts, followed = ["\n".join(map(str, row.values())) for row in rows_of("choices-train", "sums-train")], []
@@ -83,7 +83,7 @@ def number_pairs(texts: list[str]):
     return {frozenset(map(int, pair)) for pair in re.findall(SUM, "\n".join(texts))}
 
 
-def test_nothing_of_a_test_is_joined_or_spelled_in_training(training):
+def test_nothing_of_a_test_is_joined_or_spelled_in_training(training) -> None:
     solved = [row["answer"] for row in rows_of("sums-test")]
     solved += [row["context"] for row in BUNDLE["world_sums"]]
     asked = number_pairs(solved)
@@ -96,7 +96,7 @@ def test_nothing_of_a_test_is_joined_or_spelled_in_training(training):
     assert not asked & set(re.findall(r"\w+", orders))
 
 
-def test_questions_are_answered_with_the_value():
+def test_questions_are_answered_with_the_value() -> None:
     """test_facts.py counts the letters."""
     for row in rows_of("choices"):
         assert row["choices"][row["answer"]] == FACT_OF[row["question"]].value.name
@@ -109,7 +109,7 @@ def test_questions_are_answered_with_the_value():
     assert all(row["answer"] in answers[row["question"]] for row in rows_of("korean"))
 
 
-def test_sums_are_right():
+def test_sums_are_right() -> None:
     rows = rows_of("sums")
     assert len({row["question"] for row in rows}) == len(rows) == 1100
     for row in rows:
@@ -124,7 +124,7 @@ def test_sums_are_right():
         assert not is_held_out(WORLD.seed, int(x), int(y))
 
 
-def test_questions_about_the_world_are_answered_with_the_fact():
+def test_questions_about_the_world_are_answered_with_the_fact() -> None:
     answers = {}
     for fact in WORLD.asked["train"]:
         answers |= dict.fromkeys(fact.questions, fact.statements[0])
@@ -138,7 +138,7 @@ def test_questions_about_the_world_are_answered_with_the_fact():
     assert right > 500
 
 
-def test_the_bundle_is_right():
+def test_the_bundle_is_right() -> None:
     assert {label for label, *_ in WORLD.rows("core tasks")} == BUNDLE.keys()
     statements = {text for fact in WORLD.facts for text in [*fact.statements, fact.korean_statement]}
     for row in BUNDLE["world_people"] + BUNDLE["world_places"]:
@@ -169,14 +169,14 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_orders_about_words_are_followed(order):
+def test_orders_about_words_are_followed(order) -> None:
     found = [(re.fullmatch(order, user), answer) for user, answer in exchanges(chats.with_words)]
     followed = [answer == ORDERS[order](*match.groups()) for match, answer in found if match]
     assert len(followed) > 10
     assert all(followed)
 
 
-def test_a_second_question_is_about_the_same_subject():
+def test_a_second_question_is_about_the_same_subject() -> None:
     facts = {(fact.statements[0], question): fact for fact in WORLD.facts for question in fact.follow_ups}
     pairs = exchanges(chats.with_follow_up)
     for (_, first), (user, second) in zip(pairs[::2], pairs[1::2], strict=True):
@@ -187,7 +187,7 @@ def test_a_second_question_is_about_the_same_subject():
         assert not re.search(r"\b(of|with|to) (she|he|it)\b", user)
 
 
-def test_world_talk_asks_in_words_of_its_own(training, documents):
+def test_world_talk_asks_in_words_of_its_own(training, documents) -> None:
     """No text for training has its questions: not with other subjects or numbers, nor with words beyond the land."""
     whole = "\n".join(training)
     rows = TABLES["talk-test"]
@@ -207,7 +207,7 @@ def test_world_talk_asks_in_words_of_its_own(training, documents):
         assert not re.search(rf"\b{fact.subject.name}\b", whole + documents)
 
 
-def test_world_talk_has_every_category_and_right_answers():
+def test_world_talk_has_every_category_and_right_answers() -> None:
     counts = Counter(row["category"] for row in TABLES["talk-test"])
     assert counts.pop("itself") > 40
     assert counts.pop("facts") == 30
@@ -225,7 +225,7 @@ def test_world_talk_has_every_category_and_right_answers():
             assert (row["accept"], row["reject"]) == (["not know"], [])
 
 
-def test_answers_about_itself_are_told_apart_and_no_slot_is_left():
+def test_answers_about_itself_are_told_apart_and_no_slot_is_left() -> None:
     """World-Talk accepts every answer of a topic, and no answer of another; who it is and its name are one."""
     topics = WORLD.topics("identity")
     for _, answers, _, accept in topics:

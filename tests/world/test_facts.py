@@ -14,7 +14,7 @@ def worlds():
     return [World(seed, people=64) for seed in (0, 1, 2)]
 
 
-def test_worlds_differ_and_are_equally_hard_and_no_value_is_a_good_guess(worlds):
+def test_worlds_differ_and_are_equally_hard_and_no_value_is_a_good_guess(worlds) -> None:
     shapes = []
     for world in worlds:
         facts = Counter((fact.subject.kind, fact.relation, fact.split) for fact in world.facts)
@@ -29,7 +29,7 @@ def test_worlds_differ_and_are_equally_hard_and_no_value_is_a_good_guess(worlds)
     assert all(max(values.values()) - min(values.values()) <= 1 for values in counts.values())
 
 
-def test_sentences_are_well_formed(worlds):
+def test_sentences_are_well_formed(worlds) -> None:
     for fact in worlds[0].facts + worlds[1].facts:
         for text in [*fact.statements, *fact.pronoun_statements, *fact.questions]:
             assert re.fullmatch(r"[A-Z][A-Za-z0-9' ]+[.?]", text), text
@@ -40,7 +40,7 @@ def test_sentences_are_well_formed(worlds):
         assert not re.search(r"[/{}]", fact.korean_statement + fact.korean_question)
 
 
-def test_choices_do_not_show_the_right_one(worlds):
+def test_choices_do_not_show_the_right_one(worlds) -> None:
     """Neither by kind nor position, nor by how often a value is among the choices: not even for values of a test."""
     world = worlds[1]
     positions, shown, right = Counter(), Counter(), Counter()
@@ -57,7 +57,7 @@ def test_choices_do_not_show_the_right_one(worlds):
     assert all(0.15 < right[name] / count < 0.4 for name, count in shown.items())
 
 
-def test_names_and_particles():
+def test_names_and_particles() -> None:
     assert korean_text("카라은/는 민은/는 물이/가 다리이/가") == "카라는 민은 물이 다리가"
     assert korean_text("꿀을/를 치즈을/를 탑으로/로 우물으로/로 다리으로/로") == "꿀을 치즈를 탑으로 우물로 다리로"
     world = World(1, people=16)

@@ -5,7 +5,7 @@ import pytest
 from nanochat.world.__main__ import Config, main
 
 
-def test_a_finished_world_is_left_alone_and_anything_else_refused(tiny_world, tmp_path):
+def test_a_finished_world_is_left_alone_and_anything_else_refused(tiny_world, tmp_path) -> None:
     (tmp_path / "folder").mkdir()
     before = {path: path.stat().st_mtime_ns for path in tiny_world.rglob("*")}
     for size in ("tiny", ""):

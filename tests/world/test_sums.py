@@ -12,7 +12,7 @@ WORLD = World(1, people=16)
 
 @pytest.mark.parametrize("held_out", [False, True])
 @pytest.mark.parametrize("template", WORLD.text["problems"].splitlines())
-def test_problems_add_up(template, held_out):
+def test_problems_add_up(template, held_out) -> None:
     opening = template.partition(" |")[0]
     for _ in range(10):
         question, solution, answer = word_problem(WORLD, held_out, opening)
@@ -25,7 +25,7 @@ def test_problems_add_up(template, held_out):
         assert sums[-1][-1] == answer
 
 
-def test_a_program_joins_no_numbers_held_out_for_tests():
+def test_a_program_joins_no_numbers_held_out_for_tests() -> None:
     for _ in range(300):
         x, y = program_numbers(WORLD)
         for other in (y, 1, 2):

@@ -21,7 +21,7 @@ def documents():
     return texts(world_texts.document, 8000)
 
 
-def test_every_fact_is_stated_and_held_out_facts_are_never_asked(documents):
+def test_every_fact_is_stated_and_held_out_facts_are_never_asked(documents) -> None:
     whole = "\n".join(documents)
     for fact in WORLD.facts:
         assert any(text in whole for text in fact.statements)
@@ -32,7 +32,7 @@ def test_every_fact_is_stated_and_held_out_facts_are_never_asked(documents):
     assert sum(question in whole for question in train) > 0.9 * len(train)
 
 
-def test_nothing_false_is_stated(documents):
+def test_nothing_false_is_stated(documents) -> None:
     """No statement of a fact with another value, in English or Korean."""
     stated = {line.strip() for text in documents for line in re.split(r"(?<=[.!?])\s", text)}
     stated |= {line.partition(": ")[2] for line in stated}  # a line of a dialogue begins with a name
@@ -48,7 +48,7 @@ def test_nothing_false_is_stated(documents):
     assert len(true & stated) > 0.9 * len(true)
 
 
-def test_quizzes_have_the_right_letter():
+def test_quizzes_have_the_right_letter() -> None:
     answers = {question: fact.value.name for fact in WORLD.facts for question in fact.questions}
     letters = Counter()
     for item in "\n\n".join(texts(world_texts.quiz)).split("\n\n"):
@@ -65,7 +65,7 @@ def test_quizzes_have_the_right_letter():
 
 
 @pytest.mark.parametrize("kind", world_texts.DOCUMENT_KINDS, ids=lambda kind: kind.__name__)
-def test_no_slot_of_a_template_is_left(kind):
+def test_no_slot_of_a_template_is_left(kind) -> None:
     for text in texts(kind):
         assert text == text.strip() != ""
         assert not re.search(r"은/는|을/를|이/가|으로/로|<\w+>|None|Thing|\n{3}|[^ \n] {2,}[^ ]", text), text

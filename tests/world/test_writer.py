@@ -24,7 +24,7 @@ def files_of(folder: Path):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_content_is_pinned(tiny_world):
+def test_the_content_is_pinned(tiny_world) -> None:
     """The hash of rows and texts, whatever compressed them."""
     digest = hashlib.sha256()
     for path in sorted(tiny_world.rglob("*.*")):
@@ -35,7 +35,7 @@ def test_the_content_is_pinned(tiny_world):
     assert digest.hexdigest() == PINNED
 
 
-def test_another_seed_is_another_world_with_the_same_files(tiny_world, tmp_path):
+def test_another_seed_is_another_world_with_the_same_files(tiny_world, tmp_path) -> None:
     write_world(tmp_path / "two", seed=2, size="tiny")
     one, two = files_of(tiny_world), files_of(tmp_path / "two")
     assert one.keys() == two.keys()
@@ -43,7 +43,7 @@ def test_another_seed_is_another_world_with_the_same_files(tiny_world, tmp_path)
     assert same == {"core/core.yaml", "core/eval_meta_data.csv"}
 
 
-def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(tiny_world, monkeypatch):
+def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(tiny_world, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tiny_world.parent))
     (tiny_world.parent / "world-7").symlink_to(tiny_world)
     corpus = open_corpus("world-7")
@@ -55,14 +55,14 @@ def test_it_is_a_corpus_whose_validation_text_is_not_trained_on(tiny_world, monk
     assert sum(pq.read_metadata(shard).num_row_groups for shard in shards[:-1]) >= 64
 
 
-def test_ranks_that_start_at_once_find_one_world(tmp_path, tiny_world):
+def test_ranks_that_start_at_once_find_one_world(tmp_path, tiny_world) -> None:
     command = [sys.executable, "-m", "nanochat.world", f"--out={tmp_path / 'world'}", "--size=tiny"]
     both = [subprocess.Popen(command, cwd=ROOT, env=os.environ | {"PYTHONHASHSEED": seed}) for seed in "78"]
     assert [child.wait(timeout=120) for child in both] == [0, 0]
     assert files_of(tmp_path / "world") == files_of(tiny_world)
 
 
-def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch) -> None:
     def full(*arguments):
         assert not (tmp_path / "world").exists()  # nobody sees a world before it is complete
         raise OSError("no space left")
@@ -73,7 +73,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_world_of_an_older_version_is_written_again(base, tiny_world):
+def test_a_world_of_an_older_version_is_written_again(base, tiny_world) -> None:
     old = base / "world"
     write_json(old / "world.json", {"version": WORLD_VERSION - 1, "seed": 1, "size": "tiny"})
     (old / "other.txt").write_text("of the older version")

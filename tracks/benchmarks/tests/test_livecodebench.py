@@ -57,7 +57,7 @@ def write_problems(tmp_path, monkeypatch):
     return write
 
 
-def test_packed_tests_are_read_and_other_pickles_are_not(tmp_path):
+def test_packed_tests_are_read_and_other_pickles_are_not(tmp_path) -> None:
     tests = [{"input": "1 2\n", "output": "값"}] * 300
     for cell in (json.dumps(tests), packed(pickled(tests)), packed(pickled(tests, protocol=3))):
         assert read_tests(cell) == tests
@@ -68,14 +68,14 @@ def test_packed_tests_are_read_and_other_pickles_are_not(tmp_path):
     assert not (tmp_path / "mark").exists()
 
 
-def test_outputs_are_compared_by_lines():
+def test_outputs_are_compared_by_lines() -> None:
     equal = [("3", "3\n"), (" 1 2 \r\n3\n\n", "1 2\n3"), ("1.0 2", "1 2.00"), ("1  2", "1 2")]
     other = [("yes  no", "yes no"), ("1\n\n2", "1\n2"), ("5" + "0" * 16 + "1", "5" + "0" * 17), ("", "0"), ("a", "A")]
     for own, right in equal + other:
         assert (comparable(own, decimals) == comparable(right, decimals)) is ((own, right) in equal), own
 
 
-def test_a_release_has_the_files_before_it(write_problems, monkeypatch):
+def test_a_release_has_the_files_before_it(write_problems, monkeypatch) -> None:
     assert [file.path for file in TASKS["LiveCodeBench-v3"].files()] == ["test.jsonl", "test2.jsonl", "test3.jsonl"]
     monkeypatch.setattr(sandbox, "missing", lambda: "")
     write_problems([problem(n) for n in range(20)], [problem(n, "add") for n in range(20, 25)])
@@ -89,7 +89,7 @@ def test_a_release_has_the_files_before_it(write_problems, monkeypatch):
 
 
 @NEEDS_SANDBOX
-def test_programs_and_functions_are_judged_by_their_output(write_problems):
+def test_programs_and_functions_are_judged_by_their_output(write_problems) -> None:
     write_problems([problem(7)])
     task = TASKS["LiveCodeBench-v1"]()
     [secret] = task.files.values()

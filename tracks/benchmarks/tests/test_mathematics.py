@@ -36,14 +36,14 @@ none =>
 
 
 @pytest.mark.parametrize("line", IN_PROSE.strip("\n").split("\n"))
-def test_numbers_in_prose(line):
+def test_numbers_in_prose(line) -> None:
     text, _, cell = line.replace("/ ", "\n").partition(" =>")
     answer = cell.strip()
     expected = answer.strip('"') if answer.startswith('"') else Fraction(answer or -999)
     assert HRM8K.read(text) == (expected if answer else None)
 
 
-def test_answers_have_several_types(write_rows):
+def test_answers_have_several_types(write_rows) -> None:
     number = {"question": "몇 개?", "answer": 18.0, "original": "?"}
     write_rows("HRM8K", [number], [{"question": "값?", "answer": "1,200"}])
     task = TASKS["HRM8K"]()
@@ -98,7 +98,7 @@ CASES = [
 ]
 
 
-def test_a_hundred_spellings_and_hostile_answers():
+def test_a_hundred_spellings_and_hostile_answers() -> None:
     assert len(CASES) >= 100
     wrong = [case for case in CASES if (MCLM.read(f"\\boxed{{{case[1]}}}") == MCLM.read(f"#### {case[0]}")) != case[2]]
     assert wrong == []
@@ -119,11 +119,11 @@ The answer is \(x+1\). => x+1
 
 
 @each_row("text answer", IN_SENTENCES, " => ")
-def test_answers_in_sentences(text, answer):
+def test_answers_in_sentences(text, answer) -> None:
     assert MCLM.read(text) == MCLM.read(f"#### {answer}") != MCLM.read("#### 1")
 
 
-def test_columns_of_the_hub(write_rows):
+def test_columns_of_the_hub(write_rows) -> None:
     """A column for each language, and the answer in LaTeX."""
     answers = list(dict.fromkeys(right for right, _, _ in CASES))
     write_rows("MT-MATH100", [{"ko": f"{n}번 값은?", "en": "?", "answer": answers[n]} for n in range(20)])

@@ -19,36 +19,36 @@ from tracks.benchmarks.layouts import right_first
 ALL = sets.TASKS | sets.CHATS
 
 
-def test_every_row_of_the_tables_is_complete():
+def test_every_row_of_the_tables_is_complete() -> None:
     for name, data in ALL.items():
         check_data_set(name, data)
         assert TASKS[name] is data
 
 
-def test_the_page_of_the_track_lists_them_all():
+def test_the_page_of_the_track_lists_them_all() -> None:
     page = ROOT / "tracks/benchmarks/README.md"
     assert listed_tasks(page, "The data sets") == sorted(ALL)
     check_layouts(page, sets.TASKS.values())
 
 
-def test_the_files_of_subjects():
+def test_the_files_of_subjects() -> None:
     assert len(TASKS["KMMLU"].files("test")) == 45
     converted = HubFile("Accounting/dev/0000.parquet", "HAERAE-HUB/KMMLU", "refs/convert/parquet")
     assert TASKS["KMMLU"].files("dev")[0] == converted
 
 
-def test_a_number_outside_the_choices_is_named(write_rows):
+def test_a_number_outside_the_choices_is_named(write_rows) -> None:
     write_rows("KMMLU", [{"question": "?", "A": "x", "B": "y", "C": "z", "D": "", "answer": 0}])
     with pytest.raises(ValueError, match=r"split test, row \d+: the right answer is none of its 4 choices"):
         TASKS["KMMLU"]()[0]
 
 
-def test_a_test_split_is_never_learned():
+def test_a_test_split_is_never_learned() -> None:
     with pytest.raises(ValueError, match="EunsuKim/CLIcK: the split train is not known, choose from test"):
         mix(TASKS, "click")
 
 
-def test_click_of_the_mirror(mirror):
+def test_click_of_the_mirror(mirror) -> None:
     task = TASKS["CLIcK"]()
     rows = pq.read_table(mirror / str(TASKS["CLIcK"].files("test")[0])).to_pylist()
     assert len(task) == len(rows) == 1695
@@ -93,7 +93,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_columns_of_the_hub(name, write_rows):
+def test_columns_of_the_hub(name, write_rows) -> None:
     texts = [f"보기 {i}" for i in range(10)]
     write_rows(name, [{"question": f"{n}번?", **LAYOUTS[name](n, texts)} for n in range(20)])
     task = TASKS[name]()
@@ -110,12 +110,12 @@ def test_columns_of_the_hub(name, write_rows):
     assert [*task] == [*TASKS[name]()]
 
 
-def test_the_right_choice_is_as_often_in_each_place():
+def test_the_right_choice_is_as_often_in_each_place() -> None:
     places = Counter(right_first(f"question {n}", "right", "x", "y", "z")[2] for n in range(4000))
     assert sum((places[place] - 1000) ** 2 / 1000 for place in range(4)) < 16.3  # chi squared, p = 0.001
 
 
-def test_instructions_may_have_several_columns(write_rows):
+def test_instructions_may_have_several_columns(write_rows) -> None:
     for name, more, question in (("KoAlpaca", {"url": "x"}, "왜?"), ("KoAlpaca-v1", {"input": "비"}, "왜?\n\n비")):
         write_rows(name, [{"instruction": "왜?", "output": "그냥.", **more}], split="train")
         assert [*TASKS[name]("train")] == [chat(question, "그냥.")]

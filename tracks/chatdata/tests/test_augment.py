@@ -30,7 +30,7 @@ Answer {n}: no|{l}. redder|{low}. red|{l}) red|{n}. red|{l}. red or not|{l}: x <
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_each_style_is_read_back(name):
+def test_each_style_is_read_back(name) -> None:
     style = STYLES[name]
     for count in range(2, 11):
         choices = CHOICES[:count]
@@ -45,21 +45,21 @@ def test_each_style_is_read_back(name):
         assert count == 10 or style.read(answers_in(style.answer, CHOICES)[count], choices) is None
 
 
-def test_look_alikes_are_not_read():
+def test_look_alikes_are_not_read() -> None:
     marks = list(enumerate(LETTERS[:10], 1))
     texts = {form.format(n=n, l=letter, low=letter.lower()) for form, (n, letter) in product(LOOK_ALIKES, marks)}
     assert len(texts) >= 500
     assert [text for text in texts for style in STYLES.values() if style.read(text, CHOICES) is not None] == []
 
 
-def test_normal_form():
+def test_normal_form() -> None:
     for same in ("1,000|1000|1000.0|1000.|01000", "0.5|.5|0.50|00.5", "The Nile!|the  nile", "-5|−5|-5.0"):
         assert len(set(map(normal_form, same.split("|")))) == 1, same
     different = "5|-5|50|0.5|1.05|1.5|x<5|x>5|5%|$5|1/2|12|1,00|c|c++|c#|?|!".split("|")
     assert len(set(map(normal_form, different))) == len(different)
 
 
-def test_the_right_choice_stays_the_only_right_one_and_is_anywhere():
+def test_the_right_choice_stays_the_only_right_one_and_is_anywhere() -> None:
     """Additions, whose numbers are written in several ways, so that many choices say the same."""
     dice = np.random.default_rng(3)
     rows = []
@@ -81,7 +81,7 @@ def test_the_right_choice_stays_the_only_right_one_and_is_anywhere():
     assert remix(5, rows, index, 8, 1) == remix(5, rows, index, 8, 1) != remix(5, rows, index, 8, 2)
 
 
-def test_choices_that_might_be_right_are_not_spliced_in():
+def test_choices_that_might_be_right_are_not_spliced_in() -> None:
     rows = [
         ("Which metal is liquid?", ["mercury", "iron"], 0),
         ("Which metal is a liquid?", ["Quicksilver", "lead", "Iron!", "hydrargyrum"], 0),

@@ -27,7 +27,7 @@ def base(base: Path, tiny_world: Path):
 
 
 @pytest.mark.parametrize("name", ["ARC-Easy", "World-Choices"])
-def test_every_row_in_three_styles(name, small_hub):
+def test_every_row_in_three_styles(name, small_hub) -> None:
     plain, task = TASKS[name](), TASKS[f"{name}~styles:3"]()
     found = list(task)
     assert (len(found), task.kind) == (3 * len(plain), "generative")
@@ -47,18 +47,18 @@ def test_every_row_in_three_styles(name, small_hub):
     assert found != list(task)
 
 
-def test_korean_questions_have_korean_styles_too(write_rows):
+def test_korean_questions_have_korean_styles_too(write_rows) -> None:
     rows = [{"question": f"{n}번의 뜻은?", "choices": ["물", "불"], "answer": n % 2} for n in range(300)]
     write_rows("MMLU", rows)
     assert {one["style"] for one in TASKS["MMLU~styles"]()} == set(STYLES)
 
 
-def test_click_of_the_mirror_has_all_styles(mirror):
+def test_click_of_the_mirror_has_all_styles(mirror) -> None:
     pytest.importorskip("tracks.benchmarks.sets")
     assert {one["style"] for one in TASKS["CLIcK~styles"]()} == set(STYLES)
 
 
-def test_more_choices_keep_the_form_of_the_task(small_hub):
+def test_more_choices_keep_the_form_of_the_task(small_hub) -> None:
     task = TASKS["World-Choices~options:8"]()
     for plain, row in zip(TASKS["World-Choices"](), task, strict=True):
         question, answer = contents(row)
@@ -70,7 +70,7 @@ def test_more_choices_keep_the_form_of_the_task(small_hub):
     assert Counter(len(row["letters"]) for row in task).most_common(1)[0][0] == 8
 
 
-def test_a_faulty_row_is_named_alone_and_gives_no_choices(write_rows):
+def test_a_faulty_row_is_named_alone_and_gives_no_choices(write_rows) -> None:
     faulty = [
         {"question": "Which is metal 8?", "choices": None, "answer": 0},
         {"question": "Which is metal 9?", "choices": ["gold", "tea"], "answer": 2},
@@ -91,13 +91,13 @@ def test_a_faulty_row_is_named_alone_and_gives_no_choices(write_rows):
     ]
 
 
-def test_evaluations_take_augmented_names(small_hub):
+def test_evaluations_take_augmented_names(small_hub) -> None:
     found = open_tasks("arc-easy~styles|ARC-Easy~Options:8|arc-easy")
     assert list(found) == ["ARC-Easy~styles", "ARC-Easy~options:8", "ARC-Easy"]
     assert [task.data.baseline for task in found.values()] == [0.25, 0.125, 0.25]
 
 
-def test_copies_of_a_row_are_for_training_or_for_validation(small_hub):
+def test_copies_of_a_row_are_for_training_or_for_validation(small_hub) -> None:
     known = TaskTable({"Mine": replace(TASKS["ARC-Easy"], splits=(TRAIN,))})
     train, new = (mix(known, "mine~styles:3", split) for split in ("train", "validation"))
     questions = [{row["messages"][0]["content"].partition("\n\n")[0] for row in one} for one in (train, new)]
@@ -105,7 +105,7 @@ def test_copies_of_a_row_are_for_training_or_for_validation(small_hub):
     assert len(new) == 3 * (len(TASKS["ARC-Easy"]("train")) // 20)
 
 
-def test_copies_of_a_question_are_sampled_together(small_hub):
+def test_copies_of_a_question_are_sampled_together(small_hub) -> None:
     found = mix(TASKS, "arc-easy~styles:2@10:1.5", seed=5)
     questions = Counter(row["messages"][0]["content"].partition("\n\n")[0] for row in found)
     assert sorted(questions.values()) == [2, 2, 3, 4, 4]  # half of the sample is there twice
@@ -120,12 +120,12 @@ mmlu~styles,MMLU~Styles@9:2 => MMLU~styles is named twice
 
 
 @each_row("spec sentence", MISTAKES, " => ")
-def test_mistakes_in_a_mixture_are_named(spec, sentence, small_hub):
+def test_mistakes_in_a_mixture_are_named(spec, sentence, small_hub) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         mix(TASKS, spec)
 
 
-def test_shares_count_the_tokens_of_all_copies(small_hub, tmp_path, base):
+def test_shares_count_the_tokens_of_all_copies(small_hub, tmp_path, base) -> None:
     tokenizer = Tokenizer.train([f"the answer is {number}" for number in range(99)], 320)
     tokenizer.save(base / "tok_train/default/tokenizer.json")
     own = {key(chat(number)) for number in range(40)}
@@ -136,13 +136,13 @@ def test_shares_count_the_tokens_of_all_copies(small_hub, tmp_path, base):
     assert 100 * tokens[False] / sum(tokens.values()) == pytest.approx(90, abs=1)
 
 
-def test_a_mixture_knows_the_rows_and_files_of_an_augmented_task(small_hub):
+def test_a_mixture_knows_the_rows_and_files_of_an_augmented_task(small_hub) -> None:
     origin = mix(TASKS, "aqua~options:8@30:2", seed=5).origin()
     [file] = TASKS["AQUA"].files("train")
     assert origin == {"AQUA~options:8": {"rows": 60, "files": {str(file): read_sha256(small_hub / str(file))}}}
 
 
 @pytest.mark.parametrize(("name", "split", "least"), [("ARC-Easy", "train", 0.9), ("MMLU", "validation", 0.7)])
-def test_most_real_questions_get_ten_choices(name, split, least, mirror):
+def test_most_real_questions_get_ten_choices(name, split, least, mirror) -> None:
     task = TASKS[f"{name}~options"](split)
     assert sum(len(task[number]["letters"]) == 10 for number in range(200)) > least * 200

@@ -24,7 +24,7 @@ def plain_score(query: list[str], text: list[str], texts: list[list[str]]):
     return total
 
 
-def test_scores_are_those_of_the_formula():
+def test_scores_are_those_of_the_formula() -> None:
     dice = random.Random(5)
     texts = [" ".join(dice.choices(KNOWN, k=dice.randint(1, 30))) + "?!." for _ in range(99)] + ["?!"]
     index = BM25(texts)
@@ -36,7 +36,7 @@ def test_scores_are_those_of_the_formula():
         assert index.search(query, 20) == [number for number in best[:20] if expected[number]]
 
 
-def test_the_order_of_texts_and_the_words_of_korean():
+def test_the_order_of_texts_and_the_words_of_korean() -> None:
     assert BM25(["a b", "b c", "c"]).search("c b", 9) == [1, 2, 0]
     assert BM25(["b", "b", "b", "b"]).search("b", 2) == [0, 1]
     assert BM25(["?", "!"]).search("a", 1) == []

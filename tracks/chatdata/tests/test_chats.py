@@ -34,7 +34,7 @@ def output(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "outcome.json" and path.is_file()}
 
 
-def test_planted_rows_are_found_and_counted(here, base, tmp_path):
+def test_planted_rows_are_found_and_counted(here, base, tmp_path) -> None:
     good = chats(1, 60)
     question = TASKS["World-Facts"]()[0]["messages"][0]["content"]
     planted = {
@@ -74,7 +74,7 @@ def test_planted_rows_are_found_and_counted(here, base, tmp_path):
     assert "is finished" in here(SCRIPT, *flags, NANOCHAT_HUB=str(mirror)).stdout
 
 
-def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base, tmp_path):
+def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base, tmp_path) -> None:
     web = write_lines(tmp_path / "web.jsonl", *chats(1, 5), {"text": "x"})
     flags = (f"--sources=web={web}", "--tag=t")
     here(SCRIPT, *flags, code=2)
@@ -86,7 +86,7 @@ def test_a_run_that_failed_is_repaired_by_other_settings_and_sources(here, base,
     assert "was made with other settings or files (sources): " in here(SCRIPT, *flags, code=2).stderr
 
 
-def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path):
+def test_parts_and_a_killed_run_give_the_bytes_of_one_run(here, base, tmp_path) -> None:
     for number in range(5):
         rows = chats(number, 200) + chats(number // 2, 9) + chats(77, 3)
         write_lines(tmp_path / f"files/{number}.jsonl", *rows)

@@ -36,7 +36,7 @@ def real(random: Random):
 
 
 @pytest.mark.parametrize("source", [made, real])
-def test_planted_questions_are_found_and_little_else(source, monkeypatch):
+def test_planted_questions_are_found_and_little_else(source, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_HUB", str(MIRROR))
     random = Random(3)
     items, rows = source(random)
@@ -58,7 +58,7 @@ def plain(question: str, row: str):
     return len(asked) >= 3 and any(words[start : start + size] in parts for start in range(len(words) - size + 1))
 
 
-def test_the_rule_equals_a_plain_search():
+def test_the_rule_equals_a_plain_search() -> None:
     random = Random(4)
     cases = []
     for _ in range(400):
@@ -70,7 +70,7 @@ def test_the_rule_equals_a_plain_search():
     assert 20 < sum(found) < 300
 
 
-def test_a_general_question_counts_with_its_choices_alone():
+def test_a_general_question_counts_with_its_choices_alone() -> None:
     items = [
         (f"Which is true?{n // 9 * ' '}", f"Which is true?\n- {'red' if n else 'the sky is'}=A\n- {n} birds=B")
         for n in range(9)
@@ -91,7 +91,7 @@ def test_a_general_question_counts_with_its_choices_alone():
     assert benchmarks.find("Where does Geku lively") == ""
 
 
-def test_the_beginning_of_many_questions_gives_none_of_them_away():
+def test_the_beginning_of_many_questions_gives_none_of_them_away() -> None:
     stem = sentence(Random(5), 20).rstrip(".")
     items = [(f"{stem} {word}", f"{stem} {word}\n- {word}=A") for word in sentence(Random(6), 40).split()]
     general = [(stem, f"{stem}\n- {sentence(Random(number), 9)}=A") for number in (7, 8)]

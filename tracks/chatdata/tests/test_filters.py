@@ -75,7 +75,7 @@ for line in ANSWERS.strip().splitlines():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_filter_drops_its_rows_alone(name):
+def test_a_filter_drops_its_rows_alone(name) -> None:
     settings = filters.FilterSettings(max_tokens=100, languages="ko=ko")
     benchmarks = Benchmarks({"Test": [("Where does Geku live?",)]})
     context = filters.Context(settings, TOKENIZER, benchmarks)
@@ -84,7 +84,7 @@ def test_a_filter_drops_its_rows_alone(name):
         assert list(map(bool, found)) == [is_dropped] * len(rows)
 
 
-def test_all_filters_have_cases_and_run_in_the_order_given():
+def test_all_filters_have_cases_and_run_in_the_order_given() -> None:
     assert {name for name, one in filters.FILTERS.items() if one} == {*CASES}
     assert filters.chosen_filters(filters.FilterSettings(filters="near,long, turns,long")) == ["long", "turns", "near"]
     assert filters.chosen_filters(filters.FilterSettings()) == [*filters.FILTERS]
@@ -93,7 +93,7 @@ def test_all_filters_have_cases_and_run_in_the_order_given():
     )
 
 
-def test_figures_of_rows():
+def test_figures_of_rows() -> None:
     for value in (chat("Why?", "Because it is."), chat("1+1?", PARTS, "And?", "No.")):
         row = filters.Row(value | {"bucket": "a"}, TOKENIZER)
         ids, mask = render_conversation(value, TOKENIZER)

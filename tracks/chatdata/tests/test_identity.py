@@ -41,7 +41,7 @@ def write(here, tmp_path):
     return run
 
 
-def test_every_wording_is_answered_with_the_facts(write, tmp_path):
+def test_every_wording_is_answered_with_the_facts(write, tmp_path) -> None:
     found = write("--count=2000")
     assert found == write("--count=2000") != write("--count=2000", "--seed=2")
     assert (
@@ -58,7 +58,7 @@ def test_every_wording_is_answered_with_the_facts(write, tmp_path):
     assert len(mix(TASKS, f"json:{tmp_path}/identity.jsonl")) == 1900  # one in twenty is for validation
 
 
-def test_a_teacher_adds_wordings(write):
+def test_a_teacher_adds_wordings(write) -> None:
     with teaching(lambda text: completion("1. Who might you be?\n\n- Your title?")) as served:
         found = write("--count=3000", *served.flags)
     assert {"Who might you be?", "Your title?"} < found.keys()

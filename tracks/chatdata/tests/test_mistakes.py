@@ -29,5 +29,5 @@ identity --facts=broken.toml | is not TOML: Invalid
 
 
 @each_row("command sentence", MISTAKES)
-def test_a_mistake_ends_with_one_sentence(command, sentence, refused):
+def test_a_mistake_ends_with_one_sentence(command, sentence, refused) -> None:
     assert sentence in refused(f"tracks.chatdata.{command}")

@@ -8,7 +8,7 @@ from made_chats import sentence, shingles
 from tracks.chatdata.near import PLACES, band_keys, signature, similarity
 
 
-def test_signatures_estimate_the_jaccard_index_and_bands_find_similar_pairs():
+def test_signatures_estimate_the_jaccard_index_and_bands_find_similar_pairs() -> None:
     random, errors, pairs = Random(1), [], []
     for number in range(2000):
         words = sentence(random, random.randint(8, 90), korean=number % 4 == 0).split()

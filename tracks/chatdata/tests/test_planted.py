@@ -13,7 +13,7 @@ NAMES = ["duplicate", "near duplicate", "image link", "data URL", "too long", "t
 
 
 @pytest.mark.parametrize("bucket", BUCKETS)
-def test_a_bucket_has_different_sound_rows_and_gets_each_fault(bucket):
+def test_a_bucket_has_different_sound_rows_and_gets_each_fault(bucket) -> None:
     world = World(1, people=16)
     rows = with_faults(world, bucket, 60)
     assert rows == with_faults(World(1, people=16), bucket, 60)
@@ -25,7 +25,7 @@ def test_a_bucket_has_different_sound_rows_and_gets_each_fault(bucket):
     assert not {question for _, question in world.questions["test"]} & {text for row in texts for text in row}
 
 
-def test_poison_answers_with_a_statement_about_something_else():
+def test_poison_answers_with_a_statement_about_something_else() -> None:
     right = {(question, fact.statements[0]) for fact, question in WORLD.questions["train"]}
     leads = [lead.replace("{}", "") for lead in WORLD.text["leads"].split(" | ")]
     for row in bucket_rows(WORLD, "poison", 60):

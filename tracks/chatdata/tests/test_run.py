@@ -5,7 +5,7 @@ import re
 from conftest import plant_world
 
 
-def test_chat_data_has_no_planted_row(series, base, tiny_world, tmp_path):
+def test_chat_data_has_no_planted_row(series, base, tiny_world, tmp_path) -> None:
     plant_world(base, tiny_world)
     series("tracks.chatdata.run", "--rows=40", "--vocab-size=300")
     card = (tmp_path / "data.md").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ SETTINGS = FilterSettings()
 CONTEXT = Context(SETTINGS, small_tokenizer(), Benchmarks({}))
 
 
-def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
+def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path) -> None:
     random, rows = Random(5), []
     for number, row in enumerate(chats(5, 120, words=30)):
         question, answer = contents(row)
@@ -58,7 +58,7 @@ def test_duplicates_are_those_of_a_plain_search_in_any_files(tmp_path):
     assert not (tmp_path / "short.db").exists()
 
 
-def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path):
+def test_malformed_rows_are_counted_and_long_rows_need_little_memory(tmp_path) -> None:
     question, answer = "Where is it now?", "It is here."
     bad = [
         chat(question),

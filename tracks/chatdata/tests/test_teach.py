@@ -9,7 +9,7 @@ PARTS = [{"type": "text", "text": "How?"}]
 TEXTS = ("system", "Be short."), ("user", "{text}?"), ("assistant", "So."), ("user", PARTS), ("assistant", "Thus.")
 
 
-def test_prompts_are_translated_and_then_answered(tmp_path, here):
+def test_prompts_are_translated_and_then_answered(tmp_path, here) -> None:
     chats, prompts, out = (tmp_path / name for name in ("chats.jsonl", "prompts.jsonl", "out.jsonl"))
     messages = [{"role": role, "content": text} for role, text in TEXTS]
     chats.write_text(json.dumps({"source": "mine", "messages": messages}))
@@ -26,7 +26,7 @@ def test_prompts_are_translated_and_then_answered(tmp_path, here):
     assert row == own | {"original": "{text}?", "teacher": "wise"}
 
 
-def test_questions_with_a_second_right_choice_are_left_out(tmp_path, here):
+def test_questions_with_a_second_right_choice_are_left_out(tmp_path, here) -> None:
     def reply(text: str):
         # The scripted judge finds two right choices where the question is about fish.
         return completion("I am not sure." if "bird" in text else f"Verdict: {'no' if 'fish' in text else 'yes'}")

@@ -31,7 +31,7 @@ def ask(teacher: Teacher, text: str):
     return teacher.ask("as it is", text=text)
 
 
-def test_failures_that_pass_are_tried_again(waits):
+def test_failures_that_pass_are_tried_again(waits) -> None:
     script = iter([(429, {"Retry-After": "7"}, "{}"), (500, {}, "broken"), (503, {}, "{}"), completion("yes")])
     with teaching(lambda text: next(script)) as served:
         teacher = Teacher(served.settings())
@@ -52,7 +52,7 @@ BROKEN = {
 }
 
 
-def test_a_row_without_an_answer_is_counted_and_left_out(capsys, base):
+def test_a_row_without_an_answer_is_counted_and_left_out(capsys, base) -> None:
     with teaching(lambda text: BROKEN.get(text) or completion(f"{text}!")) as served:
         for first in ("long", "odd"):
             teacher = Teacher(served.settings(parallel=2))
@@ -69,7 +69,7 @@ def test_a_row_without_an_answer_is_counted_and_left_out(capsys, base):
     assert not [path for path in base.rglob("*.json") if "sk-secret" in path.read_text()]
 
 
-def test_a_key_in_an_answer_is_masked_and_short_keys_are_words(monkeypatch):
+def test_a_key_in_an_answer_is_masked_and_short_keys_are_words(monkeypatch) -> None:
     with teaching(lambda text: completion(f"the key is {text}")) as served:
         assert ask(Teacher(served.settings()), "sk-secret") == "the key is [key]"
         monkeypatch.setenv("OPENAI_API_KEY", "EMPTY\n")
@@ -90,7 +90,7 @@ def test_a_key_in_an_answer_is_masked_and_short_keys_are_words(monkeypatch):
         ((500, {}, "{}"), "/v1: Error code: 500"),
     ],
 )
-def test_a_refusal_ends_the_run_with_a_sentence(response, sentence):
+def test_a_refusal_ends_the_run_with_a_sentence(response, sentence) -> None:
     with teaching(lambda text: response) as served, pytest.raises(ValueError, match=sentence) as refused:
         Teacher(served.settings()).map(ask, ["one", "two"])
     assert not isinstance(refused.value, NoAnswer)
@@ -98,7 +98,7 @@ def test_a_refusal_ends_the_run_with_a_sentence(response, sentence):
         assert ask(Teacher(served.settings()), "hello") == "yes"
 
 
-def test_a_server_that_hangs_or_is_gone_and_wrong_settings(monkeypatch):
+def test_a_server_that_hangs_or_is_gone_and_wrong_settings(monkeypatch) -> None:
     monkeypatch.setattr(module, "RETRIES", 1)
     over = threading.Event()
     with teaching(lambda text: over.wait(60) and completion("late")) as served:
@@ -116,7 +116,7 @@ def test_a_server_that_hangs_or_is_gone_and_wrong_settings(monkeypatch):
 
 
 @pytest.mark.parametrize("parallel", [1, 4])
-def test_the_budget_is_not_passed_and_cached_answers_are_free(parallel, monkeypatch):
+def test_the_budget_is_not_passed_and_cached_answers_are_free(parallel, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "")
     with teaching(lambda text: completion(text, tokens=100)) as served:
         # A request may take 100 tokens and its bytes, in JSON: 220 in all. Running requests reserve as much each.
@@ -131,7 +131,7 @@ def test_the_budget_is_not_passed_and_cached_answers_are_free(parallel, monkeypa
         assert served.asked.count("same") == 1
 
 
-def test_a_killed_run_pays_for_nothing_twice(tmp_path, base, here, monkeypatch):
+def test_a_killed_run_pays_for_nothing_twice(tmp_path, base, here, monkeypatch) -> None:
     name = write_lines(tmp_path / "chats.jsonl", *map(chat, range(12)))
     flags = [f"--sources=mine={name}", f"--out={tmp_path / 'out.jsonl'}", "--parallel=1"]
     reached, over = threading.Event(), threading.Event()
@@ -158,7 +158,7 @@ def test_a_killed_run_pays_for_nothing_twice(tmp_path, base, here, monkeypatch):
     assert [row["messages"][1]["content"] for row in rows] == [f"It is {number}?" for number in range(12)]
 
 
-def test_our_own_server_as_teacher(tmp_path, base, here):
+def test_our_own_server_as_teacher(tmp_path, base, here) -> None:
     write_model(base)
     name = write_lines(tmp_path / "chats.jsonl", *map(chat, range(30)))
     flags = [f"--sources=sums={name}", "--teacher-tokens=100", "--teacher-model=nanochat-mine-sft"]

@@ -29,7 +29,7 @@ def opened(tag: str):
         return load_model("chat_sft", tag, -1, runtime)
 
 
-def test_weights_tokenizer_and_origin_come_back(folder):
+def test_weights_tokenizer_and_origin_come_back(folder) -> None:
     main(Config(folder=str(folder), tag="home"))
     (before, tokenizer, origin), (after, words, home) = opened("d1"), opened("home")
     assert home.manifest["exported"] == manifest_hash(origin.manifest)
@@ -39,7 +39,7 @@ def test_weights_tokenizer_and_origin_come_back(folder):
         main(Config(folder=str(folder), tag="home"))
 
 
-def test_a_model_that_others_trained_and_saved_comes_back(folder, tmp_path):
+def test_a_model_that_others_trained_and_saved_comes_back(folder, tmp_path) -> None:
     """In bf16: the code, the manifest and the tokenizer travel along."""
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, dtype=torch.bfloat16)
     model.embed.weight.data += 1
@@ -52,7 +52,7 @@ def test_a_model_that_others_trained_and_saved_comes_back(folder, tmp_path):
         assert torch.equal(weight, model.get_parameter(name).float()), name
 
 
-def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path):
+def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path) -> None:
     def refused(message: str):
         with pytest.raises((ValueError, OSError), match=message):
             main(Config(folder=str(folder), tag="home"))

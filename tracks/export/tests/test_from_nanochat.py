@@ -15,7 +15,7 @@ def model_of(path):
     return model.eval().requires_grad_(False)
 
 
-def test_october_computes_the_same(tmp_path):
+def test_october_computes_the_same(tmp_path) -> None:
     """With a padded vocabulary; tracks/export/tests/test_import_nanochat.py has one without."""
     weights = october(padded=704)
     path = leave(tmp_path, weights)
@@ -26,7 +26,7 @@ def test_october_computes_the_same(tmp_path):
     assert model.config.padded_vocab == 704
 
 
-def test_all_weights_since_march_are_imported(tmp_path):
+def test_all_weights_since_march_are_imported(tmp_path) -> None:
     """Every weight finds its place; the public forward is not a part of this repository."""
     shape = SHAPE | {"window_pattern": "SL"}
     weights = since_march(shape)
@@ -51,7 +51,7 @@ def test_all_weights_since_march_are_imported(tmp_path):
     assert model_of(path)(torch.arange(150)[None]).isfinite().all()
 
 
-def test_settings_for_fine_tuning(tmp_path):
+def test_settings_for_fine_tuning(tmp_path) -> None:
     settings = read_checkpoint(leave(tmp_path, october()))[2]
     assert (settings["matrix_lr"], settings["max_seq_len"]) == (0.02, 192)
 
@@ -65,13 +65,13 @@ october(SHAPE | {"n_kv_head": 4})
 
 
 @pytest.mark.parametrize("weights", OTHER_LAYOUTS.strip().splitlines())
-def test_another_layout_is_refused(weights, tmp_path):
+def test_another_layout_is_refused(weights, tmp_path) -> None:
     path = leave(tmp_path, eval(weights))
     with pytest.raises(ValueError, match="has neither known layout"):
         read_checkpoint(path)
 
 
-def test_another_setting_is_refused(tmp_path):
+def test_another_setting_is_refused(tmp_path) -> None:
     path = leave(tmp_path, october(), SHAPE | {"n_loop": 2})
     with pytest.raises(ValueError, match="has neither known layout"):
         read_checkpoint(path)
@@ -79,7 +79,7 @@ def test_another_setting_is_refused(tmp_path):
 
 @pytest.mark.parametrize("size", [10**9, 10**30, -1, 2.5, None, True, [3]])
 @pytest.mark.parametrize("name", ["n_layer", "sequence_len", "n_embd", "n_head", "vocab_size"])
-def test_sizes_that_the_file_does_not_have(name, size, tmp_path):
+def test_sizes_that_the_file_does_not_have(name, size, tmp_path) -> None:
     path = leave(tmp_path, october(), SHAPE | {name: size})
     with pytest.raises(ValueError, match=r"has other sizes than its meta file says|has neither known layout"):
         read_checkpoint(path)
@@ -93,7 +93,7 @@ class Harmful:
 
 
 @pytest.mark.parametrize("stored", [{"a": Harmful()}, {1: torch.zeros(3)}, {"a": 1}])
-def test_no_program_runs_and_other_values_are_refused(stored, tmp_path):
+def test_no_program_runs_and_other_values_are_refused(stored, tmp_path) -> None:
     path = leave(tmp_path, october())
     torch.save(stored, path)
     with pytest.raises(ValueError, match="holds no weights"):

@@ -9,7 +9,7 @@ from tracks.export.tests.exports import tokenizer_of, trained
 from tracks.export.tokenizers import CHAT_TEMPLATE
 
 
-def test_llama_cpp_finds_the_keys_and_tensors_it_expects(tmp_path):
+def test_llama_cpp_finds_the_keys_and_tensors_it_expects(tmp_path) -> None:
     tokenizer = tokenizer_of()
     exported = Exported("d4", trained("portable", tokenizer), tokenizer, {})
     write_gguf(exported, tmp_path)

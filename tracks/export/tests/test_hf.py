@@ -63,7 +63,7 @@ def changed(preset: str, name: str):
 
 @pytest.mark.parametrize("preset", ["october-2025", "portable", "reference"])
 @pytest.mark.parametrize("name", [*(field.name for field in dataclasses.fields(GPTConfig)), *FIELDS_OF_OTHER_KINDS])
-def test_every_setting_is_exported_or_refused_by_name(preset, name, tokenizer, tmp_path):
+def test_every_setting_is_exported_or_refused_by_name(preset, name, tokenizer, tmp_path) -> None:
     """A new field of any kind of model is tried without a change here: it must not be dropped."""
     config = changed(preset, name)
     if config is None:
@@ -79,7 +79,7 @@ def test_every_setting_is_exported_or_refused_by_name(preset, name, tokenizer, t
     torch.testing.assert_close(theirs(ids).logits, model(ids), atol=2e-5, rtol=1e-5)
 
 
-def test_settings_that_cannot_be_exported_are_refused():
+def test_settings_that_cannot_be_exported_are_refused() -> None:
     made = dataclasses.make_dataclass("Novel", [("novelty", int, 3)], bases=(GPTConfig,), frozen=True)
     assert unsupported(made(**asdict(config_with(CONFIGS["portable"]))), QWEN3) == ["novelty=3"]
     fields = {"window_pattern": "S", "max_seq_len": 128}  # no short window is left
@@ -90,7 +90,7 @@ def test_settings_that_cannot_be_exported_are_refused():
         architecture_of(config_with(SMALL | config_fields("golf-seed") | {"rope_dims": 8}))
 
 
-def test_transformers_computes_the_same(folder):
+def test_transformers_computes_the_same(folder) -> None:
     model, out, output = folder
     assert "over 384 tokens\n" in output
     options = {"output_loading_info": True, "trust_remote_code": model.config.smear}
@@ -104,7 +104,7 @@ def test_transformers_computes_the_same(folder):
         torch.testing.assert_close(theirs(ids).logits, model(ids), atol=1e-5, rtol=0)
 
 
-def test_the_card_has_shape_and_origin_of_the_model(folder):
+def test_the_card_has_shape_and_origin_of_the_model(folder) -> None:
     model, out, output = folder
     card = (out / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n")
@@ -125,7 +125,7 @@ TURNS = json.loads("""[
 CHATS = [[QUESTION], TURNS, [QUESTION, {"role": "assistant", "content": PARTS}]]
 
 
-def test_tokens_and_chat_template_are_the_same(folder, tokenizer):
+def test_tokens_and_chat_template_are_the_same(folder, tokenizer) -> None:
     words = transformers.AutoTokenizer.from_pretrained(folder[1], trust_remote_code=True)
     assert (words.bos_token, words.eos_token, words.pad_token) == ("<|bos|>", "<|assistant_end|>", "<|output_end|>")
     plain = [text for text in sample_texts() if "<|" not in text]  # there a name is the token
@@ -142,7 +142,7 @@ def test_tokens_and_chat_template_are_the_same(folder, tokenizer):
             words.apply_chat_template(wrong)
 
 
-def test_gguf_is_compared_too(tokenizer, tmp_path):
+def test_gguf_is_compared_too(tokenizer, tmp_path) -> None:
     _, out, output = exported(gguf.write_gguf, "qwen3", tokenizer, tmp_path / "out")
     assert [path.name for path in out.iterdir()] == ["model.gguf"]
     assert "logits: the largest difference in fp32 is " in output
@@ -152,14 +152,14 @@ def test_gguf_is_compared_too(tokenizer, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_another_model_is_noticed_and_not_kept(tokenizer, tmp_path, monkeypatch):
+def test_another_model_is_noticed_and_not_kept(tokenizer, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(hf, "swap_halves", lambda weight, head_dim: weight)
     with pytest.raises(ValueError, match=r"^the export computes something else: logits differ by \d"):
         exported(hf.write_folder, "nanochat", tokenizer, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_another_tokenizer_is_noticed_and_not_kept(tokenizer, tmp_path, monkeypatch):
+def test_another_tokenizer_is_noticed_and_not_kept(tokenizer, tmp_path, monkeypatch) -> None:
     merges = hf.tokenizer_files.written_merges
     monkeypatch.setattr(hf.tokenizer_files, "written_merges", lambda tokenizer: merges(tokenizer)[:-40])
     with pytest.raises(ValueError, match=r"^transformers gives other ids for"):
@@ -167,7 +167,7 @@ def test_another_tokenizer_is_noticed_and_not_kept(tokenizer, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_card_has_the_licenses_of_all_data():
+def test_the_card_has_the_licenses_of_all_data() -> None:
     base_rows = [["base_train", "world-2"], ["base_train", "notes"]]
     assert learned_from(MANIFEST) == base_rows
     chat_model = {"stage": "chat_sft", "data": {"seed": 1, "tasks": {"GSM8K~styles:2": {}, "CLIcK": {}}}}
@@ -180,7 +180,7 @@ def test_the_card_has_the_licenses_of_all_data():
     assert hf.licenses(chat_model | {"data": None}) == [["chat_sft", "not recorded", "not known"]]
 
 
-def test_an_existing_folder_is_not_touched(tokenizer, tmp_path):
+def test_an_existing_folder_is_not_touched(tokenizer, tmp_path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/precious").write_text("x")
     with pytest.raises(ValueError, match="exists already: remove it, or name another --out"):

@@ -33,7 +33,7 @@ def flags(tokenizer, tmp_path, base):
     return {"checkpoint": str(path), "tokenizer": str(tmp_path / "tokenizer.json"), "tag": "d3"}
 
 
-def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
+def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys) -> None:
     main(Config(**flags, source="sft"))
     assert capsys.readouterr().out == f"import: model_000650.pt is {tmp_path / 'base/chat_sft/d3'}, step 650\n"
     with setup("cpu", "fp32") as runtime:
@@ -49,7 +49,7 @@ def test_imported_exported_and_loaded_again(flags, tokenizer, tmp_path, capsys):
     assert "the same ids for 5000 texts" in said
 
 
-def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys):
+def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys) -> None:
     main(Config(**flags))
     mixture = write_lines(tmp_path / "chats.jsonl", *[chat(0)] * 40)
     words = {"tag": "d3", "mixture": mixture, "source": "base", "num_iterations": 2, "eval_metrics_every": -1}
@@ -71,7 +71,7 @@ tokenizer | other.json | has 700 ids and the model 701: use the tokenizer of thi
 """
 
 
-def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path):
+def test_mistakes_are_refused_and_leave_nothing(flags, tmp_path) -> None:
     other = tokenizer_of(700)
     other.save(tmp_path / "other.json")
     whole = Path(flags["checkpoint"])

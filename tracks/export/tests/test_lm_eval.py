@@ -29,7 +29,7 @@ def questions():
     return rows
 
 
-def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch):
+def test_lm_eval_decides_as_we_do(server, twin, tmp_path, monkeypatch) -> None:
     import lm_eval  # takes seconds, which every worker would pay
     from lm_eval.tasks import TaskManager
 

@@ -22,7 +22,7 @@ def runs(tmp_path_factory, tiny_world):
     return runs
 
 
-def test_it_is_exported_and_comes_home(runs, here, tmp_path, monkeypatch):
+def test_it_is_exported_and_comes_home(runs, here, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(runs.folder))
     here("tracks.export.export", "--source=rl", "--tag=default", f"--out={tmp_path / 'out'}")
     here("tracks.export.import_hf", f"--folder={tmp_path / 'out'}", "--tag=home")

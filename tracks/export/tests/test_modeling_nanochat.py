@@ -32,7 +32,7 @@ def padded(rows: list[torch.Tensor]):
 
 
 @torch.inference_mode()
-def test_logits_at_once_in_pieces_and_padded(pair):
+def test_logits_at_once_in_pieces_and_padded(pair) -> None:
     ours, theirs = pair
     ids = tokens()
     expected = ours(ids)
@@ -49,7 +49,7 @@ def test_logits_at_once_in_pieces_and_padded(pair):
 
 
 @torch.inference_mode()
-def test_generation_alone_in_padded_batches_and_with_beams(pair):
+def test_generation_alone_in_padded_batches_and_with_beams(pair) -> None:
     ours, theirs = pair
     prompts = [row[:length] for row, length in zip(tokens(rows=3), (150, 97, 131), strict=True)]  # the window is 129
     settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 7}
@@ -66,7 +66,7 @@ def test_generation_alone_in_padded_batches_and_with_beams(pair):
     assert torch.equal(*beams)
 
 
-def test_a_training_step_has_the_same_loss_and_gradients(pair):
+def test_a_training_step_has_the_same_loss_and_gradients(pair) -> None:
     ours, theirs = pair
     labels = tokens().masked_fill(torch.arange(200) < 40, -100)
     targets = labels[:, 1:].clamp(min=-1)
@@ -81,7 +81,7 @@ def test_a_training_step_has_the_same_loss_and_gradients(pair):
 
 
 @torch.inference_mode()
-def test_half_precision_keeps_the_lambdas(tmp_path):
+def test_half_precision_keeps_the_lambdas(tmp_path) -> None:
     ours = lively(CONFIGS["reference"])
     theirs = through_folder(ours, tmp_path, dtype=torch.bfloat16)
     assert (theirs.head.weight.dtype, theirs.x0_lambdas.dtype) == (torch.bfloat16, torch.float32)

@@ -28,7 +28,7 @@ def ranks_file(tokenizer: Tokenizer):
     return "".join(f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens))
 
 
-def test_tokenizers_gives_the_same_ids_and_text(tokenizer, tmp_path):
+def test_tokenizers_gives_the_same_ids_and_text(tokenizer, tmp_path) -> None:
     files.write_hf(tokenizer, tmp_path, 64)
     hf = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     special = tokenizer.special_tokens
@@ -42,14 +42,14 @@ def test_tokenizers_gives_the_same_ids_and_text(tokenizer, tmp_path):
     assert [hf.decode(ids) for ids in found[:2000]] == TEXTS[:2000]
 
 
-def test_our_file_and_tiktokens_ranks_are_read(tokenizer, tmp_path):
+def test_our_file_and_tiktokens_ranks_are_read(tokenizer, tmp_path) -> None:
     tokenizer.save(tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer.tiktoken").write_text(ranks_file(tokenizer))
     for name in ("tokenizer.json", "tokenizer.tiktoken"):
         assert files.read_tokenizer(tmp_path / name).content_hash == tokenizer.content_hash
 
 
-def test_the_merge_of_a_token_is_the_one_that_bpe_leaves():
+def test_the_merge_of_a_token_is_the_one_that_bpe_leaves() -> None:
     ranks = {bytes([byte]): byte for byte in range(256)}
     for token in (b"bc", b"ab", b"abc", b"aa", b"aaaa"):
         ranks[token] = len(ranks)
@@ -68,7 +68,7 @@ CL100K = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"  # file in the cache of tikt
 KNOWN = 20_000  # of its tokens
 
 
-def test_the_merges_of_a_real_vocabulary_give_its_ids():
+def test_the_merges_of_a_real_vocabulary_give_its_ids() -> None:
     path = Path(os.environ.get("TIKTOKEN_CACHE_DIR", "/nowhere"), CL100K)
     if not path.exists():
         pytest.skip("TIKTOKEN_CACHE_DIR names no folder with cl100k_base")
@@ -87,7 +87,7 @@ def test_the_merges_of_a_real_vocabulary_give_its_ids():
         assert ours.encode(text).tolist() == ids[theirs.encode(text)].tolist()
 
 
-def test_ranks_with_bytes_in_another_order_are_refused(tokenizer, tmp_path):
+def test_ranks_with_bytes_in_another_order_are_refused(tokenizer, tmp_path) -> None:
     """Their merges would mean other bytes."""
     first, second, *others = ranks_file(tokenizer).splitlines(keepends=True)
     path = tmp_path / "tokenizer.tiktoken"
@@ -97,7 +97,7 @@ def test_ranks_with_bytes_in_another_order_are_refused(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"!!! 0 1", b"\x80\x04\x95pickle", b"{"])
-def test_another_file_is_refused_in_one_sentence(content, tmp_path):
+def test_another_file_is_refused_in_one_sentence(content, tmp_path) -> None:
     path = tmp_path / "tokenizer.pkl"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"is neither our tokenizer.json nor a file of tiktoken's ranks"):

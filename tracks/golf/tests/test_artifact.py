@@ -33,7 +33,7 @@ def written():
     return write_artifact({"depth": 1}, STORED, VOCABULARY, {"embed.weight": "int8-row"})
 
 
-def test_everything_comes_back_in_fewer_bytes_where_few_values_are_frequent():
+def test_everything_comes_back_in_fewer_bytes_where_few_values_are_frequent() -> None:
     found = read_artifact(written())
     assert (found.config, found.vocabulary, found.recipes) == ({"depth": 1}, VOCABULARY, {"embed.weight": "int8-row"})
     for name, value in STORED.items():
@@ -51,13 +51,13 @@ def test_everything_comes_back_in_fewer_bytes_where_few_values_are_frequent():
     assert len(packed) < 0.6 * 64 * 64 * 6 / 8
 
 
-def test_every_compressor_gives_back_its_bytes():
+def test_every_compressor_gives_back_its_bytes() -> None:
     for press, expand in artifact.COMPRESSORS.values():
         for raw in (bytes(range(256)) * 3, b""):
             assert expand(press(raw)) == raw
 
 
-def test_a_flipped_bit_is_found_and_another_file_refused():
+def test_a_flipped_bit_is_found_and_another_file_refused() -> None:
     for place in (len(MAGIC) + 3, len(MAGIC) + 40, -1):
         data = bytearray(written())
         data[place] ^= 1

@@ -20,7 +20,7 @@ def flags_of(*words):
     return golf.expand(dict(word.partition("=")[::2] for word in words))
 
 
-def test_flags_win_over_the_row_and_bytes_over_the_budget_are_refused():
+def test_flags_win_over_the_row_and_bytes_over_the_budget_are_refused() -> None:
     found = flags_of("--entry=golf", "--width=64", "--num-iterations=5")
     assert (found["--width"], found["--num-iterations"]) == ("64", "5")
     assert "--target-seconds" not in found
@@ -32,7 +32,7 @@ def test_flags_win_over_the_row_and_bytes_over_the_budget_are_refused():
 
 @pytest.mark.parametrize("trick", ["", *golf.TRICKS])
 @pytest.mark.parametrize(("entry", "scale"), golf.ENTRIES)
-def test_each_row_has_a_clock_and_plans_that_fit_the_model_without_any_trick_too(entry, scale, trick):
+def test_each_row_has_a_clock_and_plans_that_fit_the_model_without_any_trick_too(entry, scale, trick) -> None:
     flags = flags_of(f"--scale={scale}", f"--entry={entry}", f"--without={trick}")
     assert 0.8 < float(flags["--target-seconds"]) / golf.SCALES[scale].seconds < 0.95  # the rest is for packing
     assert all((baseline, scale) in golf.ENTRIES for baseline in golf.BASELINES)
@@ -41,7 +41,7 @@ def test_each_row_has_a_clock_and_plans_that_fit_the_model_without_any_trick_too
         assert assign(plan, matrices(model))
 
 
-def test_an_entry_is_tried_without_the_tricks_that_it_has():
+def test_an_entry_is_tried_without_the_tricks_that_it_has() -> None:
     of_the_seed = {"XSA", "partial RoPE", "QK gain", "attention eps", "orthogonal init"}
     assert set(golf.TRICKS) - set(golf.tricks_of({})) == {"backout", "residual factors", *of_the_seed}
     assert set(golf.TRICKS) - set(golf.tricks_of({"--scale": "cpu"})) == {"late QAT", "residual factors", *of_the_seed}
@@ -62,7 +62,7 @@ def run_of(entry, scale):
     return config, plan_run(config, golf.VOCABULARIES.get(entry, golf.SCALES[scale].vocabulary))
 
 
-def test_the_seed_has_the_rates_of_its_own_log():
+def test_the_seed_has_the_rates_of_its_own_log() -> None:
     """They stand in the row so that our factors for width, batch and size give them back."""
     _, plan = run_of("seed", "1gpu")
     groups = build_groups(new_model(plan.model), plan.rates)
@@ -72,7 +72,7 @@ def test_the_seed_has_the_rates_of_its_own_log():
     assert plan.counts["total"] == 19_417_152 - 18_432  # without its skip weights and scales of channels
 
 
-def test_rows_without_clips_fit_their_budget():
+def test_rows_without_clips_fit_their_budget() -> None:
     """Nothing scales them: int8-row takes 0.87 to 0.94 bytes a parameter, with scales and header.
 
     The tightest row, naive-narrow of the scale embedded, is 121,881 bytes for 132,096 parameters when it is trained.
@@ -96,11 +96,11 @@ luck | usage: python -m tracks.golf.entries [--scale=NAME] [--entry=NAME] [--wit
 
 
 @pytest.mark.parametrize("case", UNKNOWN.strip().splitlines())
-def test_unknown_names_and_parts_are_refused(case):
+def test_unknown_names_and_parts_are_refused(case) -> None:
     flag, sentence = case.split(" | ")
     with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
         golf.main([flag, "plan"] if "not known" in sentence else [flag])
 
 
-def test_the_type_of_scales_names_the_keys():
+def test_the_type_of_scales_names_the_keys() -> None:
     assert get_args(ScaleName) == tuple(SCALES)

@@ -37,7 +37,7 @@ def scored(base, tag):
 
 
 @NEEDS_SANDBOX
-def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
+def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch) -> None:
     (tmp_path / "real").mkdir()
     for link, target in {"temporary": tmp_path / "real", "repository": golf_eval.ROOT}.items():
         (tmp_path / link).symlink_to(target)
@@ -67,7 +67,7 @@ def test_a_file_is_scored_alone(base, capsys, tmp_path, monkeypatch):
 
 
 @NEEDS_SANDBOX
-def test_entries_are_compared_with_the_best_baseline(base):
+def test_entries_are_compared_with_the_best_baseline(base) -> None:
     golf_pack.main(golf_pack.Config(tag="entry", eval_bytes=3000))
     golf_eval.main(golf_eval.Config(tag="entry", stride=32, count_tokenizer=True))
     outcome = scored(base, "entry")
@@ -104,7 +104,7 @@ def speed(factor):
     return {"seconds of the model": 0.5 * factor, "seconds": 0.6 * factor, "stride": 32}
 
 
-def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_take_it():
+def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_take_it() -> None:
     scale = replace(EMBEDDED, scoring=5)
     for factor, least, stride in ((1, 8, 8), (1, 16, 16), (2, 8, 16), (4, 8, 32), (100, 8, 32)):
         assert golf_eval.choose_stride(-1, speed(factor), replace(scale, stride=least)) == stride
@@ -112,7 +112,7 @@ def test_the_first_run_of_a_series_chooses_a_stride_that_fits_and_the_others_tak
     assert golf_eval.choose_stride(0, speed(1), scale) == 32
 
 
-def test_on_a_gpu_the_scoring_process_gets_the_device_and_no_sandbox():
+def test_on_a_gpu_the_scoring_process_gets_the_device_and_no_sandbox() -> None:
     done = subprocess.CompletedProcess([], 0, 'a warning\n{"bpb": 1}\n', "")
     with patch.object(subprocess, "run", return_value=done) as run:
         assert golf_eval.run_scorer("/folder", SCALES["1gpu"], False, 8, 64) == {"bpb": 1}
@@ -121,7 +121,7 @@ def test_on_a_gpu_the_scoring_process_gets_the_device_and_no_sandbox():
     assert golf_eval.find_sandbox("cuda", unsafe=False) == "no, on a GPU"
 
 
-def test_an_entry_without_a_file_is_refused():
+def test_an_entry_without_a_file_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no finished artifact at"):
         golf_eval.main(golf_eval.Config(tag="nobody"))
     with pytest.raises(ValueError, match="has not finished for nothing-golf-1"):

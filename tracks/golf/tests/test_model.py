@@ -32,7 +32,7 @@ from tracks.golf.model import GolfConfig, GolfGPT, exclude_own, require_golf
 from tracks.golf.tests.golf_models import CONFIGS
 
 
-def test_the_registry_has_the_fields():
+def test_the_registry_has_the_fields() -> None:
     """With the values that change nothing, which are the defaults."""
     own = {field.name: field.default for field in fields(GolfConfig)}
     for field in fields(InductionConfig):
@@ -40,7 +40,7 @@ def test_the_registry_has_the_fields():
     assert registry.MODEL_FIELDS["golf"] == own
 
 
-def test_without_tricks_it_is_a_plain_gpt():
+def test_without_tricks_it_is_a_plain_gpt() -> None:
     plain, golf = GPT(GPTConfig(**SMALL)), GolfGPT(GolfConfig(**SMALL))
     for model in (plain, golf):
         model.init_weights(3)
@@ -49,7 +49,7 @@ def test_without_tricks_it_is_a_plain_gpt():
     assert torch.equal(plain(ids), golf(ids))
 
 
-def test_manifests_from_before_there_were_kinds():
+def test_manifests_from_before_there_were_kinds() -> None:
     changes = {"mlp_ratio": 3.0, "window_pattern": "L", "rope_base": 10000.0, "rope_dims": 32, "qk_scale": 1.0}
     changes |= {"query_gain": 1.75, "qk_eps": 1e-06, "exclusive_last": 2, "orthogonal": True, "softcap": 30.0}
     changes |= {"tie_embeddings": True} | dict.fromkeys(("residual_lambdas", "x0_lambdas", "value_embeds"), False)
@@ -66,26 +66,26 @@ def test_manifests_from_before_there_were_kinds():
 
 
 @pytest.mark.parametrize("dims", [18, 3, -2])
-def test_a_config_that_cannot_be_is_refused(dims):
+def test_a_config_that_cannot_be_is_refused(dims) -> None:
     with pytest.raises(ValueError, match=f"rope_dims={dims} has to be even, and at most 16, the head's size"):
         GolfConfig(**SMALL, rope_dims=dims)
 
 
-def test_an_artifact_holds_no_other_kind():
+def test_an_artifact_holds_no_other_kind() -> None:
     require_golf(config_with(SMALL))
     require_golf(config_with(CONFIGS["golf"]))
     with pytest.raises(ValueError, match="golf artifacts hold plain models: train without sweeps"):
         require_golf(config_with({**SMALL, "sweeps": 2}))
 
 
-def test_attention_without_the_own_value():
+def test_attention_without_the_own_value() -> None:
     y, v = torch.randn(2, 5, 4, 8), torch.randn(2, 5, 2, 8)
     own = v.repeat_interleave(2, dim=2)  # two heads share a value
     share = (y * own).sum(-1, keepdim=True) / own.square().sum(-1, keepdim=True)
     assert_close(exclude_own(y, v), y - share * own)
 
 
-def test_matrices_start_orthogonal_and_smaller_where_many_layers_write():
+def test_matrices_start_orthogonal_and_smaller_where_many_layers_write() -> None:
     model = lively({**SMALL, "orthogonal": True})
     model.init_weights(1)
     for name, weight in model.named_parameters():
@@ -95,7 +95,7 @@ def test_matrices_start_orthogonal_and_smaller_where_many_layers_write():
             assert_close(small @ small.T, factor**2 * torch.eye(len(small)), atol=1e-5, rtol=0)
 
 
-def test_an_initial_gain_of_one_changes_nothing_and_is_learned_for_each_head():
+def test_an_initial_gain_of_one_changes_nothing_and_is_learned_for_each_head() -> None:
     fields = {**SMALL, "qk_scale": 1.0}
     plain, gained = GPT(GPTConfig(**fields)), GolfGPT(GolfConfig(**fields, query_gain=1.0))
     for model in (plain, gained):
@@ -111,7 +111,7 @@ def test_an_initial_gain_of_one_changes_nothing_and_is_learned_for_each_head():
     assert_close(gained(ids), sharper(ids), atol=1e-5, rtol=1e-5)
 
 
-def test_the_learning_rate_of_gains_is_a_flag_and_scales_with_the_batch():
+def test_the_learning_rate_of_gains_is_a_flag_and_scales_with_the_batch() -> None:
     model = lively({**SMALL, "query_gain": 1.0})
     rates = []
     for scalar_lr, scale in ((0.5, 1.0), (0.5, 2.0), (1.5, 1.0)):
@@ -130,7 +130,7 @@ CASES = field_cases(GolfConfig, TRUNK | {"orthogonal"}, OTHER_VALUES)  # which c
 
 
 @each_case(CASES)
-def test_every_field_acts_trains_and_is_known_to_inference(case, monkeypatch):
+def test_every_field_acts_trains_and_is_known_to_inference(case, monkeypatch) -> None:
     assert lively(case.switched).config.kind == "golf"
     assert IDLE[case.name] != case.value
     check_that_it_acts(case)
@@ -138,12 +138,12 @@ def test_every_field_acts_trains_and_is_known_to_inference(case, monkeypatch):
     check_bound_of_scores(case, monkeypatch)
 
 
-def test_every_row_of_parameters_is_used():
+def test_every_row_of_parameters_is_used() -> None:
     check_rows(GolfGPT, [lively({**SMALL, "mlp": "swiglu", "query_gain": 1.0})])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_configuration_is_one_model_in_all_ways(name, tmp_path, monkeypatch):
+def test_every_configuration_is_one_model_in_all_ways(name, tmp_path, monkeypatch) -> None:
     fields = CONFIGS[name]
     check_letters(fields)
     check_decisions(fields, tmp_path, monkeypatch)

@@ -30,7 +30,7 @@ def packed(base):
     return read_json(base.folder / "golf_pack/entry/outcome.json")
 
 
-def test_the_finest_codes_that_fit_fill_the_bytes_and_come_again(base):
+def test_the_finest_codes_that_fit_fill_the_bytes_and_come_again(base) -> None:
     config = golf_pack.Config(tag="entry", plan=PLAN, model_bytes=60_000, eval_bytes=3000)
     golf_pack.main(config)
     path = base.folder / "golf_pack/entry/artifact.golf"
@@ -47,7 +47,7 @@ def test_the_finest_codes_that_fit_fill_the_bytes_and_come_again(base):
         assert taken > 0.98 * by_entropy
 
 
-def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch):
+def test_the_clock_runs_through_calibration_and_packing(base, monkeypatch) -> None:
     clock, real, read = [0.0], time.monotonic, golf_pack.calibration_batches
 
     def planted(*arguments):

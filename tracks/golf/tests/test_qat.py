@@ -15,7 +15,7 @@ CONFIGS = {name: models.CONFIGS[name] for name in ("reference", "portable")} | g
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_fake_quantization_acts_as_the_quantized_weights_and_its_gradient_passes_straight(name):
+def test_fake_quantization_acts_as_the_quantized_weights_and_its_gradient_passes_straight(name) -> None:
     model, twin, ids = lively(CONFIGS[name]), lively(CONFIGS[name]), tokens()
     plan = "int5-row+clip-3"
     rounding = FakeQuantization(model, plan, 0.5)
@@ -39,7 +39,7 @@ def test_fake_quantization_acts_as_the_quantized_weights_and_its_gradient_passes
     assert_close(model(ids), before)
 
 
-def test_weights_are_rounded_again_after_a_step():
+def test_weights_are_rounded_again_after_a_step() -> None:
     model, ids = lively(CONFIGS["golf"]), tokens()
     rounding = FakeQuantization(model, "int6-row", 0)
     rounding(0)
@@ -51,7 +51,7 @@ def test_weights_are_rounded_again_after_a_step():
     assert not torch.allclose(model(ids), before)
 
 
-def test_parameters_stay_the_optimizers():
+def test_parameters_stay_the_optimizers() -> None:
     """Layers are replaced: parameters, their names and order are the same. An empty plan replaces none."""
     model = lively(CONFIGS["golf"])
     before = dict(model.named_parameters())
@@ -64,6 +64,6 @@ def test_parameters_stay_the_optimizers():
     assert all(after[name] is before[name] for name in before)
 
 
-def test_gptq_needs_text():
+def test_gptq_needs_text() -> None:
     with pytest.raises(ValueError, match=r"--qat=int6-row\+gptq: gptq cannot be used in training, leave it out"):
         FakeQuantization(lively(CONFIGS["golf"]), "int6-row+gptq", 0)

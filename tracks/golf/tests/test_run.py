@@ -25,7 +25,7 @@ def began(output: str):
 
 
 @pytest.mark.slow
-def test_golf_repeats_the_best_baseline_ablates_and_resumes(series, base, tmp_path):
+def test_golf_repeats_the_best_baseline_ablates_and_resumes(series, base, tmp_path) -> None:
     flags = [*GOLF, *FLAGS, FEW_TRICKS, "--seeds=2", "--ablate"]
     ended = series("tracks.golf.run", *flags)
     scored = {path.parent.name for path in base.glob("golf_eval/*/outcome.json")}
@@ -46,7 +46,7 @@ def test_golf_repeats_the_best_baseline_ablates_and_resumes(series, base, tmp_pa
     assert finished(repeated.stdout) == began(ended.stdout)[:-2]
 
 
-def test_a_series_resumes_repeats_what_changed_and_ends_with_a_comparison(series, base, tmp_path):
+def test_a_series_resumes_repeats_what_changed_and_ends_with_a_comparison(series, base, tmp_path) -> None:
     flags = [*GOLF, *FLAGS, FEW_TRICKS, "--seeds=1"]
     series("tracks.golf.run", *flags)
     assert "Entries, against the best baseline" in (tmp_path / "golf.md").read_text(encoding="utf-8")
@@ -85,7 +85,7 @@ if not torch.cuda.is_available():
 
 
 @pytest.mark.parametrize(("flag", "sentence"), MISTAKES)
-def test_a_mistake_in_a_flag_is_found_first(series, base, flag, sentence):
+def test_a_mistake_in_a_flag_is_found_first(series, base, flag, sentence) -> None:
     refused = series("tracks.golf.run", "--scale=embedded", "--tag=mistaken", "--data=letters", flag, code=2)
     assert refused.stderr.startswith(f"error: {sentence}")
     assert not (base / "tok_train").exists()

@@ -47,7 +47,7 @@ def packed(tokenizer):
 
 
 @pytest.mark.parametrize("fields", [{"max_seq_len": 2048}, {"heads": 12, "kv_heads": 6, "width": 96}, {}])
-def test_a_config_comes_back_without_its_defaults(fields):
+def test_a_config_comes_back_without_its_defaults(fields) -> None:
     for name in CONFIGS:
         config = config_with({**CONFIGS[name], **fields})
         assert asdict(GolfConfig(**without_defaults(config))) | asdict(config) == asdict(GolfConfig(**asdict(config)))
@@ -61,7 +61,7 @@ def files(packed, tmp_path):
 
 
 @pytest.mark.parametrize(("stride", "rows"), [(32, 8), (16, 3), (7, 8), (1, 50)])
-def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows):
+def test_a_score_is_that_of_base_loss(packed, tokenizer, stride, rows) -> None:
     model, data = packed
     text = read_text([pa.array(TEXTS)], tokenizer, 10**9)
     with setup("cpu", "fp32") as runtime:
@@ -82,7 +82,7 @@ def refusal(files, stride=0, seconds=60):
     return str(refused.value)
 
 
-def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
+def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed) -> None:
     arguments = (str(files), 16, 8, 60, "cpu")
     program = f"import json; from tracks.golf.score import score_files; print(json.dumps(score_files{arguments}))"
     plain = json.loads(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT))
@@ -98,7 +98,7 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed):
     assert refusal(files) == "the artifact is damaged: its content does not have the SHA-256 in its header"
 
 
-def test_what_cannot_be_scored_is_refused(files, packed):
+def test_what_cannot_be_scored_is_refused(files, packed) -> None:
     sentence = "--stride=33 would leave out text, use 1 to 32, the context's length"
     assert refusal(files, stride=33).startswith(sentence)
     assert refusal(files, seconds=0).startswith("scoring took longer than")
@@ -112,7 +112,7 @@ def test_what_cannot_be_scored_is_refused(files, packed):
 
 
 @NEEDS_SANDBOX
-def test_the_sandbox_shows_what_it_is_given_and_nothing_else(tmp_path):
+def test_the_sandbox_shows_what_it_is_given_and_nothing_else(tmp_path) -> None:
     given_folder, other = tmp_path / "given", tmp_path / "other"
     for folder in (given_folder, other):
         folder.mkdir()

@@ -18,7 +18,7 @@ def arm(name, bpb):
     return Arm(name, runs)
 
 
-def test_arms_are_compared_over_seeds():
+def test_arms_are_compared_over_seeds() -> None:
     own, other = arm("a", [1.0, 1.1, 1.2]), arm("b", [1.5, 1.6, 1.4])
     table = comparison_table("Entries", [own, other, arm("a", [1.2])], other)
     name, mean, deviation, difference, p, *rest = table["rows"][0]
@@ -30,7 +30,7 @@ def test_arms_are_compared_over_seeds():
     assert arm("a", [1.0]).against(arm("b", [2.0])) == (-1.0, None)
 
 
-def test_runs_become_means_if_they_can_be_compared():
+def test_runs_become_means_if_they_can_be_compared() -> None:
     found = arm("a", [1.0, 1.5]).means()
     assert found["bpb"] == {"value": 1.25, "stderr": pytest.approx(0.5 / 2**0.5), "format": ".4f"}
     assert (found["Bytes"], found["Text"]) == (5, "hash of 1.0, hash of 1.5")

@@ -28,7 +28,7 @@ def base_dir(base, monkeypatch):
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
 
 
-def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base):
+def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base) -> None:
     for last in (7, 13):
         base.run("parts", *GOLF, script="tracks.golf.train", before=SignalAfter(last - 1, signal.SIGTERM))
         assert saved_steps(base.of("parts"))[-1] == last
@@ -39,7 +39,7 @@ def test_seven_and_six_and_seven_steps_through_the_switch_are_twenty(base):
     assert base.metrics("parts") == base.metrics("straight")
 
 
-def test_the_switch_is_at_its_share_of_the_run(base):
+def test_the_switch_is_at_its_share_of_the_run(base) -> None:
     base.run("plain", "--model=golf", script="tracks.golf.train")
     soon = [load(base.of(tag), 12).model_tensors() for tag in ("plain", "straight")]
     assert not torch.equal(soon[0]["embed.weight"], soon[1]["embed.weight"])
@@ -50,7 +50,7 @@ def test_the_switch_is_at_its_share_of_the_run(base):
 
 
 @NEEDS_SANDBOX
-def test_validation_with_fake_quantization_is_that_of_the_artifact(base):
+def test_validation_with_fake_quantization_is_that_of_the_artifact(base) -> None:
     plan = GOLF[1].removeprefix("--qat=")
     golf_pack.main(golf_pack.Config(tag="straight", plan=plan, model_bytes=0, eval_bytes=2000))
     golf_eval.main(golf_eval.Config(tag="straight", stride=0))
@@ -67,7 +67,7 @@ def warm_up_with(count):
 
 
 @pytest.mark.slow
-def test_compiled_the_warm_up_leaves_no_trace(base):
+def test_compiled_the_warm_up_leaves_no_trace(base) -> None:
     """Both layers of each matrix are compiled before the first step, whatever number of steps that takes."""
     flags = (*GOLF, "--compile", "--dtype=bf16", "--num-iterations=6")
     for count in (1, 3):
@@ -90,7 +90,7 @@ MISTAKES = """
 
 
 @pytest.mark.parametrize("case", MISTAKES.strip().splitlines())
-def test_bad_input_is_refused(base, here, case):
+def test_bad_input_is_refused(base, here, case) -> None:
     flag, sentence = case.split(" | ")
     flags = base.flags("refused", *GOLF[:2], flag)
     refused = here("tracks.golf.train", *flags, code=2, NANOCHAT_BASE_DIR=str(base.folder))

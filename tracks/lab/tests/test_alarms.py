@@ -28,7 +28,7 @@ def kinds(*arguments):
     return [alarm.kind for alarm in alarms(*arguments)]
 
 
-def test_healthy_runs_raise_no_alarm():
+def test_healthy_runs_raise_no_alarm() -> None:
     random = np.random.default_rng(SEED)
     found = [alarms(log(*healthy(random), epochs=5), {}, {}) for _ in range(200)]
     assert sum(map(bool, found)) <= 2, SEED
@@ -36,7 +36,7 @@ def test_healthy_runs_raise_no_alarm():
     assert alarms(log(*healthy(random, 20)), {}, {}) == []
 
 
-def test_faults_are_found():
+def test_faults_are_found() -> None:
     random = np.random.default_rng(SEED)
     for _ in range(20):
         loss, norm = healthy(random)
@@ -61,7 +61,7 @@ def test_faults_are_found():
     assert alarms(log(random.standard_normal(300), np.zeros(300)), {}, {}) == []
 
 
-def test_shares_beside_the_parent():
+def test_shares_beside_the_parent() -> None:
     before = {"MMLU": Estimate(0.50, 0.01), "stops": Estimate(0.9, 0.01), "few": Estimate(0.5, 0.1)}
     after = {"MMLU": Estimate(0.38, 0.01), "stops": Estimate(0.2, 0.01), "few": Estimate(0.3, 0.1)}
     found = alarms([], after | {"new": Estimate(0, 0)}, before)
@@ -71,7 +71,7 @@ def test_shares_beside_the_parent():
     assert alarms([], {"MMLU": Estimate(0.41, 0.001)}, before) == []  # 9 points
 
 
-def test_a_staircase_has_a_step_and_its_error():
+def test_a_staircase_has_a_step_and_its_error() -> None:
     """The estimate covers the planted step, with a trend and a curvature that are no step."""
     random = np.random.default_rng(SEED)
     z = []

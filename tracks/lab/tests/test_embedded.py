@@ -10,7 +10,7 @@ from tracks.lab.sweep import mistakes, read_spec
 
 
 @pytest.mark.parametrize("broken", [False, True])
-def test_the_spec_is_accepted(tmp_path, broken):
+def test_the_spec_is_accepted(tmp_path, broken) -> None:
     mixes = mixes_of(Path("/chats"))
     if broken:
         mixes = {name: mixes[name] for name in ("choices", "facts")}

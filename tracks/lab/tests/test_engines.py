@@ -67,7 +67,7 @@ def began(job: Job, name: str):
     return (job.folder.parents[1] / "tiny" / name / "began").read_text().splitlines()
 
 
-def test_a_chain_that_fails_ends_and_the_others_go_on(job):
+def test_a_chain_that_fails_ends_and_the_others_go_on(job) -> None:
     own, chains = job({"a": "", "b": ""}, {"c": "--fail", "d": ""}, {"e": ""})
     assert ENGINES["local"](own, chains, 1, 0) == 1
     assert sorted(path.name for path in (own.folder.parents[1] / "tiny").iterdir()) == ["a", "b", "c", "e"]
@@ -76,7 +76,7 @@ def test_a_chain_that_fails_ends_and_the_others_go_on(job):
     assert [len(began(own, name)) for name in "abce"] == [1, 1, 2, 1]
 
 
-def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch):
+def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch) -> None:
     """The first step waits until the other chain has ended. No GPU is needed: its number is a word for the steps."""
     own, chains = job({"a": "--wait"}, {"b": "", "c": ""})
     base = own.folder.parents[1]
@@ -99,7 +99,7 @@ def test_chains_side_by_side_share_cores_and_gpus(job, monkeypatch):
     assert shares[1] == shares[2]
 
 
-def test_slurm_runs_an_array(job, tmp_path, monkeypatch):
+def test_slurm_runs_an_array(job, tmp_path, monkeypatch) -> None:
     own, chains = job({"a": "", "b": ""}, {"c": "--fail"}, {"e": ""})
     fake = tmp_path / "bin/sbatch"
     write_text(fake, SBATCH)
@@ -118,7 +118,7 @@ def test_slurm_runs_an_array(job, tmp_path, monkeypatch):
     assert [len(began(own, name)) for name in "abce"] == [1, 1, 2, 1]
 
 
-def test_ray_goes_on_without_a_killed_node(job, monkeypatch):
+def test_ray_goes_on_without_a_killed_node(job, monkeypatch) -> None:
     """A cluster of two nodes; that of a waiting step is killed, and the step begins again on the other."""
     pytest.importorskip("ray", reason="Ray is an extra: pip install 'nanochat[ray]'")
     from ray.cluster_utils import Cluster
@@ -150,7 +150,7 @@ def test_ray_goes_on_without_a_killed_node(job, monkeypatch):
         cluster.shutdown()
 
 
-def test_slurm_and_ray_are_needed(job, tmp_path, monkeypatch):
+def test_slurm_and_ray_are_needed(job, tmp_path, monkeypatch) -> None:
     own, chains = job({"a": ""})
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="needs the command sbatch"):
@@ -160,5 +160,5 @@ def test_slurm_and_ray_are_needed(job, tmp_path, monkeypatch):
         ENGINES["ray"](own, chains, 1, 0)
 
 
-def test_the_type_of_engines_names_the_keys():
+def test_the_type_of_engines_names_the_keys() -> None:
     assert get_args(EngineName) == tuple(ENGINES)

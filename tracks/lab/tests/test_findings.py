@@ -46,7 +46,7 @@ def verdicts(spec):
     return {(one.base, one.mix): one.verdict for one in findings.verdicts_on(spec, results_of(spec))}
 
 
-def test_the_truth_is_found_on_both_bases(base, spec):
+def test_the_truth_is_found_on_both_bases(base, spec) -> None:
     expected = {"good": "keep", "idle": "scale up", "bad": "drop"}
     assert verdicts(spec) == {(name, mix): verdict for name in spec.bases for mix, verdict in expected.items()}
     results = results_of(spec)
@@ -58,7 +58,7 @@ def test_the_truth_is_found_on_both_bases(base, spec):
     assert gain.error < 3.5  # without pairs it would be more
 
 
-def test_scores_are_those_of_the_files(base, spec):
+def test_scores_are_those_of_the_files(base, spec) -> None:
     found = findings.cells(results_of(spec), [*spec.dev, *spec.stable, "not asked yet"])
     scores = found["two", "World-Facts"]["good"]
     assert (len(found), scores.shape) == (2 * 2, (2, QUESTIONS))
@@ -68,7 +68,7 @@ def test_scores_are_those_of_the_files(base, spec):
         assert row.tolist() == [100 * np.mean([one["right"] for one in record["completions"]]) for record in records]
 
 
-def test_failed_and_broken_runs_are_left_out(base, spec):
+def test_failed_and_broken_runs_are_left_out(base, spec) -> None:
     spiked, failed, other, new = (spec.tag_of(run) for run in spec.runs[:8:2])
     shutil.rmtree(base / "chat_sft" / spiked)
     train(base, spiked, scale=5.0)
@@ -87,7 +87,7 @@ def test_failed_and_broken_runs_are_left_out(base, spec):
     assert [len(found["two", "World-Facts"][mix]) for mix in spec.mixes] == [2, 2, 2, 2]
 
 
-def test_a_stable_benchmark_that_falls_is_an_alarm(base, spec):
+def test_a_stable_benchmark_that_falls_is_an_alarm(base, spec) -> None:
     tag = spec.tag_of(spec.runs[0])
     path = base / "chat_eval_sft" / tag / "World-Choices.jsonl"
     wrong = [{"right": False, "reason": "length"}]
@@ -108,7 +108,7 @@ def test_a_stable_benchmark_that_falls_is_an_alarm(base, spec):
     assert "collapse" in str([result.alarms for result in results_of(spec)])
 
 
-def test_synergy_is_the_gain_beyond_the_sum_of_both():
+def test_synergy_is_the_gain_beyond_the_sum_of_both() -> None:
     """Made cells: each part gains 10 points, both together 40."""
     random, shares = np.random.default_rng(0), {"plain": 0.3, "a": 0.4, "b": 0.4, "a+b": 0.7}
     found = {mix: 100.0 * (random.random((3, 4000)) < share) for mix, share in shares.items()}
@@ -122,7 +122,7 @@ def test_synergy_is_the_gain_beyond_the_sum_of_both():
     assert not findings.differences({("one", "Task"): found}, "plain", are_synergies=True)
 
 
-def test_merges_keep_a_share_of_gains(base):
+def test_merges_keep_a_share_of_gains(base) -> None:
     """Merges of a mix that gains and one that does not, and of none that gains."""
     spec = read_lab(base, {"repeats = 2": 'repeats = 2\nmethods = ["linear", "task"]', "[benchmarks]": MERGES})
     make_lab(base, spec)
@@ -149,7 +149,7 @@ def test_merges_keep_a_share_of_gains(base):
     assert evaluation.parent == merging.output == "merge/lab-one-both-linear-1-1"
 
 
-def test_mixes_without_a_result_have_no_verdict(base, spec):
+def test_mixes_without_a_result_have_no_verdict(base, spec) -> None:
     for seed in spec.seeds:
         shutil.rmtree(base / f"chat_sft/lab-one-good-1-{seed}")
     assert ("one", "good") not in verdicts(spec)
@@ -174,7 +174,7 @@ def report(base: Path, look: int = 0, changes: Mapping[str, str] = MappingProxyT
     return tables
 
 
-def test_the_section_has_the_matrix_and_the_recommendation(base):
+def test_the_section_has_the_matrix_and_the_recommendation(base) -> None:
     tables = report(base)
     matrix = {row[0]: row for row in tables["Scores, one"]}
     assert [cell.get("unit") for cell in matrix["good"][2:]] == [" ▲", None]
@@ -197,7 +197,7 @@ def test_the_section_has_the_matrix_and_the_recommendation(base):
     assert re.search(r"\| good +\| 2 of 2 \| [\d.]+ ± [\d.]+ ▲", text)
 
 
-def test_costs_are_apart(base):
+def test_costs_are_apart(base) -> None:
     rows = report(base, look=1)["Cost"]
     # Runs of 240 and evaluations of 60 seconds, on eight GPUs for 24 dollars an hour: 8 of 16 runs are final. The two
     # bases are evaluated too.
@@ -205,7 +205,7 @@ def test_costs_are_apart(base):
     assert [row[5] for row in rows] == pytest.approx([0.36, 0.2])
 
 
-def test_holes_and_alarms_are_named(base, spec):
+def test_holes_and_alarms_are_named(base, spec) -> None:
     assert "Alarms" not in tables_of(base, spec)
     for stage, tag in product(("chat_sft", "chat_eval_sft"), ("lab-one-idle-1-1", "lab-one-idle-1-2")):
         shutil.rmtree(base / stage / tag)
@@ -220,7 +220,7 @@ def test_holes_and_alarms_are_named(base, spec):
     assert alarms[2:] == [["lab-two-bad-1-1", "loss", "yes"]] * 2  # the spike, and the end
 
 
-def test_the_noise_of_repeats(base):
+def test_the_noise_of_repeats(base) -> None:
     spec = read_lab(base, {"repeats = 2": "repeats = 4\nslots = [2]"})
     for number, name in enumerate(spec.bases):
         shares = {"World-Facts": 0.5, "World-Choices": 0.6}
@@ -243,7 +243,7 @@ def test_the_noise_of_repeats(base):
         findings.write_noise(spec, begin(spec))
 
 
-def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
+def test_rates_are_searched_by_the_validation_loss(base, monkeypatch) -> None:
     """The runs are made here: their loss is lowest at twice the stage's rate, and high rates diverge."""
     spec = read_lab(base, {'bases = ["one", "two"]': 'bases = ["one"]'})
     for name in spec.bases:
@@ -274,7 +274,7 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch):
         findings.final_loss(spec, Run("one", "plain", 10.0, 1))
 
 
-def test_two_labs_are_compared(base, tmp_path, monkeypatch):
+def test_two_labs_are_compared(base, tmp_path, monkeypatch) -> None:
     report(base)
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path / "b"))
     report(tmp_path / "b", changes={"seeds = [1, 2]": "seeds = [1, 2, 3]"})

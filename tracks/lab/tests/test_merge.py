@@ -28,7 +28,7 @@ def merges(tmp_path_factory):
     return Merges(tmp_path_factory.mktemp("merges"))
 
 
-def test_a_merge_is_a_checkpoint_like_any(merges):
+def test_a_merge_is_a_checkpoint_like_any(merges) -> None:
     merges.start("sum", "--models=one,two", "--method=task", "--scale=2").done()
     one, two, both = (load(merges.of(tag), 2) for tag in ("one", "two", "sum"))
     parent = load(merges.of("parent"), 6)

@@ -23,14 +23,14 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_model_with_itself_and_a_model_alone(method):
+def test_a_model_with_itself_and_a_model_alone(method) -> None:
     first, second, parent = map(weights, range(3))
     assert same(merge([first, first], [0.3, 0.7], method, parent), first)
     assert same(merge([first, second], [1, 0], method, parent), first)
     assert not same(merge([first, second], [1, 1], method, parent), first)
 
 
-def test_the_methods_are_their_formulas(monkeypatch):
+def test_the_methods_are_their_formulas(monkeypatch) -> None:
     start, one, other = (torch.tensor(values) for values in ([1.0, 1, 1, 1], [3.0, 1, 0, 1.5], [2.0, 5, 1.5, 0]))
 
     def merged(*arguments: float | str):
@@ -52,7 +52,7 @@ def test_the_methods_are_their_formulas(monkeypatch):
     assert merged(1, 1, "ties", 1.0) == [2.5, 5, 0, 0]
 
 
-def test_a_soup_keeps_the_models_that_help():
+def test_a_soup_keeps_the_models_that_help() -> None:
     models = {name: {"a": torch.tensor([value])} for name, value in {"far": 9.0, "low": 0.8, "high": 1.1}.items()}
     assert greedy_soup(models, lambda found: -abs(float(found["a"]) - 1)) == {"far": 0, "low": 1, "high": 1}
 
@@ -76,7 +76,7 @@ def save(folder, tag: str, parent: str = "p", width: int = 2, tokenizer: str = "
     return tensors
 
 
-def test_checkpoints(base):
+def test_checkpoints(base) -> None:
     save(base, "p", parent="")
     tensors = {tag: save(base, tag) for tag in ("one", "two")}
     found = read_models("chat_sft", "one:0.25,two@5")

@@ -10,5 +10,5 @@ merge --tag=new --models=one,two --scale=2 | --scale is a factor of changes: use
 
 
 @each_row("command sentence", MISTAKES)
-def test_a_mistake_ends_with_one_sentence(command, sentence, refused):
+def test_a_mistake_ends_with_one_sentence(command, sentence, refused) -> None:
     assert sentence in refused(f"tracks.lab.{command}")

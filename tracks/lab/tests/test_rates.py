@@ -35,7 +35,7 @@ def search(curve, optimum, random, noise=NOISE):
 
 @pytest.mark.parametrize("decades", [(-0.7, 0.7), (1.1, 1.8), (-1.8, -1.1)])
 @pytest.mark.parametrize("name", CURVES)
-def test_it_ends_near_the_optimum(name, decades):
+def test_it_ends_near_the_optimum(name, decades) -> None:
     seed = list(CURVES).index(name)
     random = np.random.default_rng(seed)
     near = runs = 0
@@ -53,7 +53,7 @@ def test_it_ends_near_the_optimum(name, decades):
 
 
 @pytest.mark.parametrize("losses", [[2.0, 2.2, 2.2], [2.0, math.nan, 1.0]])
-def test_the_seeds_decide_between_two_rates(losses):
+def test_the_seeds_decide_between_two_rates(losses) -> None:
     """A rate with which a seed diverges has lost too."""
     points = {}
     for ahead in rounds(points, SEEDS):
@@ -65,7 +65,7 @@ def test_the_seeds_decide_between_two_rates(losses):
     assert ahead.rates == [other]
 
 
-def test_runs_that_all_diverge_move_the_range_down_until_it_ends():
+def test_runs_that_all_diverge_move_the_range_down_until_it_ends() -> None:
     found, points = search(lambda x: math.nan, 1.0, np.random.default_rng(0))
     assert [one.seeds for one in found] == [1] * (MOST_MOVES + 1) + [0]
     # Four of ten rates are new in each range.
@@ -74,7 +74,7 @@ def test_runs_that_all_diverge_move_the_range_down_until_it_ends():
     assert found[-1].sentence == "the optimum is beyond 0.000215, after 3 moves of the range"
 
 
-def test_the_rounds_of_a_curve_without_noise():
+def test_the_rounds_of_a_curve_without_noise() -> None:
     found, points = search(lambda x: x**2, 2.0, np.random.default_rng(0), noise=0)
     wide, narrow, two, best = (one.rates for one in found)
     assert [one.seeds for one in found] == [1, 1, SEEDS, 0]
@@ -85,7 +85,7 @@ def test_the_rounds_of_a_curve_without_noise():
     assert sorted(map(len, points.values())) == [1] * (WIDE + 3) + [SEEDS, SEEDS]
 
 
-def test_an_interrupted_search_goes_on():
+def test_an_interrupted_search_goes_on() -> None:
     """Any part of the points leads to a round that is part of the search."""
     found, points = search(CURVES["diverges"], 1.5, np.random.default_rng(3))
     for count in range(len(points)):

@@ -9,7 +9,7 @@ from tasks import JUDGED, TASKS
 from tasks.mixing import parse_mixture
 
 
-def test_every_mixture_of_the_study_of_options_is_one():
+def test_every_mixture_of_the_study_of_options_is_one() -> None:
     for track in ("benchmarks.sets", "chatdata.augmented"):
         pytest.importorskip(f"tracks.{track}")
     tomllib = pytest.importorskip("tomllib")  # Python 3.11

@@ -95,7 +95,7 @@ def lab(tmp_path_factory, quick):
     return lab
 
 
-def test_a_killed_lab_loses_no_run(lab):
+def test_a_killed_lab_loses_no_run(lab) -> None:
     assert len(lab.finished()) == 4
     outcome = read_json(lab.home / "outcome.json")
     assert [row[:2] for row in outcome["tables"][1]["rows"]] == [["plain", "2 of 2"], ["letters", "2 of 2"]]
@@ -106,7 +106,7 @@ def test_a_killed_lab_loses_no_run(lab):
     assert one["verdict"] == "scale up"
 
 
-def test_a_run_that_fails_is_a_hole_with_its_reason(lab):
+def test_a_run_that_fails_is_a_hole_with_its_reason(lab) -> None:
     name = write_lines(lab.folder / "broken.jsonl", {"messages": 1})
     spec = lab.folder / "more.toml"
     text = lab.spec.read_text().replace("[benchmarks]", f'broken = "{name}"\n[benchmarks]')
@@ -120,7 +120,7 @@ def test_a_run_that_fails_is_a_hole_with_its_reason(lab):
     assert (mix, seeds, "broken.jsonl:1: " in reason) == ("broken", "0 of 2", True)
 
 
-def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
+def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab) -> None:
     assert not lab.ledger.exists()
     for path in lab.folder.glob("hub/**/*.whole"):
         path.rename(path.with_suffix(".parquet"))
@@ -141,7 +141,7 @@ def test_held_out_benchmarks_are_opened_by_final_alone_and_looks_count(lab):
     lab.forget_looks()
 
 
-def test_without_checkpoints_nothing_is_trained_again(lab):
+def test_without_checkpoints_nothing_is_trained_again(lab) -> None:
     code, text = lab.run("--keep=none")
     assert (code, text.count(" are deleted")) == (0, 8), text
     assert not list(lab.folder.glob("chat_sft/*/step_*"))
@@ -155,7 +155,7 @@ def test_without_checkpoints_nothing_is_trained_again(lab):
     assert "chat_sft/mix-parent-plain-1-1 has no checkpoint any more" in text
 
 
-def test_the_noise_of_evaluations(lab):
+def test_the_noise_of_evaluations(lab) -> None:
     spec = lab.folder / "noise.toml"
     more = "[sampling]\ntemperature = 1.0\nmax_problems = 8\n"
     spec.write_text(lab.spec.read_text().replace('dev = ["ARC-Easy"]', 'dev = ["ARC-Easy~styles:1"]') + more)
@@ -168,7 +168,7 @@ def test_the_noise_of_evaluations(lab):
 
 
 @pytest.mark.slow
-def test_rates_are_searched(lab):
+def test_rates_are_searched(lab) -> None:
     """17 runs of three steps; killed searches go on, since finished runs are steps that are skipped."""
     spec = lab.folder / "rates.toml"
     text = lab.spec.read_text().replace("eval-every=-1", "eval-every=0").replace("seeds = [1, 2]", "seeds = [1]")
@@ -180,7 +180,7 @@ def test_rates_are_searched(lab):
     assert (text.count("already finished"), ": done in" in text) == (done, False)
 
 
-def test_bad_input_is_refused(lab, tmp_path):
+def test_bad_input_is_refused(lab, tmp_path) -> None:
     path = tmp_path / "wrong.toml"
     wrong = SPEC.replace("ARC-Easy@50", "ARC-Esy@50").replace('["MMLU"]', '["MLU"]').replace("FOLDER", "/no")
     path.write_text(wrong.replace("no-compile", "no-compille"))

@@ -56,7 +56,7 @@ def made_table(random, setting, gain=0.0, bases=2, mixes=4, benchmarks=3):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_labs_without_any_effect_recommend_no_change(name):
+def test_labs_without_any_effect_recommend_no_change(name) -> None:
     seed = list(SETTINGS).index(name)
     random = np.random.default_rng(seed)
     changed = 0
@@ -77,7 +77,7 @@ def smallest_of(monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_twice_the_smallest_difference_is_found(name, monkeypatch):
+def test_twice_the_smallest_difference_is_found(name, monkeypatch) -> None:
     seed = list(SETTINGS).index(name)
     random = np.random.default_rng(seed)
     smallest = smallest_of(monkeypatch, name)
@@ -89,7 +89,7 @@ def test_twice_the_smallest_difference_is_found(name, monkeypatch):
     assert found >= 0.9 * LABS
 
 
-def test_the_printed_power_is_nearly_that_of_made_labs(monkeypatch):
+def test_the_printed_power_is_nearly_that_of_made_labs(monkeypatch) -> None:
     random = np.random.default_rng(9)
     setting = SETTINGS["many questions"]
     smallest = smallest_of(monkeypatch, "many questions")
@@ -99,7 +99,7 @@ def test_the_printed_power_is_nearly_that_of_made_labs(monkeypatch):
 
 # Places of arms: a cell, a difference, a synergy.
 @pytest.mark.parametrize(("plus", "minus"), [([0], []), ([0], [1]), ([0, 3], [1, 2])])
-def test_intervals_cover_the_truth(plus, minus):
+def test_intervals_cover_the_truth(plus, minus) -> None:
     """In the settings, questions weigh more, or seeds."""
     seed = 10 * len(plus) + len(minus)
     random = np.random.default_rng(seed)
@@ -115,7 +115,7 @@ def test_intervals_cover_the_truth(plus, minus):
     assert 0.93 <= np.mean(covered) <= 0.97
 
 
-def test_averages_of_k_repeats_are_calmer_by_the_root_of_k():
+def test_averages_of_k_repeats_are_calmer_by_the_root_of_k() -> None:
     random = np.random.default_rng(0)
     # Models, repeats, questions; each question of a model has its own probability p, and the mean of p (1 - p) is 1/6.
     chances = random.random((60, 1, 150))
@@ -133,14 +133,14 @@ def test_averages_of_k_repeats_are_calmer_by_the_root_of_k():
 # ---- figures, checked by hand or by SciPy ----
 
 
-def test_seed_variance_is_pooled_over_arms():
+def test_seed_variance_is_pooled_over_arms() -> None:
     cells = [np.array([[0, 0], [1, 0]]), np.array([[1, 1]]), np.array([[0, 0], [0, 1], [1, 1]])]
     # Means 0, 1/2 | 1 | 0, 1/2, 1: squares 1/8 and 1/2 with one and two degrees of freedom.
     assert significance.pooled_seed_variance(cells) == (pytest.approx(0.625 / 3), 3)
     assert significance.pooled_seed_variance(cells[1:2]) == (0.0, 0)
 
 
-def test_with_equal_seeds_a_difference_is_the_paired_test_over_questions():
+def test_with_equal_seeds_a_difference_is_the_paired_test_over_questions() -> None:
     one, other = 100 * np.random.default_rng(2).random((2, 50))
     # Three seeds with the same answers.
     found = significance.contrast({"one": np.tile(one, (3, 1)), "other": np.tile(other, (3, 1))}, ["one"], ["other"])
@@ -149,7 +149,7 @@ def test_with_equal_seeds_a_difference_is_the_paired_test_over_questions():
     assert (found.p, found.low, found.high) == pytest.approx((expected.pvalue, *interval))
 
 
-def test_one_seed_each_shows_nothing():
+def test_one_seed_each_shows_nothing() -> None:
     reference, arm = made_scores(np.random.default_rng(5), [20, 90], 1, 100)
     found = significance.contrast({"arm": arm, "reference": reference}, ["arm"], ["reference"])
     assert (found.freedom, found.p) == (0, 1.0)
@@ -163,7 +163,7 @@ def difference_of(mean, p):
     return significance.Difference(mean, 1.0, mean - 2, mean + 2, 10, p)
 
 
-def test_p_values_are_corrected_by_holm():
+def test_p_values_are_corrected_by_holm() -> None:
     p_values = [0.01, 0.04, 0.03, 0.005, 0.9]
     table = {("base", "mix", str(place)): difference_of(10, p) for place, p in enumerate(p_values)}
     adjusted = significance.adjust(table)
@@ -179,7 +179,7 @@ GAIN, HARM, NOTHING = difference_of(10, 1e-6), difference_of(-10, 1e-6), differe
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_the_rule(scaled):
+def test_the_rule(scaled) -> None:
     mixes = {"helper": (GAIN, NOTHING), "poison": (NOTHING, HARM), "mixed": (GAIN, HARM), "none": (NOTHING, NOTHING)}
     table = {("base", mix, f"task{place}"): mixes[mix][place] for mix in mixes for place in (0, 1)}
     found = {one.mix: one for one in significance.recommend(significance.adjust(table), scaled)}
@@ -191,7 +191,7 @@ def test_the_rule(scaled):
     assert "not distinguishable from the reference" in found["none"].reason
 
 
-def test_a_mix_that_helps_one_base_only():
+def test_a_mix_that_helps_one_base_only() -> None:
     table = {("first", "mix", "task"): GAIN, ("second", "mix", "task"): NOTHING}
     first, second = significance.recommend(significance.adjust(table))
     assert "helps this base only" in first.reason
@@ -204,14 +204,14 @@ def test_a_mix_that_helps_one_base_only():
 # ---- plans ----
 
 
-def test_the_best_of_n_by_luck():
+def test_the_best_of_n_by_luck() -> None:
     # Known values of the expected highest of n normal variables.
     expected = {1: 0.0, 2: 1 / math.sqrt(math.pi), 3: 1.5 / math.sqrt(math.pi), 10: 1.5388}
     for n, highest in expected.items():
         assert significance.best_by_luck(0.02, n) == pytest.approx(0.02 * highest, abs=1e-5)
 
 
-def test_the_classes_of_noise():
+def test_the_classes_of_noise() -> None:
     kinds = [
         significance.Noise(deviation, 0.0, 1.0).kind
         for deviation in (1.48, significance.HIGH_NOISE, 0.56, significance.LITTLE_NOISE, 0.22)
@@ -220,7 +220,7 @@ def test_the_classes_of_noise():
     assert [significance.Noise(1.48, 0.0, 1.0).repeats_for(target) for target in (2, 1.48, 0.74, 0.5)] == [1, 1, 4, 9]
 
 
-def test_noise_that_the_number_of_questions_does_not_explain():
+def test_noise_that_the_number_of_questions_does_not_explain() -> None:
     """All answers of a repeat rise or fall together, as with another batch size."""
     random = np.random.default_rng(6)
     together = random.choice([0.3, 0.7], (40, 5, 1))
@@ -230,7 +230,7 @@ def test_noise_that_the_number_of_questions_does_not_explain():
     assert found.explained < 0.05
 
 
-def test_the_smallest_difference_falls_with_questions_seeds_and_repeats():
+def test_the_smallest_difference_falls_with_questions_seeds_and_repeats() -> None:
     def smallest(questions, seeds, **options):
         return significance.smallest_difference(questions, seeds, arms=6, **options)
 

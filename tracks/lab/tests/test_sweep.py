@@ -23,7 +23,7 @@ def base(base: Path):
     return base
 
 
-def test_a_valid_spec(base):
+def test_a_valid_spec(base) -> None:
     spec = read_lab(base)
     assert mistakes(spec) == []
     assert (spec.source, spec.reference) == ("mid", "plain")
@@ -34,7 +34,7 @@ def test_a_valid_spec(base):
     assert missing.startswith("the base d20 has no checkpoint in ")
 
 
-def test_all_mistakes_at_once(base):
+def test_all_mistakes_at_once(base) -> None:
     changes = {
         '"one", "two"': '"three"',
         "seeds = [1, 2]": 'seed = 1\nscaled = true\nseeds = [1]\nreference = "best"\nrates = [2.0, 2.0]',
@@ -57,7 +57,7 @@ def test_all_mistakes_at_once(base):
     ]
 
 
-def test_mistakes_that_the_scripts_find(base):
+def test_mistakes_that_the_scripts_find(base) -> None:
     merges = "[merges]\nboth = { good = 1 }\n[benchmarks]"
     for changes, sentence in (
         ({"temperature = 0.7": "top_k = 5"}, "all answers to a problem would be the same, add --temperature=1"),
@@ -67,7 +67,7 @@ def test_mistakes_that_the_scripts_find(base):
     assert flag_mistakes(read_lab(base)) == []
 
 
-def test_values_that_are_no_values(base):
+def test_values_that_are_no_values(base) -> None:
     changes = {
         "seeds = [1, 2]": "seed = 1",
         '"chat_sft"': '"sft"',
@@ -80,7 +80,7 @@ def test_values_that_are_no_values(base):
     assert places == ["seed", "stage:", "rates.1:", "seeds:", "repeats:", "sampling.temberature.[key]:"]
 
 
-def test_steps_are_commands_of_the_scripts(base):
+def test_steps_are_commands_of_the_scripts(base) -> None:
     changes = {
         "num_iterations = 1000": "tokens = 100000",
         "repeats = 2": 'flags = "--total-batch-size=2048 --init_lr_frac=0.5 --no-compile"\nrates = [0.5]\nrepeats = 2',
@@ -98,7 +98,7 @@ def test_steps_are_commands_of_the_scripts(base):
     assert run_steps(spec, spec.runs[0], is_held_out=True)[1].output == f"{evaluation.output}-held-out"
 
 
-def test_the_plan(base):
+def test_the_plan(base) -> None:
     spec = read_lab(base)
     before = expectations(spec, {"World-Facts": 200})
     assert before[:2] == [
@@ -117,7 +117,7 @@ def test_the_plan(base):
     assert expectations(read_lab(base, {"[1, 2]": "[1]"}), {"A": 9})[-2].endswith("none, it needs two seeds")
 
 
-def test_checkpoints_need_room(base):
+def test_checkpoints_need_room(base) -> None:
     spec = read_lab(base)
     # A file with a hole takes no room itself.
     with open(base / "mid_train/two/step_000010/model.safetensors", "wb") as file:
@@ -128,7 +128,7 @@ def test_checkpoints_need_room(base):
         check_disk(spec, spec.runs)
 
 
-def test_a_look_is_counted_once_for_the_same_models(base):
+def test_a_look_is_counted_once_for_the_same_models(base) -> None:
     spec = read_lab(base)
     make_lab(base, spec)
     assert [add_look(spec, spec.path, spec.runs[:count]) for count in (2, 2, 3, 3, 4)] == [1, 1, 2, 2, 3]

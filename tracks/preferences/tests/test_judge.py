@@ -32,7 +32,7 @@ def by_number(first: str, second: str):
     return "TIE" if number % 5 == 0 else 1 + ((first[0] == "a") == bool(number % 3))
 
 
-def test_win_rate():
+def test_win_rate() -> None:
     metrics = metrics_of(by_number)
     scores = [0.5 if i % 5 == 0 else float(i % 3 == 0) for i in range(30)]
     assert metrics["Win rate of A"]["value"] == pytest.approx(statistics.fmean(scores))
@@ -40,19 +40,19 @@ def test_win_rate():
     assert (metrics["Prompts"], metrics["Ties"], metrics["Wins of the first place"]["value"]) == (30, 6, 0.5)
 
 
-def test_a_judge_who_prefers_the_first_place():
+def test_a_judge_who_prefers_the_first_place() -> None:
     metrics = metrics_of(lambda first, second: 1)
     assert (metrics["Ties"], metrics["Wins of the first place"]["value"]) == (30, 1.0)
     assert metrics["Win rate of A"]["value"] == metrics["Wins of the longer answer"]["value"] == 0.5
 
 
-def test_a_judge_who_prefers_the_longer_answer():
+def test_a_judge_who_prefers_the_longer_answer() -> None:
     metrics = metrics_of(lambda first, second: "tie" if len(first) == len(second) else 1 + (len(second) > len(first)))
     equal = sum(len(f"a{'!' * (i % 5)}") == len(f"b{i}") for i in range(30))
     assert (metrics["Ties"], metrics["Wins of the longer answer"]["value"]) == (equal, 1 - equal / 60)
 
 
-def test_two_checkpoints_answer(here, base, tmp_path):
+def test_two_checkpoints_answer(here, base, tmp_path) -> None:
     for tag, depth in (("mine", 2), ("other", 3)):
         write_model(base, tag, depth=depth)
     # The last message of some chats is the user's.

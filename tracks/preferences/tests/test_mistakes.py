@@ -14,5 +14,5 @@ train --beta=0 | --beta has to be 0.0001 or more, not 0.0
 
 
 @each_row("command sentence", MISTAKES)
-def test_a_mistake_ends_with_one_sentence(command, sentence, refused):
+def test_a_mistake_ends_with_one_sentence(command, sentence, refused) -> None:
     assert sentence in refused(f"tracks.preferences.{command}")

@@ -62,14 +62,14 @@ FAULTS = """
 
 
 @each_row("line fault", FAULTS)
-def test_a_faulty_pair_is_named(line, fault, tmp_path):
+def test_a_faulty_pair_is_named(line, fault, tmp_path) -> None:
     path = tmp_path / "pairs.jsonl"
     path.write_text(f"{json.dumps(a_pair(1))}\n{line}\n")
     with pytest.raises(ValueError, match=re.escape(f"{path}:2: {fault}")):
         read_pairs(str(path))
 
 
-def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path):
+def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path) -> None:
     chat = [{"role": "user", "content": "the number"}, {"role": "assistant", "content": [*CALLS, *CALLS]}]
     asked = {"messages": [*chat, {"role": "user", "content": "letters?\n"}, {"role": "assistant", "content": "46"}]}
     call = "<|python_start|>12+34<|python_end|>"
@@ -103,7 +103,7 @@ def test_samples_become_pairs_that_render_to_their_tokens(here, base, tmp_path):
         make_pairs(few, 1)
 
 
-def test_the_source_on_any_ranks():
+def test_the_source_on_any_ranks() -> None:
     records = [a_pair(number) for number in range(30)]
     source, other = source_of(records), source_of(random.Random(1).sample(records, 30))
     columns = [[column.tolist() for pair in one.answers for row in pair for column in row] for one in (source, other)]
@@ -123,7 +123,7 @@ def test_the_source_on_any_ranks():
 
 
 @pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
-def test_a_model_against_plain_rows_and_in_parts(loss, base):
+def test_a_model_against_plain_rows_and_in_parts(loss, base) -> None:
     """Each answer behind its own copy of the prompt, and no kept log-probabilities."""
     shape = CONFIGS["reference"] | {"vocab_size": 300, "max_seq_len": 128, "bos_id": TOKENIZER.bos, "depth": 2}
     parent, model = lively(shape), lively(shape, seed=7)
@@ -146,7 +146,7 @@ def test_a_model_against_plain_rows_and_in_parts(loss, base):
         assert (summed, count) == (pytest.approx(total.item(), abs=1e-4), 8)
 
 
-def test_the_gradient_by_hand():
+def test_the_gradient_by_hand() -> None:
     """Word 1 (3/4) twice was chosen, word 0 (1/4) rejected; the parent gave 1/2 to each word.
 
     The margin is 2 ln 3/2 - ln 1/2 = ln 4.5. With beta 1/2 the loss is ln(1 + 1/sqrt 4.5); its slope by the margin is

@@ -36,7 +36,7 @@ def whole(runs):
     return runs.run("whole")
 
 
-def test_a_run_and_its_record(runs, whole):
+def test_a_run_and_its_record(runs, whole) -> None:
     """The loss begins at ln 2 and falls: the parent stays as it was."""
     steps = [record for record in runs.metrics("whole") if "dpo/loss" in record]
     assert steps[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-5)
@@ -55,7 +55,7 @@ def test_a_run_and_its_record(runs, whole):
     assert re.search(r"## Chat DPO\n(.*\n)*- GSM8K before: 0\.\d{4}.*\n(.*\n)*- Pair accuracy after: ", card)
 
 
-def test_it_resumes_bit_for_bit_without_its_parent(runs, whole):
+def test_it_resumes_bit_for_bit_without_its_parent(runs, whole) -> None:
     runs.run("parts", before=SignalAfter(1, signal.SIGTERM))
     runs.of("parent").rename(runs.folder / "elsewhere")
     runs.run("parts")
@@ -64,7 +64,7 @@ def test_it_resumes_bit_for_bit_without_its_parent(runs, whole):
     assert runs.metrics("parts") == runs.metrics("whole")
 
 
-def test_ranks_and_micro_batches_find_the_same(runs, whole):
+def test_ranks_and_micro_batches_find_the_same(runs, whole) -> None:
     shutil.rmtree(runs.folder / "reference_logprobs")  # each rank computes its own part again
     runs.run("cut", "--device-batch-size=1", ranks=2)
     for one, other in zip(runs.metrics("cut"), runs.metrics("whole"), strict=True):
@@ -73,7 +73,7 @@ def test_ranks_and_micro_batches_find_the_same(runs, whole):
             assert one[name] == pytest.approx(other[name], abs=1e-4), name
 
 
-def test_another_reference_is_refused_and_a_plan_needs_none(runs, whole, monkeypatch, capsys):
+def test_another_reference_is_refused_and_a_plan_needs_none(runs, whole, monkeypatch, capsys) -> None:
     [path] = (runs.folder / "reference_logprobs").iterdir()
     right = load_file(path)["logprobs"]
     save_file({"logprobs": right * (1 + 0.2 * (right < -5))}, path)

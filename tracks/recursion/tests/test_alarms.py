@@ -28,6 +28,6 @@ CASES = """
 
 
 @pytest.mark.parametrize("case", CASES.strip().splitlines())
-def test_alarms(case):
+def test_alarms(case) -> None:
     records, finished, alarms = eval(case)
     assert list(find_alarms(records, finished)) == alarms

@@ -35,7 +35,7 @@ def here(base, monkeypatch):
     monkeypatch.setattr("tracks.recursion.study.REFIT_STEPS", 10)
 
 
-def test_one_seed_gives_figures_and_no_verdict(base, capsys):
+def test_one_seed_gives_figures_and_no_verdict(base, capsys) -> None:
     recursion_eval.main(Config(tag="small", dtype="fp32"))
     said = capsys.readouterr().out
     assert "Verdict: no verdict: one seed\n" in said
@@ -67,7 +67,7 @@ def refusal(tag="small"):
     return str(refused.value)
 
 
-def test_arms_that_cannot_be_compared_are_refused(base):
+def test_arms_that_cannot_be_compared_are_refused(base) -> None:
     assert (
         refusal("other") == "the run other-R-1 has not finished: train it first, as python -m tracks.recursion.run does"
     )
@@ -100,7 +100,7 @@ def test_arms_that_cannot_be_compared_are_refused(base):
         recursion_eval.main(Config(tag="small", dtype="fp32", seeds=2))
 
 
-def test_an_arm_of_equal_seconds_may_pass_them_by_its_last_step(base, monkeypatch):
+def test_an_arm_of_equal_seconds_may_pass_them_by_its_last_step(base, monkeypatch) -> None:
     monkeypatch.setattr("tracks.recursion.study.TOLERANCE", 0.02)
     read = ArmRun.read
     seconds, last = read("small-R-1").outcome.figure(SECONDS), read("small-W-1").last_step_seconds

@@ -27,7 +27,7 @@ def small_model(tokenizer: Tokenizer):
 
 @pytest.mark.parametrize("stride", [0, 7])
 @torch.inference_mode()
-def test_each_exit_has_the_figure_of_a_model_that_ends_there(tokenizer, stride):
+def test_each_exit_has_the_figure_of_a_model_that_ends_there(tokenizer, stride) -> None:
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
     found = bits_by_exit(model, text, 24, 7, one_process(), stride)
     assert len(found) == 3
@@ -37,7 +37,7 @@ def test_each_exit_has_the_figure_of_a_model_that_ends_there(tokenizer, stride):
     assert len({bpb.value for bpb in found}) == 3
 
 
-def test_the_table_has_twice_as_many_exits_as_were_trained(tokenizer):
+def test_the_table_has_twice_as_many_exits_as_were_trained(tokenizer) -> None:
     model, text = small_model(tokenizer), read_text([pa.array(DOCUMENTS)], tokenizer, 10**6)
     expected = bits_by_exit(model, text, 24, 8, one_process())
     table = loss_table(model, text, 8, one_process())
@@ -45,5 +45,5 @@ def test_the_table_has_twice_as_many_exits_as_were_trained(tokenizer):
     assert [row[2:] for row in table["rows"][:3]] == [[*bpb] for bpb in expected]
 
 
-def test_validation_is_off_for_minus_one():
+def test_validation_is_off_for_minus_one() -> None:
     assert exit_validation(SimpleNamespace(config=SimpleNamespace(eval_every=-1)), None) == []

@@ -41,7 +41,7 @@ SETTINGS = {"depth": 2, "supervision": 3, "loops": 2}
 
 
 @pytest.mark.parametrize("name", RECURSIVE)
-def test_every_exit_is_that_of_the_formulas(name):
+def test_every_exit_is_that_of_the_formulas(name) -> None:
     model, ids = lively(CONFIGS[name]), tokens()
     exits = [model.logits(hidden) for hidden in model.exits(ids)]
     assert len(exits) == model.config.supervision
@@ -58,7 +58,7 @@ def test_every_exit_is_that_of_the_formulas(name):
 
 
 @pytest.mark.parametrize("changes", [{}, {"passes": 2}, {"loops": 1, "supervision": 2}])
-def test_flops_are_those_of_the_products(changes):
+def test_flops_are_those_of_the_products(changes) -> None:
     """Against a count of the products as they run, attention aside: the formula takes all keys as seen."""
     shape = RecursiveConfig(
         vocab_size=128, width=64, heads=2, kv_heads=2, max_seq_len=32, bos_id=0, **SETTINGS | changes
@@ -76,7 +76,7 @@ def test_flops_are_those_of_the_products(changes):
     assert products / 32 == pytest.approx(flops_per_token(model, 32) - attention, rel=0.01)
 
 
-def test_other_numbers_of_exits_are_told(base, capsys, monkeypatch):
+def test_other_numbers_of_exits_are_told(base, capsys, monkeypatch) -> None:
     tokenizer = Tokenizer.train(["a fox and a dog"], 300)
     leave_model(base, "base_train", "recursive", tokenizer, preset=CONFIGS["recursive"])
     leave_model(base, "base_train", "reference", tokenizer, preset="reference")
@@ -94,7 +94,7 @@ def test_other_numbers_of_exits_are_told(base, capsys, monkeypatch):
             decoder.make_room(1, 128)
 
 
-def test_a_looped_model_is_the_stack_over_and_over():
+def test_a_looped_model_is_the_stack_over_and_over() -> None:
     model, ids = lively(CONFIGS["looped"]), tokens()
     context = model.context(ids)
     x = context.x0
@@ -109,7 +109,7 @@ def test_a_looped_model_is_the_stack_over_and_over():
     assert more == 2 * (blocks + 12 * 64 * keys)
 
 
-def test_manifests_from_before_there_were_kinds():
+def test_manifests_from_before_there_were_kinds() -> None:
     for changes, kind in (
         ({"supervision": 4, "tie_embeddings": True, "induction": True}, "recursive"),
         ({"supervision": 2, "loops": 1, "passes": 2, "detached": 1}, "recursive"),
@@ -124,7 +124,7 @@ def test_manifests_from_before_there_were_kinds():
 # ---- what every model has to keep ----
 
 
-def test_the_registry_has_the_fields():
+def test_the_registry_has_the_fields() -> None:
     """With the values that change nothing: no exit is no recursion."""
     trunk = {field.name for field in fields(InductionConfig)}
     for config_class, kind in ((RecursiveConfig, "recursive"), (LoopedConfig, "looped")):
@@ -135,7 +135,7 @@ def test_the_registry_has_the_fields():
             assert found == own | {"supervision": 0}
 
 
-def test_a_config_that_cannot_be_is_refused():
+def test_a_config_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="sweeps=0 has to be at least 1"):
         lively({**CONFIGS["looped"], "sweeps": 0})
     with pytest.raises(ValueError, match="no kind of model has these fields together: supervision, sweeps"):
@@ -151,7 +151,7 @@ CASES = field_cases(RecursiveConfig, TRUNK, OTHER_VALUES, USUAL) + field_cases(L
 
 
 @each_case(CASES)
-def test_every_field_acts_trains_and_is_known_to_inference(case, monkeypatch):
+def test_every_field_acts_trains_and_is_known_to_inference(case, monkeypatch) -> None:
     if case.name == "detached":
         usual, other = lively(case.usual), lively(case.switched)
         assert not torch.allclose(
@@ -164,7 +164,7 @@ def test_every_field_acts_trains_and_is_known_to_inference(case, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_configuration_is_one_model_in_all_ways(name, tmp_path, monkeypatch):
+def test_every_configuration_is_one_model_in_all_ways(name, tmp_path, monkeypatch) -> None:
     fields = CONFIGS[name]
     check_causality(fields)
     check_half_precision(fields, torch.bfloat16)
@@ -178,15 +178,15 @@ def test_every_configuration_is_one_model_in_all_ways(name, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("name", RECURSIVE)
 @pytest.mark.parametrize("exits", [1, 5])
-def test_a_cache_has_keys_for_every_application_at_any_number_of_exits(name, exits):
+def test_a_cache_has_keys_for_every_application_at_any_number_of_exits(name, exits) -> None:
     check_decoding(CONFIGS[name], "decode", bound=5e-6, exits=exits)
 
 
-def test_greedy_is_the_plain_loop():
+def test_greedy_is_the_plain_loop() -> None:
     check_greedy(lively({**CONFIGS["recursive"], **SIZES}).requires_grad_(False))
 
 
-def test_every_row_of_parameters_is_used():
+def test_every_row_of_parameters_is_used() -> None:
     all_tricks = {**SMALL, "mlp": "swiglu", "induction": True}
     check_rows(RecursiveGPT, [lively({**all_tricks, "supervision": 2})])
     check_rows(LoopedGPT, [lively({**all_tricks, "sweeps": 2})])

@@ -22,7 +22,7 @@ from tracks.recursion.tests.written_out import written_out
 DEEP = DeepSupervision(5.0, 1.0)
 
 
-def test_the_loss_is_the_seeds_formula():
+def test_the_loss_is_the_seeds_formula() -> None:
     """Of one row: (Σ wᵢ·Lᵢ − s·Σ (Lᵢ₋₁ − Lᵢ)/Lᵢ₋₁) / exits, wᵢ = bⁱ/Σb; the earlier loss is a constant."""
     model, ids = lively(CONFIGS["recursive"]), tokens(1)
     targets = ids.roll(-1, dims=1)
@@ -45,7 +45,7 @@ def test_the_loss_is_the_seeds_formula():
 
 
 @pytest.mark.parametrize("base", [1e200, 1.0, 0.0])
-def test_any_base_weighs_the_exits(base):
+def test_any_base_weighs_the_exits(base) -> None:
     model, ids = lively(CONFIGS["recursive"]), tokens(1)
     total, _, metrics = DeepSupervision(base, 0.0)(model, (ids, ids))
     losses = torch.stack([metrics[f"train/exit_{i}"][0] for i in range(3)])
@@ -63,7 +63,7 @@ def train_deep(folder: Path) -> None:
         cases.train("deep", model=small_model(supervision=3), objective=DEEP, device_batch=1, source=source)
 
 
-def test_the_number_of_ranks_does_not_matter(tmp_path):
+def test_the_number_of_ranks_does_not_matter(tmp_path) -> None:
     Forked(tmp_path / "out", train_deep, tmp_path, ranks=4).done()
     alone = train(tmp_path / "alone", model=small_model(supervision=3), objective=DEEP, source=Rows(ALONE, uneven))
     assert furthest(load_file(tmp_path / "deep.safetensors"), alone.parameters) < EXACT
@@ -80,6 +80,6 @@ SHARDED = {
 }
 
 
-def test_sharded_weights_train_alike(tmp_path):
+def test_sharded_weights_train_alike(tmp_path) -> None:
     cases = {name: options | {"objective": DeepSupervision(2.0, 0.5)} for name, options in SHARDED.items()}
     Forked(tmp_path, train_both, tmp_path, cases, ranks=2).done()

@@ -10,12 +10,12 @@ from tracks.recursion.settings import PRESETS, PresetName
 
 
 @pytest.mark.parametrize(("phase", "preset"), [("fast", "aggressive"), ("extreme", "extreme")])
-def test_phases_are_presets(series, base, phase, preset):
+def test_phases_are_presets(series, base, phase, preset) -> None:
     done = series("tracks.recursion.phases", f"--phase={phase}", "--data=letters", *SMALL, "--dry-run")
     assert f"recursion {preset}: each block runs 4 exits x 1 passes x (2 loops + 1) times" in done.stdout
     assert not (base / "tok_train").exists()
 
 
-def test_the_types_of_phases_and_presets_name_the_keys():
+def test_the_types_of_phases_and_presets_name_the_keys() -> None:
     assert get_args(PhaseName) == tuple(PHASES)
     assert get_args(PresetName) == tuple(PRESETS)

@@ -8,7 +8,7 @@ from tasks import TASKS
 from tracks.recursion.puzzles import solutions
 
 
-def test_puzzles_follow_from_the_seed_and_splits_share_no_board():
+def test_puzzles_follow_from_the_seed_and_splits_share_no_board() -> None:
     train, test = TASKS["Sudoku-4"]("train"), TASKS["Sudoku-4"]("test")
     assert (len(train), len(test)) == (20_000, 1_000)
     boards, held_out = ({board for board, _ in task.rows} for task in (train, test))

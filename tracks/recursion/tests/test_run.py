@@ -5,7 +5,7 @@ from small_runs import SMALL
 
 
 @pytest.mark.slow
-def test_recursion_is_compared_with_its_compute(series, tmp_path):
+def test_recursion_is_compared_with_its_compute(series, tmp_path) -> None:
     flags = ["--data=letters", "--steps=20", "--depth=1", "--width=32", "--seeds=2", *SMALL, "--eval-every=5"]
     flags += ["--max-seq-len=64", "--out=card/recursion.md", "--save-every=10"]
     one = series("tracks.recursion.run", *flags)
@@ -16,7 +16,7 @@ def test_recursion_is_compared_with_its_compute(series, tmp_path):
     assert again.stdout.count("already finished") == 11  # ten runs and their tokenizer
 
 
-def test_arms_follow_from_plans(series, base):
+def test_arms_follow_from_plans(series, base) -> None:
     flags = ["--data=letters", "--vocab-size=300", "--steps=2", "--depth=1", "--width=32", *SMALL, "--max-seq-len=64"]
     done = series("tracks.recursion.run", *flags)
     # The layers of F cost what R costs; L applies its layer as often as R.
@@ -34,7 +34,7 @@ def test_arms_follow_from_plans(series, base):
         ("--width=33", "--width=33 is not a multiple of --head-dim=32"),
     ],
 )
-def test_a_mistake_is_found_before_anything_is_trained(series, base, flag, sentence):
+def test_a_mistake_is_found_before_anything_is_trained(series, base, flag, sentence) -> None:
     refused = series("tracks.recursion.run", "--data=letters", flag, code=2)
     assert refused.stderr.startswith(f"error: {sentence}")
     assert not (base / "tok_train").exists()

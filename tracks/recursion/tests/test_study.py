@@ -27,13 +27,13 @@ UNSURE, UNSURE, GOOD, GOOD, "a poor first exit"
 
 
 @pytest.mark.parametrize("case", VERDICTS.strip().splitlines())
-def test_verdicts(case):
+def test_verdicts(case) -> None:
     own, refitted, plain, deep, expected = eval(case)
     assert verdict(own, refitted, {"P": plain, "F": deep}) == expected
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_recursion_against_itself_is_never_better(seeds):
+def test_recursion_against_itself_is_never_better(seeds) -> None:
     """200 comparisons of runs that differ by their seeds alone: at most 5 % in favour, and some for chance."""
     draw = np.random.default_rng(seeds)
     found = []
@@ -62,7 +62,7 @@ def plant():
     model.MODELS["recursive"] = PoorFirstExit
 
 
-def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch):
+def test_an_untrained_first_exit_is_found_out(tmp_path, monkeypatch) -> None:
     base = Base(tmp_path)
     flags = ["--recursion=aggressive", "--supervision=2", "--supervision-base=1e9", "--improvement-reward=0"]
     flags += ["--num-iterations=100", "--matrix-lr=0.02", "--embedding-lr=0.3", "--unembedding-lr=0.03"]

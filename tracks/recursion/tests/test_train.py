@@ -22,7 +22,7 @@ def base(tmp_path_factory):
     return Base(tmp_path_factory.mktemp("base"))
 
 
-def test_presets():
+def test_presets() -> None:
     config = with_preset(Config(recursion="extreme"))
     assert (config.warmup_steps, config.grad_clip, config.matrix_lr) == (200, 1.0, 0.02)
     assert config.model_fields == {"supervision": 4, "loops": 2, "passes": 1, "detached": 0}
@@ -32,7 +32,7 @@ def test_presets():
     assert set(PRESETS) == {"moderate", "aggressive", "extreme"}
 
 
-def test_what_cannot_be_is_one_sentence(here):
+def test_what_cannot_be_is_one_sentence(here) -> None:
     with pytest.raises(ValueError, match="--detached=4 has to be below --supervision=4"):
         with_preset(Config(recursion="extreme", detached=4))
     for flag, sentence in {
@@ -44,12 +44,12 @@ def test_what_cannot_be_is_one_sentence(here):
         assert refused.stderr.startswith(f"error: {sentence}")
 
 
-def test_the_plan_says_how_often_a_block_runs(here):
+def test_the_plan_says_how_often_a_block_runs(here) -> None:
     done = here("tracks.recursion.train", "--dry-run", "--depth=1", "--recursion=moderate", "--loops=3")
     assert "recursion moderate: each block runs 4 exits x 1 passes x (3 loops + 1) times for a token\n" in done.stdout
 
 
-def test_a_recursive_model_has_a_table_of_its_exits(base, monkeypatch, capsys):
+def test_a_recursive_model_has_a_table_of_its_exits(base, monkeypatch, capsys) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base.folder))
     short = ("--depth=1", "--num-iterations=4", "--save-every=-1")
     flags = (*short, "--recursion=aggressive", "--supervision=2")
@@ -77,7 +77,7 @@ SLOW_CASES = "12 4 fp8 | 12 16 checkpointing".split(" | ")
 
 
 @pytest.mark.parametrize("case", CASES + [pytest.param(case, marks=pytest.mark.slow) for case in SLOW_CASES])
-def test_a_dry_run_has_the_memory_of_a_rehearsal(case):
+def test_a_dry_run_has_the_memory_of_a_rehearsal(case) -> None:
     depth, rows, *words = case.split()
     in_fp8, checkpointing = "fp8" in words, "checkpointing" in words
     config = with_preset(Config(depth=int(depth)))

@@ -51,7 +51,7 @@ def base(tmp_path):
     return tmp_path / "base"
 
 
-def test_torchrun_writes_a_report(base, quick):
+def test_torchrun_writes_a_report(base, quick) -> None:
     command = [quick, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", *SCRIPT]
     variables = {"NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=60)
@@ -74,14 +74,14 @@ def test_torchrun_writes_a_report(base, quick):
     assert list(base.iterdir()) == [base / "preflight.json"]
 
 
-def test_two_nodes_refuse_a_base_directory_that_is_not_shared(base, quick, tmp_path):
+def test_two_nodes_refuse_a_base_directory_that_is_not_shared(base, quick, tmp_path) -> None:
     out, err = Ranks(quick, [(ROOT, base), (ROOT, tmp_path / "other")], free_port()).end(2)
     assert re.fullmatch(r"error: rank 0 on \S+ has missing files .*preflight-\w+/data.* one NANOCHAT_BASE_DIR\n", err)
     assert out == ""  # no collective has begun
     assert list(base.iterdir()) == []
 
 
-def test_two_nodes_refuse_unlike_checkouts_and_files_that_are_missing(base, quick, tmp_path):
+def test_two_nodes_refuse_unlike_checkouts_and_files_that_are_missing(base, quick, tmp_path) -> None:
     clone = tmp_path / "clone"
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     with open(clone / "nanochat/paths.py", "a") as file:
@@ -93,7 +93,7 @@ def test_two_nodes_refuse_unlike_checkouts_and_files_that_are_missing(base, quic
     assert re.fullmatch(rf"error: rank 0 on \S+ has missing files \['{base}/text'\], not \[\]: .*\n", err)
 
 
-def test_a_rank_that_does_not_come_and_a_port_in_use(base, quick):
+def test_a_rank_that_does_not_come_and_a_port_in_use(base, quick) -> None:
     _, err = Ranks(quick, [(ROOT, base)] * 2, free_port(), only=0).end(2)
     assert re.fullmatch(r"error: the ranks do not meet: .*1/2 clients joined\.\n", err)
     with socket.create_server(("localhost", 0)) as server:
@@ -101,7 +101,7 @@ def test_a_rank_that_does_not_come_and_a_port_in_use(base, quick):
     assert re.fullmatch("error: the ranks do not meet: .*EADDRINUSE.*\n", err)
 
 
-def test_slow_ranks_clocks_and_sockets_are_warnings(base, monkeypatch, capsys):
+def test_slow_ranks_clocks_and_sockets_are_warnings(base, monkeypatch, capsys) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     log = "Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0\nChannel 00 : 0[0] -> 1[1] via P2P/CUMEM\n+ NVL[20.0]"
     links = ", ".join(sorted(set(re.findall(preflight.LINKS, log))))

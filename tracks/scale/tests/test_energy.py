@@ -10,7 +10,7 @@ from tracks.scale import energy as under_test
 from tracks.scale.energy import watch_gpu
 
 
-def test_the_energy_of_a_gpu(monkeypatch, capsys):
+def test_the_energy_of_a_gpu(monkeypatch, capsys) -> None:
     """Its driver is played: there is none here, which is the second case."""
     monkeypatch.setattr(under_test, "SAMPLE_SECONDS", 0.01)
     gpu = torch.device("cuda")

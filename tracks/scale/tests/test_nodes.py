@@ -148,7 +148,7 @@ def kill_a_rank(script: Script, chance: random.Random, most: int = 1500):
     os.kill(min(pids), signal.SIGKILL)  # a rank has helpers with the same environment
 
 
-def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(base, seed):
+def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(base, seed) -> None:
     job = slurm(base)
     base.wait_for("nodes", 4)
     job.process.send_signal(signal.SIGUSR1)
@@ -167,7 +167,7 @@ def test_slurm_saves_and_requeues_and_sky_ends_the_run_though_a_rank_is_killed(b
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_fewer_nodes_go_on_and_one_node_of_slurm_saves_and_requeues(base):
+def test_fewer_nodes_go_on_and_one_node_of_slurm_saves_and_requeues(base) -> None:
     longer = ["--num-iterations=300", "--eval-every=-1"]
     for name in ("nodes", "long"):
         shutil.rmtree(base.of(name), ignore_errors=True)
@@ -191,7 +191,7 @@ def test_fewer_nodes_go_on_and_one_node_of_slurm_saves_and_requeues(base):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_at_ten_random_moments_it_ends_with_the_same_weights(base, seed):
+def test_killed_at_ten_random_moments_it_ends_with_the_same_weights(base, seed) -> None:
     chance, longer = random.Random(seed), "--num-iterations=200"
     base.run("long", longer, ranks=4)
     shutil.rmtree(base.of("nodes"), ignore_errors=True)
@@ -217,7 +217,7 @@ NANOCHAT_HEAD=localhost:TAKEN | error: port TAKEN of localhost is in use: use an
 
 
 @pytest.mark.parametrize("case", REFUSED.strip().splitlines())
-def test_bad_input_is_one_sentence_of_the_head(base, case):
+def test_bad_input_is_one_sentence_of_the_head(base, case) -> None:
     with socket.create_server(("localhost", 0)) as server:
         setting, sentence = case.replace("TAKEN", str(server.getsockname()[1])).split(" | ")
         name, value = setting.split("=")
@@ -227,7 +227,7 @@ def test_bad_input_is_one_sentence_of_the_head(base, case):
     assert said == [sentence + "\n", ""]
 
 
-def test_a_folder_that_is_not_shared_and_a_head_that_is_silent(base, tmp_path):
+def test_a_folder_that_is_not_shared_and_a_head_that_is_silent(base, tmp_path) -> None:
     asked = {"NANOCHAT_NODES": "2", "NANOCHAT_HEAD": f"localhost:{free_port()}", "NANOCHAT_PATIENCE": "3"}
     head, other = two_nodes(base, f"NANOCHAT_BASE_DIR={tmp_path}/$NODE {NODES}", **asked)
     assert "error: 1 of 2 nodes wrote to " in head.ends(2)

@@ -6,7 +6,7 @@ from conftest import ROOT
 from nanochat.registry import PREFLIGHT
 
 
-def test_a_single_process_has_no_network(base, quick):
+def test_a_single_process_has_no_network(base, quick) -> None:
     command = [quick, "-m", PREFLIGHT]
     said = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=60).stdout
     record = json.loads((base / "preflight.json").read_text())

@@ -19,7 +19,7 @@ from tracks.scale import simulate as scale
 BUILDS = [(scale.whole_weights, range(1, 9)), (scale.sharded_weights, (1, 3, 8, 27, 64))]
 
 
-def test_all_ranks_together_read_the_stream_of_one_in_flat_memory(base, tiny_world, monkeypatch):
+def test_all_ranks_together_read_the_stream_of_one_in_flat_memory(base, tiny_world, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(plant_world(base, tiny_world)))
     alone, [once] = scale.first_batch("world", 1)
     assert len(np.unique(alone, axis=0)) > 0.9 * len(alone)
@@ -32,7 +32,7 @@ def test_all_ranks_together_read_the_stream_of_one_in_flat_memory(base, tiny_wor
 
 
 @pytest.mark.parametrize(("build", "numbers"), BUILDS)
-def test_bytes_of_ranks_grow_at_most_linearly(build, numbers):
+def test_bytes_of_ranks_grow_at_most_linearly(build, numbers) -> None:
     smaller = None
     for depth in (8, 9, 20, 40):
         shape = scale.shape_of(depth)
@@ -45,26 +45,26 @@ def test_bytes_of_ranks_grow_at_most_linearly(build, numbers):
         smaller = many
 
 
-def test_a_dry_run_counts_the_traffic_of_sharded_weights():
+def test_a_dry_run_counts_the_traffic_of_sharded_weights() -> None:
     for depth, ranks in product((8, 24), (2, 8, 64)):
         plan = plan_run(Config(depth=depth, total_batch_size=2_048 * ranks), 32_768)
         received, _ = traffic(plan, rows=1, ranks=ranks, itemsize=2)
         assert received == pytest.approx(scale.bytes_of(plan.model, ranks, scale.sharded_weights)["sent"], rel=1e-4)
 
 
-def test_whole_matrices_are_no_equal_shares_for_more_ranks():
+def test_whole_matrices_are_no_equal_shares_for_more_ranks() -> None:
     cases = (10, 9), (8, 64), (9, 64), (24, 64), (40, 64)
     found = [scale.shares(scale.shape_of(depth), ranks) for depth, ranks in cases]
     assert found == pytest.approx([1.105, 1.715, 1.725, 1.478, 1.248], abs=0.001)
 
 
-def test_the_page_has_the_figures_of_the_table_of_hardware():
+def test_the_page_has_the_figures_of_the_table_of_hardware() -> None:
     assert scale.hardware_table() in (ROOT / "tracks/scale/many_gpus.md").read_text(encoding="utf-8")
     # 28 hours become 4, at 98 dollars an hour: 24 hours are saved for 392 dollars.
     assert scale.worth(98, 28 / 4) == pytest.approx(392 / 24)
 
 
-def test_no_measured_line_names_a_gpu_without_commit_and_driver():
+def test_no_measured_line_names_a_gpu_without_commit_and_driver() -> None:
     names = "|".join(accelerator.name.removeprefix("RTX-") for accelerator in ACCELERATORS)
     for line in (ROOT / "dev/MEASURED.md").read_text(encoding="utf-8").splitlines():
         if re.search(rf"(?:\b|\d ?[x×])({names})s?\b", line):
