@@ -30,7 +30,7 @@ class Item:
 
     name: str
     title: str
-    minutes: float  # at most, on an H100; the first guess, nobody has measured it
+    minutes: float  # at most, on an H100; a guess for most items
     command: str
     rehearsal: str
 
@@ -63,6 +63,13 @@ ITEMS = (
         8,
         f"{STEP} --depths 12 --steps 20 --repeats 1 --variants {SHAPE}",
         f"{STEP} --steps 7 --variants {TINY}",
+    ),
+    Item(
+        "attention",
+        "Attention alone, by kernel",
+        3,
+        "bench.attention --rows 16 --length 2048 --heads 10 --windows 0,513",
+        "bench.attention --rows 1 --length 128 --heads 2 --head-dim 32 --windows 0,33 --repeats 2",
     ),
     Item(
         "profile",
