@@ -136,6 +136,8 @@ def pytest_runtest_setup(item: pytest.Item):
 
         if not torch.cuda.is_available():
             pytest.skip("no GPU")
+        # A run of an earlier test allowed TF32 in this process, in which a sampled token may be another one.
+        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture

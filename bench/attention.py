@@ -1,6 +1,6 @@
 """Attention alone, forward and backward, by kernel and window: milliseconds and TFLOP/s over the keys in sight.
 
-    python -m bench.attention [--rows 16] [--length 2048] [--heads 10] [--head-dim 128] [--windows 0,513] [--only flex …]
+    python -m bench.attention [--rows 16] [--length 2048] [--heads 10] [--head-dim 128] [--windows 0,513] [--only flex]
 
 Each kernel is compiled as in a block of the model. A kernel that cannot run here is named with the reason.
 """

@@ -6,6 +6,7 @@ rows in the stream. Rank r of n makes the rows with i % n == r, from the lanes r
 ranks only decide how the stream is cut.
 """
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,20 +46,20 @@ class BatchSource(Iterator, AbstractContextManager):
 
     @property
     def progress(self) -> float:
-        """0..1, may go beyond 1."""
-        raise NotImplementedError
+        """The share of the run that is done, of a source that has an end; may go beyond 1."""
+        raise NotImplementedError  # a text never ends: its runs have a number of steps
 
     def origin(self) -> DataRecord:
         """Return where the examples come from, for the manifest: a run resumes only with the same."""
         return self.state_dict()["setting"] | {"tasks": {}}
 
+    @abstractmethod
     def state_dict(self) -> Record:
         """Return the position as small JSON; its "setting" decides the order, and has to be equal on resume."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_state_dict(self, state: Record) -> None:
         """Continue from a position that a source with the same setting has saved."""
-        raise NotImplementedError
 
     def split(self, batch: Any, rows: int) -> list[Any]:
         """Return the micro-batches of a batch; rows: as many as fit into memory."""
@@ -80,10 +81,8 @@ Data = TypeVar("Data", Corpus, Conversations)
 class Loader(BatchSource, Generic[Data]):
     """Endless source of (inputs, targets), each (batch_size / world_size, seq_len) int64 on `device`.
 
-    data: gives the rows. batch_size: rows for all ranks together. A subclass adds to `_setting`, everything that
-    decides the row order; a saved state is valid for the same setting only. It implements `_rows`, which yields
-    (inputs, targets, mark) for the rows of this rank from the position of the consumer, and `_consumed`, which receives
-    the marks when a batch is taken.
+    data: gives the rows. batch_size: rows for all ranks together. A subclass adds to `_setting` everything that decides
+    the row order; a saved state is valid for the same setting only.
     """
 
     data: Data
@@ -106,11 +105,13 @@ class Loader(BatchSource, Generic[Data]):
     def __next__(self) -> Batch:
         return next(self._batches)
 
+    @abstractmethod
     def _rows(self) -> Iterator[tuple[Any, Any, Any]]:
-        raise NotImplementedError
+        """Yield (inputs, targets, mark) for the rows of this rank, from the position of the consumer."""
 
+    @abstractmethod
     def _consumed(self, marks: list[Any]) -> None:
-        raise NotImplementedError
+        """Take the marks of a batch's rows when the loop takes the batch."""
 
     def _take_batches(self) -> Generator[Batch, None, None]:
         """Yield the batches from the position of the consumer on, on the device; a thread makes the next ones."""

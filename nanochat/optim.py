@@ -95,12 +95,13 @@ class Stack(ABC):
     per_chunk: int  # parameters
     shard_size: int  # elements in a chunk that one rank owns
 
+    @abstractmethod
     def _arrange(self, chunk_bytes: int) -> None:
-        raise NotImplementedError
+        """Choose the layouts, from the parameters' shape and the bytes that a chunk may have."""
 
+    @abstractmethod
     def state_layouts(self) -> dict[str, Layout]:
         """Return the layout of each state in a chunk."""
-        raise NotImplementedError
 
     def __init__(
         self, group: Group, members: list[Named], number: int, rank: int, ranks: int, chunk_bytes: int
