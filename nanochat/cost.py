@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.environment import hardware
@@ -29,7 +28,8 @@ FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
 REST_KEEPS = 5  # activations per token and channel outside the blocks
 
 
-class BlockActivations(NamedTuple):
+@dataclass(frozen=True)
+class BlockActivations:
     """Activations per token and channel on a GPU, compiled. Found by rehearsals (bench/rehearse.py)."""
 
     keeps: float  # in each layer

@@ -8,12 +8,9 @@ from collections.abc import Callable
 from functools import cache, partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 from torch.utils.checkpoint import checkpoint
-
-from nanochat.errors import UserError
 
 IGNORED = -1  # the target of a token that is not learned
 SAFE_EXPONENT = 60.0  # exponentials of less, summed over any vocabulary or row, stay far from fp32's limit
@@ -147,15 +144,6 @@ class _SumOfLosses(torch.autograd.Function):
     def backward(ctx: "_LossContext", outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden_gradient, weight_gradient = ctx.saved_tensors
         return hidden_gradient * (outer / ctx.scale), weight_gradient * outer, None, None, None, None
-
-
-def overlapping_rows(ids: Tensor, length: int, stride: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, (rows, length) each; a row starts every `stride` tokens."""
-    if not 1 <= stride <= length:
-        raise UserError(f"--stride={stride} would leave out text, use 1 to {length}, the context's length")
-    missing = length + 1 - len(ids)  # of one row; its last token has a target too
-    ids = F.pad(ids, (0, max(missing, missing % stride)), value=IGNORED)  # to one row or whole strides
-    return ids[:-1].unfold(0, length, stride), ids[1:].unfold(0, length, stride)
 
 
 # ---- forms ----

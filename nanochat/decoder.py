@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.errors import UserError
 from nanochat.gpt import GPT
-from nanochat.log import parse_rows
 from nanochat.runtime import free_memory
+from nanochat.tables import parse_rows
 
 BUCKETS = (1, 8, 32, 64, 128, 256)  # row counts for steps on CUDA, with a graph for each
 KEYS_BLOCK = 32  # a step reads a multiple of 32 keys, on CUDA 32 times a power of two

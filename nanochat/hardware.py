@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 
 from nanochat.errors import UserError
-from nanochat.log import parse_table
+from nanochat.tables import parse_table
 
 Figure = float | None  # None: unknown, or lacking
 

@@ -1,4 +1,4 @@
-"""Output: printed lines, progress, text tables and how they are read, and the metric log with a mirror in W&B.
+"""Output: printed lines, progress, text tables, and the metric log with a mirror in W&B.
 
 Rank 0 speaks for all ranks, apart from `print_line`. Progress is a line now and then.
 """
@@ -13,11 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO
 
 from nanochat.paths import naming
-
-Parsed = TypeVar("Parsed")
 
 Record = dict[str, Any]  # JSON
 Figures = Mapping[str, float | None]
@@ -120,32 +118,6 @@ def markdown_table(table: Record) -> str:
 def terminal_table(table: Record) -> str:
     """Return an outcome's table for the terminal: the title, then the table in Markdown."""
     return f"{table['title']}\n{markdown_table(table)}"
-
-
-# ---- constants in text tables ----
-
-
-def parse_rows(text: str, gap: str = " {2,}") -> list[list[str]]:
-    """Return the cells of each line. gap: the pattern between two cells."""
-    return [re.split(gap, line.strip()) for line in text.strip().splitlines()]
-
-
-def parse_table(kind: type[Parsed], text: str) -> list[Parsed]:
-    """Return the lines as objects. The first line names the fields; a dash leaves a field its default."""
-    names, *lines = parse_rows(text)
-    table = []
-    for cells in lines:
-        values = {name: _number(cell) for name, cell in zip(names, cells, strict=True) if cell != "-"}
-        table.append(kind(**values))
-    return table
-
-
-def _number(cell: str) -> float | str:
-    """Return the number in a cell, or the cell if it is none."""
-    try:
-        return float(cell)
-    except ValueError:
-        return cell
 
 
 # ---- metrics ----

@@ -36,10 +36,9 @@ KINDS: dict[str, type[GPT]] = {"gpt": GPT, "induction": InductionGPT}  # registr
 OWN_FIELDS: dict[str, Fields] = {"induction": {"induction": False}, **registry.MODEL_FIELDS}
 IDLE: Fields = {name: value for own in OWN_FIELDS.values() for name, value in own.items()}
 # Other flags set these fields, so --model does not change them.
-FLAG_FIELDS = (
-    *("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id"),
-    *registry.MODEL_FIELDS["recursive"],
-)
+FLAG_FIELDS = ("vocab_size", "depth", "width", "heads", "kv_heads", "max_seq_len", "bos_id")
+# The same for fields with a flag of a track's own training script, and the script.
+TRACK_FLAG_FIELDS = dict.fromkeys(registry.MODEL_FIELDS["recursive"], "tracks.recursion.train")
 # Tricks that other programs do not know: a model is exported only if it has these values (tracks/export/hf.py).
 PLAIN: Fields = {
     "window_pattern": "L",
@@ -149,11 +148,15 @@ def config_fields(text: str) -> dict[str, Value]:
     """
     name, *changes = text.split(",")
     changed = dict(configuration(name))
-    usual = {name: value for name, value in {**asdict(GPTConfig()), **IDLE}.items() if name not in FLAG_FIELDS}
+    fixed = {*FLAG_FIELDS, *TRACK_FLAG_FIELDS}
+    usual = {name: value for name, value in {**asdict(GPTConfig()), **IDLE}.items() if name not in fixed}
     for change in changes:
         field, _, value = change.partition("=")
         if field in FLAG_FIELDS:
             raise UserError(f"--model={text}: {field} is set by its own flag, see --help")
+        if field in TRACK_FLAG_FIELDS:
+            script = TRACK_FLAG_FIELDS[field]
+            raise UserError(f"--model={text}: {field} is set by a flag of python -m {script}, see its --help")
         check_names(f"--model={text}: the field", [field], usual)
         kind = type(usual[field])
         try:

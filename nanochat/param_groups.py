@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nanochat.gpt import GPT
-from nanochat.log import parse_table
 from nanochat.optim import KINDS, Group
 from nanochat.settings import OptimizerSettings
+from nanochat.tables import parse_table
 
 TUNED_WIDTH = 768  # the width at which the learning rates were found
 

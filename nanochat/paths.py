@@ -23,9 +23,6 @@ def base_dir() -> Path:
     return Path(os.environ.get("NANOCHAT_BASE_DIR") or "~/.cache/nanochat").expanduser()
 
 
-WORLD_VERSION = 9  # of the embedded worlds: raise with every change to their content or layout
-
-
 def world_dir(seed: int) -> Path:
     """Return the folder of the embedded world of this seed."""
     return base_dir() / ("world" if seed == 1 else f"world-{seed}")

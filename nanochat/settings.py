@@ -164,7 +164,7 @@ class TrainingSettings(OptimizerSettings, DeviceSettings, TagSettings, LogSettin
     """Every training script has these: a run's name, device, steps, evaluations and checkpoints."""
 
     seed: Count = option(42, "seed for weight initialization and data order")
-    # Read by start.checkpoint_to_resume.
+    # Read by checkpoint.to_resume.
     resume: Resume = option(
         "auto",
         "auto: resume from the newest checkpoint; never: start again; a step: go back to its checkpoint, with other"
@@ -181,7 +181,7 @@ class TrainingSettings(OptimizerSettings, DeviceSettings, TagSettings, LogSettin
         may_change=True,
         in_card=False,
     )
-    # On a CPU a short run ends before the compiler would: see start._compiles.
+    # On a CPU a short run ends before the compiler would: see start._compiling_pays.
     compile: bool = option(
         True,
         "torch.compile the blocks if the run is long enough to benefit",

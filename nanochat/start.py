@@ -85,9 +85,8 @@ class Start(Generic[Config]):
     parent: Parent | None  # None: the model is new
     tokenizer_record: Mapping[str, str]  # its tag and hash
     num_shards: int | None  # of a data set on the hub, 0 for all; None: the run reads no text
-    learned: (
-        Sequence[Sequence[str]] | None
-    )  # [stage, name] of what the models before learned from; None: there are none
+    # [stage, name] of what the models before learned from; None: there are none.
+    learned: Sequence[Sequence[str]] | None
     changed_settings: Sequence[Record]  # by --resume=STEP, with the step
 
     @property
@@ -332,7 +331,8 @@ def resume(saved: Checkpoint | None, config: TrainingSettings, tokenizer: Tokeni
             changes[one.name] = before, value
         else:
             differences.append(f"{flag_of(one.name)} was {before} and is {value}")
-            of_optimizer += group == "optimizer"
+            if group == "optimizer":
+                of_optimizer += 1
     if tokenizer and manifest["tokenizer"]["hash"] != tokenizer.content_hash:
         differences.append(f"the tokenizer {manifest['tokenizer']['tag']} was trained again")
     if differences:

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import pytest
 
@@ -172,22 +171,3 @@ def test_time_left_follows_progress_and_the_wall_clock(monkeypatch, capsys) -> N
     steps.close()
     # After 499 steps in 549 seconds, without the first.
     assert capsys.readouterr().out.splitlines()[-1] == f"step 500 | eta: {duration(500 * 549 / 499)}"
-
-
-class Pause(NamedTuple):
-    label: str
-    before: float = 0.0
-    after: float = 0.0
-
-
-def test_constants_are_read_from_text_tables() -> None:
-    assert under_test.parse_rows("a b  => c\n  d =>\n", " *=> *") == [["a b", "c"], ["d", ""]]
-    table = """
-        label      after  before
-        two words  -      1e-6
-        last       0.5    -
-    """
-    assert under_test.parse_table(Pause, table) == [Pause("two words", before=1e-6), Pause("last", 0.0, 0.5)]
-    for wrong, message in ((table.replace("after", "later"), "later"), (table + "short\n", "shorter")):
-        with pytest.raises((TypeError, ValueError), match=message):
-            under_test.parse_table(Pause, wrong)

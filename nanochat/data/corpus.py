@@ -18,12 +18,13 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanochat import world
 from nanochat.data import hub
 from nanochat.data.documents import TEXT, convert_folder, open_parquet, read_row_group, text_files
 from nanochat.data.hub import HubFile
 from nanochat.errors import UserError
 from nanochat.log import Record, print0
-from nanochat.paths import WORLD_VERSION, read_json, stage_dir, text_sha256, tokenizer_file, world_dir
+from nanochat.paths import read_json, stage_dir, text_sha256, tokenizer_file, world_dir
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -338,7 +339,7 @@ def world_folder(seed: int) -> Path:
     """Return the folder of the embedded world of this seed; one that is missing or of an older version is written."""
     folder = world_dir(seed)
     record = folder / "world.json"
-    if not record.is_file() or read_json(record)["version"] != WORLD_VERSION:
+    if not record.is_file() or read_json(record)["version"] != world.VERSION:
         from nanochat.world.writer import ensure_world  # a dozen modules that other corpora do not need
 
         ensure_world(folder, seed)

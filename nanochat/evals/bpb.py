@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nanochat.cross_entropy import overlapping_rows
 from nanochat.data.corpus import Corpus
 from nanochat.engine import Engine, Request
+from nanochat.evals.rows import overlapping_rows
 from nanochat.gpt import GPT
 from nanochat.log import Progress, print0
 from nanochat.metrics import keep_figures

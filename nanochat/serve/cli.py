@@ -79,7 +79,7 @@ class TerminalChat:
                 continue
             try:
                 self.handle(message)
-            except ValueError as error:
+            except UserError as error:
                 if not self.interactive:
                     raise
                 print_note(str(error))

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 
 from nanochat.chat import check_conversation, render_prompt, render_text
 from nanochat.engine import Request
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.settings import CHAT_TEMPERATURE
 from nanochat.tokenizer import Tokenizer
@@ -165,7 +166,7 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     try:
         conversation = check_conversation({"messages": messages})  # user and assistant must take turns
         tokens = (render_text if served.is_base else render_prompt)(conversation, served.tokenizer)
-    except ValueError as error:
+    except UserError as error:
         raise ApiError(400, str(error), "messages") from None
     max_tokens = fields.max_completion_tokens or fields.max_tokens or served.context  # the newer name comes first
     prompt = engine_request(fields, tokens, max_tokens, served, "messages")

@@ -7,8 +7,11 @@ a fact becomes statements in documents (`texts`) and questions in conversations,
 
 The door for other packages:
 
+- VERSION, of the worlds that this code writes and reads
 - writer.ensure_world and writer.write_world(folder, seed, size), writer.SIZES, writer.Size; on the command line
   `python -m nanochat.world`
 - facts.World(seed, people), chats.core_bundle, chats.tables, writer.write_bundle (for tests)
 - chats.Turns, chats.about_facts, chats.with_follow_up, chats.in_korean, chats.with_words: turns about one fact or word
 """
+
+VERSION = 9  # raise with every change to the content or layout of worlds

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 from filelock import FileLock
 
 from nanochat.errors import UserError
-from nanochat.paths import WORLD_VERSION, new_folder, read_json, write_jsonl
+from nanochat.paths import new_folder, read_json, write_jsonl
+from nanochat.world import VERSION
 from nanochat.world.chats import Rows, core_bundle, tables
 from nanochat.world.facts import World
 from nanochat.world.texts import document
@@ -80,10 +81,10 @@ def write_world(folder: Path, seed: int, size: str = "") -> None:
     path = folder / "world.json"
     there = read_json(path) if path.exists() else {}
     size = size or there.get("size", "small")
-    record = {"version": WORLD_VERSION, "seed": seed, "size": size}
+    record = {"version": VERSION, "seed": seed, "size": size}
     if there == record:
         return
-    if there | {"version": WORLD_VERSION} == record:
+    if there | {"version": VERSION} == record:
         shutil.rmtree(folder)
     elif folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not the world of seed {seed} and size {size}, remove it or name another folder")

@@ -12,11 +12,11 @@ import pytest
 from conftest import ROOT
 
 from nanochat.data.corpus import open_corpus
-from nanochat.paths import WORLD_VERSION, write_json
-from nanochat.world import writer
+from nanochat.paths import write_json
+from nanochat.world import VERSION, writer
 from nanochat.world.writer import SIZES, write_world
 
-# Hash of the tiny world of seed 1. With a change of content, raise WORLD_VERSION and put the new hash here.
+# Hash of the tiny world of seed 1. With a change of content, raise VERSION and put the new hash here.
 PINNED = "ce6e509888c51374b9d696e5eaafbcb48c501c61ee93ecbe5ef9436d639692c6"
 
 
@@ -75,7 +75,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch) -> None:
 
 def test_a_world_of_an_older_version_is_written_again(base, tiny_world) -> None:
     old = base / "world"
-    write_json(old / "world.json", {"version": WORLD_VERSION - 1, "seed": 1, "size": "tiny"})
+    write_json(old / "world.json", {"version": VERSION - 1, "seed": 1, "size": "tiny"})
     (old / "other.txt").write_text("of the older version")
     open_corpus("world")  # a process of its own writes it
     assert files_of(old) == files_of(tiny_world)

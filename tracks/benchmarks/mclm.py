@@ -7,7 +7,7 @@ intervals have one. Units, degrees and percent signs do not count.
 import re
 
 from nanochat.calculator import REFUSALS, calculate
-from nanochat.log import parse_rows
+from nanochat.tables import parse_rows
 from tracks.benchmarks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
 MAX_ANSWER = 300  # characters

@@ -115,7 +115,7 @@ class Row:
             texts = [*map(text_of, conversation["messages"])]
             if conversation["messages"][-1]["role"] != "assistant" or not all(map(str.strip, texts)):
                 raise UserError("the last message is not an answer, or a message is empty")
-        except ValueError as error:
+        except UserError as error:
             self.fault = str(error)
         else:
             self.text = "\n".join(texts)

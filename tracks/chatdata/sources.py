@@ -90,7 +90,7 @@ def _read_task(task: Task) -> Iterator[Record]:
     for number in range(len(task)):
         try:
             yield {**task[number]}
-        except ValueError as error:  # the filter `turns` drops and counts it
+        except UserError as error:  # the filter `turns` drops and counts it
             yield {"fault": str(error)}
 
 

@@ -34,7 +34,7 @@ def main(config: Config) -> None:
         for number, row in enumerate(source.stream(), 1):
             try:
                 check_conversation(row)
-            except ValueError as error:
+            except UserError as error:
                 # A row that a task cannot convert has no messages, and the reason.
                 raise UserError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
             rows.append(row)

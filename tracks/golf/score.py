@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import rustbpe
-from nanochat.cross_entropy import overlapping_rows
 from nanochat.errors import UserError
+from nanochat.evals.rows import overlapping_rows
 from nanochat.gpt import GPT
 from tracks.golf.artifact import Artifact, read_artifact
 from tracks.golf.model import GolfConfig, GolfGPT

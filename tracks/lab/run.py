@@ -75,7 +75,7 @@ def main(config: Config) -> None:
         try:
             if find_task(name, JUDGED) != name:  # it is not opened
                 found.append(f"{name}: benchmarks are written as in docs/tasks.md")
-        except ValueError as error:
+        except UserError as error:
             found.append(str(error))
     found += refused_flags(config, spec)
     if found:
@@ -125,7 +125,7 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
             # The hub's files have no absolute paths.
             places = [Path(member.data.path) for member in members if member.data.task is JsonLines]
             files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
-        except ValueError as error:
+        except UserError as error:
             found.append(f"the mix {mix}: {error}")
     return files, found
 
@@ -152,7 +152,7 @@ def flag_mistakes(spec: sweep.Spec) -> list[str]:
         for step in chain.from_iterable(sweep.run_steps(spec, run) for run in [spec.runs[0], *spec.merged_runs]):
             script, *flags = step.command
             parse(importlib.import_module(script).Config, flags)
-    except ValueError as error:
+    except UserError as error:
         return [f"flags, sampling or methods: {error}"]
     return []
 
