@@ -5,7 +5,6 @@ parameter's file and each file's size and hash. Readers verify and choose.
 """
 
 import json
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,7 +24,17 @@ from torch.distributed import HashStore, PrefixStore, Store
 from nanochat.environment import versions
 from nanochat.errors import UserError
 from nanochat.log import Record, print0
-from nanochat.paths import hold_folder, publish_folder, read_json, read_sha256, sync, text_sha256, write_json
+from nanochat.paths import (
+    hold_folder,
+    publish_folder,
+    read_json,
+    read_sha256,
+    saved_steps,
+    step_dir,
+    sync,
+    text_sha256,
+    write_json,
+)
 
 # Both are written by rank 0.
 MODEL = "model.safetensors"
@@ -66,7 +75,7 @@ class Checkpoint:
 
 def load(folder: Path, step: int) -> Checkpoint:
     """Return a step's checkpoint after reading every file and comparing the hash; a UserError names the damage."""
-    path = _home(folder, step)
+    path = step_dir(folder, step)
     try:
         manifest = read_json(path / MANIFEST)
         damaged = [] if manifest.pop("sha256") == manifest_hash(manifest) else [MANIFEST]
@@ -111,17 +120,12 @@ def to_resume(folder: Path, resume: int | str) -> Checkpoint | None:
         raise UserError(f"{folder} has checkpoints, but none is intact: --resume=never starts again")
     if "merge" in found.manifest:
         raise UserError(f"{folder} holds a merge, which does not train on: start from it with --model-tag")
+    if not found.manifest["optimizer"]:
+        raise UserError(
+            f"{folder} holds an imported model, which does not train on: use another --tag, and start from it with"
+            " --model-tag and --no-warm-start"
+        )
     return found
-
-
-def saved_steps(folder: Path) -> list[int]:
-    """Return the steps that have a checkpoint in a folder, in order; nothing is verified."""
-    names = (re.fullmatch(r"step_(\d{6,})", path.name) for path in folder.glob("step_*"))
-    return sorted(int(name[1]) for name in names if name)  # by number: text order fails at 1,000,000
-
-
-def _home(folder: Path, step: int) -> Path:
-    return folder / f"step_{step:06d}"
 
 
 def learned_from(manifest: Record) -> list[list[str]]:
@@ -230,7 +234,7 @@ class Saver(AbstractContextManager):
     ) -> None:
         if copied:
             copied.synchronize()  # else half-copied tensors would be written
-        part = _home(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
+        part = step_dir(self.folder, step).with_suffix(".tmp-part")  # all ranks write into this folder
         self._post(f"rank {self.rank}", lambda: [_write_files(part, files), owned])
         if self.rank == 0:
             self._post("published", lambda: self._publish(part, step, record))
@@ -249,7 +253,7 @@ class Saver(AbstractContextManager):
                 manifest["files"] |= files
                 manifest["optimizer"] |= dict.fromkeys(owned, _optimizer_file(rank))
             write_json(part / MANIFEST, manifest | {"sha256": manifest_hash(manifest)})
-            home = _home(self.folder, step)
+            home = step_dir(self.folder, step)
             if home.exists():
                 home.rename(home.with_suffix(".tmp-replaced"))
             publish_folder(part, home)  # from here on readers see the checkpoint
@@ -257,7 +261,7 @@ class Saver(AbstractContextManager):
             earlier = [old for old in saved_steps(self.folder) if old <= step]
             surplus = earlier[: -self.keep_last] if self.keep_last else []
             for old in surplus:  # renamed first: a folder that is half removed must not look like a checkpoint
-                _home(self.folder, old).rename(_home(self.folder, old).with_suffix(".tmp-old"))
+                step_dir(self.folder, old).rename(step_dir(self.folder, old).with_suffix(".tmp-old"))
         except OSError as error:
             raise OSError(f"step {step:,} is not saved: {error}") from error
         finally:
@@ -359,4 +363,4 @@ def set_aside(folder: Path, after: int = -1) -> None:
         # Not `step_…`: neither `saved_steps` nor `newest` sees the folder.
         kept = folder / f"given_up_step_{step:06d}"
         shutil.rmtree(kept, ignore_errors=True)
-        _home(folder, step).rename(kept)
+        step_dir(folder, step).rename(kept)

@@ -9,9 +9,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import Field, dataclass, field, fields, make_dataclass
-from fractions import Fraction
+from decimal import Decimal, InvalidOperation
 from types import FrameType
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, get_type_hints
 
@@ -37,11 +37,13 @@ Default = TypeVar("Default")
 def _parse_count(words: list[str]) -> int:
     """Return a whole number: 20000, 20_000 or 2e4."""
     text = words[0]  # nargs=1
-    with suppress(ValueError):
-        number = Fraction(text.replace("_", ""))
-        if number.denominator == 1:
-            return int(number)
-    raise UserError(f"{text} is not a whole number, write it like 20000 or 2e4")
+    try:
+        number = Decimal(text.replace("_", ""))
+    except InvalidOperation:
+        number = Decimal("nan")
+    if not number.is_finite() or number != number.to_integral_value():
+        raise UserError(f"{text} is not a whole number, write it like 20000 or 2e4")
+    return int(number)
 
 
 _COUNT = tyro.constructors.PrimitiveConstructorSpec(

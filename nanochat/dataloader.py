@@ -20,6 +20,7 @@ import torch
 
 from nanochat.data.corpus import Corpus, open_corpus
 from nanochat.data.lanes import Chunk, Deal, Lane, Mix
+from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.protocols import Conversations
 from nanochat.scaling import require_multiple
@@ -233,6 +234,13 @@ class TextLoader(Loader[Corpus]):
         self._row = state["rows"]
         for lane, source in self._chunks:
             self._chunks[lane, source] = Chunk(**state["lanes"][str(lane)][source])
+
+
+def corpus_of(manifest: Record) -> Corpus:
+    """Return the text that a base model learned from, of as many shards."""
+    if "num_shards" not in manifest:
+        raise UserError("the model was imported, and nobody knows its text: name one with --data")
+    return open_corpus(manifest["config"]["data"], manifest["num_shards"])
 
 
 def open_text(trainer: OpenRun[PretrainSettings]) -> TextLoader:

@@ -1,12 +1,12 @@
 """Metrics and curves of a training stage, for its outcome."""
 
 import platform
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nanochat import registry
 from nanochat.environment import node_count
 from nanochat.log import MetricLog, Record, duration, metric_curve, print0, read_metrics
 from nanochat.paths import base_dir, read_json
@@ -154,39 +154,23 @@ CURVES = [
     Curve("World CORE metric, an estimate", "tokens", "0: guessing, 1: perfect", "World CORE", "world_core_metric"),
     Curve("Reward", "step", "per answer", "train", "rl/reward"),
     Curve("Reward", "step", "per answer", "test, pass@1", "eval/pass@1"),
-    Curve("Pair accuracy", "step", "share of pairs", "train", "dpo/accuracy"),
-    Curve("Pair accuracy", "step", "share of pairs", "held out", "eval/Pair accuracy"),
-    Curve("Margin", "step", "nats", "train", "dpo/margin"),
-    Curve("Margin", "step", "nats", "held out", "eval/Margin"),
-    Curve("KL to the parent", "step", "nats per token", "train", "dpo/kl"),
-    Curve("KL to the parent", "step", "nats per token", "held out", "eval/KL to the parent"),
     Curve("Gradient norm", "tokens", "of a step", "train", "train/grad_norm"),
     Curve("Learning rate", "tokens", "fraction of the initial one", "rate", "train/lrm"),
     Curve("Throughput", "tokens", "tokens per second", "rate", "train/tok_per_sec"),
 ]
-EXIT = re.compile(r"val/bpb at (exit \d+)")  # of a model with several exits
-
-
-def _exit_number(name: str) -> int:
-    return int(name.removeprefix("exit "))
-
-
-def exit_curves(records: Sequence[Record]) -> list[Curve]:
-    """Return a curve for each exit that was validated, in order."""
-    figures = {figure for record in records for figure in record}
-    names = {match[1] for match in map(EXIT.fullmatch, figures) if match}
-    return [
-        Curve("Validation at each exit", "tokens", "bits per byte", name, f"val/bpb at {name}")
-        for name in sorted(names, key=_exit_number)
-    ]
 
 
 def training_curves(path: Path) -> list[Record]:
     """Return an outcome's curves from a metric log; only figures that were measured."""
     records = read_metrics(path)  # the last record for each kind and step
-    place = next(number for number, curve in enumerate(CURVES) if curve.title == "Validation") + 1
+    figures = {figure for record in records for figure in record}
+    own = []  # of tracks
+    for beginning in registry.CURVES.modules:
+        if any(figure.startswith(beginning) for figure in figures) and registry.is_here(registry.CURVES, beginning):
+            own += registry.load(registry.CURVES, beginning)(figures)
+    place = [curve.title for curve in CURVES].index("Gradient norm")  # what a model learns comes before it
     pictures: dict[str, Record] = {}
-    for curve in [*CURVES[:place], *exit_curves(records), *CURVES[place:]]:
+    for curve in [*CURVES[:place], *own, *CURVES[place:]]:
         points = metric_curve(records, curve.figure, over=AXES[curve.x])
         if points[0]:
             picture = {"title": curve.title, "x": curve.x, "y": curve.y, "series": {}}

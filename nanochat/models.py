@@ -15,13 +15,13 @@ import torch
 
 from nanochat import fp8, registry
 from nanochat.attention import find_path
-from nanochat.checkpoint import Checkpoint, load, newest, saved_steps
+from nanochat.checkpoint import Checkpoint, load, newest
 from nanochat.config import check_names
 from nanochat.errors import UserError
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.induction import InductionGPT
 from nanochat.log import Record, print0
-from nanochat.paths import base_dir, stage_dir, tokenizer_file
+from nanochat.paths import base_dir, saved_steps, stage_dir, tokenizer_file
 from nanochat.runtime import Runtime
 from nanochat.settings import ModelChoice, PretrainSettings
 from nanochat.stages import MODELS, STAGES
@@ -296,6 +296,7 @@ def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
     found = newest(folder) if step < 0 else load(folder, step)
     if found is None:
         module = next(one.module for one in STAGES if one.name == stage)
+        module = registry.module_of(f"the stage {stage}", module)
         raise UserError(f"there is no model in {folder}: python -m {module} makes one")
     return found
 

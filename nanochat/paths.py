@@ -40,6 +40,22 @@ def tokenizer_file(tag: str) -> Path:
     return stage_dir("tok_train", tag) / "tokenizer.json"
 
 
+def step_dir(folder: Path, step: int) -> Path:
+    """Return the folder of a checkpoint, in that of its run."""
+    return folder / f"step_{step:06d}"
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """Return the steps that have a checkpoint in a run's folder, in order; nothing is verified."""
+    names = (re.fullmatch(r"step_(\d{6,})", path.name) for path in folder.glob("step_*"))
+    return sorted(int(name[1]) for name in names if name)  # by number: text order fails at 1,000,000
+
+
+def newest_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a run's last checkpoint as it is, for programs that need no weights."""
+    return read_json(step_dir(folder, saved_steps(folder)[-1]) / "manifest.json")
+
+
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[int]:
     """Hold a folder's lock; yields the file descriptor. A UserError if another process holds the lock."""

@@ -8,7 +8,7 @@ no other way, so the folder of a track can be deleted.
 To add a track: a folder in tracks/, and its names below.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nanochat.evals.bpb import EvalText
     from nanochat.gpt import GPT
     from nanochat.log import Record
+    from nanochat.metrics import Curve
     from nanochat.models import Fields
     from nanochat.runtime import Runtime
 
@@ -41,21 +42,13 @@ class Door(Generic[Entry]):
 
 def load(door: Door[Entry], name: str) -> Entry:
     """Return the entry for one of the door's names; UserError if its track is not here."""
-    module = door.modules[name]
-    try:
-        table = getattr(import_module(module), door.table)
-    except ModuleNotFoundError as error:
-        # A library that the track needs is missing, and not the track.
-        if not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise absent(f"the {door.kind} {name}", module) from None
-    return table[name]
+    module = module_of(f"the {door.kind} {name}", door.modules[name])
+    return getattr(import_module(module), door.table)[name]
 
 
 def is_here(door: Door[Any], name: str) -> bool:
     """Return True if the track that has this name is here."""
-    track, _, _ = door.modules[name].rpartition(".")
-    return find_spec(track) is not None
+    return _is_found(door.modules[name])
 
 
 def absent(what: str, module: str) -> UserError:
@@ -65,13 +58,16 @@ def absent(what: str, module: str) -> UserError:
 
 def module_of(what: str, module: str) -> str:
     """Return the name of a track's module, for a process that runs it; UserError if the track is not here."""
-    try:
-        found = find_spec(module)
-    except ModuleNotFoundError:  # its package
-        found = None
-    if found is None:
+    if not _is_found(module):
         raise absent(what, module)
     return module
+
+
+def _is_found(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
 
 
 # ---- tasks: tasks/table.py, which has the types of the entries: nanochat/ does not import tasks/ ----
@@ -161,6 +157,24 @@ OPTIONS: "Door[Callable[[Iterable[Record], int], list[Record]]]" = Door(
 # Measures what a run uses beside its clock; a run without the track goes without.
 METERS: "Door[Callable[[torch.device], AbstractContextManager[Callable[[], list[float] | None]]]]" = Door(
     "meter", "METERS", {"gpu": "tracks.scale.energy"}
+)
+
+# ---- stages and the report card: nanochat/stages.py, nanochat/metrics.py ----
+
+# Stages of the main line of models that a track trains: the module that runs each.
+STAGES = {"chat_dpo": "tracks.preferences.train"}
+# Titles of the sections that commands of tracks write.
+SECTIONS = {
+    "recursion_eval": "Recursion",
+    "golf_eval": "Golf",
+    "chats": "Chat data",
+    "judge": "Judge",
+    "lab": "Lab",
+    "merge": "Merge",
+}
+# By the beginning of a figure's name in the metric log: a function that returns curves for the names found there.
+CURVES: "Door[Callable[[Collection[str]], list[Curve]]]" = Door(
+    "curves of", "CURVE_MAKERS", {"val/bpb at exit ": "tracks.recursion.curves", "dpo/": "tracks.preferences.curves"}
 )
 
 # ---- the main job: nanochat/jobs/plan.py ----

@@ -15,7 +15,7 @@ from typing import Any, Generic
 import torch
 
 from nanochat import registry
-from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, saved_steps, set_aside, to_resume
+from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, set_aside, to_resume
 from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
 from nanochat.errors import UserError
@@ -27,6 +27,7 @@ from nanochat.objectives import ChangingObjective, Objective
 from nanochat.optim import Optimizer
 from nanochat.outcome import Outcome
 from nanochat.param_groups import build_groups
+from nanochat.paths import saved_steps
 from nanochat.runtime import Runtime, setup, stop_requests
 from nanochat.scaling import RunPlan
 from nanochat.settings import TrainingSettings

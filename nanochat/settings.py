@@ -21,7 +21,8 @@ def given(setting: Setting | None) -> Setting:
     return setting
 
 
-CHAT_TEMPERATURE = 0.6  # of a model that has no setting of its own
+CHAT_TEMPERATURE = 0.6  # of a model that has no setting for it
+LEAST_VOCABULARY = 265  # 256 bytes and 9 special tokens
 
 # ---- groups for any script ----
 # `may_change=True`: a run may resume with another value. `in_card=False`: the report card leaves the flag out.

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from nanochat import registry
+
 # Means of several tasks, above chance. A model of an embedded world is scored with the world's tasks alone.
 CHAT_CORE = ("ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K", "HumanEval")
 WORLD_MEAN = ("World-Facts", "World-Choices", "World-Sums")
@@ -28,6 +30,7 @@ class Stage:
     source: str = ""  # name of the parent in --source of scripts.chat_eval, one script for several stages
     column: str = ""  # of the summary, for the headline metrics
     headline: Sequence[str] = ()  # metrics in the summary
+    planned: bool = True  # part of the main job; the summary shows other stages where they ran
 
     @property
     def script(self) -> str:
@@ -36,7 +39,7 @@ class Stage:
     @property
     def module(self) -> str:
         """The module that runs the stage."""
-        return "tracks.preferences.train" if self.name == "chat_dpo" else f"scripts.{self.script}"
+        return registry.STAGES.get(self.name, f"scripts.{self.script}")
 
 
 CORE = ("CORE metric", "World CORE metric")
@@ -46,25 +49,33 @@ STAGES = [
     Stage("base_train", "Base model training", "tok_train"),
     Stage("base_loss", "Base model loss", "base_train", column="BASE", headline=("train bpb", "val bpb")),
     Stage("base_eval", "Base model evaluation", "base_train", column="BASE", headline=CORE),
-    Stage("chat_eval_base", "Chat evaluation base", "base_train", source="base", column="BASE", headline=SHOWN),
+    Stage(
+        "chat_eval_base",
+        "Chat evaluation base",
+        "base_train",
+        source="base",
+        column="BASE",
+        headline=SHOWN,
+        planned=False,
+    ),
     Stage("mid_train", "Midtraining", "base_train", column="MID", headline=("Minimum validation bpb",)),
     Stage("chat_eval_mid", "Chat evaluation mid", "mid_train", source="mid", column="MID", headline=SHOWN),
     Stage("chat_sft", "Chat SFT", "mid_train", column="SFT", headline=("Validation loss",)),
     Stage("chat_eval_sft", "Chat evaluation sft", "chat_sft", source="sft", column="SFT", headline=SHOWN),
-    Stage("chat_dpo", "Chat DPO", "chat_sft"),
-    Stage("chat_eval_dpo", "Chat evaluation dpo", "chat_dpo", source="dpo", column="DPO", headline=SHOWN),
+    Stage("chat_dpo", "Chat DPO", "chat_sft", planned=False),
+    Stage(
+        "chat_eval_dpo",
+        "Chat evaluation dpo",
+        "chat_dpo",
+        source="dpo",
+        column="DPO",
+        headline=SHOWN,
+        planned=False,
+    ),
     Stage("chat_rl", "Chat RL", "chat_sft"),
     Stage("chat_eval_rl", "Chat evaluation rl", "chat_rl", source="rl", column="RL", headline=SHOWN),
 ]
-# Titles in the report card, also of commands that are no part of the main job.
-TITLES = {stage.name: stage.section for stage in STAGES} | {
-    "recursion_eval": "Recursion",
-    "golf_eval": "Golf",
-    "chats": "Chat data",
-    "judge": "Judge",
-    "scaling": "Scaling",
-    "lab": "Lab",
-    "merge": "Merge",
-}
+# Titles in the report card, also of commands that are not part of the main job.
+TITLES = {stage.name: stage.section for stage in STAGES} | registry.SECTIONS | {"scaling": "Scaling"}
 MODELS = {stage.source: stage.parent for stage in STAGES if stage.source and stage.parent}  # --source → stage
 Source = Literal["base", "mid", "sft", "dpo", "rl"]  # type of such a flag: the keys

@@ -241,14 +241,18 @@ def start_from_parent(
     )
 
 
+def batch_of(manifest: Record) -> int:
+    """Return the tokens in a step of a run; exact, as all its steps were equally large."""
+    return manifest["loop"]["tokens"] // manifest["loop"]["step"]
+
+
 def inherit(config: FineTuning, manifest: Record) -> FineTuning:
     """Return the config with every None replaced by the value in a checkpoint's manifest; prints the values found."""
-    loop = manifest["loop"]
     # A flag that is newer than the checkpoint had its default; a base model has no temperature for chats.
     usual = {one.name: one.default for one in fields(TrainingSettings)} | {"chat_temperature": CHAT_TEMPERATURE}
     parent = usual | manifest["config"]
     if parent["total_batch_size"] == -1:  # the parent chose the batch for its horizon
-        parent = parent | {"total_batch_size": loop["tokens"] // loop["step"]}  # exact: all steps were equally large
+        parent = parent | {"total_batch_size": batch_of(manifest)}
     found = {name: parent[name] for name, value in asdict(config).items() if value is None}
     print0("inherited:", *(f"{name}={value}" for name, value in found.items()))
     config = replace(config, **found)

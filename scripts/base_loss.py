@@ -22,6 +22,7 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
 
 def main(config: Config) -> None:
     from nanochat.data.corpus import open_corpus
+    from nanochat.dataloader import corpus_of
     from nanochat.evals.bpb import read_text, text_bpb, write_samples
     from nanochat.models import load_model
     from nanochat.runtime import setup
@@ -29,7 +30,10 @@ def main(config: Config) -> None:
     outcome = Outcome.begin("base_loss", config.tag, config)
     with setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_model("base_train", config.tag, config.step, runtime, config.exits)
-        corpus = open_corpus(config.data or checkpoint.manifest["config"]["data"], config.num_shards)
+        if config.data or config.num_shards:
+            corpus = open_corpus(config.data or checkpoint.manifest["config"]["data"], config.num_shards)
+        else:
+            corpus = corpus_of(checkpoint.manifest)
         samples = write_samples(model, tokenizer) if runtime.rank == 0 else []
         texts = {split: read_text(corpus.batches(split), tokenizer, config.eval_bytes) for split in ("train", "val")}
 

@@ -57,8 +57,12 @@ def main(config: Config) -> None:
     depths = config.depths.split(",")
     if not all(depth.isdecimal() and int(depth) for depth in depths):
         raise UserError(f"--depths={config.depths} has to be a list of depths like 8,10,12")
+    tokenizer = f"--tokenizer-tag={config.tag}"
     planned = depths if "--dry-run" in words else depths[:1]  # one plan shows a mistake in a flag
-    plans = [check_flags("scripts.base_train", [f"--data={data}", f"--depth={depth}", *words]) for depth in planned]
+    plans = [
+        check_flags("scripts.base_train", [f"--data={data}", tokenizer, f"--depth={depth}", *words])
+        for depth in planned
+    ]
     if "--dry-run" in words:
         print0(*plans, sep="\n\n")
         return

@@ -76,10 +76,11 @@ def main(config: Config) -> None:
     data = source_of(config, "auto")
     words = words_of(config)
     refuse_own(words, {"--sweep": "--sweeps", "--depth": "--sweeps", "--target-flops": "--sweeps"})
+    tokenizer = f"--tokenizer-tag={config.tag}"
     plans = []
     for flops, depths in parse_sweeps(config.sweeps).items():
         for depth in depths:
-            flags = [f"--data={data}", f"--depth={depth}", f"--target-flops={flops}", *words]
+            flags = [f"--data={data}", tokenizer, f"--depth={depth}", f"--target-flops={flops}", *words]
             plans.append(check_flags("scripts.base_train", flags))
             if "--dry-run" not in words:  # one plan shows a mistake in a flag
                 break

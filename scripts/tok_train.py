@@ -10,7 +10,7 @@ from nanochat.log import print0
 from nanochat.metrics import text_label
 from nanochat.outcome import Outcome
 from nanochat.paths import tokenizer_file
-from nanochat.settings import TokenizerSettings
+from nanochat.settings import LEAST_VOCABULARY, TokenizerSettings
 
 
 @options("data")
@@ -19,7 +19,7 @@ class Config(TokenizerSettings):
 
     max_chars: Count = option(2_000_000_000, "characters to read in total", least=1)
     doc_cap: Count = option(10_000, "characters to read of each document", least=1)
-    vocab_size: Count = option(65_536, "bytes, merges and special tokens together", least=265)
+    vocab_size: Count = option(65_536, "bytes, merges and special tokens together", least=LEAST_VOCABULARY)
     threads: Count = option(0, "threads (0: all cores)", in_card=False)
 
 

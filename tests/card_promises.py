@@ -8,6 +8,8 @@ from itertools import product
 
 from source_tree import CARD, Function, Module, Texts, Tree, committed, constants_of, is_named, texts_of
 
+from nanochat import registry
+
 METRIC_MAKERS = ("figures", "summary", "markdown")  # functions that make metrics, besides those that are named so
 HEADER_MAKERS = ("environment", "hardware", "bloat")
 PARTS_OF_A_METRIC = ("value", "format", "stderr", "unit")
@@ -146,6 +148,8 @@ def curve_lines(module: Module) -> Iterator[str]:
     if not re.search(r"^CURVES\b", module.text, re.MULTILINE):
         return
     table = getattr(module.load(), "CURVES", ())
+    if isinstance(table, registry.Door):  # the curves are in tracks
+        return
     if isinstance(table, str):
         rows = [re.split(r"\s{2,}", row.strip()) for row in table.strip().splitlines()]
     elif isinstance(table, Mapping):

@@ -13,8 +13,8 @@ from checkpoint_crashes import check, model_of, names, record_of, save, saved, s
 from conftest import ROOT
 from torch.testing import assert_close
 
-from nanochat.checkpoint import Saver, load, newest, saved_steps
-from nanochat.paths import read_json, read_sha256
+from nanochat.checkpoint import Saver, load, newest
+from nanochat.paths import read_json, read_sha256, saved_steps
 
 
 def test_a_round_trip_of_every_dtype_and_shape(tmp_path) -> None:

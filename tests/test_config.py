@@ -65,6 +65,12 @@ def test_values_of_all_kinds_and_unknown_flags() -> None:
     assert "--heat has to be 0 or more and below inf, not nan" in refusal("--heat=nan")
 
 
+@pytest.mark.parametrize("number", ["1/0", "4/2", "1.5", "inf", "nan", "two"])
+def test_a_count_is_a_whole_number(number) -> None:
+    assert parse(Config, ["--racks=2e1"]).racks == parse(Config, ["--racks=2_0"]).racks == 20
+    assert refusal(f"--racks={number}") == f"--racks: {number} is not a whole number, write it like 20000 or 2e4"
+
+
 def test_limits_are_kept_but_for_the_default() -> None:
     assert [parse(Config, [f"--racks={number}"]).racks for number in (-1, 1, 7)] == [-1, 1, 7]
     for number in (0, -2):

@@ -9,11 +9,12 @@ import pytest
 from loop_parts import ALONE
 
 from nanochat import metrics as under_test
+from nanochat import registry
 from nanochat.environment import environment
 from nanochat.hardware import find_accelerator
 from nanochat.log import MetricLog, format_value, read_metrics
 from nanochat.metrics import keep_figures, kept_figures, validation_metrics
-from nanochat.paths import write_json
+from nanochat.paths import write_json, write_text
 from nanochat.runtime import Runtime
 from nanochat.statistics import Estimate
 from nanochat.train import State
@@ -93,14 +94,22 @@ def test_the_first_the_lowest_and_the_last_of_a_figure_are_kept_over_a_resume(tm
         assert ("near chance" in format_value(Estimate(0.3, 0.06).metric(chance))) == marked
 
 
-def test_curves_share_a_picture_and_every_exit_has_one(tmp_path) -> None:
+def test_curves_share_a_picture_and_those_of_tracks_come_before_the_gradient(tmp_path, monkeypatch) -> None:
+    """A track that is not here has no curves."""
+    monkeypatch.syspath_prepend(tmp_path)
+    made = "from nanochat.metrics import Curve\n"
+    made += "OWN = Curve('Own', 'step', 'things', 'train', 'own/things')\n"
+    made += "CURVE_MAKERS = {'own/': lambda figures: [OWN]}\n"
+    write_text(tmp_path / "planted_curves/whole/curves.py", made)
+    modules = {"own/": "planted_curves.whole.curves", "gone/": "planted_curves.gone.curves"}
+    monkeypatch.setattr(registry, "CURVES", registry.Door("curves of", "CURVE_MAKERS", modules))
     with MetricLog(tmp_path) as log:
         for step in (1, 2):
-            log.write("train", step, **{"train/loss": 3.0 / step, "total_training_tokens": 10 * step})
-            exits = {f"val/bpb at exit {number}": 1.0 + number for number in range(12)}
-            log.write("validation", step, **{"val/bpb": 1.0, "val/loss": 2.0}, **exits)
+            figures = {"train/loss": 3.0 / step, "total_training_tokens": 10 * step, "train/grad_norm": 1.0}
+            log.write("train", step, **figures, **{"own/things": 1.0, "gone/things": 2.0})
+            log.write("validation", step, **{"val/bpb": 1.0, "val/loss": 2.0})
     pictures = {picture["title"]: picture for picture in under_test.training_curves(log.path)}
-    assert list(pictures) == ["Loss", "Validation", "Validation at each exit"]
+    assert list(pictures) == ["Loss", "Validation", "Own", "Gradient norm"]
     assert list(pictures["Loss"]["series"]) == ["train", "validation"]
     assert pictures["Loss"]["series"]["train"] == [[10, 20], [3.0, 1.5]]
-    assert list(pictures["Validation at each exit"]["series"]) == [f"exit {number}" for number in range(12)]
+    assert pictures["Own"]["series"] == {"train": [[1, 2], [1.0, 1.0]]}

@@ -14,7 +14,6 @@ from loop_parts import ALONE
 from models import CONFIGS, OLD_RECORD, leave_model
 
 from nanochat import registry
-from nanochat.checkpoint import saved_steps
 from nanochat.gpt import GPT, GPTConfig
 from nanochat.induction import InductionConfig, InductionGPT
 from nanochat.models import (
@@ -31,6 +30,7 @@ from nanochat.models import (
     trained,
     verified,
 )
+from nanochat.paths import saved_steps
 from nanochat.settings import ModelChoice
 from nanochat.tokenizer import Tokenizer
 
@@ -127,7 +127,7 @@ REFUSED = """
 gpt | --model: gpt is not known, choose from reference
 reference,novelty=1 | the field novelty is not known, choose from mlp
 reference,depth=3 | depth is set by its own flag
-reference,supervision=3 | supervision is set by its own flag
+reference,supervision=3 | supervision is set by a flag of python -m tracks.recursion.train
 reference,smear=yes | smear cannot be yes, write a bool
 reference,softcap=much | softcap cannot be much, write a float
 """

@@ -41,6 +41,7 @@ def test_a_name_of_a_track_that_is_not_here_is_one_sentence(tmp_path, monkeypatc
     for name, track in {"Gone": "gone", "Left": "left", "Elsewhere": "gone"}.items():
         with pytest.raises(ValueError, match=f"^the task {name} belongs to tracks/{track}, which is not here$"):
             load(door, name)
+    assert [name for name in tracks if registry.is_here(door, name)] == ["Here", "Needy"]
     with pytest.raises(ModuleNotFoundError, match="a_library_that_nobody_has"):
         load(door, "Needy")
     with pytest.raises(KeyError):  # the tables alone decide what is imported

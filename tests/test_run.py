@@ -23,8 +23,8 @@ from test_speedrun import until
 from torch.testing import assert_close
 
 from nanochat import fp8, runtime
-from nanochat.checkpoint import hold, load, manifest_hash, saved_steps
-from nanochat.paths import read_json, write_json
+from nanochat.checkpoint import hold, load, manifest_hash
+from nanochat.paths import read_json, saved_steps, write_json
 from nanochat.run import build
 
 

@@ -14,9 +14,10 @@ from loop_parts import ALONE
 from made_chats import chat
 from tune_runs import STEPS, Tunes, sums
 
-from nanochat.checkpoint import load, saved_steps
+from nanochat.checkpoint import load
 from nanochat.evals.chat import first_rows
 from nanochat.models import load_model
+from nanochat.paths import saved_steps
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Evaluations of models. Other packages import:
 
 - `core_tasks`: BUNDLE, open_core, read_bundle: the tasks of the CORE metric and their prompts.
+- `rows`: overlapping_rows: a text as rows with a stride.
 - `core`: evaluate_core, core_scores: the CORE metric of a base model.
 - `chat`: evaluate_task, task_scores, log_figures, mean_scores, sample_answers, chat_validation: problems
   that a chat model solves, and its loss on conversations.

@@ -38,8 +38,7 @@ from nanochat.stages import MODELS, STAGES
 
 TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
 
-# Stages by name. Base models are not evaluated on chats, and preferences need pairs.
-PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.source != "base" and "dpo" not in stage.name}
+PLANNED_STAGES = {stage.name: stage for stage in STAGES if stage.planned}
 StepName = Literal[
     "download",
     "tok_train",
@@ -140,15 +139,20 @@ def planned_nodes() -> int:
     return int(os.environ.get("NANOCHAT_NODES", "1").rpartition(":")[2])
 
 
-def find_hardware(named: str) -> tuple[int, Accelerator | None]:
-    """Return count and kind for the GPUs named by --on, or of all nodes; without local GPUs torch stays out."""
+def find_hardware(named: str, nodes: int) -> tuple[int, Accelerator | None]:
+    """Return count and kind for the GPUs named by --on, or of so many nodes; without local GPUs torch stays out."""
     # Importing torch takes seconds: without a driver there is nothing to find.
     if not (named or any(Path(path).exists() for path in GPU_DEVICES)):
         return 0, None
     from nanochat.runtime import planned_hardware
 
-    found = planned_hardware(named, planned_nodes())
+    found = planned_hardware(named, nodes)
     return (0, None) if found[1].name == "CPU" else found
+
+
+def usable_gpus(count: int) -> int:
+    """Return the largest power of two that is not above `count`: the number of rows in a batch is one too."""
+    return 2 ** (count.bit_length() - 1) if count else 0
 
 
 def has_network(hardware: str) -> bool:
@@ -158,7 +162,7 @@ def has_network(hardware: str) -> bool:
 
 def choose_setting(request: Request) -> Setting:
     """Return the choices for this machine; a UserError if a flag names text that does not exist."""
-    count, accelerator = find_hardware(request.on)
+    count, accelerator = find_hardware(request.on, planned_nodes())
     data = request.data
     found = text_here()
     # A resumed run keeps the first choices.
@@ -185,8 +189,8 @@ def choose_setting(request: Request) -> Setting:
 
     earlier_depth = earlier["depth"] if earlier.get("scale") == name else 0
     depth = request.depth or scale.depth or earlier_depth or evening_depth(accelerator)
-    # The world has small batches: one GPU is faster than several. Other runs take the largest power of two.
-    gpus = min(count, planned_nodes()) if scale.world else 1 << count.bit_length() >> 1
+    # The world has small batches: one GPU is faster than several.
+    gpus = min(count, planned_nodes()) if scale.world else usable_gpus(count)
     return Setting(
         request=request,
         name=name,

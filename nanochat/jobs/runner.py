@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -232,7 +233,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
     The command writes to the log, which is also shown; from a quiet step only the last lines, if it fails. A signal is
     passed on as SIGTERM; Ctrl-C reaches the command by itself.
     """
-    with open(log, "ab") as file, open(log, encoding="utf-8", errors="replace") as shown:
+    with open(log, "ab") as file, open(log, "rb") as shown:
         file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(step.words)}\n".encode())
         file.flush()
         shown.seek(0, os.SEEK_END)
@@ -244,6 +245,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
             stderr=subprocess.STDOUT,
             pass_fds=(lock,),  # held until the last child has ended
         )
+        decoder = getincrementaldecoder("utf-8")("replace")  # a read may end within a character
         status = None
         is_asked = False
         while status is None:
@@ -251,7 +253,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
             # Before reading: an ended command has written everything.
             status = child.poll()
             if not step.quiet:
-                print_raw(shown.read(), sys.stdout)
+                print_raw(decoder.decode(shown.read()), sys.stdout)
             # The kernel gives us another parent when the script is killed.
             if script and not stop and os.getppid() != script:
                 stop.append(signal.SIGTERM)
@@ -260,7 +262,7 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
                 is_asked = True
         if status:
             # Only a quiet step has lines that were not shown.
-            print_raw("".join(shown.readlines()[-TAIL:]), sys.stdout)
+            print_raw(b"".join(shown.readlines()[-TAIL:]).decode(errors="replace"), sys.stdout)
     # Popen has the negative number of a signal, a shell 128 + the number.
     return 128 - status if status < 0 else status
 

@@ -15,18 +15,18 @@ from nanochat.config import Count, collect_signals, option, options, stop_signal
 from nanochat.data.corpus import absolute_data
 from nanochat.environment import ROOT
 from nanochat.errors import UserError
-from nanochat.jobs.plan import find_hardware
+from nanochat.jobs.plan import find_hardware, usable_gpus
 from nanochat.jobs.runner import TORCHRUN, Job, Step, run_step
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir, hold_folder, read_json, stage_dir
-from nanochat.settings import TagSettings, TextSettings
+from nanochat.paths import hold_folder, newest_manifest, stage_dir
+from nanochat.settings import LEAST_VOCABULARY, TagSettings, TextSettings
 
 
 @options("series")
 class SeriesSettings(TextSettings, TagSettings):
     """Several runs with one tokenizer."""
 
-    vocab_size: Count = option(65536, "size of the vocabulary", least=258)
+    vocab_size: Count = option(65536, "size of the vocabulary", least=LEAST_VOCABULARY)
     flags: str = option("", "flags for the training runs, in quotes; unknown flags are passed on as well", rest=True)
     out: str = option("", "file for the report card (default: TAG.md in the current folder)", in_card=False)
 
@@ -95,8 +95,9 @@ def report_step(tag: str, out: str) -> Step:
 
 
 def launch_on_all_gpus() -> list[str]:
-    """Return the words that start a rank on each GPU of this machine; none with one GPU or without."""
-    count, _ = find_hardware("")
+    """Return the words that start a rank on each usable GPU of this machine; none with one GPU or without."""
+    found, _ = find_hardware("", nodes=1)
+    count = usable_gpus(found)
     return [*TORCHRUN, f"--nproc_per_node={count}"] if count > 1 else []
 
 
@@ -110,16 +111,19 @@ def figure(stage: str, tag: str, name: str) -> float:
 
 def training_seconds(stage: str, tag: str) -> float:
     """Return the seconds that a finished run has trained, by its last checkpoint."""
-    manifest = max((base_dir() / stage / tag).glob("step_*/manifest.json"))
-    return read_json(manifest)["loop"]["seconds"]
+    return newest_manifest(stage_dir(stage, tag))["loop"]["seconds"]
 
 
 # ---- flags ----
 
 
 def words_of(config: SeriesSettings) -> list[str]:
-    """Return the words of --flags."""
-    return shlex.split(config.flags)
+    """Return the words of --flags, with dashes in the names of flags, as both spellings are allowed."""
+    words = []
+    for word in shlex.split(config.flags):
+        flag, equals, value = word.partition("=")
+        words.append(flag.replace("_", "-") + equals + value if flag.startswith("--") else word)
+    return words
 
 
 def source_of(config: SeriesSettings, default: str) -> str:

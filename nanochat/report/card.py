@@ -129,11 +129,8 @@ def _moment(timestamp: str) -> str:
 def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
     """Return metric -> column -> value for the stages' headline metrics, from the newest tag that has the metric."""
     # Several stages share a column: one for each model.
-    # Preferences are no part of the main job: their column is there if they were trained.
     names = {outcome.stage for outcome in outcomes}
-    columns = dict.fromkeys(
-        stage.column for stage in STAGES if stage.column and (stage.column != "DPO" or stage.name in names)
-    )
+    columns = dict.fromkeys(stage.column for stage in STAGES if stage.column and (stage.planned or stage.name in names))
     table = {}
     for stage in STAGES:
         # Newer outcomes overwrite older ones.

@@ -65,7 +65,7 @@ def test_the_seed_reaches_world_weights_and_data(planned, base) -> None:
 
 def test_what_does_not_change_the_result_repeats_no_stage(planned, monkeypatch) -> None:
     plain, _ = planned(data="world", scale="cpu")
-    monkeypatch.setattr(plan, "find_hardware", lambda named: (8, find_accelerator("H100")))
+    monkeypatch.setattr(plan, "find_hardware", lambda named, nodes: (8, find_accelerator("H100")))
     other, _ = planned(data="world", scale="cpu", wandb="name")
     changed = []
     for before, step in zip(plain.steps, other.steps, strict=True):
@@ -101,7 +101,7 @@ def test_several_gpus_work_under_torchrun(named, at_work, planned) -> None:
 
 def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_NODES", "1:2")
-    monkeypatch.setattr(plan, "find_hardware", lambda _: (8, find_accelerator("NVIDIA H100")))
+    monkeypatch.setattr(plan, "find_hardware", lambda *_: (8, find_accelerator("NVIDIA H100")))
     monkeypatch.setattr(plan, "PREFLIGHT", "scripts.plan")  # a module that is here
     job, text = planned(scale="8xh100", data="climbmix")
     assert "cores, 8 x NVIDIA H100" in text
@@ -110,7 +110,7 @@ def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch) -
     assert job.step("base_train").options == ["--save-every=100"]
     assert job.step("base_eval").options == job.step("tok_train").launch == []
     assert job.step("preflight").launch == [*launch, "--max-restarts=0"]
-    monkeypatch.setattr(plan, "find_hardware", lambda _: (0, None))
+    monkeypatch.setattr(plan, "find_hardware", lambda *_: (0, None))
     assert planned(tag="cpu")[0].step("chat_rl").launch == launch[:2]
     sentence = "NANOCHAT_NODES=1:2: a job on several nodes belongs to tracks/gone, which is not here"
     monkeypatch.setattr(plan, "PREFLIGHT", "tracks.gone.preflight")

@@ -129,6 +129,13 @@ def test_a_quiet_step_shows_the_end_of_its_log_if_it_fails(job, base, capfd) -> 
     assert "\n3\n" not in out
 
 
+def test_a_character_that_is_written_in_two_parts_is_shown_whole(job, base, capfd) -> None:
+    code = "import os, time\nos.write(1, b'rice \\xec')\ntime.sleep(0.7)\nos.write(1, b'\\x8c\\x80 end')"
+    own, step = python_step(base, code)
+    assert runner.run_step(own, step, 0, []) == 0
+    assert "rice \uc300 end" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("sent", ["signal", "script"])
 def test_a_stop_is_passed_on(job, base, sent, capsys) -> None:
     """A SIGTERM, or the end of the calling script, reaches the command, which may save and end normally."""

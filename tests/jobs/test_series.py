@@ -5,18 +5,22 @@ from collections.abc import Iterator
 import pytest
 
 from nanochat.config import parse
+from nanochat.hardware import find_accelerator
+from nanochat.jobs import series
 from nanochat.jobs.runner import Step
 from nanochat.jobs.series import (
     SeriesSettings,
     figure,
+    launch_on_all_gpus,
     refuse_own,
     report_step,
     run_series,
     tokenizer_step,
+    training_seconds,
     training_step,
     words_of,
 )
-from nanochat.paths import hold_folder, stage_dir
+from nanochat.paths import hold_folder, stage_dir, write_json
 
 
 class Config(SeriesSettings):
@@ -61,6 +65,29 @@ def test_flags_of_other_commands_are_gathered() -> None:
         parse(Config, ["extra"])
     with pytest.raises(ValueError, match=r"^--depth differs between runs: use --depths$"):
         refuse_own(words_of(config), {"--depth": "--depths"})
+
+
+def test_flags_may_have_underscores() -> None:
+    config = parse(Config, ["--target_flops=1e9", "--flags=--dry_run --note=a_b --depth 4_0"])
+    assert words_of(config) == ["--dry-run", "--note=a_b", "--depth", "4_0", "--target-flops=1e9"]
+    with pytest.raises(ValueError, match=r"^--target-flops differs between runs: use --sweeps$"):
+        refuse_own(words_of(config), {"--target-flops": "--sweeps"})
+
+
+@pytest.mark.parametrize(("found", "used"), [(0, 0), (1, 0), (2, 2), (3, 2), (7, 4), (8, 8)])
+def test_runs_start_on_a_power_of_two_of_the_gpus_here(found, used, monkeypatch) -> None:
+    monkeypatch.setenv("NANOCHAT_NODES", "2")
+    monkeypatch.setattr(series, "find_hardware", lambda named, nodes: (found * nodes, find_accelerator("H100")))
+    words = launch_on_all_gpus()
+    assert words[-1:] == ([f"--nproc_per_node={used}"] if used else [])
+
+
+def test_the_last_checkpoint_is_that_of_the_highest_step(base) -> None:
+    for step in (999_999, 1_000_000):
+        manifest = stage_dir("base_train", "long") / f"step_{step:06d}" / "manifest.json"
+        write_json(manifest, {"loop": {"seconds": float(step)}})
+    (stage_dir("base_train", "long") / "step_1000001.tmp-part").mkdir()
+    assert training_seconds("base_train", "long") == 1_000_000
 
 
 def test_steps_name_what_they_read_and_write(tmp_path, monkeypatch) -> None:

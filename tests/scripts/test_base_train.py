@@ -7,8 +7,7 @@ import pytest
 from base_runs import Base
 from bundles import world_tasks, write_bundle
 
-from nanochat.checkpoint import saved_steps
-from nanochat.paths import read_json
+from nanochat.paths import read_json, saved_steps
 from scripts import base_loss
 from scripts.base_loss import Config
 

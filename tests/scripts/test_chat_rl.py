@@ -10,8 +10,9 @@ import torch
 from base_runs import SignalAfter, files_of
 from tune_runs import FromParent
 
-from nanochat.checkpoint import load, saved_steps
+from nanochat.checkpoint import load
 from nanochat.log import harmless, read_metrics
+from nanochat.paths import saved_steps
 
 STEPS = 4
 SMALL = [

@@ -24,6 +24,7 @@ def test_a_miniseries_is_a_table_and_a_plot_and_resumes(series, base, tmp_path) 
     plans = series("scripts.miniseries", "--depths=3,4", *flags, "--dry-run").stdout
     assert "depth 3" in plans
     assert "depth 4" in plans
+    assert "no tokenizer is trained" not in plans  # that of the series is
     assert not (base / "base_train/mini-d3").exists()
     other = series("scripts.miniseries", "--depths=2", *flags, "--vocab-size=310", code=2)
     assert other.stderr == "error: the vocabulary of --tag=mini has --vocab-size=300, not 310: use another --tag\n"

@@ -40,7 +40,8 @@ def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
 
 def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: str, step: int) -> Path:
     """Write a checkpoint without optimizer state, and its tokenizer, under a new tag; return the run's folder."""
-    from nanochat.checkpoint import Saver, hold, saved_steps
+    from nanochat.checkpoint import Saver, hold
+    from nanochat.paths import saved_steps
 
     folder = stage_dir(record["stage"], tag)
     tokenizer_path = stage_dir("tok_train", tag) / "tokenizer.json"

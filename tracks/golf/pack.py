@@ -54,14 +54,13 @@ class Config(TagSettings):
 
 def calibration_batches(checkpoint: "Checkpoint", model: "GPT") -> "list[Tensor]":
     """Return rows of training text, from its beginning."""
-    from nanochat.data.corpus import open_corpus
-    from nanochat.dataloader import TextLoader
+    from nanochat.dataloader import TextLoader, corpus_of
     from nanochat.models import tokenizer_of
 
-    config = checkpoint.manifest["config"]
     length = model.config.max_seq_len
-    corpus = open_corpus(config["data"], config["num_shards"])
-    with TextLoader(corpus, tokenizer_of(checkpoint), ROWS, length, seed=config["seed"]) as source:
+    corpus = corpus_of(checkpoint.manifest)
+    seed = checkpoint.manifest["config"]["seed"]
+    with TextLoader(corpus, tokenizer_of(checkpoint), ROWS, length, seed=seed) as source:
         return [next(source)[0] for _ in range(max(1, CALIBRATION // (ROWS * length)))]
 
 
@@ -151,7 +150,7 @@ def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packe
 
 def main(config: Config) -> None:
     started = time.monotonic()
-    from nanochat.data.corpus import open_corpus
+    from nanochat.dataloader import corpus_of
     from nanochat.evals.bpb import read_text, text_bpb
     from nanochat.models import load_model
     from nanochat.runtime import setup
@@ -179,7 +178,7 @@ def main(config: Config) -> None:
             raise UserError(f"{clocks}, over the limit of {scale.seconds:g} s")
         # No longer on the clock.
         path = new.replace(new.with_suffix(""))
-        corpus = open_corpus(trained["data"], trained["num_shards"])
+        corpus = corpus_of(checkpoint.manifest)
         text = read_text(corpus.batches("val"), tokenizer, config.eval_bytes or scale.eval_bytes)
         before = text_bpb(model, text, model.config.max_seq_len, ROWS, runtime).value
 
@@ -187,7 +186,7 @@ def main(config: Config) -> None:
     outcome.metrics = {
         "Scale": config.scale,
         "Data": trained["data"],
-        "Shards": trained["num_shards"],
+        "Shards": checkpoint.manifest["num_shards"],
         "Steps": loop["step"],
         "Tokens": loop["tokens"],
         "Tokenizer": tokenizer.content_hash[:12],

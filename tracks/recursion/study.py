@@ -13,8 +13,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from nanochat.checkpoint import Checkpoint, newest
-from nanochat.data.corpus import Corpus, open_corpus
-from nanochat.dataloader import TextLoader
+from nanochat.data.corpus import Corpus
+from nanochat.dataloader import TextLoader, corpus_of
 from nanochat.errors import UserError
 from nanochat.evals.bpb import read_text, text_bpb
 from nanochat.log import MetricLog, Record, print0, read_metrics, table_of
@@ -27,6 +27,7 @@ from nanochat.paths import stage_dir
 from nanochat.runtime import Runtime
 from nanochat.scaling import flops_per_token, rate_scale
 from nanochat.settings import OptimizerSettings
+from nanochat.start import batch_of
 from nanochat.statistics import Metrics, interval, measured
 from nanochat.train import LoopSettings, State, new_loop
 from tracks.recursion.alarms import LEAST_REFINEMENT, in_order, refinement, validated_exits
@@ -176,7 +177,7 @@ def refit(
     tokenizer = tokenizer_of(run.checkpoint)
     config = manifest["config"]
     rows = manifest["loop"]["device_batch"]
-    batch = config["total_batch_size"]
+    batch = batch_of(manifest)
     length = config["max_seq_len"]
     size = config["eval_bytes"]
     text = read_text(corpus.batches("val"), tokenizer, runtime.validation_bytes if size < 0 else size)
@@ -221,7 +222,7 @@ def refit(
 
 def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, float]:
     """Refit the first exit of a run, and the last one for as long; returns the bits per byte of both."""
-    corpus = open_corpus(run.manifest["config"]["data"], run.manifest["config"]["num_shards"])
+    corpus = corpus_of(run.manifest)
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
         raise UserError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
     first, rounds = refit(1, run, corpus, runtime, log)

@@ -61,6 +61,13 @@ def test_an_imported_model_is_fine_tuned(flags, tmp_path, capsys) -> None:
     assert (tmp_path / "base/chat_sft/d3/step_000002/manifest.json").exists()
 
 
+def test_a_folder_with_an_imported_model_does_not_train_on(flags, tmp_path) -> None:
+    main(Config(**flags, source="sft"))
+    mixture = write_lines(tmp_path / "chats.jsonl", *[chat(0)] * 40)
+    with pytest.raises(ValueError, match="holds an imported model, which does not train on: use another --tag"):
+        teach(TeachConfig(tag="d3", mixture=mixture, device_type="cpu", dtype="fp32"))
+
+
 MISTAKES = """
 checkpoint | damaged/model_000650.pt | model_000650.pt holds no weights that can be read
 checkpoint | model_000009.pt | meta_000009.json

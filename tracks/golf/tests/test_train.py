@@ -9,7 +9,8 @@ from base_runs import STEPS, Base, SignalAfter, files_of
 from contain import NEEDS_SANDBOX
 
 from nanochat import train
-from nanochat.checkpoint import load, saved_steps
+from nanochat.checkpoint import load
+from nanochat.paths import saved_steps
 from tracks.golf import eval as golf_eval
 from tracks.golf import pack as golf_pack
 

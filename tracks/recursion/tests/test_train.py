@@ -38,7 +38,8 @@ def test_what_cannot_be_is_one_sentence(here) -> None:
     for flag, sentence in {
         "--supervision=0": "--supervision has to be 1 or more, not 0",
         "--model=golf-seed": "no kind of model has these fields together: exclusive_last, ",
-        "--model=reference,loops=3": "--model=reference,loops=3: loops is set by its own flag, see --help",
+        "--model=reference,loops=3": "--model=reference,loops=3: loops is set by a flag of "
+        "python -m tracks.recursion.train, see its --help",
     }.items():
         refused = here("tracks.recursion.train", "--dry-run", "--depth=1", flag, code=2)
         assert refused.stderr.startswith(f"error: {sentence}")

@@ -18,7 +18,7 @@ from base_runs import STEPS, Base, files_of
 from conftest import ROOT, copy_runs
 from test_speedrun import until
 
-from nanochat.checkpoint import saved_steps
+from nanochat.paths import saved_steps
 
 # In the place of scripts.plan: a check of nothing, and a short base training. test_plan.py has the plan of nodes.
 PLAN = """
