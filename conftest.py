@@ -169,7 +169,7 @@ def serve():
 
 @pytest.fixture(scope="session")
 def twin(tmp_path_factory):
-    """An engine in this process with the server's weights, which lie in `twin.base`."""
+    """An engine in this process with the server's weights, which are in `twin.base`."""
     from bench.served import write_model  # which imports torch
 
     base = tmp_path_factory.mktemp("serve") / "base"

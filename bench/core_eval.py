@@ -42,7 +42,7 @@ def ours(folder: str, depth: int, items: int):
 def reference(folder: str, depth: int, items: int):
     from nanochat.tokenizer import RustBPETokenizer
 
-    # By its path: its `scripts` is no package, so that ours would be found.
+    # By its path: its `scripts` is not a package, so ours would be found.
     spec = importlib.util.spec_from_file_location("base_eval", Path(sys.path[0], "scripts", "base_eval.py"))
     spec.loader.exec_module(script := importlib.util.module_from_spec(spec))
     tokenizer = RustBPETokenizer(read_vocabulary(folder), "<|bos|>")

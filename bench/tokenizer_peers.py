@@ -110,7 +110,7 @@ def byte_level_bpe(model: Any, pattern: str):
     """A `tokenizers.Tokenizer` that splits by `pattern` and works on bytes."""
     from tokenizers import Regex, Tokenizer, pre_tokenizers
 
-    # For Oniguruma, where `{1,3}+` is no possessive and `$` matches before a newline. Nothing in GPT-4-style patterns
+    # For Oniguruma, where `{1,3}+` is not possessive and `$` matches before a newline. Nothing in GPT-4-style patterns
     # can backtrack into another match, so dropping the possessives changes no split. Not after any brace: the one of
     # `\p{L}+` closes a class, and its plus is the repeat itself.
     pattern = re.sub(r"([?*+]|\{\d+(?:,\d*)?\})\+", r"\1", pattern).replace("$", r"\z")

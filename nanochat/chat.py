@@ -78,7 +78,7 @@ def render_conversation(conversation: Conversation, tokenizer: Tokenizer) -> tup
     add([tokenizer.bos], learned=False)
     messages = conversation["messages"]
     if _has_system(messages):
-        # Its text stands in front of the first user text.
+        # Its text goes before the first user text.
         system, user, *rest = messages
         joined: Message = {"role": "user", "content": f"{text_of(system)}\n\n{text_of(user)}"}
         messages = [joined, *rest]

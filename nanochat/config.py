@@ -129,7 +129,7 @@ def options(group: str = "") -> Callable[[type[Decorated]], type[Decorated]]:
         for name, value in list(vars(config_class).items()):
             own = value if isinstance(value, Field) else field(default=value)
             if name in inherited:
-                # `dataclass` takes only names with a type for fields.
+                # `dataclass` makes fields only of names with a type.
                 config_class.__annotations__.setdefault(name, inherited[name].type)
                 metadata = inherited[name].metadata | own.metadata
             elif isinstance(value, Field):

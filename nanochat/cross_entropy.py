@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 IGNORED = -1  # the target of a token that is not learned
 SAFE_EXPONENT = 60.0  # exponentials of less, summed over any vocabulary or row, stay far from fp32's limit
 
-# Bytes of logits per chunk. A CPU needs them in the caches; for a GPU a chunk must still be a large matrix product.
+# Bytes of logits per chunk. A CPU needs them in the caches; for a GPU a chunk must still make a large matrix product.
 CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
 # Least tokens of a chunk: each chunk reads the whole weight, and with gradients adds to its whole gradient.
 LEAST_TOKENS = 64

@@ -112,7 +112,7 @@ class Loader(BatchSource, Generic[Data]):
 
     @abstractmethod
     def _consumed(self, marks: list[Any]) -> None:
-        """Take the marks of a batch's rows when the loop takes the batch."""
+        """Record that the loop has received a batch, by the marks of its rows."""
 
     def _take_batches(self) -> Generator[Batch, None, None]:
         """Yield the batches from the position of the consumer on, on the device; a thread makes the next ones."""

@@ -1,6 +1,6 @@
 """The device side of generation: KV caches, the row state in each slot, and the step that gives each row a token.
 
-A step takes all decisions on the device. A row that ends, or waits for the host, is paused: the row state does not
+A step makes all decisions on the device. A row that ends, or waits for the host, is paused: the row state does not
 change and the step gives -1. On CUDA the steps are graphs, replayed without help from the host.
 """
 

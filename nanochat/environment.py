@@ -33,7 +33,7 @@ def versions() -> Texts:
 
 
 def output_of(*command: str) -> str:
-    """Return the text that a program prints; nothing if the program is absent or fails."""
+    """Return what a program prints, or "" if it is absent or fails."""
     try:
         # Half a minute: a driver that hangs must not stop a run.
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()

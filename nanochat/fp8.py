@@ -102,7 +102,7 @@ def convert(
 
     device: the model's, for one that has no weights yet.
 
-    Not replaced: the head, whose product is part of the loss, sides that are no multiple of 16, and sides under
+    Not replaced: the head, whose product is part of the loss, sides that are not multiples of 16, and sides under
     min_dim, which cost more to quantize than they save. emulated: also on devices without fp8 units, slowly, for tests.
     """
     device = device or next(model.parameters()).device

@@ -20,7 +20,7 @@ from nanochat.paths import naming
 Record = dict[str, Any]  # JSON
 Figures = Mapping[str, float | None]
 
-WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds some of its own
+WANDB_SECONDS = 30.0  # to wait for W&B's server as a run begins, and as it ends; W&B adds its own
 RESUMED = "resumed"  # kind of marker records, written where a run resumes
 
 PADDED = 32  # characters; a longer cell stands out of its column

@@ -121,7 +121,7 @@ def config_of(manifest: Record) -> GPTConfig:
 def _with_kind(record: Record) -> Record:
     """Return the entry of a manifest without a kind as it is written today.
 
-    Until kinds had configs of their own, GPTConfig had the fields of all kinds, and most of them changed nothing.
+    Until each kind had its own config, GPTConfig had the fields of all kinds, and most of them changed nothing.
     """
     if not record.get("supervision"):  # no recursion: its other fields have no effect
         record = {name: value for name, value in record.items() if name not in OWN_FIELDS["recursive"]}

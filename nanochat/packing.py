@@ -61,7 +61,7 @@ class ChatLoader(Loader[Conversations]):
         self._place = places[-1]
 
     def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
-        """Yield the rows for this rank, each with the position after the rows all ranks take together."""
+        """Yield this rank's rows, each with the position behind it and the other ranks' rows of its round."""
         place = self._place
         together = []
         while True:

@@ -83,7 +83,7 @@ def build_groups(model: GPT, rates: Mapping[str, Rates]) -> list[Group]:
     parameters = dict(model.named_parameters())
     group_of = {name: model.parameter_row(name).group for name in parameters}
     if model.config.tie_embeddings:
-        group_of["embed.weight"] = "unembedding"  # a tied embedding takes the head's settings
+        group_of["embed.weight"] = "unembedding"  # a tied embedding has the head's settings
     groups = []
     for rule in RULES:
         members = [(name, parameter) for name, parameter in parameters.items() if group_of[name] == rule.name]

@@ -25,7 +25,7 @@ class Message(TypedDict):
 
 
 class Conversation(TypedDict):
-    """Messages, and whatever else a verdict on an answer needs; a task of a track may add keys of its own."""
+    """Messages, and whatever else a verdict on an answer needs; a track's task may add others."""
 
     messages: list[Message]
     category: NotRequired[str]  # of the problem; scores are reported by category too

@@ -128,7 +128,7 @@ def entropy(codes: Tensor) -> float:
 
 
 def matrices(model: nn.Module) -> Tensors:
-    """Return the parameters that take a recipe. A smaller matrix stays fp16."""
+    """Return the parameters that a recipe rounds. A smaller matrix stays fp16."""
     named = model.named_parameters()
     return {name: value.detach() for name, value in named if value.ndim == 2 and value.numel() >= 1024}
 

@@ -193,7 +193,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
 
     device_type: auto, cuda, mps or cpu. dtype: auto (then NANOCHAT_DTYPE counts) or a name in DTYPES.
     """
-    # Compiled code is kept for later processes and stages: before torch chooses a folder of its own.
+    # Compiled code is kept for later processes and stages: before torch chooses its own folder.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(base_dir() / "compiled"))
     # Before the first allocation: blocks that can grow leave fewer gaps that no tensor fits into. The second name is an
     # older one.
@@ -206,7 +206,7 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     precision = _precision(device, dtype)
     name = _device_name(device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # NCCL takes the current device
+        torch.cuda.set_device(device)  # NCCL uses the current device
         torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
     with process_group(device, rank, world_size) if world_size > 1 else nullcontext() as store:
         accelerator = find_accelerator(name)

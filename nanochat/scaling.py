@@ -22,7 +22,7 @@ REFERENCE_BATCH = 2**19  # tokens, best for the reference
 BATCH_EXPONENT = 0.383
 TOKENS_PER_PARAMETER = 12.0  # the horizon where no flag gives one
 ASSUMED_VOCABULARY = 49_152  # where no tokenizer is trained yet
-CPU_TOKENS = 16_384  # tokens in a micro-batch on a CPU: larger ones are no faster
+CPU_TOKENS = 16_384  # tokens in a micro-batch on a CPU: larger ones are not faster
 
 
 # ---- the plan ----

@@ -228,7 +228,7 @@ class TrainingSettings(OptimizerSettings, DeviceSettings, TagSettings, LogSettin
 class PretrainSettings(CorpusSettings, TrainingSettings):
     """A new model, the text to train it on, and the length of the run. All that is not given follows from --depth."""
 
-    tag = option("", "name of the run, and of its folders (default: d and the depth)")
+    tag = option("", "run name; also names its folders (default: d and the depth)")
 
     on: str = option(
         "",

@@ -24,7 +24,7 @@ def mean_name(mean: str, tasks: Iterable[str]) -> str:
 class Stage:
     """A step of the main job that leaves an outcome."""
 
-    name: str  # folder of the stage, and name of its script if the stage has one of its own
+    name: str  # folder of the stage, and name of its script, unless scripts.chat_eval runs it
     section: str  # title in the report card
     parent: str | None = None  # stage whose artifact is the input
     source: str = ""  # name of the parent in --source of scripts.chat_eval, one script for several stages

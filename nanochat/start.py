@@ -1,7 +1,7 @@
 """The start of a run: everything that is decided before the model is built, complete and final.
 
-`start_new` (from a plan) and `start_from_parent` (from another stage's model) find the checkpoint to resume from, take
-over the settings that were left open, and return a `Start`: shape, weights, tokenizer, batch, horizon, rates of each
+`start_new` (from a plan) and `start_from_parent` (from another stage's model) compare a saved run with its command,
+fill in the settings that were left open, and return a `Start`: shape, weights, tokenizer, batch, horizon, rates of each
 optimizer group, schedules, data. The trainer (run.py) builds what it says; nothing is filled in or multiplied later.
 """
 

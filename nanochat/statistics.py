@@ -85,7 +85,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def p_value(values: Sequence[float], others: Sequence[float]) -> float:
-    """Return the p value of two samples' equal means, two-sided, with variances of their own (Welch's test).
+    """Return the p value of two samples' equal means, two-sided, with a variance for each (Welch's test).
 
     A sample with a single value is assumed to have the variance of the other one. One of them has different values.
     """

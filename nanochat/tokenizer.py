@@ -60,7 +60,7 @@ class Tokenizer:
         return self.core.encode(text).tolist()
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text; bytes that are no UTF-8 become U+FFFD, special tokens become their names."""
+        """Return the text; bytes that are not UTF-8 become U+FFFD, special tokens become their names."""
         return self.core.decode(ids)
 
     def token_lengths(self) -> np.ndarray:

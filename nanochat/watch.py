@@ -63,7 +63,7 @@ def _watch_ranks(store: dist.Store, rank: int, world_size: int, ended: threading
     missed = {}  # beat -> checks that have found it
     sentence = "the store of the ranks does not answer: rank 0, its machine or its torchrun has failed"
     with suppress(RuntimeError):
-        # A connection of its own: no collective waits for this thread, and it waits for none.
+        # Its own connection: no collective waits for this thread, and it waits for none.
         own = store.clone()
         own.set_timeout(timedelta(seconds=10))
         for other, key in enumerate(keys):

@@ -103,8 +103,8 @@ def mix(
 ) -> Mixture:
     """Open the mixture that a specification names; samples, shares and epochs apply to the split train alone.
 
-    default: taken where the specification is empty; it is taken without the tasks that have no files on this machine,
-    and with all rows where a task has fewer than asked for. tokenizer: see `Task`; it counts tokens for shares.
+    default: used where the specification is empty, without the tasks that have no files on this machine, and with all
+    rows where a task has fewer than asked for. tokenizer: see `Task`; it counts tokens for shares.
     """
     available_only = spec in ("", default)
     spec = spec or default

@@ -51,7 +51,7 @@ class Talk(Task):
         return {"messages": messages, "category": category, "accept": accept, "reject": reject}
 
     def evaluate(self, conversation: Conversation, completion: str) -> bool:
-        # The numbers that go into the calculator are no answer.
+        # The numbers that go into the calculator are not the answer.
         answer = completion.rpartition("<|output_end|>")[2]
         accepted = any(has_words(answer, phrase) for phrase in conversation["accept"])
         return accepted and not any(has_words(answer, phrase) for phrase in conversation["reject"])

@@ -317,7 +317,7 @@ def source_name(source: str) -> str:
 
 
 def _folder(source: str) -> Path:
-    """Return the folder for a source that has no name of its own."""
+    """Return the folder that a source names."""
     return Path(source.removeprefix("folder:")).expanduser()
 
 

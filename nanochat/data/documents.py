@@ -143,7 +143,7 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     smallest, count = _deal_out(files, dealt, random)
     # Among few documents maybe none has a small hash: then hold out the smallest one.
     cutoff = pa.scalar(max(VALIDATION_BELOW, smallest), pa.uint64())
-    # Lanes share row groups, so each lane should find some of its own.
+    # Lanes share row groups, so each lane should find some for itself.
     row_group = max(1, min(ROW_GROUP, count // MIN_ROW_GROUPS))
     # Text seldom repeats, so a dictionary would only cost time. Checksums find damage on disk.
     options = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}

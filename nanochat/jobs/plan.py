@@ -266,7 +266,7 @@ def make_job(
         # Its version and seed decide the content of all tasks.
         task_files = [HubFile(f"{setting.world.name}/world.json")]
     launch = launch_words(setting)
-    # The first and the last step are no stage: no model, no outcome. The download runs beside the tokenizer, so its
+    # The first and the last step are not stages: they leave no outcome. The download runs beside the tokenizer, so its
     # lines go to its log alone.
     download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]

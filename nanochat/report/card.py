@@ -136,7 +136,7 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
         # Newer outcomes overwrite older ones.
         for outcome in sorted(outcomes, key=attrgetter("timestamp")):
             for metric, value in outcome.metrics.items():
-                # "ChatCORE (5 of 6 tasks)" has a row of its own.
+                # "ChatCORE (5 of 6 tasks)" has its own row.
                 if outcome.stage == stage.name and metric.partition(" (")[0] in stage.headline:
                     table.setdefault(metric, columns.copy())[stage.column] = value
     return table

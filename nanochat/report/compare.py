@@ -62,7 +62,7 @@ def decisions(base: Path, outcomes: Iterable[Outcome]) -> list[Record]:
     for outcome in outcomes:
         if "eval" not in outcome.stage:  # other stages have no answers: chats are kept one a line too
             continue
-        # Answers are kept one a line; other artifacts are no evaluation.
+        # Answers are kept one a line; other artifacts are not evaluations.
         for path in (base / outcome.stage / outcome.tag).rglob("*.jsonl"):
             # Evaluations from earlier checkpoints wrote files with the same name: the hash decides.
             if outcome.artifacts.get(path.name) != read_sha256(path):
@@ -132,7 +132,7 @@ def _rows(records: Sequence[Record]) -> list[list[str]]:
 
 
 def _difference(one: Record, other: Record) -> list[str]:
-    """Return other - one and the standard error as text; dashes for values that are no numbers."""
+    """Return other - one and the standard error as text; dashes for values that are not numbers."""
     before, after = one["value"], other["value"]
     if not {type(before), type(after)} <= {int, float}:
         return NONE

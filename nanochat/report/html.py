@@ -52,6 +52,6 @@ def html_page(card: Card) -> str:
     # Only these parts of Markdown: other texts appear as they are.
     renderer = MarkdownIt("zero").enable(["heading", "list", "table", "hr", "image"])
     pictures = {quote(f"{FOLDER}/{name}"): draw_plot(plot) for name, plot in plots(card["stages"]).items()}
-    # The drawing itself stands in the page; nothing else is an image.
+    # The drawing itself is part of the page; nothing else is an image.
     renderer.add_render_rule("image", lambda _, tokens, index, *__: pictures.get(tokens[index].attrs["src"], ""))
     return PAGE.format(policy=POLICY, style=PAGE_STYLE + STYLE, content=renderer.render(markdown(card, FOLDER)))

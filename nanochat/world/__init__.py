@@ -1,4 +1,4 @@
-"""The embedded world: an invented land, as text and tasks of its own, for a machine without the internet.
+"""The embedded world: an invented land, with its own text and tasks, for a machine without the internet.
 
 A world has people, towns, rivers, animals, guilds and goods, with relations between them: `Kara lives in Nemiton`. Such
 a fact becomes statements in documents (`texts`) and questions in conversations, tasks and a bundle of CORE tasks

@@ -1,7 +1,7 @@
 """Conversations and evaluation sets about the embedded world, as rows of tables.
 
 The rows for a split use only facts from the same split. So tests ask for facts, pairs of numbers and words that no
-question or conversation for training contains. World-Talk, `talk`, asks in words of its own besides.
+question or conversation for training contains. World-Talk, `talk`, asks in other words besides.
 """
 
 import re
@@ -31,7 +31,7 @@ def choices(world: World, split: str) -> Rows:
 
 
 def ten_facts(world: World) -> list[Fact]:
-    """Return a fact from the test split for each relation that World-Talk asks for in words of its own."""
+    """Return a fact from the test split for each relation that World-Talk asks for in other words."""
     world.restart("questions")
     asked = [fact for fact in world.asked["test"] if fact.new_questions]
     # The facts of a relation stand together.

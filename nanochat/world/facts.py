@@ -182,7 +182,7 @@ class World:
     # ---- draws ----
 
     def restart(self, purpose: str) -> None:
-        """Begin a sequence of draws of its own, which depends on nothing drawn before."""
+        """Begin an independent sequence of draws."""
         self._random = random.Random(f"{purpose}/{self.seed}").random
 
     def chance(self, probability: float) -> bool:
