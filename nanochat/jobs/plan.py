@@ -55,7 +55,7 @@ StepName = Literal[
     "report",
 ]
 STEPS = ("download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
-TRAINING = ("base_train", "mid_train", "chat_sft", "chat_rl")  # stages with a model, a seed and checkpoints
+TRAINING = [name for name in PLANNED_STAGES if name in MODELS.values()]  # with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
