@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from decimal import Decimal, InvalidOperation
-from types import FrameType
-from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, get_type_hints
+from types import FrameType, NoneType
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, get_args, get_type_hints
 
 import tyro
 from typing_extensions import dataclass_transform
@@ -159,6 +159,19 @@ def check_names(kind: str, names: Iterable[str], known: Collection[str]) -> None
             raise UserError(f"{kind} {name} is not known, choose from {', '.join(filter(None, known))}")
 
 
+def _value_type(config_class: type[Any], name: str, hint: Any) -> Any:
+    """Return the type of a flag's values: without None in a script where the setting is never None.
+
+    Fine-tuning has settings that are None, the parent's; base training has the same ones and nothing to inherit.
+    """
+    own = [vars(base).get("__dataclass_fields__", {}) for base in config_class.__mro__]
+    is_none_somewhere = any(name in fields and fields[name].default is None for fields in own)
+    if NoneType not in get_args(hint) or is_none_somewhere:
+        return hint
+    [value_type] = [part for part in get_args(hint) if part is not NoneType]
+    return value_type
+
+
 def _grouped(config_class: type[Any]) -> type[Any]:
     """Return a dataclass with the same fields nested by group: tyro draws a box for each. Flags stay flat."""
     hints = get_type_hints(config_class, include_extras=True)  # Count is an Annotated type
@@ -172,7 +185,7 @@ def _grouped(config_class: type[Any]) -> type[Any]:
             aliases=[short] if short else None,
             prefix_name=False,
         )
-        flag_type: Any = Annotated[hints[one.name], flag]  # ty: ignore[invalid-type-form]  # a type made here
+        flag_type: Any = Annotated[_value_type(config_class, one.name, hints[one.name]), flag]  # ty: ignore[invalid-type-form]  # a type made here
         groups.setdefault(one.metadata["group"], []).append((one.name, flag_type, field(default=one.default)))
     # A field whose type is a dataclass is a box; prefix_name=False keeps the box out of the flag.
     boxes = []

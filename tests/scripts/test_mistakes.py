@@ -12,6 +12,7 @@ chat_eval --sampling=1,1.9,100 | --top-p has to be 0 or more and below 1, not 1.
 chat_eval --repeats=3 | all answers to a problem would be the same, add --temperature=1
 chat_eval --tasks=GSM8K|SmolTalk | SmolTalk is not a task, choose from ARC-Easy,
 prepare --tasks=gsm9k | gsm9k is not a task, choose from
+base_train --matrix-lr=None | --matrix-lr: could not convert string to float: 'None'
 prepare --num-shards=9999 | =9999 is out of range, karpathy/climbmix-400b-shuffle has 6,542
 tok_train --vocab-size=100 | --vocab-size has to be 265 or more, not 100
 tok_train --data=/no/such/folder | --data=/no/such/folder is not a folder
