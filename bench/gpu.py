@@ -175,6 +175,8 @@ def main():
             continue
         if finished.exists():
             print(f"{item.name}: finished before, in {finished}")
+        elif item.name == "preflight" and not Path(ROOT, "tracks/scale").is_dir():
+            print(f"{item.name}: left out, it belongs to tracks/scale, which is not here")
         elif "{bundle}" in item.command and not options.bundle:
             print(f"{item.name}: left out, give --bundle")
         elif left < 60 * item.minutes and not options.rehearse:

@@ -5,16 +5,13 @@ python -m scripts.plan --on=8xH100
 """
 
 import os
-from typing import Literal
 
 from nanochat.config import Count, option, options, run_script
 from nanochat.jobs.estimate import base_run, job_lines
-from nanochat.jobs.plan import StepName, choose_setting, make_job, stage_flags
+from nanochat.jobs.plan import PlanSettings, choose_setting, make_job, stage_flags
 from nanochat.jobs.runner import Job, archive
-from nanochat.jobs.scales import ScaleName
 from nanochat.log import print0
 from nanochat.paths import hold_folder, stage_dir
-from nanochat.settings import TagSettings, TextSettings
 from nanochat.stages import CHAT_CORE
 from tasks import TASKS
 
@@ -30,20 +27,10 @@ NEEDS = {
 
 
 @options("run")
-class Config(TextSettings, TagSettings):
+class Config(PlanSettings):
     """Print the plan of the main job: steps, time, disk, dollars."""
 
-    tag = "default"
-
-    scale: Literal["auto", ScaleName] = option("auto", "size of the run: docs/speedrun.md")
-    depth: Count = option(0, "layers of the model (0: the scale's)", least=1)
-    seed: Count = option(1, "seed of the embedded world, the weights and the data order")
-    wandb: str = option("", "name of the run in W&B (default: no W&B)")
-    until: Literal["", StepName] = option("", "last step to run (default: all)")
-    seconds: float = option(0.0, "time for base training, other stages in proportion (0: the scale's)")
-    fresh: bool = option(False, "start again; earlier results are archived")
     dry_run: bool = option(False, "print the plan and end: nothing is started or written", group="plan")
-    on: str = option("", "hardware to plan for, like 8xH100 (default: this machine)", group="plan")
     cwd: str = option("", "folder that a relative --data starts from", group="plan")
     save: Count = option(
         -1, "for speedrun.sh: save the plan and write the name of its folder to this file descriptor", group="plan"

@@ -2,7 +2,7 @@
 
 The door:
   runner    Chain, Job, Step, TORCHRUN, archive, difference, run_chains, run_step, saved_record: steps and their records
-  plan      STEPS, StepName, choose_setting, find_hardware, stage_flags, make_job: the main job
+  plan      PlanSettings, STEPS, StepName, choose_setting, find_hardware, stage_flags, make_job: the main job
   estimate  base_run, job_lines: its time, disk and dollars
   scales    SCALES, ScaleName, Flags, read_flags, flag_words: flags by machine size
   series    SeriesSettings, check_flags, figure, launch_on_all_gpus, refuse_own, report_step, run_series, source_of,

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
+from nanochat.config import Count, option, options
 from nanochat.data import hub
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
 from nanochat.data.hub import HubFile
@@ -34,6 +35,7 @@ from nanochat.jobs.scales import (
 )
 from nanochat.paths import base_dir, stage_dir, world_dir
 from nanochat.registry import PREFLIGHT, module_of
+from nanochat.settings import TagSettings, TextSettings
 from nanochat.stages import MODELS, STAGES
 
 TaskFiles = Mapping[str, Sequence[HubFile]]  # by task
@@ -60,46 +62,27 @@ TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages tha
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
-class Request(Protocol):
-    """What a plan is made from: the config of scripts.plan, whose help texts describe the fields."""
+@options("run")
+class PlanSettings(TextSettings, TagSettings):
+    """What a plan of the main job is made from."""
 
-    # Properties, because the config is frozen.
-    @property
-    def tag(self) -> str: ...
+    tag = "default"
 
-    @property
-    def data(self) -> str: ...
-
-    @property
-    def scale(self) -> Literal["auto", ScaleName]: ...
-
-    @property
-    def depth(self) -> int: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def wandb(self) -> str: ...
-
-    @property
-    def until(self) -> Literal["", StepName]: ...
-
-    @property
-    def seconds(self) -> float: ...
-
-    @property
-    def fresh(self) -> bool: ...
-
-    @property
-    def on(self) -> str: ...
+    scale: Literal["auto", ScaleName] = option("auto", "size of the run: docs/speedrun.md")
+    depth: Count = option(0, "layers of the model (0: the scale's)", least=1)
+    seed: Count = option(1, "seed of the embedded world, the weights and the data order")
+    wandb: str = option("", "name of the run in W&B (default: no W&B)")
+    until: Literal["", StepName] = option("", "last step to run (default: all)")
+    seconds: float = option(0.0, "time for base training, other stages in proportion (0: the scale's)")
+    fresh: bool = option(False, "start again; earlier results are archived")
+    on: str = option("", "hardware to plan for, like 8xH100 (default: this machine)", group="plan")
 
 
 @dataclass(frozen=True)
 class Setting:
     """Choices that follow from a command line and the machine."""
 
-    request: Request
+    request: PlanSettings
     name: str  # key of SCALES
     reason: str  # for that scale, in words
     depth: int
@@ -160,7 +143,7 @@ def has_network(hardware: str) -> bool:
     return bool(hardware) or not hub.refusal("")
 
 
-def choose_setting(request: Request) -> Setting:
+def choose_setting(request: PlanSettings) -> Setting:
     """Return the choices for this machine; a UserError if a flag names text that does not exist."""
     count, accelerator = find_hardware(request.on, planned_nodes())
     data = request.data
