@@ -63,7 +63,7 @@ TOOLS = {"CARGO_HOME": ".cargo", "RUSTUP_HOME": ".rustup", "UV_CACHE_DIR": ".cac
 PERSONAL = ("NANOCHAT_BASE_DIR", "NANOCHAT_HUB", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "WANDB_DIR")
 
 
-def separate(environment: pytest.MonkeyPatch, folder: Path):
+def separate(environment: pytest.MonkeyPatch, folder: Path) -> None:
     """Give this process, and those that it starts, a home and a temporary folder of their own."""
     for variable, place in TOOLS.items():
         environment.setenv(variable, os.environ.get(variable) or str(Path.home() / place))
@@ -121,16 +121,16 @@ def plant_world(base: Path, world: Path):
     return base
 
 
-def pytest_configure(config: pytest.Config):
+def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.set_blocked("logging-plugin")  # it would keep thousands of the compiler's records
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]):
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     place = {ROOT / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
-def pytest_runtest_setup(item: pytest.Item):
+def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         import torch
 
@@ -262,7 +262,7 @@ def series(tmp_path: Path, base: Path, text_folder: Path, quick: str):
 class Reader:
     """Somebody who runs what the pages show, in a folder that has a user's text, a world and a hub."""
 
-    def __init__(self, python: str, folder: Path, base: Path, world: Path, hub: Path):
+    def __init__(self, python: str, folder: Path, base: Path, world: Path, hub: Path) -> None:
         self.python, self.folder, self.base = python, folder, base
         write_letters(folder / "my-text", 60)
         plant_world(base, world)
@@ -332,7 +332,7 @@ def text_folder(tmp_path: Path):
     return write_letters(tmp_path / "letters", 60)
 
 
-def copy_runs(home: Path, programs: dict[str, str]):
+def copy_runs(home: Path, programs: dict[str, str]) -> None:
     """Copy runs/ to another home, with these programs, and a setup that does nothing."""
     shutil.copytree(ROOT / "runs", home / "runs")
     for name, text in {"runs/setup.sh": "exit 0", **programs}.items():
@@ -343,7 +343,7 @@ def copy_runs(home: Path, programs: dict[str, str]):
 class Speedrun:
     """The main job in a copy of its own, where the environment is this one and the hub a small mirror."""
 
-    def __init__(self, home: Path, variables: dict[str, str]):
+    def __init__(self, home: Path, variables: dict[str, str]) -> None:
         self.home, self.env, self.command = home, os.environ | variables, ["bash", str(home / "speedrun.sh")]
 
     def start(self, *words: str, cwd: Path = ROOT):

@@ -14,7 +14,7 @@ from bench.attempts import KINDS
 from bench.common import parser_of
 
 
-def main():
+def main() -> None:
     parser = parser_of("attacks", __doc__)
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     options = parser.parse_args()

@@ -40,7 +40,7 @@ def held_with_memory(program: str):
     least = [available()]
     over = threading.Event()
 
-    def watch():
+    def watch() -> None:
         while not over.wait(0.01):
             least[0] = min(least[0], available())
 

@@ -71,7 +71,7 @@ def contenders(reference: str, works: dict[str, tuple], **options: Any):
     return runs
 
 
-def child(checkout: str, module: str, function: str, job: list, answer: str):
+def child(checkout: str, module: str, function: str, job: list, answer: str) -> None:
     """Run a job in this process and write the result to a JSON file."""
     sys.path[:1] = [checkout, str(ROOT)]
     found = getattr(importlib.import_module(module), function)(*job)
@@ -92,7 +92,7 @@ def peak_memory():
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024 / 1e6
 
 
-def run_script(name: str, flags: Iterable[str]):
+def run_script(name: str, flags: Iterable[str]) -> None:
     """Run a script of scripts/ in this process."""
     from nanochat.config import parse
 
@@ -190,7 +190,7 @@ def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Fig
     return found
 
 
-def finish():
+def finish() -> None:
     """Print hardware and versions."""
     # Imported here because a peer's process does not have it.
     from nanochat.environment import environment, versions

@@ -50,7 +50,7 @@ def reference(folder: str, depth: int, items: int):
     return lambda: script.evaluate_core(model, tokenizer, model.get_device(), items), lambda results: {"count": items}
 
 
-def write_inputs(data: str, source: Path, folder: Path):
+def write_inputs(data: str, source: Path, folder: Path) -> None:
     """A vocabulary in a form for each, and for each case a bundle that lists nothing else."""
     from nanochat.data.corpus import open_corpus
     from nanochat.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ def write_inputs(data: str, source: Path, folder: Path):
         (bundle / "core.yaml").write_text(json.dumps({"icl_tasks": [task]}))  # JSON is YAML too
 
 
-def main():
+def main() -> None:
     parser = parser_of("core_eval", __doc__, has_reference=True, depth=6, repeats=3)
     parser.add_argument("--bundle", required=True, help="folder of core.yaml")
     parser.add_argument("--data", required=True, help="text for the vocabulary, as scripts.base_train takes it")

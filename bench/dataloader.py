@@ -150,7 +150,7 @@ def first_pass(name: str, options: dict):
 # ---- preparing, and the parent ----
 
 
-def write_data(options: argparse.Namespace):
+def write_data(options: argparse.Namespace) -> None:
     """The first documents of a folder as shards, and a tokenizer of them in both forms."""
     from pyarrow import parquet
 
@@ -169,7 +169,7 @@ def write_data(options: argparse.Namespace):
     write_vocabulary(Tokenizer.train(table["text"].chunks, options.vocab), Path(options.base))
 
 
-def main():
+def main() -> None:
     # rows of a batch; length of a row in tokens
     sizes = {"vocab": 32768, "rows": 32, "length": 2048, "repeats": 3}
     parser = parser_of("dataloader", __doc__, has_reference=True, **sizes)

@@ -62,7 +62,7 @@ def reference(depth: int, count: int, samples: int):
     return generate, lambda tokens: {"count": tokens}
 
 
-def main():
+def main() -> None:
     options = parser_of("engine", __doc__, has_reference=True, depth=6, repeats=3).parse_args()
     for name, case in CASES.items():
         job = options.depth, *case

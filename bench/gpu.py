@@ -117,7 +117,7 @@ ITEMS = (
 )
 
 
-def run_item(item: Item, options: argparse.Namespace, limit: float):
+def run_item(item: Item, options: argparse.Namespace, limit: float) -> None:
     """Run an item for at most `limit` seconds and write its output to a file; NAME.txt stands for a finished one."""
     values = {
         "{data}": [options.data],
@@ -150,7 +150,7 @@ def run_item(item: Item, options: argparse.Namespace, limit: float):
         unfinished.rename(options.out / f"{item.name}.txt")
 
 
-def main():
+def main() -> None:
     parser = argparse.ArgumentParser(prog="bash bench/gpu.sh", description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30, help="time for all items together")
     parser.add_argument("--reference", default="", help="checkout of the public nanochat, to compare with")

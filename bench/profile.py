@@ -30,7 +30,7 @@ def profile(job: dict):
     return {"table": found.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=70)}
 
 
-def main():
+def main() -> None:
     parser = parser_of("profile", __doc__, depth=12, rows=32, length=2048)
     parser.add_argument("--trace", default="", help="file for a trace that browsers show")
     options, flags = parser.parse_known_args()

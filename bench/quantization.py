@@ -28,7 +28,7 @@ from tracks.golf.pack import Packed, calibration_batches, fill_room, pack_scaled
 class Subject:
     """A trained model with the text that measures it."""
 
-    def __init__(self, tag: str, runtime: Runtime, size: int):
+    def __init__(self, tag: str, runtime: Runtime, size: int) -> None:
         self.model, self.tokenizer, checkpoint = load_model("base_train", tag, -1, runtime)
         self.runtime = runtime
         corpus = open_corpus(checkpoint.manifest["config"]["data"])
@@ -57,7 +57,7 @@ class Subject:
         return fill_room(partial(self.pack, plan), room, codes)
 
 
-def main():
+def main() -> None:
     parser = parser_of("quantization", __doc__, bytes=300_000)
     parser.add_argument("--tags", nargs="+", required=True, help="base models, one for each seed")
     parser.add_argument("--qat", nargs="*", default=[], help="base models trained with QAT at the end")
@@ -66,7 +66,7 @@ def main():
     gaps = {}
     sizes = {}
 
-    def note(name: str, subject: Subject, packed: Packed):
+    def note(name: str, subject: Subject, packed: Packed) -> None:
         gaps.setdefault(name, []).append(subject.gap(packed))
         sizes.setdefault(name, []).append(packed[0])
 

@@ -69,13 +69,13 @@ class Rehearsal:
 class _Meter(TorchDispatchMode):
     """Counts while operators run."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.kinds = {}  # storage → kind
         self.living = Counter()  # kind → bytes
         self.begin_step()
 
-    def begin_step(self):
+    def begin_step(self) -> None:
         self.peak = Counter()
         self.moment = ""
         self.sent = Counter()
@@ -99,7 +99,7 @@ class _Meter(TorchDispatchMode):
             self.hold(tensor, "weights in the compute dtype" if is_copy else _kind_here())
         return result
 
-    def hold(self, tensor: Tensor, kind: str):
+    def hold(self, tensor: Tensor, kind: str) -> None:
         """Count a tensor's memory until it is freed, unless it is counted already."""
         storage = _storage(tensor)
         size = tensor.untyped_storage().nbytes()
@@ -112,10 +112,10 @@ class _Meter(TorchDispatchMode):
             self.peak = Counter(self.living)
             self.moment = kind
 
-    def _free(self, storage: int, size: int):
+    def _free(self, storage: int, size: int) -> None:
         self.living[self.kinds.pop(storage)] -= size
 
-    def note_wait(self):
+    def note_wait(self) -> None:
         """Note the line of code at which the host waits for the device."""
         other_code = *torch.__path__, __file__
         calls = [call for call in traceback.extract_stack() if not call.filename.startswith(other_code)]

@@ -57,7 +57,7 @@ class Rows(BatchSource):
 
     progress = 0.0
 
-    def __init__(self, rows: int, length: int):
+    def __init__(self, rows: int, length: int) -> None:
         self.ids = torch.zeros(rows, length, dtype=torch.int64)
 
     def __next__(self):
@@ -164,7 +164,7 @@ def rehearsed_run(depth: int, vocab: int, precision: str, rows: int, ranks: int,
     return rehearsed(shape, rows, ranks, in_fp8=precision == "fp8", checkpointing=checkpointing)
 
 
-def table(options: argparse.Namespace):
+def table(options: argparse.Namespace) -> None:
     """Print a row for each case."""
     titles = ["depth", "vocabulary", "precision", "rows", *KINDS, "copies", "other", "peak", "at", "fits 80 GB"]
     titles += ["sent", "graphs", "breaks", "waits"]
@@ -188,7 +188,7 @@ def numbers(text: str):
     return [int(number) for number in text.split(",")]
 
 
-def main():
+def main() -> None:
     parser = parser_of("rehearse", __doc__, ranks=8)
     parser.add_argument("--depths", default="20,22,24,26")
     parser.add_argument("--rows", default="16,32", help="rows of 2,048 tokens at once on a rank")

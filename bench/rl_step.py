@@ -21,7 +21,7 @@ OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"]}
 SIZES = {"depth": 4, "vocab": 4096, "examples": 16, "samples": 4, "tokens": 64, "steps": 4, "repeats": 3}
 
 
-def prepare(job: dict):
+def prepare(job: dict) -> None:
     """Train a vocabulary, save a model, and write prompts for the reference."""
     from nanochat.chat import render_prompt
     from nanochat.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def reference(job: dict):
     engine = Engine(model, words)
     optimizer = model.setup_optimizer()
 
-    def group(number: int):
+    def group(number: int) -> None:
         sampling = {"max_tokens": job["tokens"], "temperature": 0.7, "top_k": 50, "seed": number}
         rows, masks = engine.generate_batch(prompts[number % len(prompts)], num_samples=job["samples"], **sampling)
         rewards = torch.tensor([float(zlib.crc32(str(row).encode()) % 2) for row in rows])
@@ -95,7 +95,7 @@ def reference(job: dict):
     return lambda: list(map(step, range(job["steps"]))), lambda times: {"step": statistics.median(times[1:])}
 
 
-def main():
+def main() -> None:
     options = parser_of("rl_step", __doc__, has_reference=True, **SIZES).parse_args()
     with tempfile.TemporaryDirectory() as options.folder:
         about = {"env": {"NANOCHAT_BASE_DIR": options.folder, "NANOCHAT_HUB": f"{options.folder}/hub"}, "limit": None}

@@ -161,7 +161,7 @@ def plot(title: str, x: str, groups: Mapping[str, Sequence[ScalingRun]]):
     return {"title": title, "x": f"log10 {x}", "y": "bits per byte", "series": series}
 
 
-def main(config: Config):
+def main(config: Config) -> None:
     outcome = Outcome.begin("scaling", config.tag, config)
     runs = read_runs(base_dir(), config.prefix)
     if not runs:

@@ -118,7 +118,7 @@ def watched(url: str):
     over = threading.Event()
     waits = []
 
-    def watch():
+    def watch() -> None:
         with httpx.Client(base_url=url, timeout=60) as client:
             while not over.wait(0.05):
                 start = time.perf_counter()
@@ -269,7 +269,7 @@ def missed_goals(found: dict, abused: dict, ratio: float) -> list[str]:
     return missed
 
 
-def main():
+def main() -> None:
     parser = parser_of("serve", __doc__, clients=64, slots=64, depth=4)
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()

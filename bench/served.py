@@ -38,7 +38,7 @@ def write_model(base: Path, tag: str = "mine", endless: bool = False, text=TEXT,
 class RunningServer:
     """A server that listens. url: without a slash at the end. address: host and port, for a socket."""
 
-    def __init__(self, process: subprocess.Popen, url: str, log: list[str]):
+    def __init__(self, process: subprocess.Popen, url: str, log: list[str]) -> None:
         self.process = process
         self.url = url
         self.log = log

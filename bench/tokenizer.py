@@ -54,7 +54,7 @@ def find_pythons(environments: list[str]):
     return pythons
 
 
-def run_case(case: Case, pythons: dict[str, str], repeats: int):
+def run_case(case: Case, pythons: dict[str, str], repeats: int) -> None:
     threads = case.job.threads
     env = {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false"}
 
@@ -151,7 +151,7 @@ def parse_options():
     return parser.parse_args()
 
 
-def main():
+def main() -> None:
     from pyarrow import parquet
 
     from rustbpe import DEFAULT_PATTERN

@@ -78,12 +78,12 @@ def read_ranks(path: str):
     return [base64.b64decode(line.split()[0]) for line in Path(path).read_bytes().splitlines()]
 
 
-def write_ranks(path: str, tokens: Iterable[bytes]):
+def write_ranks(path: str, tokens: Iterable[bytes]) -> None:
     lines = [f"{base64.b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)]
     Path(path).write_text("".join(lines))
 
 
-def write_vocabulary(tokenizer: Any, folder: Path):
+def write_vocabulary(tokenizer: Any, folder: Path) -> None:
     """A tokenizer of ours in two files: as it is, and with its tokens for `read_vocabulary`."""
     tokenizer.save(folder / "tokenizer.json")
     count = tokenizer.vocab_size - len(tokenizer.special_tokens)

@@ -65,7 +65,7 @@ def facts(options: argparse.Namespace, times: list[float], bpb: float | None):
 # ---- ours ----
 
 
-def prepare(job: dict):
+def prepare(job: dict) -> None:
     """Train the vocabulary; write batches for each seed and the held-out text to files that need none of our code."""
     import numpy as np
     import torch
@@ -221,7 +221,7 @@ def measure(options: argparse.Namespace, depth: int):
     return compare(f"depth {depth}", runs, FIGURES, options.repeats + (not options.learn), spread)
 
 
-def main():
+def main() -> None:
     sizes = {"steps": 40, "rows": 8, "device-batch": 8, "length": 512, "head-dim": 64, "vocab": 4096}
     parser = parser_of("train_step", __doc__, has_reference=True, **sizes)
     parser.add_argument("--data", required=True, help="corpus or folder, as scripts.base_train takes it")

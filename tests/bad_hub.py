@@ -12,7 +12,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 class BadHub(LocalServer):
     """files: path in the data set `some/set`, or owner/name/path → content. Any other file is a 404."""
 
-    def __init__(self, files: dict[str, bytes]):
+    def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
         self.requests = 0
         self.starts: list[int] = []  # first byte of each download
@@ -27,13 +27,13 @@ class Answers(Handler):
     protocol_version = "HTTP/1.1"
     server: BadHub
 
-    def do_HEAD(self):
+    def do_HEAD(self) -> None:
         self.answer(head=True)
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         self.answer(head=False)
 
-    def answer(self, head: bool):
+    def answer(self, head: bool) -> None:
         self.server.requests += 1
         if self.server.retries:
             self.respond(429, {"Retry-After": self.server.retries.pop(), "Content-Length": "0"})

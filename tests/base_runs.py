@@ -28,7 +28,7 @@ TIMES = {"train/dt", "train/tok_per_sec", "train/mfu", "train/wait", "total_trai
 class Base:
     """A base folder with a tokenizer; flags are added to those of SMALL, the last of two counts."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         self.folder, self.text, self.jobs = folder, write_letters(folder / "letters", 30), 0
         tokenizer = Tokenizer.train([path.read_text(encoding="utf-8") for path in self.text.iterdir()], 300)
         tokenizer.save(folder / "tok_train/default/tokenizer.json")
@@ -81,7 +81,7 @@ class Base:
         records = read_metrics(self.of(tag) / "metrics.jsonl")
         return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
-    def wait_for(self, tag: str, step: int):
+    def wait_for(self, tag: str, step: int) -> None:
         end = time.monotonic() + 60
         while max(self.series(tag, "train/loss"), default=-1) < step:
             assert time.monotonic() < end, f"step {step} did not come"
@@ -107,15 +107,15 @@ def files_of(folder: Path, step: int = STEPS):
 class SignalAfter:
     """The process gets a signal once it has written down a step: it ends with the step after."""
 
-    def __init__(self, step: int, number: int):
+    def __init__(self, step: int, number: int) -> None:
         self.step, self.number = step, number
 
-    def __call__(self):
+    def __call__(self) -> None:
         from nanochat.log import MetricLog
 
         write = MetricLog.write
 
-        def watched(log: MetricLog, kind: str, step: int, **metrics: Any):
+        def watched(log: MetricLog, kind: str, step: int, **metrics: Any) -> None:
             write(log, kind, step, **metrics)
             if self.step == step and "train/loss" in metrics:
                 signal.raise_signal(self.number)
@@ -123,7 +123,7 @@ class SignalAfter:
         MetricLog.write = watched
 
 
-def impatient():
+def impatient() -> None:
     """A second signal counts soon after the first."""
     from nanochat import runtime
 
@@ -133,8 +133,8 @@ def impatient():
 class Room:
     """So many bytes are free on the disk."""
 
-    def __init__(self, free: int):
+    def __init__(self, free: int) -> None:
         self.free = free
 
-    def __call__(self):
+    def __call__(self) -> None:
         shutil.disk_usage = lambda path: SimpleNamespace(free=self.free)

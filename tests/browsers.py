@@ -24,7 +24,7 @@ def installed():
 class Browser:
     """One process; each page has a store, a clipboard permission and a size of its own."""
 
-    def __init__(self, program: str, home: Path):
+    def __init__(self, program: str, home: Path) -> None:
         root = ["--no-sandbox"] * (os.geteuid() == 0)
         command = [program, *FLAGS, *root, f"--user-data-dir={home}", "--remote-debugging-pipe"]
         (read, self._out), (self._in, write) = os.pipe(), os.pipe()
@@ -75,7 +75,7 @@ class Browser:
         page.resize(width, height, scheme)
         return page
 
-    def close(self):
+    def close(self) -> None:
         self.call("Browser.close")
         self.process.wait(PATIENCE)
         os.close(self._in)
@@ -85,13 +85,13 @@ class Browser:
 class Page:
     """errors: exceptions of the page, and errors that the browser reports, such as a breach of its policy."""
 
-    def __init__(self, browser: Browser, session: str):
+    def __init__(self, browser: Browser, session: str) -> None:
         self.browser, self.session, self.errors = browser, session, []
 
     def call(self, method: str, **parameters: Any):
         return self.browser.call(method, self.session, **parameters)
 
-    def handle_event(self, event: str, about: dict):
+    def handle_event(self, event: str, about: dict) -> None:
         if event == "Runtime.exceptionThrown":
             self.errors.append(about["exceptionDetails"]["exception"].get("description", about))
         elif event == "Runtime.consoleAPICalled" and about["type"] == "error":
@@ -99,14 +99,14 @@ class Page:
         elif event == "Log.entryAdded" and about["entry"]["level"] == "error" and about["entry"]["source"] != "network":
             self.errors.append(about["entry"]["text"])
 
-    def resize(self, width: int, height: int, scheme: str = "light"):
+    def resize(self, width: int, height: int, scheme: str = "light") -> None:
         mobile = width < 600
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Emulation.setTouchEmulationEnabled", enabled=mobile)
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    def goto(self, address: str):
+    def goto(self, address: str) -> None:
         self.call("Page.navigate", url=address)
         self.wait(f"location.href.startsWith({json.dumps(address)}) && document.readyState === 'complete'")
 
@@ -128,15 +128,15 @@ class Page:
     def text(self, selector: str):
         return self.js(f"document.querySelector({json.dumps(selector)}).innerText")
 
-    def type(self, text: str):
+    def type(self, text: str) -> None:
         self.call("Input.insertText", text=text)
 
-    def press(self, key: str, shift: bool = False):
+    def press(self, key: str, shift: bool = False) -> None:
         about = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key], "modifiers": 8 * shift}
         self.call("Input.dispatchKeyEvent", type="keyDown", text="\r" if key == "Enter" else "", **about)
         self.call("Input.dispatchKeyEvent", type="keyUp", **about)
 
-    def click(self, selector: str):
+    def click(self, selector: str) -> None:
         """Click the middle of an element, which nothing may cover once the mouse is there."""
         found = f"document.querySelector({json.dumps(selector)})"
         self.wait(f"!!{found}")
@@ -148,8 +148,8 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self._mouse(kind, x, y, button="left")
 
-    def _mouse(self, kind: str, x: float, y: float, button: str):
+    def _mouse(self, kind: str, x: float, y: float, button: str) -> None:
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=int(button == "left"))
 
-    def close(self):
+    def close(self) -> None:
         self.call("Page.close")

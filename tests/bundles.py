@@ -60,7 +60,7 @@ HARD = [
 ]
 
 
-def write_bundle(mirror: Path, tasks: list[CoreTask]):
+def write_bundle(mirror: Path, tasks: list[CoreTask]) -> None:
     """Write an eval_bundle with these tasks into a mirror of the hub."""
     listed = []
     for task in tasks:

@@ -43,7 +43,7 @@ def record_of(step: int):
     return dict.fromkeys(RECORD) | {"stage": "base_train", "loop": {"step": step, "loss": 1 / 3, "π": float("inf")}}
 
 
-def save(saver: Saver, step: int):
+def save(saver: Saver, step: int) -> None:
     saver.save(step, model_of(step), states_of(step, saver.rank, saver.world_size), record_of(step))
 
 
@@ -54,7 +54,7 @@ def saved(folder: Path, *numbers: int, **options):
     return folder
 
 
-def check(checkpoint: Checkpoint):
+def check(checkpoint: Checkpoint) -> None:
     step = checkpoint.step
     assert_close(checkpoint.model_tensors(), model_of(step), atol=0, rtol=0)
     for name, state in states_of(step):
@@ -72,7 +72,7 @@ CALLS = "fsync rename replace mkdir unlink rmdir".split()
 class DyingFile:
     """A file open for writing, each write of which is two: half of the data, and the rest."""
 
-    def __init__(self, file: Any, point: Callable[[], None]):
+    def __init__(self, file: Any, point: Callable[[], None]) -> None:
         self._file, self._point = file, point
 
     def write(self, data: Any):
@@ -85,7 +85,7 @@ class DyingFile:
     def __enter__(self):
         return self
 
-    def __exit__(self, *exception: Any):
+    def __exit__(self, *exception: Any) -> None:
         self._file.close()
 
     def __getattr__(self, name: str):
@@ -96,7 +96,7 @@ def die_after(act: int):
     """From now on, kill this process when it has done so many things to the disk; what it did is in the list."""
     done: list[str] = []
 
-    def point(name: str):
+    def point(name: str) -> None:
         done.append(name)
         if len(done) == act:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -117,7 +117,7 @@ def die_after(act: int):
         file = plain_open(path, mode, *arguments, **options)
         return DyingFile(file, lambda: point("write")) if set(mode) & set("wax+") else file
 
-    def writing(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]):
+    def writing(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         """The file is there in part, at several lengths, before all of it is."""
         save_file(tensors, path, metadata)
         data = path.read_bytes()
@@ -131,7 +131,7 @@ def die_after(act: int):
     return done
 
 
-def save_step(folder: Path, step: int, act: int = 0):
+def save_step(folder: Path, step: int, act: int = 0) -> None:
     with hold(folder):
         saver = Saver(folder, keep_last=1)
         if act:
@@ -140,7 +140,7 @@ def save_step(folder: Path, step: int, act: int = 0):
         saver.wait()
 
 
-def main(folder: Path, earlier: list[int]):
+def main(folder: Path, earlier: list[int]) -> None:
     torch.set_num_threads(1)
     template = folder.with_name(f"{folder.name}-template")
     template.mkdir()

@@ -60,7 +60,7 @@ def write_rows(tmp_path: Path, monkeypatch):
     return write
 
 
-def check_data_set(name: str, data: DataSet):
+def check_data_set(name: str, data: DataSet) -> None:
     """Assert what holds for every row of a table of data sets."""
     assert 0 <= data.baseline < 1
     assert data.task.kind in ("categorical", "generative", "program", "chat")
@@ -75,7 +75,7 @@ def listed_tasks(page: Path, title: str):
     return sorted(re.findall("`(.*?)`", " ".join(rows)))
 
 
-def check_layouts(page: Path, data_sets: Iterable[DataSet]):
+def check_layouts(page: Path, data_sets: Iterable[DataSet]) -> None:
     """Assert that a page's table of layouts has each function that converts multiple choice."""
     layouts = page.read_text(encoding="utf-8").partition("| convert |")[2].partition("\n\n")[0]
     converters = {data.convert for data in data_sets if issubclass(data.task, MultipleChoice)}

@@ -76,7 +76,7 @@ class Late:
 
     on_cuda = True
 
-    def __init__(self, decoder):
+    def __init__(self, decoder) -> None:
         self.decoder = decoder
 
     def __getattr__(self, name):

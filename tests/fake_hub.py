@@ -25,7 +25,7 @@ def algebra(row: dict):
     return {"question": row["question"], "options": options, "rationale": "Count.", "correct": LETTERS[right]}
 
 
-def write_hub(folder: Path):
+def write_hub(folder: Path) -> None:
     world = World(1, 16)
     rows = tables(world, problems=200, chats=200)
     sums = {"train": rows["sums-train"][:100], "validation": rows["sums-test"], "test": rows["sums-test"]}
@@ -40,7 +40,7 @@ def write_hub(folder: Path):
     (folder / str(TASKS["Identity"].files()[0])).write_text("\n".join(identity), encoding="utf-8")
 
 
-def write(folder: Path, task: str, splits: dict[str, list[dict]]):
+def write(folder: Path, task: str, splits: dict[str, list[dict]]) -> None:
     for split, rows in splits.items():
         files = TASKS[task].files(split)
         for number, file in enumerate(files):

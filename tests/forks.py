@@ -35,7 +35,7 @@ class Forked:
     What rank r prints goes to `folder/r.out` and `folder/r.err`.
     """
 
-    def __init__(self, folder: Path, function: Callable, *arguments: Any, ranks: int = 1, **variables: str):
+    def __init__(self, folder: Path, function: Callable, *arguments: Any, ranks: int = 1, **variables: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, context = folder, forking()
         if ranks > 1:
@@ -53,10 +53,10 @@ class Forked:
             self.processes.append(context.Process(target=_work, args=whole, daemon=True))
             self.processes[-1].start()
 
-    def signal(self, number: int, rank: int = 0):
+    def signal(self, number: int, rank: int = 0) -> None:
         os.kill(self.processes[rank].pid, number)
 
-    def kill(self):
+    def kill(self) -> None:
         for process in self.processes:
             process.kill()
 
@@ -90,7 +90,7 @@ class Forked:
         return self.out(rank, "err")
 
 
-def begin():
+def begin() -> None:
     """Let a forked process be like a new one. Under pytest the parent's streams may be of its own making."""
     import torch
 
@@ -101,7 +101,7 @@ def begin():
     faulthandler.dump_traceback_later(LIFETIME, exit=True)
 
 
-def _work(files: Path, variables: dict[str, str], function: Callable, arguments: tuple):
+def _work(files: Path, variables: dict[str, str], function: Callable, arguments: tuple) -> None:
     for number, end in ((1, "out"), (2, "err")):
         file = os.open(f"{files}.{end}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         os.dup2(file, number)
@@ -119,7 +119,7 @@ def _work(files: Path, variables: dict[str, str], function: Callable, arguments:
         sys.stderr.flush()
 
 
-def run_module(before: Callable | None, module: str, *flags: str):
+def run_module(before: Callable | None, module: str, *flags: str) -> None:
     """`python -m MODULE FLAGS`, once `before` was called."""
     if before:
         before()

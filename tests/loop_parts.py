@@ -66,7 +66,7 @@ class Rows(BatchSource):
         targets: Callable[[int], int] = lambda row: LENGTH,
         batches: int = 0,
         idle: Sequence[int] = (),
-    ):
+    ) -> None:
         self.rank, self.ranks, self.targets, self.batches = runtime.rank, runtime.world_size, targets, batches
         self.taken, self.idle_steps = 0, idle
 
@@ -172,7 +172,7 @@ def furthest(one: dict[str, Tensor], other: dict[str, Tensor]):
 
 
 class Cases:
-    def __init__(self, folder: Path, runtime: Runtime):
+    def __init__(self, folder: Path, runtime: Runtime) -> None:
         self.folder, self.runtime = folder, runtime
         self.last = runtime.rank == runtime.world_size - 1
         self.seen: dict[str, Any] = {}
@@ -186,7 +186,7 @@ class Cases:
             save_file(trained.parameters, self.folder / f"{case}.safetensors")
         return trained
 
-    def exact(self):
+    def exact(self) -> None:
         for rows in range(1, ROWS // self.runtime.world_size + 1):
             if ROWS // self.runtime.world_size % rows == 0:
                 self.train(f"plain {rows}", device_batch=rows)
@@ -198,7 +198,7 @@ class Cases:
 
         model, kept = small_model(), []
 
-        def keep(state: loop.State):
+        def keep(state: loop.State) -> None:
             kept.append([p.detach().clone() for p in model.parameters()])
 
         keeps = [loop.Evaluation(1, keep, at_start=True)]
@@ -206,7 +206,7 @@ class Cases:
         alike = [all(map(torch.equal, one, other)) for one, other in itertools.pairwise(kept)]
         self.seen["idle"]["unchanged"] = alike
 
-    def not_finite(self, case: str, **options: Any):
+    def not_finite(self, case: str, **options: Any) -> None:
         """All ranks have to find out, at the same step."""
         steps = []
         evaluations = [loop.Evaluation(1, lambda state: steps.append(state.step), at_start=True)]
@@ -215,7 +215,7 @@ class Cases:
         except FloatingPointError as error:
             self.seen[case] = {"error": str(error), "steps": steps}
 
-    def faults(self):
+    def faults(self) -> None:
         source = Rows(self.runtime)
         self.not_finite("nan loss", objective=spoilt(source, float("nan") if self.last else 1.0), source=source)
         source = Rows(self.runtime)
@@ -225,7 +225,7 @@ class Cases:
 
         self.not_finite("infinite gradient", model=plant(small_model(), overflow), source=source)
 
-    def out_of_memory(self, at: int):
+    def out_of_memory(self, at: int) -> None:
         """The last rank has too little for all of its rows, in the backward of step `at`."""
         source = Rows(self.runtime)
 
@@ -236,7 +236,7 @@ class Cases:
 
         self.train(f"out of memory {at}", model=plant(small_model(), fail), source=source)
 
-    def half_precision(self):
+    def half_precision(self) -> None:
         """Only the last rank's gradients overflow, while the scale is above 1/8; and its memory runs out once."""
         source, state, failed = Rows(self.runtime), loop.State(), []
 
@@ -250,14 +250,14 @@ class Cases:
         self.train("half precision", runtime=half, model=model, source=source, state=state)
         self.seen["half precision"]["taken"] = source.taken
 
-    def clock(self):
+    def clock(self) -> None:
         """Ranks whose clocks differ, the last one's is fast, end with the same step."""
         loop.time = SimpleNamespace(perf_counter=lambda: time.perf_counter() * (4 if self.last else 1))
         self.train("clock", seconds=0.3)
         loop.time = time
 
 
-def main(folder: Path):
+def main(folder: Path) -> None:
     with setup("cpu", "fp32") as runtime:
         cases = Cases(folder, runtime)
         cases.exact()

@@ -84,7 +84,7 @@ def learn(model: GPT, ids: torch.Tensor, steps: int, rate: float):
     return model.eval().requires_grad_(False)
 
 
-def fake_flash(monkeypatch, ignores_windows=False):
+def fake_flash(monkeypatch, ignores_windows=False) -> None:
     """Let FlashAttention 3 compute by the plain formula, on any device."""
 
     def flash(q, k, v, softmax_scale, causal, window_size):
@@ -95,7 +95,7 @@ def fake_flash(monkeypatch, ignores_windows=False):
     monkeypatch.setattr("nanochat.attention._flash3_kernel", lambda: flash)
 
 
-def limit_memory(monkeypatch, model: GPT, rows: int):
+def limit_memory(monkeypatch, model: GPT, rows: int) -> None:
     """Let a forward with more rows run out of memory."""
     hidden = model.hidden
 

@@ -28,7 +28,7 @@ def train(texts: Iterable[str], merges: int, pattern: str):
     return learned
 
 
-def merge(ids: list[int], pair: tuple[int, int], new: int):
+def merge(ids: list[int], pair: tuple[int, int], new: int) -> None:
     """Replace `pair` by `new` in place, left to right."""
     at = 0
     while at + 1 < len(ids):

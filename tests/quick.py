@@ -13,7 +13,7 @@ from pathlib import Path
 LARGEST = 2**17  # bytes of a message
 
 
-def ask(address: str, words: list[str]):
+def ask(address: str, words: list[str]) -> None:
     """Be the program: send the command, and end as it ends."""
     command = {"words": words, "folder": os.getcwd(), "variables": dict(os.environ)}
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
@@ -22,7 +22,7 @@ def ask(address: str, words: list[str]):
         sys.exit(int(link.recv(LARGEST)))
 
 
-def fork_for_commands(address: str, program: str):
+def fork_for_commands(address: str, program: str) -> None:
     import multiprocessing
 
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -35,7 +35,7 @@ def fork_for_commands(address: str, program: str):
             link.close()
 
 
-def _keep(link: socket.socket, program: str):
+def _keep(link: socket.socket, program: str) -> None:
     """Fork for one command, and send its exit status."""
     import multiprocessing
     from multiprocessing.connection import wait
@@ -53,7 +53,7 @@ def _keep(link: socket.socket, program: str):
         process.kill()
 
 
-def _work(program: str, streams: list[int], command: dict):
+def _work(program: str, streams: list[int], command: dict) -> None:
     """Be the process of the command."""
     import tempfile
 

@@ -17,7 +17,7 @@ class Scripted(LocalServer):
     about: further fields of each model. asked: the requests, as JSON. gone: set once a reader has gone away.
     """
 
-    def __init__(self, answers: dict[str, list], models: list[str] | None = None, key="", about=()):
+    def __init__(self, answers: dict[str, list], models: list[str] | None = None, key="", about=()) -> None:
         self.answers, self.models, self.key, self.about = answers, models or ["tiny"], key, dict(about)
         self.asked, self.gone = [], threading.Event()
         super().__init__(Script)
@@ -32,7 +32,7 @@ class Scripted(LocalServer):
 class Script(Handler):
     server: Scripted
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         if self.path == "/":
             page = chat_page()
             self.respond(200, page.headers, page.body.decode())
@@ -40,7 +40,7 @@ class Script(Handler):
             models = [{"id": name, "object": "model", **self.server.about} for name in self.server.models]
             self.respond(200, {}, json.dumps({"object": "list", "data": models}))
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         asked = self.read_json()
         if not self._allowed():
             return
@@ -56,7 +56,7 @@ class Script(Handler):
         except (BrokenPipeError, ConnectionResetError):
             self.server.gone.set()
 
-    def _stream(self, steps: list):
+    def _stream(self, steps: list) -> None:
         self._delta({"role": "assistant", "content": ""})
         for step in steps:
             if step == CUT:
@@ -69,7 +69,7 @@ class Script(Handler):
         self._delta({}, "stop")
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def _delta(self, delta: dict, reason: str | None = None):
+    def _delta(self, delta: dict, reason: str | None = None) -> None:
         choice = {"index": 0, "delta": delta, "finish_reason": reason}
         chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [choice]}
         self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")

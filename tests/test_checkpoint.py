@@ -172,11 +172,11 @@ def test_all_is_synced_before_it_gets_its_name(tmp_path, monkeypatch) -> None:
     """A power cut loses what was not synced, so the order counts: files, their folder, rename, the folder above."""
     done, plain_sync, plain_rename = [], os.fsync, os.rename
 
-    def sync(handle):
+    def sync(handle) -> None:
         done.append(Path(os.readlink(f"/proc/self/fd/{handle}")).name)
         plain_sync(handle)
 
-    def rename(old, new):
+    def rename(old, new) -> None:
         done.append("rename")
         plain_rename(old, new)
 

@@ -24,7 +24,7 @@ class Config:
     racks: Count = option(-1, "-1: as many as there are", least=1)
     shape: Literal["round", "square"] = option("round", "of the tin")
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.heat > 1:
             raise UserError(f"--heat has to be at most 1, not {self.heat}")
 
@@ -106,7 +106,7 @@ def test_a_subclass_changes_defaults_and_keeps_the_rest() -> None:
         Small().heat = 1.0
 
 
-def bake(config: Config):
+def bake(config: Config) -> None:
     if config.size == 8:
         raise KeyboardInterrupt
     if config.size == 7:

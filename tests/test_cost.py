@@ -23,7 +23,7 @@ def plan_of(config: Config = D24) -> RunPlan:
 
 
 @pytest.fixture(autouse=True)
-def no_runs(base, monkeypatch):
+def no_runs(base, monkeypatch) -> None:
     monkeypatch.delenv("NANOCHAT_DTYPE", raising=False)
 
 
@@ -92,7 +92,7 @@ def test_the_precision_of_a_plan_is_that_of_the_run(monkeypatch) -> None:
     assert last_line(t4) == last_line(t4, dtype="fp16") != last_line(t4, dtype="fp32")
 
 
-def leave_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config):
+def leave_a_run(tag: str, depth: int, gpus: str, speed: float | str, **config) -> None:
     """Write the outcome of a run on 8 ranks, whose tokens cost 1e9 FLOPs each."""
     run = Outcome.begin("base_train", tag, replace(Config(), depth=depth, **config))
     if gpus:

@@ -31,7 +31,7 @@ def problem(seed, dtype, tokens=50, vocab=37, padded=40):
     return hidden.requires_grad_(), weight.requires_grad_(), targets
 
 
-def assert_near(ours, expected, dtype):
+def assert_near(ours, expected, dtype) -> None:
     for one, other in zip(ours, expected, strict=True):
         error = (one.double() - other.double()).abs().max() / other.double().abs().max()
         assert error <= TOLERANCE[dtype], error

@@ -76,7 +76,7 @@ def state_of(loaders: list[TextLoader]):
     return json.loads(json.dumps(loaders[0].merge([loader.state_dict() for loader in loaders])))
 
 
-def close(loaders: list[TextLoader]):
+def close(loaders: list[TextLoader]) -> None:
     for loader in loaders:
         loader.close()
 

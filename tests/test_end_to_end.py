@@ -71,7 +71,7 @@ def test_the_main_job(speedrun, base, here, tmp_path) -> None:
     here("bench.scaling")
 
 
-def check_the_card(base, home):
+def check_the_card(base, home) -> None:
     metrics = {}
     for stage in ("base_train", "base_loss"):
         metrics[stage] = read_json(base / stage / "default/outcome.json")["metrics"]
@@ -87,7 +87,7 @@ def check_the_card(base, home):
     assert "| The capital of France is " in found["Base model loss"]
 
 
-def check_the_commands_to_talk(cli: str, web: str):
+def check_the_commands_to_talk(cli: str, web: str) -> None:
     command = cli.removeprefix("talk to it: ")
     assert web == "in a browser: " + command.replace("scripts.chat_cli", "scripts.chat_web")
     command += " --max-new-tokens=4"
@@ -104,7 +104,7 @@ REAL = re.compile(
 )
 
 
-def check_the_names(base: Path, home: Path, terminal: str):
+def check_the_names(base: Path, home: Path, terminal: str) -> None:
     seen = {"the terminal": terminal}
     for root in (base, base / "world", home / "report"):
         seen |= {str(path.relative_to(root)): f"{path.name}\n{read(path)}" for path in root.rglob("*")}

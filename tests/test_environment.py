@@ -8,7 +8,7 @@ import torch
 from nanochat.environment import environment
 
 
-def git(folder, *words):
+def git(folder, *words) -> None:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=trunk"]
     subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
 

@@ -15,7 +15,7 @@ FORWARD_ERROR, BACKWARD_ERROR = (0.02, 0.05), (0.03, 0.08)
 class Block(nn.Module):
     """Layers as a model has them: some to convert, some to leave."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.up = nn.Linear(32, 64, bias=False)
         self.down = nn.Linear(64, 32, bias=False)
@@ -44,7 +44,7 @@ def distance(one, other):
 
 
 @pytest.fixture(autouse=True)
-def seeded(seed):
+def seeded(seed) -> None:
     torch.manual_seed(seed)
 
 

@@ -44,7 +44,7 @@ def without_bf16(monkeypatch):
     def refuse(*_: object):
         raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support")
 
-    def begin():
+    def begin() -> None:
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False, raising=False)
         monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", refuse, raising=False)
 

@@ -110,7 +110,7 @@ def wandb(monkeypatch):
     return module
 
 
-def three_steps(folder: Path, run: str):
+def three_steps(folder: Path, run: str) -> None:
     with MetricLog(folder, run, {"depth": 2}) as log:
         for step in range(3):
             log.write("train", step)
@@ -138,7 +138,7 @@ def test_a_broken_mirror_never_stops_a_run_and_is_reported_once(tmp_path, wandb,
 class Clock:
     """Time at our command."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr(under_test.time, "monotonic", lambda: self.now)
 

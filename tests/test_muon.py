@@ -13,12 +13,12 @@ SEED = 20261123  # fixed: where an update is nearly 0, rounding decides whether 
 class PlainMuon:
     """One matrix at a time, in float64, each stage as it is described."""
 
-    def __init__(self, matrix: Tensor):
+    def __init__(self, matrix: Tensor) -> None:
         self.matrix, self.momentum = matrix.double(), torch.zeros_like(matrix, dtype=torch.float64)
         self.variance = 0.0
         self.sure = torch.ones_like(matrix, dtype=torch.bool)  # where rounding does not decide whether weights decay
 
-    def step(self, gradient: Tensor, lr: float, beta: float, beta2: float, weight_decay: float):
+    def step(self, gradient: Tensor, lr: float, beta: float, beta2: float, weight_decay: float) -> None:
         m, n = gradient.shape
         gradient = gradient.double()
         self.momentum = beta * self.momentum + (1 - beta) * gradient

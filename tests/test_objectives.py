@@ -20,11 +20,11 @@ END = 5  # of an answer
 class TwoWords(nn.Module):
     """Whatever it reads, it says word 1 with a chance of 3/4 and word 0 with one of 1/4."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.logits, self.config = nn.Parameter(torch.tensor([0.0, math.log(3)])), GPTConfig()
 
-    def hidden(self, ids, cache):
+    def hidden(self, ids, cache) -> None:
         cache.update(0, ids, ids)
 
     def forward(self, inputs, targets, reduction, cache):
@@ -149,7 +149,7 @@ def test_a_model_against_plain_rows_and_in_parts(name, monkeypatch) -> None:
     check_answers_in_parts(lively(CONFIGS[name]), monkeypatch)
 
 
-def check_answers_in_parts(model, monkeypatch):
+def check_answers_in_parts(model, monkeypatch) -> None:
     """Several answers behind each of some prompts, of which one is longer than the window: all at once, and split."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda *shape: torch.randint(model.config.vocab_size, shape, generator=generator)  # noqa: E731

@@ -20,7 +20,7 @@ SEED = 20261123  # fixed: where an update is nearly 0, rounding decides whether 
 
 
 @pytest.fixture(autouse=True)
-def seed():
+def seed() -> None:
     torch.manual_seed(SEED)
     random.seed(SEED)
 
@@ -120,7 +120,7 @@ def test_a_kind_is_complete(kind) -> None:
 class Run:
     """A small model and its optimizer on one of several ranks. Tests of the loop compare ranks with one process."""
 
-    def __init__(self, rank: int = 0, ranks: int = 1):
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
         self.rank, self.ranks, self.model = rank, ranks, lively(SMALL)
         groups = build_groups(self.model, group_rates(OptimizerSettings(), self.model.config.width, 0.1, 0.0))
         self.optimizer = Optimizer(groups, rank, ranks, chunk_bytes=1000)
@@ -147,7 +147,7 @@ def test_gradients_and_parameters_stay_where_they_are(tmp_path) -> None:
     assert not any(p.grad.any() for p in run.model.parameters())
 
 
-def main():
+def main() -> None:
     dist.init_process_group("gloo")
     place = dist.get_rank(), dist.get_world_size()
     run, resumed = Run(*place), Run(*place)

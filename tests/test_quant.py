@@ -15,7 +15,7 @@ from nanochat.quant import Recipe, assign, parse_recipe, quantize
 
 
 @pytest.fixture(autouse=True)
-def seeded():
+def seeded() -> None:
     torch.manual_seed(1)
 
 

@@ -29,7 +29,7 @@ END = TOKENIZER.special_tokens["<|assistant_end|>"]
 class Words:
     """Questions with a number each; `reward` is what a test wants."""
 
-    def __init__(self, size: int = 20, reward=lambda text: float("e" in text)):
+    def __init__(self, size: int = 20, reward=lambda text: float("e" in text)) -> None:
         self.size, self.earned = size, reward
 
     def __len__(self):
@@ -45,10 +45,10 @@ class Words:
 class MadeUp:
     """Stands where the engine does: answers of random tokens, some of them forced, some stopped."""
 
-    def __init__(self, seed: int = 0):
+    def __init__(self, seed: int = 0) -> None:
         self.random, self.config, self.seen = random.Random(seed), lively(CONFIGS["reference"]).config, []
 
-    def update_weights(self):
+    def update_weights(self) -> None:
         pass
 
     def generate(self, requests):

@@ -36,7 +36,7 @@ def base(tmp_path_factory):
     return base
 
 
-def assert_as_straight(base: Base, tag: str):
+def assert_as_straight(base: Base, tag: str) -> None:
     """Bit for bit: weights, states, and all that was written down but times."""
     assert files_of(base.of(tag)) == files_of(base.of("straight"))
     assert base.metrics(tag) == base.metrics("straight")
@@ -47,7 +47,7 @@ def assert_as_straight(base: Base, tag: str):
     assert base.outcome(tag)["metrics"]["Tokens seen"] == STEPS * 256
 
 
-def assert_near_straight(base: Base, tag: str):
+def assert_near_straight(base: Base, tag: str) -> None:
     assert base.losses(tag) == pytest.approx(base.losses("straight"), abs=1e-4)
     mine, its = (load(base.of(name), STEPS).model_tensors() for name in (tag, "straight"))
     assert_close(mine, its, atol=1e-3, rtol=0)  # also where the first gradients are rounding
@@ -261,7 +261,7 @@ def test_a_run_whose_loss_is_not_finite_goes_on_from_an_earlier_step_with_lower_
     assert "Changed while training" not in base.outcome("straight")["metrics"]
 
 
-def forget(folder: Path, name: str):
+def forget(folder: Path, name: str) -> None:
     """Let the checkpoints of a run be from before a flag."""
     for path in folder.glob("step_*/manifest.json"):
         manifest = read_json(path)

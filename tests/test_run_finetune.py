@@ -111,7 +111,7 @@ def test_the_record(base, straight) -> None:
     assert record["curves"][1]["series"] == {"validation": [[256 * step for step in bpb], list(bpb.values())]}
 
 
-def pairs():
+def pairs() -> None:
     """Let the conversations be a sign and one of ten letters, which does not follow from it."""
     random = Random(7)
     made = [chat(string.printable[number], random.choice("abcdefghij")) for number in range(90)]
@@ -135,7 +135,7 @@ def test_repeated_rows_are_remembered(base) -> None:
 class Compare:
     """Whether model and optimizer are as the parent left them, printed."""
 
-    def __call__(self, tuning):
+    def __call__(self, tuning) -> None:
         parent = load(tuning.folder.parent.parent / "base_train/parent", 6)
         states = dict(tuning.optimizer.state_tensors())
         same = [torch.equal(tensor, tuning.model.state_dict()[name]) for name, tensor in parent.model_tensors().items()]

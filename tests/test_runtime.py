@@ -19,7 +19,7 @@ CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"
 
 
 @pytest.fixture(autouse=True)
-def plain(tmp_path, monkeypatch):
+def plain(tmp_path, monkeypatch) -> None:
     """No settings of this machine, nor of a setup before."""
     for name in ("NANOCHAT_DTYPE", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

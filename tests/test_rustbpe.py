@@ -55,7 +55,7 @@ def from_reference(encoding: tiktoken.Encoding):
     return rustbpe.Tokenizer.from_ranks(tokens, encoding._special_tokens, encoding._pat_str)
 
 
-def assert_same_ids(tokenizer: rustbpe.Tokenizer, encoding: tiktoken.Encoding, texts: list[str]):
+def assert_same_ids(tokenizer: rustbpe.Tokenizer, encoding: tiktoken.Encoding, texts: list[str]) -> None:
     """Text by text; batches of ours go through two threads."""
     ids, offsets = tokenizer.encode_batch(texts, threads=2)
     expected = encoding.encode_ordinary_batch(texts, num_threads=2)

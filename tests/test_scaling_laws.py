@@ -65,7 +65,7 @@ def test_a_power_law_without_noise_is_exact_and_sizes_without_a_lowest_point_hav
         assert optimum(sweep(1e18, [factor * n for n in around])) == unknown
 
 
-def write_run(base: Path, tag: str, **changes):
+def write_run(base: Path, tag: str, **changes) -> None:
     """An outcome of base_train, with what is read of it."""
     metrics = {"Number of parameters, matrices": 50, "Number of parameters, head": 20, "Tokens seen": 840}
     metrics |= {"Total training flops": {"value": 4e5}, "Final validation bpb": {"value": 1.5, "stderr": 0.1}}

@@ -88,7 +88,7 @@ def train(options: dict[str, Any], runtime: Runtime, sharded: bool):
     return state_of(model, optimizer) | {"figures": torch.cat(figures)}
 
 
-def train_both(folder: Path, cases: Cases):
+def train_both(folder: Path, cases: Cases) -> None:
     """Train on this rank with whole and with sharded weights."""
     with setup("cpu", "fp32") as runtime:
         for case, options in cases.items():
@@ -123,7 +123,7 @@ def test_they_train_alike(tmp_path, cases) -> None:
     Forked(tmp_path, train_both, tmp_path, cases, ranks=2).done()
 
 
-def load_and_save(file: Path, case: str):
+def load_and_save(file: Path, case: str) -> None:
     saved = load_file(file)
 
     def states(name: str):
@@ -155,7 +155,7 @@ def held_bytes():
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def measure(sharded: bool):
+def measure(sharded: bool) -> None:
     """Train a step, and compare the most bytes of weights, gradients and states with the rank's share of all."""
     fields = SMALL | {"width": 256, "depth": 6, "kv_heads": 4, "value_embeds": False}
     with setup("cpu", "fp32") as runtime:

@@ -23,7 +23,7 @@ from scripts.plan import Config
 LONG, SHORT = (["--depth=1", "--until=base_loss", f"--seconds={seconds}"] for seconds in (100, 1))
 
 
-def until(condition: Callable[[], object], awaited: str):
+def until(condition: Callable[[], object], awaited: str) -> None:
     end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end, f"{awaited} did not come"

@@ -179,7 +179,7 @@ class Acts(list):
     def evaluation(self, name, every, at_start=False):
         return loop.Evaluation(every, self.note(name), at_start)
 
-    def save(self, state):
+    def save(self, state) -> None:
         self.append(("save", state.step))
 
 
@@ -207,7 +207,7 @@ def test_an_evaluation_ends_the_run(runtime, tmp_path) -> None:
     """The last evaluations and a checkpoint follow, as at the horizon."""
     acts = Acts()
 
-    def end(state):
+    def end(state) -> None:
         acts.append(("check", state.step))
         if state.step == 4:
             state.notes[loop.ENDED] = "it is enough"
@@ -268,7 +268,7 @@ def test_the_largest_device_batch(monkeypatch) -> None:
         monkeypatch.setattr(loop, "MEMORY_MARGIN", 0.0)
         tried = []
 
-        def check(net, given, limit=limit, tried=tried):  # where it is tried
+        def check(net, given, limit=limit, tried=tried) -> None:  # where it is tried
             tried.append(len(given[0]))
             if len(given[0]) > limit:
                 raise torch.OutOfMemoryError("planted")
@@ -283,7 +283,7 @@ def test_nothing_is_compiled_again_after_step_3(tmp_path) -> None:
     for block in model.blocks:
         block.compile(backend="eager")  # guards, and what breaks them, are the same for each
 
-    def evaluate(state):
+    def evaluate(state) -> None:
         model(*next(Rows()), reduction="none")
         compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
@@ -297,7 +297,7 @@ def test_nothing_is_compiled_again_after_step_3(tmp_path) -> None:
 class Prepared(Rows):
     """On the device already, as the text loader brings its batches there."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
         rows = Rows()
         self.ready = [tuple(part.to(device) for part in next(rows)) for _ in range(8)]
@@ -313,7 +313,7 @@ def test_a_step_never_waits_for_the_gpu_nor_is_compiled_again(tmp_path) -> None:
         model = small_model(runtime)
         model.compile_parts()
 
-        def forbid(state):
+        def forbid(state) -> None:
             torch.cuda.set_sync_debug_mode("error")
             torch.compiler.set_stance("fail_on_recompile")
 

@@ -21,7 +21,7 @@ def free_port():
         return server.getsockname()[1]
 
 
-def quick():
+def quick() -> None:
     """As if the clock of the heartbeat were ten times as fast."""
     watch.BEAT_SECONDS = 0.2
 
@@ -44,7 +44,7 @@ def test_a_rank_that_dies_or_stops_ends_the_others_which_name_it(base, number) -
     job.kill()
 
 
-def without_rank(missing: str):
+def without_rank(missing: str) -> None:
     quick()
     if os.environ["RANK"] == missing:
         os._exit(1)

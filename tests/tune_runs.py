@@ -67,7 +67,7 @@ class Letters:
         return [text == "B" for _, text in answers]
 
 
-def tune(before: Callable | None, flags: list[str], inspect: Callable | None):
+def tune(before: Callable | None, flags: list[str], inspect: Callable | None) -> None:
     """Fine-tune as a script does, on these conversations; inspect: gets the trainer before the first step."""
     from nanochat.config import run_script
     from nanochat.evals.chat import chat_validation, task_scores
@@ -79,7 +79,7 @@ def tune(before: Callable | None, flags: list[str], inspect: Callable | None):
     if before:
         before()
 
-    def main(config: Config):
+    def main(config: Config) -> None:
         with tuning("chat_sft", config) as trainer:
             if inspect:
                 inspect(trainer)
@@ -97,7 +97,7 @@ def tune(before: Callable | None, flags: list[str], inspect: Callable | None):
 class FromParent(Base):
     """A base model, `parent`, a small mirror of the hub, and runs of a script that starts from the model."""
 
-    def __init__(self, folder: Path, script: str, flags: Sequence[str], parent: Sequence[str] = SCRIPTS_PARENT):
+    def __init__(self, folder: Path, script: str, flags: Sequence[str], parent: Sequence[str] = SCRIPTS_PARENT) -> None:
         super().__init__(folder)
         self.script, self.own_flags = script, ["--source=base", "--model-tag=parent", "--dtype=fp32", *flags]
         write_hub(folder / "hub")
@@ -115,7 +115,7 @@ class FromParent(Base):
 class Tunes(FromParent):
     """Runs of `tune` in place of a script."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder, "chat_sft", FLAGS, PARENT)
 
     def tune(
@@ -139,7 +139,7 @@ LONG = ["--max-seq-len=300", "--total-batch-size=1200"]  # as most conversations
 class Stages(FromParent):
     """A base model, a small mirror of the hub, and a world with words to spell."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder, "chat_sft", [], [*PARENT, *LONG])
         write_world(folder / "world", 1, "tiny")
 

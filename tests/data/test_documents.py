@@ -160,11 +160,11 @@ def test_too_few_documents(tmp_path, texts) -> None:
     assert corpora() == []
 
 
-def convert_late(path: Path, gate: Path):
+def convert_late(path: Path, gate: Path) -> None:
     """Convert a folder; say so, and wait for the gate, before the result is published."""
     publish = paths.publish_folder
 
-    def publish_late(part: Path, home: Path):
+    def publish_late(part: Path, home: Path) -> None:
         print("converted", flush=True)
         until(gate.exists, "the gate")
         publish(part, home)

@@ -69,7 +69,7 @@ def test_downloaded_files_are_then_in_the_cache(server) -> None:
 def test_without_a_network_the_hub_is_asked_once(server, monkeypatch) -> None:
     asked = []
 
-    def head(address: str, timeout: float):
+    def head(address: str, timeout: float) -> None:
         asked.append(address)
         raise OSError("no route to host")
 

@@ -18,7 +18,7 @@ BOS = 0
 class LetterShard:
     """A shard with a row group for each list of document lengths; over all of them document i has the id i + 1."""
 
-    def __init__(self, groups: list[list[int]]):
+    def __init__(self, groups: list[list[int]]) -> None:
         self.rows, self.row_groups = sum(map(len, groups)), len(groups)
         numbers = itertools.count(1)
         self._groups = [pa.array([f"{next(numbers)} {length}" for length in lengths]) for lengths in groups]

@@ -43,7 +43,7 @@ class Scripted:
 
     finished = Engine.finished
 
-    def __init__(self, tokenizer, answer):
+    def __init__(self, tokenizer, answer) -> None:
         self.tokenizer, self.answer, self.requests = tokenizer, answer, []
 
     def stream(self, requests):
@@ -178,12 +178,12 @@ def test_repeats_are_runs_with_samples_of_their_own(hub) -> None:
     assert math.isnan(letters.repeat_error)
 
 
-def ask_as_rank(out: Path):
+def ask_as_rank(out: Path) -> None:
     with setup("cpu", "fp32") as runtime:
         ask(out, runtime)
 
 
-def ask(out: Path, runtime):
+def ask(out: Path, runtime) -> None:
     """What a process gets, in files beside `out`."""
     model, tokenizer = make_model()
     engine = Engine(model, tokenizer, slots=3)

@@ -23,7 +23,7 @@ def base(base, tmp_path, monkeypatch):
     return base
 
 
-def evaluate(*flags: str):
+def evaluate(*flags: str) -> None:
     main(parse(Config, ["--tag=small", "--dtype=fp32", "--device-type=cpu", *flags]))
 
 

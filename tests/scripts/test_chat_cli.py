@@ -34,7 +34,7 @@ def base(tmp_path_factory):
 class Person:
     """A person at a terminal, who types and reads."""
 
-    def __init__(self, base: Path):
+    def __init__(self, base: Path) -> None:
         self.terminal, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}

@@ -37,7 +37,7 @@ def base(base):
     return base
 
 
-def evaluate(*flags: str):
+def evaluate(*flags: str) -> None:
     main(parse(Config, ["--source=base", "--tag=mine", "--device-type=cpu", "--dtype=fp32", *flags]))
 
 

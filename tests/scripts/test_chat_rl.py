@@ -25,10 +25,10 @@ SMALL = [
 class Rewarded:
     """What is done to a process before its run: every task rewards an answer with the letter e."""
 
-    def __init__(self, then: Any = None):
+    def __init__(self, then: Any = None) -> None:
         self.then = then
 
-    def __call__(self):
+    def __call__(self) -> None:
         from tasks.common import Task
 
         Task.reward = lambda task, conversation, completion: float("e" in completion)
@@ -99,7 +99,7 @@ def test_samples_are_readable(runs, whole, here) -> None:
     assert "there are no samples in " in done.stderr
 
 
-def same_run(runs: Runs, one: str, other: str):
+def same_run(runs: Runs, one: str, other: str) -> None:
     assert files_of(runs.of(one), STEPS) == files_of(runs.of(other), STEPS)
     assert runs.metrics(one) == runs.metrics(other)
     assert runs.samples(one) == runs.samples(other)

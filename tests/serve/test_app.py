@@ -180,7 +180,7 @@ def test_addresses_headers_and_the_policy_of_the_page(server) -> None:
 class Broken(Engine):
     """An engine whose calculator fails in a row of four tokens."""
 
-    def _answer(self, sequence, token):
+    def _answer(self, sequence, token) -> None:
         if sequence.length == 4:
             raise LookupError("a row's own error")
 

@@ -108,7 +108,7 @@ def test_commands_and_errors(new_chat, capsys) -> None:
 class Interrupting(io.StringIO):
     """A stream at which Ctrl-C comes with a certain write."""
 
-    def __init__(self, writes: int):
+    def __init__(self, writes: int) -> None:
         super().__init__()
         self.writes = writes
 

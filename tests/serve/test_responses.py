@@ -45,7 +45,7 @@ def test_stops_are_found_however_the_text_is_cut(pieces, words) -> None:
 class Steps:
     """A worker whose engine runs in this thread, a step for each time that a response waits for events."""
 
-    def __init__(self, engine):
+    def __init__(self, engine) -> None:
         self.engine = engine
         self.events = deque()
         self.cancelled = []
@@ -66,7 +66,7 @@ class Steps:
     async def score(self, row, top):
         return self.engine.score(row, top)
 
-    def cancel(self, samples):
+    def cancel(self, samples) -> None:
         self.cancelled += samples
 
 

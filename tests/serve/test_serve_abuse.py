@@ -64,7 +64,7 @@ def test_a_thousand_clients_leave(server) -> None:
     kinds = [{**LONG, "stream": True}, LONG, {**LONG, "n": 3}]
     kinds.append({"prompt": "hi", **SETTINGS, "n": 2, "logprobs": 0})
 
-    def leave(number):
+    def leave(number) -> None:
         kind, patience = kinds[number % 4], dice.choice([0, 0, 0, 0.001, 0.01])
         sent = request(kind)
         with connect(server) as connection:

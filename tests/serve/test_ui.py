@@ -30,7 +30,7 @@ CALCULATION = json.loads("""[
 LAST_TURN = ".turn:last-of-type"
 
 
-def send(page: Page, text: str, wait: bool = True):
+def send(page: Page, text: str, wait: bool = True) -> None:
     page.click("#text")
     page.type(text)
     page.press("Enter")
@@ -38,7 +38,7 @@ def send(page: Page, text: str, wait: bool = True):
         settle(page)
 
 
-def settle(page: Page):
+def settle(page: Page) -> None:
     page.wait("!document.querySelector('#log[data-live]')")
 
 
@@ -46,7 +46,7 @@ def texts(page: Page):
     return page.js("[...document.querySelectorAll('.turn .body')].map(body => body.innerText)")
 
 
-def press(page: Page, title: str, within: str = LAST_TURN):
+def press(page: Page, title: str, within: str = LAST_TURN) -> None:
     page.click(f'{within} [title="{title}"]')
 
 

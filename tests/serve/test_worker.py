@@ -39,12 +39,12 @@ async def working(count=1, slots=4, queue=8):
 class Asked:
     """The samples of some requests, with a queue of events, as a response has them."""
 
-    def __init__(self, service, *requests):
+    def __init__(self, service, *requests) -> None:
         self.samples = samples_of(requests)
         self.worker = service.admit(len(self.samples))
         self.queue = self.worker.submit(self.samples)
 
-    def close(self):
+    def close(self) -> None:
         self.worker.cancel(self.samples)
 
 
@@ -59,7 +59,7 @@ async def result(asked, leaving=()):
     return collected(events)
 
 
-async def until(holds):
+async def until(holds) -> None:
     end = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < end
@@ -120,7 +120,7 @@ def test_an_engine_that_fails_ends_the_process(monkeypatch, capsys) -> None:
     statuses = []
     monkeypatch.setattr(os, "_exit", statuses.append)
 
-    async def ask():
+    async def ask() -> None:
         async with working() as service:
             [worker] = service.workers
             with pytest.raises(RuntimeError, match="out of bounds"):  # only this client's

@@ -22,7 +22,7 @@ OF_WORLDS = {name: data for name, data in SETS.items() if data.table}
 
 
 @pytest.fixture
-def learned(base):
+def learned(base) -> None:
     """A tokenizer that learned from the world of seed 2, and one that learned from other text."""
     write_world(base / "world-2", 2, "tiny")
     learned = {"two": {"name": "world-2", "world seed": 2}, "real": {"name": "climbmix"}}

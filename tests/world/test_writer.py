@@ -63,7 +63,7 @@ def test_ranks_that_start_at_once_find_one_world(tmp_path, tiny_world) -> None:
 
 
 def test_a_failure_half_way_leaves_nothing(tmp_path, monkeypatch) -> None:
-    def full(*arguments):
+    def full(*arguments) -> None:
         assert not (tmp_path / "world").exists()  # nobody sees a world before it is complete
         raise OSError("no space left")
 
