@@ -21,7 +21,7 @@ from nanochat import schedules
 from nanochat import train as loop
 from nanochat.dataloader import BatchSource
 from nanochat.gpt import GPT
-from nanochat.log import MetricLog, read_metrics
+from nanochat.log import MetricLog, Record, read_metrics
 from nanochat.models import build_model, config_with
 from nanochat.objectives import LossSum, Metric, maximum, next_token
 from nanochat.optim import Group, Optimizer
@@ -86,6 +86,12 @@ class Rows(BatchSource):
             targets[row, self.targets(row) :] = -1
         self.taken += 1
         return ids[self.rank :: self.ranks, :-1], targets[self.rank :: self.ranks]
+
+    def state_dict(self) -> Record:
+        return {"taken": self.taken}
+
+    def load_state_dict(self, state: Record) -> None:
+        self.taken = state["taken"]
 
 
 def uneven(row: int):
