@@ -31,7 +31,7 @@ WINDOW = 512  # conversations
 COUNTS = ("conversations", "shortened", "left out", "padding", "slots")
 
 Rendered = tuple[list[int], list[int]]  # ids and loss mask
-Place = dict[str, int]  # epoch, window, row, rows (in the window of the last row), and COUNTS
+Position = dict[str, int]  # epoch, window, row, rows (in the window of the last row), and COUNTS
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,10 +57,10 @@ class ChatLoader(Loader[Conversations]):
 
     # ---- rows ----
 
-    def _consumed(self, places: list[Place]) -> None:
+    def _consumed(self, places: list[Position]) -> None:
         self._place = places[-1]
 
-    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Place]]:
+    def _rows(self) -> Iterator[tuple[np.ndarray, np.ndarray, Position]]:
         """Yield this rank's rows, each with the position behind it and the other ranks' rows of its round."""
         place = self._place
         together = []
@@ -80,7 +80,7 @@ class ChatLoader(Loader[Conversations]):
                     yield *together[self.rank], place
                     together = []
 
-    def _pack_window(self, place: Place) -> tuple[list[np.ndarray], dict[str, int]]:
+    def _pack_window(self, place: Position) -> tuple[list[np.ndarray], dict[str, int]]:
         """Return the rows for the window at a position, in random order, and the counts including this window."""
         epoch = place["epoch"]
         window = place["window"]
@@ -95,7 +95,8 @@ class ChatLoader(Loader[Conversations]):
             if piece is None:
                 counts["left out"] += 1
             else:
-                counts["shortened"] += is_short
+                if is_short:
+                    counts["shortened"] += 1
                 pieces.append(piece)
         # If nothing fits, the window still gets one row, without targets.
         packed = best_fit([len(ids) for ids, _ in pieces], size) or [[]]

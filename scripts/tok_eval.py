@@ -55,9 +55,12 @@ def comparison(texts: dict[str, list[str]], tokenizer: Tokenizer, references: li
         size = sum(len(text.encode()) for text in documents)
         # Documents are encoded one by one, without bos, like the references do.
         ids, _ = tokenizer.core.encode_batch(documents)
-        ratios = [size / len(ids)]
+        ratios: list[float | None] = [size / len(ids)]
         for reference in references:
-            ratios.append(reference and size / sum(map(len, reference.encode_ordinary_batch(documents))))
+            if reference is None:
+                ratios.append(None)
+            else:
+                ratios.append(size / sum(map(len, reference.encode_ordinary_batch(documents))))
         rows.append([name, size, *ratios])
     return table_of("Bytes per token", COLUMNS, rows)
 

@@ -181,7 +181,11 @@ def scale_flags(scale: Scale, script: str, seconds: float = 0) -> dict[str, str]
 
 def read_flags(words: Iterable[str]) -> dict[str, str]:
     """Return flag -> value for the words of a command line."""
-    return dict(word.partition("=")[::2] for word in words)
+    flags = {}
+    for word in words:
+        flag, _, value = word.partition("=")
+        flags[flag] = value
+    return flags
 
 
 def flag_words(flags: Flags) -> list[str]:
