@@ -79,7 +79,7 @@ SIGNS = (
     Rule(r"^\(([^,()]*)\)$", r"\1"),
     Rule(r"^\\\{(.*)\\\}$", r"\1"),
 )
-RULES = (*WORDS_AND_UNITS, *ROOT_OR_FRACTION * NESTING, *SIGNS)
+REWRITINGS = (*WORDS_AND_UNITS, *ROOT_OR_FRACTION * NESTING, *SIGNS)
 # Between brackets and separators of tuples, intervals and sets. Arithmetic has the brackets ❨ and ❩ instead.
 ELEMENT = re.compile(r"[^][(){},∪]+")
 ROOT = re.compile(r"√(\d?)(?:\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*)\))")
@@ -104,7 +104,7 @@ class MCLM(HRM8K):
         # As for HRM8K: the surest announcement counts, and the last of its kind.
         found = [found for pattern in (*ANNOUNCEMENTS, NUMBER) for found in pattern.findall(text)[-1:]]
         answer = "".join(found[:1])[:MAX_ANSWER].strip()
-        for rule in RULES:
+        for rule in REWRITINGS:
             answer = re.sub(rule.pattern, rule.replacement, answer)
         answer = ELEMENT.sub(lambda found: _number(found[0]) or found[0], answer)
         # The order of solutions, and of a union's parts, does not count.
