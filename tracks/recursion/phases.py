@@ -55,7 +55,7 @@ def steps(config: Config, data: str, flags: list[str]) -> Iterator[Step]:
 def main(config: Config) -> None:
     data = source_of(config, "auto")
     flags = [*PHASES[config.phase].split(), *words_of(config)]
-    print0(check_flags(MODULE, [f"--data={data}", *flags]))
+    print0(check_flags(MODULE, [f"--data={data}", f"--tokenizer-tag={config.tag}", *flags]))
     if "--dry-run" not in flags:
         run_series("phases", config.tag, steps(config, data, flags))
 

@@ -122,7 +122,8 @@ def main(config: Config) -> None:
     data = source_of(config, "world")
     words = words_of(config)
     refuse_own(words, OWN)
-    plans = [check_flags(module_of(arm), [f"--data={data}", *base_flags(config, arm)]) for arm in "RP"]
+    common = [f"--data={data}", f"--tokenizer-tag={config.tag}"]
+    plans = [check_flags(module_of(arm), [*common, *base_flags(config, arm)]) for arm in "RP"]
     if "--dry-run" in words:
         print0(*plans, sep="\n\n")
         return
