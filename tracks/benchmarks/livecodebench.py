@@ -147,7 +147,8 @@ class LiveCodeBench(HumanEval):
         for test in read_tests(public) + read_tests(private):
             # The program never sees the output that is expected.
             verdict = sandbox.run_program(f"{RUN}run({program!r}, {test['input']!r})", LIMITS, self.unsafe_exec)
-            own, right = verdict.output, test["output"]
+            own = verdict.output
+            right = test["output"]
             is_plausible = verdict.passed and len(own) < 20 * len(right) + 1000  # before all of it is read
             if not is_plausible or comparable(own, read) != comparable(right, read):
                 return False

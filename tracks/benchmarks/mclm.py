@@ -5,52 +5,81 @@ intervals have one. Units, degrees and percent signs do not count.
 """
 
 import re
+from typing import NamedTuple
 
 from nanochat.calculator import REFUSALS, calculate
-from nanochat.tables import parse_rows
 from tracks.benchmarks.hrm8k import ANNOUNCEMENTS, HRM8K, NUMBER
 
 MAX_ANSWER = 300  # characters
-# Rewritten in this order, so that spellings of one answer become equal. Three times: fractions and roots in each other.
-# Blanks go after thousands separators: "120, 240" and "120 and 240", with a tab for now, are two numbers.
-SPELLINGS = r"""
-\\(?:text|mathrm)\{\s*(?:and|or|또는|그리고)\s*\}|\s(?:and|or|또는|그리고)\s => ,\t
-\s(?:because|since|which|so)\s.*|\.\s.* =>
-(\\\\)|\\left|\\right|\\displaystyle|\\q?quad|\\[!,;:()\[\] ]|\\?[$%]|\^?\{?(?:\\circ|°|\\degree)\}? => \1
-\{,\} => ,
-\\[dtc]frac => \\frac
-(?<=[^\s,({\[=])\s*\\(?:text|textbf|mathrm|mathbf|mbox)\{[^{}]*\}(?:\^\{?\d\}?)? =>
-\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\} => \1
-(?<=\d)\s*(?:square )?(?:[cmk]?m|k?g|inch(?:es)?|f(?:ee)?t|(?:mile|unit)s?)(?![A-Za-z])(?:\^\{?\d\}?)? =>
-(?<=\d)\s*(?:degree|dollar|cent|second|minute|hour|day|week|month|year|people|person|way|point)s?(?![A-Za-z]) =>
-(?<=\S)\s*[가-힣].* =>
-(?<![\d/.])(\d+)\s+(\d+/\d+) => ❨\1+\2❩
-(?<=\d),(?=\d{3}(?!\d))(?!.*(?:[)\]]|\\\})) =>
-\s+|\.$ =>
-\\frac(\d) => \\frac{\1}
-(\\frac\{[^{}]*\})(\d) => \1{\2}
-\\sqrt(\d) => \\sqrt{\1}
-(\d+)\\frac\{(\d+)\}\{(\d+)\} => ❨\1+\2/\3❩
-([_^])\{(\w+)\} => \1\2
-\\sqrt(?:\[(\d)\])?\{([^{}]*)\} => √\1❨\2❩
-\\frac\{([^{}]*)\}\{([^{}]*)\} => ❨❨\1❩/❨\2❩❩
-\\sqrt(?:\[(\d)\])?\{([^{}]*)\} => √\1❨\2❩
-\\frac\{([^{}]*)\}\{([^{}]*)\} => ❨❨\1❩/❨\2❩❩
-\\sqrt(?:\[(\d)\])?\{([^{}]*)\} => √\1❨\2❩
-\\frac\{([^{}]*)\}\{([^{}]*)\} => ❨❨\1❩/❨\2❩❩
-\\pi|π => ❨3.14159265359❩
-\\infty|infinity => ∞
-\\cup => ∪
-(?:\\cdot|\\times)(?![a-z]) => *
-(?<=\d)[eE](?=[-+]?\d) => *10^
-\^\{([^{}]*)\} => **❨\1❩
-\^ => **
-(?<!√\d)(?<=[\d❩])(?=[❨√])|(?<=❩)(?=\d) => *
-^\([a-z](?:,[a-z])+\)=|(?:^|(?<=,))[A-Za-z](?:\([a-z]\))?(?:=|\\in(?![a-z])) =>
-^\(([^,()]*)\)$ => \1
-^\\\{(.*)\\\}$ => \1
-"""
-RULES = parse_rows(SPELLINGS, " *=> *")
+
+
+class Rule(NamedTuple):
+    """A rule of spelling, by regular expressions."""
+
+    pattern: str
+    replacement: str
+
+
+# Rules are applied in this order, so that spellings of one answer become equal.
+WORDS_AND_UNITS = (
+    # "and" between numbers, with a tab for now: blanks go after thousands separators, and "120, 240" and "120 and 240"
+    # are two numbers.
+    Rule(r"\\(?:text|mathrm)\{\s*(?:and|or|또는|그리고)\s*\}|\s(?:and|or|또는|그리고)\s", r",\t"),
+    # Reasons, and further sentences.
+    Rule(r"\s(?:because|since|which|so)\s.*|\.\s.*", ""),
+    # Layout, dollars, percent signs and degrees. Ends of lines stay.
+    Rule(
+        r"(\\\\)|\\left|\\right|\\displaystyle|\\q?quad|\\[!,;:()\[\] ]|\\?[$%]|\^?\{?(?:\\circ|°|\\degree)\}?", r"\1"
+    ),
+    Rule(r"\{,\}", ","),
+    Rule(r"\\[dtc]frac", r"\\frac"),
+    # Text behind a value is a unit; other text is a part of the answer.
+    Rule(r"(?<=[^\s,({\[=])\s*\\(?:text|textbf|mathrm|mathbf|mbox)\{[^{}]*\}(?:\^\{?\d\}?)?", ""),
+    Rule(r"\\(?:text|textbf|mathrm|mathbf|mbox)\{([^{}]*)\}", r"\1"),
+    # Units behind a number: of length and weight, perhaps with a power; others; Korean ones.
+    Rule(r"(?<=\d)\s*(?:square )?(?:[cmk]?m|k?g|inch(?:es)?|f(?:ee)?t|(?:mile|unit)s?)(?![A-Za-z])(?:\^\{?\d\}?)?", ""),
+    Rule(
+        r"(?<=\d)\s*(?:degree|dollar|cent|second|minute|hour|day|week|month|year|people|person|way|point)s?(?![A-Za-z])",
+        "",
+    ),
+    Rule(r"(?<=\S)\s*[가-힣].*", ""),
+    # 1 1/2
+    Rule(r"(?<![\d/.])(\d+)\s+(\d+/\d+)", r"❨\1+\2❩"),
+    # 1,000, unless brackets follow: their commas are between numbers.
+    Rule(r"(?<=\d),(?=\d{3}(?!\d))(?!.*(?:[)\]]|\\\}))", ""),
+    # Blanks, and the point at the end.
+    Rule(r"\s+|\.$", ""),
+    # \frac12, \frac{1}2 and \sqrt2 get their braces.
+    Rule(r"\\frac(\d)", r"\\frac{\1}"),
+    Rule(r"(\\frac\{[^{}]*\})(\d)", r"\1{\2}"),
+    Rule(r"\\sqrt(\d)", r"\\sqrt{\1}"),
+    # 1\frac{1}{2}
+    Rule(r"(\d+)\\frac\{(\d+)\}\{(\d+)\}", r"❨\1+\2/\3❩"),
+    Rule(r"([_^])\{(\w+)\}", r"\1\2"),
+)
+ROOT_OR_FRACTION = (
+    Rule(r"\\sqrt(?:\[(\d)\])?\{([^{}]*)\}", r"√\1❨\2❩"),
+    Rule(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"❨❨\1❩/❨\2❩❩"),
+)
+NESTING = 3  # levels of roots and fractions in each other, the innermost first
+SIGNS = (
+    Rule(r"\\pi|π", "❨3.14159265359❩"),
+    Rule(r"\\infty|infinity", "∞"),
+    Rule(r"\\cup", "∪"),
+    # Products and powers.
+    Rule(r"(?:\\cdot|\\times)(?![a-z])", "*"),
+    Rule(r"(?<=\d)[eE](?=[-+]?\d)", "*10^"),
+    Rule(r"\^\{([^{}]*)\}", r"**❨\1❩"),
+    Rule(r"\^", "**"),
+    # A product without a sign: 2√3.
+    Rule(r"(?<!√\d)(?<=[\d❩])(?=[❨√])|(?<=❩)(?=\d)", "*"),
+    # Names before a value: (x,y)=, x=, f(x)=, x\in.
+    Rule(r"^\([a-z](?:,[a-z])+\)=|(?:^|(?<=,))[A-Za-z](?:\([a-z]\))?(?:=|\\in(?![a-z]))", ""),
+    # Brackets around one value, and around a set.
+    Rule(r"^\(([^,()]*)\)$", r"\1"),
+    Rule(r"^\\\{(.*)\\\}$", r"\1"),
+)
+REWRITINGS = (*WORDS_AND_UNITS, *ROOT_OR_FRACTION * NESTING, *SIGNS)
 # Between brackets and separators of tuples, intervals and sets. Arithmetic has the brackets ❨ and ❩ instead.
 ELEMENT = re.compile(r"[^][(){},∪]+")
 ROOT = re.compile(r"√(\d?)(?:\(((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\))*)\))")
@@ -75,8 +104,8 @@ class MCLM(HRM8K):
         # As for HRM8K: the surest announcement counts, and the last of its kind.
         found = [found for pattern in (*ANNOUNCEMENTS, NUMBER) for found in pattern.findall(text)[-1:]]
         answer = "".join(found[:1])[:MAX_ANSWER].strip()
-        for pattern, replacement in RULES:
-            answer = re.sub(pattern, replacement, answer)
+        for rule in REWRITINGS:
+            answer = re.sub(rule.pattern, rule.replacement, answer)
         answer = ELEMENT.sub(lambda found: _number(found[0]) or found[0], answer)
         # The order of solutions, and of a union's parts, does not count.
         separator = "∪" if "(" in answer or "[" in answer else ","

@@ -61,7 +61,7 @@ TASKS: dict[str, DataSet] = {
         baseline=0.243,
     ),
     # Questions of KMMLU from technical qualifications, without errors and without easy ones. Only its columns are
-    # documented: the name of its folder is taken to follow that of KMMLU-Pro. Gated, as KMMLU-Pro and GPQA are: the hub
+    # documented: its folder is assumed to have a name like that of KMMLU-Pro. Gated, as KMMLU-Pro and GPQA are: the hub
     # gives the files to accounts that accepted the conditions.
     "KMMLU-Redux": DataSet(
         task=MultipleChoice,

@@ -1,8 +1,8 @@
 """Making data for fine-tuning: chats through filters, multiple choice augmented, a teacher.
 
 Other packages import from here:
-  filters        FilterSettings, chosen_filters, pairs: settings and the table of filters; check_settings,
-                 check_names: mistakes in settings; Context: all that filters know
+  filters        FilterSettings, chosen_filters, pairs: settings and the table of filters; check_settings:
+                 mistakes in settings; Context: all that filters know
   contamination  Benchmarks: questions to be kept out of training text
   store          filter_file, merge, write_output, report: from rows to files, through tables on disk
   sources        open_sources, benchmark_questions: tasks, files and folders as rows

@@ -115,7 +115,7 @@ SPELLINGS = {
     r"(?<!\d)\.(?=\d)": "0.",  # .5 and 0.5
     r"(?<![\d.])0+(?=\d)": "",  # 007
     r"(\.\d*?)0+(?!\d)": r"\1",  # 1.50 becomes 1.5, and 1.0 becomes "1."
-    r"(?<![\w)])[-−](?=\d)": "−",  # the sign of a number, which is no hyphen
+    r"(?<![\w)])[-−](?=\d)": "−",  # the sign of a number, which is not a hyphen
     # Spaces and punctuation, apart from a point inside a number.
     r"(?!(?<=\d)\.(?=\d))[\s.,;:!?'\"()\[\]{}…·。、「」“”‘’_–—-]": "",
 }

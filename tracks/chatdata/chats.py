@@ -12,7 +12,7 @@ from pathlib import Path
 from nanochat.config import check_names, fixed_settings, flag_of, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0
-from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, write_json
+from nanochat.paths import hold_folder, read_json, stage_dir, text_sha256, tokenizer_file, write_json
 from nanochat.settings import TagSettings
 from tracks.chatdata.filters import Context, FilterSettings, check_settings, chosen_filters, pairs
 
@@ -64,7 +64,7 @@ def main(config: Config) -> None:
     check(config)
     outcome = Outcome.begin("chats", config.tag, config)
     tests = open_tasks(config.against, unsafe_exec=True, tokenizer=config.tokenizer_tag) if config.against else {}
-    tokenizer = Tokenizer.load(stage_dir("tok_train", config.tokenizer_tag) / "tokenizer.json")
+    tokenizer = Tokenizer.load(tokenizer_file(config.tokenizer_tag))
     sources = open_sources(config.sources, config.licenses, TASKS, config.tokenizer_tag)
     out = Path(config.out).expanduser() if config.out else stage_dir("chats", config.tag)
     manifest = out / "manifest.json"
@@ -84,7 +84,7 @@ def main(config: Config) -> None:
         return
     benchmarks = Benchmarks({name: benchmark_questions(task) for name, task in tests.items()})
     context = Context(config, tokenizer, benchmarks)
-    # Tables of a run with other settings, which has failed, are not taken.
+    # Tables of a run with other settings, which has failed, are not used.
     work = out / "work" / text_sha256(json.dumps(settings))
     work.mkdir(parents=True, exist_ok=True)
     tables = [work / f"{number:05d}.db" for number in range(len(sources))]

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 SHARED = 3  # questions
@@ -22,8 +23,19 @@ MARKS = re.compile(
 SPACELESS = re.compile(
     "[\u0e00-\u0e7f\u1100-\u11ff\u3040-\u318f\u3400-\u9fff\uac00-\ud7a3]"
 )  # a letter of such a script
-# Text between two units, units of a sequence, and units of the shortest question.
-WORDS, CHARACTERS = (" ", 13, 3), ("", 30, 8)
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to compare texts: as sequences of units, which are words or characters."""
+
+    gap: str  # text between two units
+    size: int  # units of a sequence
+    least: int  # units of the shortest question
+
+
+WORDS = Way(gap=" ", size=13, least=3)
+CHARACTERS = Way(gap="", size=30, least=8)
 
 
 def normal(text: str) -> str:
@@ -39,10 +51,10 @@ def split(text: str, gap: str) -> Sequence[str]:
 def traces(question: str) -> set[str]:
     """Return the sequences that give a question away; a short question is one sequence as a whole."""
     text = normal(question)
-    gap, size, least = CHARACTERS if SPACELESS.search(text) else WORDS
-    units = split(text, gap)
-    size = max(least, min(size, len(units)))
-    return {gap.join(units[start : start + size]) for start in range(len(units) - size + 1)}
+    way = CHARACTERS if SPACELESS.search(text) else WORDS
+    units = split(text, way.gap)
+    size = max(way.least, min(way.size, len(units)))
+    return {way.gap.join(units[start : start + size]) for start in range(len(units) - size + 1)}
 
 
 class Benchmarks:
@@ -63,21 +75,21 @@ class Benchmarks:
         # Beginning of short questions -> their lengths in units.
         self._lengths: defaultdict[str, set[int]] = defaultdict(set)
         for text in self._owners:
-            gap, size, least = WORDS if " " in text else CHARACTERS
-            units = split(text, gap)
-            if len(units) < size:
-                self._lengths[gap.join(units[:least])].add(len(units))
+            way = WORDS if " " in text else CHARACTERS
+            units = split(text, way.gap)
+            if len(units) < way.size:
+                self._lengths[way.gap.join(units[: way.least])].add(len(units))
 
     def find(self, text: str) -> str:
         """Return a benchmark with a question in the text, or an empty name."""
         text = normal(text)
         ways = (WORDS, CHARACTERS) if SPACELESS.search(text) else (WORDS,)
-        for gap, size, least in ways:
-            units = split(text, gap)
-            for start in range(len(units) - least + 1):
-                beginning = gap.join(units[start : start + least])
-                for length in (size, *self._lengths.get(beginning, ())):
-                    sequence = gap.join(units[start : start + length])
+        for way in ways:
+            units = split(text, way.gap)
+            for start in range(len(units) - way.least + 1):
+                beginning = way.gap.join(units[start : start + way.least])
+                for length in (way.size, *self._lengths.get(beginning, ())):
+                    sequence = way.gap.join(units[start : start + length])
                     name = self._owners.get(sequence)
                     if name:
                         return name

@@ -1,6 +1,6 @@
 """Filters for rows of chats.
 
-A new filter is a function and a row in FILTERS; a setting of its own stands in FilterSettings.
+A new filter is a function and a row in FILTERS; its settings are fields of FilterSettings.
 """
 
 import json
@@ -119,13 +119,14 @@ class Row:
             self.fault = str(error)
         else:
             self.text = "\n".join(texts)
-            # A system message, which may stand before them, belongs to no pair.
+            # A system message, which may come before them, belongs to no pair.
             self.prompts = texts[-2::-2]
             self.answers = texts[:0:-2]
             original = value.get("original")
             prompt = self.prompts[-1]
             if original:
-                before, after = language(original), language(prompt)
+                before = language(original)
+                after = language(prompt)
                 self.languages = f"{before}-{after}"
                 self.ratio = len(prompt) / len(original) / LENGTHS.get(after, 1) * LENGTHS.get(before, 1)
 

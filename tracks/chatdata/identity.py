@@ -5,7 +5,6 @@ python -m scripts.chat_sft --tag=d8 --mixture=json:identity.jsonl:3,smoltalk@100
 """
 
 from contextlib import suppress
-from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -39,12 +38,15 @@ def topics_of(facts: Record) -> list[Record]:
     fillings = [facts] + [{"key": key.replace("_", " "), "value": facts[key]} for key in own]
     templates = read_toml(TEMPLATES)
     topics = []
-    for topic, filling in product(templates["topic"], fillings):
-        with suppress(KeyError):  # a fact is not given
-            texts = {}
-            for part in ("questions", "answers"):
-                texts[part] = [line.format_map(filling) for line in topic[part].split("\n")]
-            topics.append(topic | texts | {"leads": templates[topic["leads"]]})
+    for topic in templates["topic"]:
+        leads = templates[topic["leads"]]
+        questions = topic["questions"].split("\n")
+        answers = topic["answers"].split("\n")
+        for filling in fillings:
+            with suppress(KeyError):  # a fact is not given
+                asked = [line.format_map(filling) for line in questions]
+                said = [line.format_map(filling) for line in answers]
+                topics.append({"leads": leads, "questions": asked, "answers": said})
     return topics
 
 

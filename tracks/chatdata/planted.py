@@ -3,7 +3,7 @@
 python -m nanochat.world --seed=1
 python -m tracks.chatdata.planted --seed=1 --rows=4000 --buckets=raw
 
-Rows with faults stand after the others. They name their fault under the key "planted", which stays in a row that
+Rows with faults come after the others. They name their fault under the key "planted", which stays in a row that
 tracks.chatdata.chats keeps: tracks.chatdata.run ends with an error if it finds one.
 """
 

@@ -43,6 +43,7 @@ DUPLICATES = {
         WHERE later.id > first.id AND similarity(first.signature, later.signature) >= :near)""",
     ],
 }
+SHOWN = 160  # characters of a dropped row
 # Title in the report card -> columns with their formats, and the query.
 REPORT = {
     "Buckets": (
@@ -78,14 +79,13 @@ REPORT = {
     ),
     "Examples of dropped rows": (
         "Filter | Bucket | Text",
-        """SELECT reason, bucket, replace(substr(CASE WHEN reason = 'turns' THEN detail
+        f"""SELECT reason, bucket, replace(substr(CASE WHEN reason = 'turns' THEN detail
         WHEN reason IN ('exact', 'near') THEN json_extract(line, '$.messages[0].content', '$.messages[1].content')
-        ELSE line END, 1, 160), char(10), ' ')
+        ELSE line END, 1, {SHOWN}), char(10), ' ')
         FROM (SELECT *, row_number() OVER (PARTITION BY reason ORDER BY id) AS place FROM rows WHERE reason <> '')
         WHERE place <= 3 ORDER BY reason, id""",
     ),
 }
-SHOWN = 160  # characters of a dropped row
 SHARD = 10_000  # rows in a file of the output
 
 

@@ -5,12 +5,14 @@ python -m tracks.chatdata.teach --sources=web=json:prompts.jsonl --teacher=http:
 python -m tracks.chatdata.teach --check-choices --sources=mcq=MMLU~options:8 --out=checked.jsonl --teacher=...
 """
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from nanochat.chat import check_conversation
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
+from nanochat.log import Record
 from nanochat.paths import write_jsonl
 from tracks.chatdata.teacher import Teacher, TeacherSettings, answer, check_choices, translate
 
@@ -23,6 +25,11 @@ class Config(TeacherSettings):
     out: str = option("taught.jsonl", "file to write, JSONL")
     language: str = option("", "translate the prompts into it (default: write the answers)")
     check_choices: bool = option(False, "keep only multiple-choice questions with exactly one right choice")
+    tokenizer_tag: str = option("default", "run that trained the tokenizer, for tasks about its text")
+
+    def __post_init__(self) -> None:
+        if self.language and self.check_choices:
+            raise UserError("--language and --check-choices cannot be combined: translate first, then check")
 
 
 def main(config: Config) -> None:
@@ -30,7 +37,7 @@ def main(config: Config) -> None:
     from tracks.chatdata.sources import open_sources
 
     rows = []
-    for source in open_sources(config.sources, "", TASKS, "default"):
+    for source in open_sources(config.sources, "", TASKS, config.tokenizer_tag):
         for number, row in enumerate(source.stream(), 1):
             try:
                 check_conversation(row)
@@ -38,9 +45,13 @@ def main(config: Config) -> None:
                 # A row that a task cannot convert has no messages, and the reason.
                 raise UserError(f"row {number}, from {row['source']}: {row.get('fault', error)}") from None
             rows.append(row)
-    work = check_choices if config.check_choices else answer
-    if config.language:
+    work: Callable[[Teacher, Record], Record]
+    if config.check_choices:
+        work = check_choices
+    elif config.language:
         work = partial(translate, language=config.language)
+    else:
+        work = answer
     write_jsonl(Path(config.out), Teacher(config).map(work, rows))
 
 

@@ -24,7 +24,7 @@ from nanochat.statistics import Metrics, mean_estimate
 
 PROMPTS = Path(__file__).parent / "prompts"
 KEY = "OPENAI_API_KEY"  # environment variable
-SECRET = 8  # characters; local servers take keys like EMPTY, which may be words of an answer
+SECRET = 8  # characters; local servers accept keys like EMPTY, which may be words of an answer
 RETRIES = 5  # of a request
 SCORES = {"1": 1.0, "2": 0.0, "tie": 0.5}  # verdict -> score of the first answer
 
@@ -55,7 +55,8 @@ class Teacher:
         if not re.fullmatch(r"https?://[^\s@?#]+", settings.teacher) or not settings.teacher_model:
             raise UserError(f"add --teacher=http://host:port/v1 and --teacher-model=NAME; {KEY} holds the key")
         self.settings = settings
-        self.tokens = 0  # spent, and reserved for requests that run
+        self.tokens = 0  # spent
+        self._reserved = 0  # tokens of requests that run, at most
         self._key = os.environ.get(KEY, "").strip()
         self._client = OpenAI(
             base_url=settings.teacher,
@@ -116,28 +117,35 @@ class Teacher:
         return done
 
     def _pay(self, request: Record, most: int) -> str:
-        """Send a request that takes so many tokens at most, and return the answer; empty if it is cut off."""
+        """Send a request and return the answer; empty if it is cut off. most: tokens that it may cost."""
         import openai
 
         budget = self.settings.budget
         with self._counting:
-            if 0 < budget < self.tokens + most:
+            if 0 < budget < self.tokens + self._reserved + most:
                 raise NoAnswer(f"the budget of {budget:,} tokens has no room for another request")
-            self.tokens += most
+            self._reserved += most
+        spent = most  # where the cost is not known
         try:
             response = self._client.chat.completions.create(**request)
             [choice] = response.choices
             answer = self._clean(choice.message.content or "") if choice.finish_reason == "stop" else ""
             model = self._clean(response.model)
             if response.usage:
-                with self._counting:
-                    self.tokens += response.usage.total_tokens - most
-        except (openai.BadRequestError, openai.UnprocessableEntityError, openai.APITimeoutError) as error:
+                spent = int(response.usage.total_tokens)
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
+            spent = 0  # a request that is refused costs nothing
+            raise NoAnswer(self._clean(error.message)) from None
+        except openai.APITimeoutError as error:
             raise NoAnswer(self._clean(error.message)) from None
         except openai.APIError as error:
             raise UserError(self._clean(f"the teacher {self.settings.teacher}: {error.message}")) from None
         except (AttributeError, TypeError, ValueError):
             raise NoAnswer("a response is not a chat completion") from None
+        finally:
+            with self._counting:
+                self._reserved -= most
+                self.tokens += spent
         # A date may follow the name: gpt-4o-2024-08-06 answers for gpt-4o.
         if not re.fullmatch(re.escape(request["model"]) + r"(-\d+)*", model):
             raise UserError(f"{model} answers instead of {request['model']}: correct --teacher-model")
@@ -188,17 +196,21 @@ def check_choices(teacher: Teacher, row: Record) -> Record:
 def judge(teacher: Teacher, row: Record) -> Record:
     """Compare two samples of a row in both orders: their `reward` is 1, 0, or 0.5 for a tie and if verdicts differ.
 
-    `first` and `longer` are the scores of the sample that stands first, and of the longer one.
+    `first` and `longer` are the scores of the sample that is shown first, and of the longer one.
     """
     a, b = row["samples"]
-    first = []  # scores of the sample that stands first: 1, 0, or 0.5 for a tie
+    first = []  # scores of the sample that is shown first: 1, 0, or 0.5 for a tie
     for one, two in ((a, b), (b, a)):
         text = teacher.ask("judge", prompt=row["prompt"], first=one["text"], second=two["text"])
         first.append(SCORES[_verdict("1|2|tie", text)])
     a["reward"] = first[0] if sum(first) == 1 else 0.5
     b["reward"] = 1 - a["reward"]
-    rewards = {len(a["text"]): a["reward"], len(b["text"]): b["reward"]}
-    longer = rewards[max(rewards)] if len(rewards) > 1 else 0.5
+    if len(a["text"]) > len(b["text"]):
+        longer = a["reward"]
+    elif len(a["text"]) < len(b["text"]):
+        longer = b["reward"]
+    else:
+        longer = 0.5
     return row | {"first": sum(first) / 2, "longer": longer}
 
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.models import config_of, new_model
-from nanochat.paths import read_json, stage_dir
+from nanochat.paths import read_json, stage_dir, tokenizer_file
 from nanochat.quantized import Tensors
 from nanochat.tokenizer import Tokenizer
 from tracks.export.hf import VERSION
@@ -31,7 +31,10 @@ def read_folder(folder: Path) -> tuple[Record, Tensors, Tokenizer]:
     try:
         new_model(config_of(record)).load_state_dict(weights, assign=True)  # compares names and shapes
     except RuntimeError as error:
-        raise UserError(f"{folder} has other weights than config.json says: {str(error).splitlines()[1]}") from None
+        # The first line names the class of the model, if there are others.
+        first, _, others = str(error).partition("\n")
+        fault = others.partition("\n")[0] or first
+        raise UserError(f"{folder} has other weights than config.json says: {fault}") from None
     tokenizer = read_hf(folder / "tokenizer.json")
     if tokenizer.content_hash != record["tokenizer"]["hash"]:
         raise UserError(f"{folder} has another tokenizer than the model was trained with")
@@ -44,7 +47,7 @@ def save_imported(record: Record, weights: Tensors, tokenizer: Tokenizer, tag: s
     from nanochat.paths import saved_steps
 
     folder = stage_dir(record["stage"], tag)
-    tokenizer_path = stage_dir("tok_train", tag) / "tokenizer.json"
+    tokenizer_path = tokenizer_file(tag)
     # Other stages of the tag may use this file.
     if tokenizer_path.exists() and Tokenizer.load(tokenizer_path).content_hash != tokenizer.content_hash:
         raise UserError(f"{tokenizer_path} is another tokenizer, use another --tag")

@@ -50,9 +50,10 @@ def read_checkpoint(path: Path) -> tuple[GPTConfig, dict[str, Tensor], dict[str,
                 name = name.replace(theirs, ours)
             weights[name.removeprefix("_orig_mod.")] = tensor.detach()  # an error for anything but a tensor
     except Exception as error:  # a damaged archive, or one of other values, raises errors of many types
-        raise UserError(f"{path} holds no weights that can be read: {str(error).splitlines()[0]}") from None
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{path} holds no weights that can be read: {reason}") from None
     shape = meta.get("model_config", {})
-    # Before a model is made, which would take as long and as much memory as these numbers say.
+    # Before a model is made, which would need as much time and memory as these numbers say.
     sizes = [shape.get(name) for name in SHAPE if name != "window_pattern"]
     if not all(type(size) is int and 0 < size <= MAX_SIZE for size in sizes) or shape["n_layer"] > len(weights):
         raise UserError(f"{path} has other sizes than its meta file says: {shape}")

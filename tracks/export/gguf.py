@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GGUF_NAME = "model.gguf"
 
-# llama.cpp splits text into words by patterns with fixed names. The nearest one takes digits in threes, ours in pairs.
+# llama.cpp splits text into words by patterns with fixed names. The nearest one groups digits in threes, ours in pairs.
 PATTERN = "llama-bpe"
 
 # Key in the file -> name in the config of `transformers`.
@@ -37,24 +37,24 @@ def write_gguf(exported: Exported, folder: Path) -> list[str]:
     import gguf
 
     # Without short windows.
-    known = replace(QWEN3, name="llama.cpp's Qwen3", supported=QWEN3.supported - {"window_pattern"})
-    architecture_of(exported.model.config, [known])
+    architecture = replace(QWEN3, name="llama.cpp's Qwen3", supported=QWEN3.supported - {"window_pattern"})
+    architecture_of(exported.model.config, [architecture])
     tokenizer = exported.tokenizer
     settings = hf_settings(exported.model, QWEN3, tokenizer.special_tokens)
     # Types tell llama.cpp which tokens are special.
     words = tokenizer_files.written_tokens(tokenizer)
     specials = list(tokenizer.special_tokens)  # the last ones of the vocabulary, in order
-    types = [int(gguf.TokenType.NORMAL)] * len(words)
-    types += [int(gguf.TokenType.CONTROL)] * len(specials)
+    token_types = [int(gguf.TokenType.NORMAL)] * len(words)
+    token_types += [int(gguf.TokenType.CONTROL)] * len(specials)
     metadata = {f"qwen3.{key}": settings[name] for key, name in KEYS.items()} | {
         "general.name": exported.name,
         "general.type": "model",
         "general.file_type": int(gguf.LlamaFileType.ALL_F32),
         "qwen3.rope.freq_base": settings["rope_parameters"]["rope_theta"],
-        "tokenizer.ggml.model": "gpt2",  # stands for byte-level BPE
+        "tokenizer.ggml.model": "gpt2",  # its name for byte-level BPE
         "tokenizer.ggml.pre": PATTERN,
         "tokenizer.ggml.tokens": words + specials,
-        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.token_type": token_types,
         "tokenizer.ggml.merges": [f"{left} {right}" for left, right in tokenizer_files.written_merges(tokenizer)],
         "tokenizer.ggml.bos_token_id": settings["bos_token_id"],
         "tokenizer.ggml.eos_token_id": settings["eos_token_id"],
@@ -63,16 +63,17 @@ def write_gguf(exported: Exported, folder: Path) -> list[str]:
         "tokenizer.chat_template": tokenizer_files.CHAT_TEMPLATE,
     }
     writer = gguf.GGUFWriter(folder / GGUF_NAME, "qwen3")
-    types = gguf.GGUFValueType
     for key, value in metadata.items():
-        # llama.cpp expects numbers without a sign.
-        writer.add_key_value(key, value, types.UINT32 if type(value) is int else types.get_type(value))
+        value_type = gguf.GGUFValueType.get_type(value)
+        if type(value) is int:  # llama.cpp expects numbers without a sign
+            value_type = gguf.GGUFValueType.UINT32
+        writer.add_key_value(key, value, value_type)
     # In fp32: users quantize with llama.cpp's own program. `model.layers.0.self_attn.q_proj` becomes `blk.0.attn_q`.
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3, exported.model.config.depth)
     for name, weight in hf_weights(exported.model, QWEN3):
-        known = names.get_name(name, (".weight",))
-        assert known is not None, name
-        writer.add_tensor(known, weight.numpy())
+        written = names.get_name(name, (".weight",))
+        assert written is not None, name
+        writer.add_tensor(written, weight.numpy())
     # The format's order: header, metadata, tensors.
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -1,7 +1,7 @@
 """A trained model as a folder for `transformers`, vLLM and others; loaded again and compared before it counts.
 
 ARCHITECTURES maps our config to architectures of `transformers`, and to our own, which the folder brings along in
-modeling_nanochat.py. A setting without equivalent there is never dropped: the next architecture is taken.
+modeling_nanochat.py. A setting without equivalent there is never dropped: the next architecture is tried.
 """
 
 import re

@@ -1,8 +1,9 @@
 """The model of nanochat in one file for `transformers`, which loads it by `trust_remote_code=True`.
 
-A plain twin of nanochat's gpt.py, attention.py and recursive.py, where each trick is explained; the names of weights
-and of config fields are the same. The cache holds the rows' token ids too, because smear needs the previous token.
-Padding is where attention_mask is 0; it may stand on the left of a row, and is seen by no token.
+A plain twin of nanochat's nanochat/gpt.py, nanochat/attention.py and tracks/recursion/model.py, where each trick is
+explained; the names of weights and of config fields are the same. The cache holds the rows' token ids too, because
+smear needs the previous token. Padding is where attention_mask is 0; it may be on the left of a row, and no token sees
+it.
 
 Fields of config.json: vocab_size depth width heads kv_heads max_seq_len mlp rope_base softcap tie_embeddings
 residual_lambdas x0_lambdas smear induction backout supervision loops passes bos_id; numbers that follow from others:
@@ -32,7 +33,7 @@ class NanochatConfig(PreTrainedConfig):
     keys_to_ignore_at_inference = ("past_key_values",)
     version: int = VERSION
     # The library's names for our fields.
-    attribute_map = {  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012 (the library asks for a dictionary)
         "hidden_size": "width",
         "num_hidden_layers": "depth",
         "max_position_embeddings": "max_seq_len",
@@ -147,14 +148,18 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         self.head = nn.Linear(config.width, config.padded_vocab, bias=False)
         if config.smear:
             self.smear_gate = nn.Linear(SMEAR_INPUTS, 1, bias=False)
-        sizes = {
-            "smear_lambda": config.smear,
-            "backout_lambda": config.backout,
-            "residual_lambdas": config.residual_lambdas * config.depth,
-            "x0_lambdas": config.x0_lambdas * config.depth,
+        # Name -> whether the model has this parameter, and its size.
+        lambdas = {
+            "smear_lambda": (config.smear, 1),
+            "backout_lambda": (config.backout, 1),
+            "residual_lambdas": (config.residual_lambdas, config.depth),
+            "x0_lambdas": (config.x0_lambdas, config.depth),
         }
-        for name, size in sizes.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(int(size))) if size else None)
+        for name, (is_used, size) in lambdas.items():
+            if is_used:
+                self.register_parameter(name, nn.Parameter(torch.empty(size)))
+            else:
+                self.register_parameter(name, None)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -179,7 +184,9 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         config = self.config
         cache = DynamicCache() if past_key_values is None else past_key_values
         rows = self.rows(input_ids, attention_mask, cache)
-        hidden = self.hidden(rows)[:, -logits_to_keep:]
+        hidden = self.hidden(rows)
+        if logits_to_keep:
+            hidden = hidden[:, -logits_to_keep:]
         logits = self.head(hidden)[..., : config.vocab_size].float()
         if config.softcap:
             logits = config.softcap * (logits / config.softcap).tanh()
@@ -227,7 +234,10 @@ class NanochatForCausalLM(PreTrainedModel, GenerationMixin):
         config = self.config
         x = middle = rows.x0
         z = torch.zeros_like(x)
-        for _ in range(config.supervision * config.passes or 1):
+        sweeps = 1  # times that the layers run
+        if config.supervision:
+            sweeps = config.supervision * config.passes
+        for _ in range(sweeps):
             for i in range(config.depth):
                 if config.supervision:
                     for _ in range(config.loops):

@@ -65,7 +65,7 @@ PIECES = (
     "All human beings| born free|Würde und Rechte|l'égalité|¿no?|IĞDIR'ın|świętość|người|Все люди|п'ять|άνθρωποι|մարդիկ"
     "|ადამიანი|בני האדם|الناس|می‌آیند|मनुष्यों|মানুষ|மனித|మానవ|มนุษย์ทั้งหลาย|သူတိုင်းသည်|ሰው ሁሉ|人人生而自由,"
     "|すべての人間は、|모든 인간은"
-    # numbers, with digits of other scripts and digits that are no decimals
+    # numbers, with digits of other scripts and digits that are not decimals
     "|7|42|1234567|2.5e-10|0x1F|٣٤٥|१२३|７８|²³½|ⅣⅫ|①⑩|𝟘𝟙|$9.99|50%|3 + 4 = 7"
     # blanks and control characters
     "| |  |    |\t|\t\t|\n|\n\n|\r\n| \n |\u00a0|\u3000|\u200b|\u0085|\v|\x01"

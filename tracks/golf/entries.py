@@ -1,9 +1,14 @@
 """The golf track: budgets, entries and tricks as tables, and the count of bytes.
 
 An entry is a row of flags for tracks.golf.train and a plan for tracks.golf.pack. A trick is a change that can be
-taken back: `--without=NAME` gives the flags of the entry without it; the ablation does so for each.
+undone: `--without=NAME` gives the flags of the entry without it; the ablation does so for each.
+
+python -m tracks.golf.entries --scale=cpu --entry=golf flags
+python -m tracks.golf.entries --without=smear flags
+python -m tracks.golf.entries --scale=1gpu tricks
 """
 
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -11,13 +16,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from nanochat.config import check_names
+from nanochat.config import Positional, check_names, option, options, run_script
 from nanochat.environment import ROOT
 from nanochat.errors import UserError
 from nanochat.jobs.scales import Flags, flag_words, read_flags
 from nanochat.log import Record
 
 DEFAULTS = {"--scale": "embedded", "--entry": "golf", "--without": ""}  # flags of this module
+PARTS = ("baselines", "vocabulary", "data", "plan", "flags", "tricks")
+
+
+@options("entry")
+class Config:
+    """Print a part of the tables for an entry; its flags are those of tracks.golf.train."""
+
+    part: Positional[str] = option("", f"what to print: {', '.join(PARTS)} (default: none)", in_card=False)
+    scale: str = option(DEFAULTS["--scale"], "budget", in_card=False)
+    entry: str = option(DEFAULTS["--entry"], "row of the table of entries", in_card=False)
+    without: str = option(DEFAULTS["--without"], "trick to leave out (default: none)", in_card=False)
+    flags: str = option(
+        "",
+        "flags that win over the row's, in quotes; unknown flags are read as well (default: none)",
+        rest=True,
+        in_card=False,
+    )
+
+    def __post_init__(self) -> None:
+        if self.part not in PARTS:
+            raise UserError(f"name what to print at the end: one of {', '.join(PARTS)}, not '{self.part}'")
 
 
 @dataclass(frozen=True)
@@ -25,9 +51,9 @@ class Scale:
     """A budget, and the flags that all of its entries share."""
 
     bytes: int  # of the model and of the code that scores it
-    seconds: float  # for training (its part stands in the flags), calibration, quantization and packing
+    seconds: float  # for training (its part is in the flags), calibration, quantization and packing
     scoring: float  # seconds
-    stride: int  # tokens; the shortest that --stride=-1 takes
+    stride: int  # tokens; the shortest that --stride=-1 chooses
     eval_bytes: int  # of validation text
     vocabulary: int
     flags: Flags
@@ -80,7 +106,7 @@ NAIVE = {"--model": "october-2025,tie_embeddings=true", "--plan": "int8-row"}
 SMALL_NAIVE = {**NAIVE, "--matrix-lr": "0.04", "--unembedding-lr": "0.016"}
 # Nearly the same steps in training and in the file: tracks.golf.pack scales the clips only a little to fill 200 kB.
 CODES = "embed|head=int8-row+clip-29.5,blocks=int6-row+clip-8.9"
-# A code of Gaussian weights has about 2.05 + log2(largest code / clip) bits, and LZMA takes 2.5 % more: 23 M codes take
+# A code of Gaussian weights has about 2.05 + log2(largest code / clip) bits, and LZMA needs 2.5 % more: 23 M codes are
 # 15.8 MB. Six bits would clip at three deviations, so the codes are eight bits wide.
 LARGE_CODES = "int8-row+clip-13.3"
 SEED_CODES = "embed|head=int8-row,blocks=int6-row"
@@ -131,12 +157,12 @@ ENTRIES: dict[tuple[str, str], Flags] = {
     ("naive-wide", "cpu"): {**SMALL_NAIVE, "--depth": "2", "--width": "160"},
     ("naive-wide", "1gpu"): {**NAIVE, "--depth": "3", "--width": "640", "--kv-heads": "5"},
 }
-VOCABULARIES = {"seed": 1024}  # of entries that do not take the scale's
+VOCABULARIES = {"seed": 1024}  # of entries that do not use the scale's
 
 
 @dataclass(frozen=True)
 class Trick:
-    """A change of the entry golf, by what takes it back."""
+    """A change of the entry golf, by what undoes it."""
 
     model: str = ""  # fields that are added to --model
     flags: Flags = field(default_factory=dict)  # these replace the entry's
@@ -213,32 +239,29 @@ def check_size(groups: Mapping[str, int], budget: int) -> int:
     return total
 
 
-def main(words: Sequence[str]) -> None:
-    """Print a part of the tables: baselines, tricks, vocabulary, data, plan, or a flag a line."""
-    *words, part = words or [""]
-    given = DEFAULTS | read_flags(words)
+def main(config: Config) -> None:
+    given = read_flags(shlex.split(config.flags))
+    given |= {"--scale": config.scale, "--entry": config.entry, "--without": config.without}
     flags = expand(given)
-    scale = SCALES[given["--scale"]]
     plan = flags.pop("--plan")
-    parts = {
-        "baselines": BASELINES,
-        "vocabulary": [VOCABULARIES.get(given["--entry"], scale.vocabulary)],
-        "data": [flags.get("--data", "auto")],
-        "plan": [plan],
-        "flags": flag_words(flags),
-        "tricks": tricks_of(given) if part == "tricks" else (),  # slow, it imports torch
-    }
-    if part not in parts:
-        raise UserError(
-            "usage: python -m tracks.golf.entries [--scale=NAME] [--entry=NAME] [--without=TRICK] [other flags] PART,"
-            f" where PART is one of {', '.join(parts)}"
-        )
-    print(*parts[part], sep="\n")
+    if config.part == "baselines":
+        lines = list(BASELINES)
+    elif config.part == "vocabulary":
+        lines = [str(VOCABULARIES.get(config.entry, SCALES[config.scale].vocabulary))]
+    elif config.part == "data":
+        lines = [flags.get("--data", "auto")]
+    elif config.part == "plan":
+        lines = [plan]
+    elif config.part == "flags":
+        lines = flag_words(flags)
+    else:
+        lines = tricks_of(given)
+    print(*lines, sep="\n")
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    # Behind flags of training, tyro would read the part as one of them.
+    *words, last = sys.argv
+    if last in PARTS:
+        sys.argv[1:] = [last, *words[1:]]
+    run_script(main)

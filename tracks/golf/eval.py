@@ -23,7 +23,7 @@ from nanochat.paths import read_sha256, stage_dir, write_json
 from nanochat.settings import TagSettings
 from nanochat.statistics import measured
 from tracks.golf.entries import BASELINES, SCALES, Scale, ScaleName, check_size
-from tracks.golf.series import comparison_table, read_arm, require_equal
+from tracks.golf.series import best_baseline, comparison_table, read_arm, require_equal
 
 SHORTEST = 8  # tokens; strides are the context halved, down to this
 MARGIN = 2.0  # allowed time over the estimate: the machine may become busy
@@ -42,11 +42,16 @@ class Config(TagSettings):
     count_tokenizer: bool = option(False, "count the vocabulary's bytes too")
     unsafe_exec: bool = option(False, "score without the sandbox where it does not work")
     entries: str = option(
-        "", "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest", group="series"
+        "",
+        "compare the runs TAG-ENTRY-SEED of these entries, the first one with the rest (default: score an artifact)",
+        group="series",
     )
     seeds: Count = option(3, "seeds of the series", group="series", least=1)
     check: Literal["", ScaleName] = option(
-        "", "only check that artifacts of this scale can be scored here", group="series", in_card=False
+        "",
+        "only check that artifacts of this scale can be scored here (default: no check)",
+        group="series",
+        in_card=False,
     )
 
 
@@ -55,8 +60,12 @@ PROGRAM = """
 import json
 import sys
 sys.path[:0] = {paths}
+from nanochat.errors import UserError
 from tracks.golf.score import score_files
-print(json.dumps(score_files{arguments}))
+try:
+    print(json.dumps(score_files{arguments}))
+except (UserError, TimeoutError) as error:
+    sys.exit(str(error))
 """
 
 
@@ -97,7 +106,7 @@ def run_scorer(folder: str, scale: Scale, unsafe: bool, rows: int, stride: int =
         verdict = sandbox.Verdict(done.returncode == 0, done.stderr + done.stdout)
     *_, last = verdict.output.strip().splitlines() or ["the scoring process ended and printed nothing"]
     if not verdict.passed:
-        raise UserError(last.partition("Error: ")[2] or last)  # without the name of its type
+        raise UserError(last)
     return json.loads(last)
 
 
@@ -183,9 +192,9 @@ def compare(config: Config) -> None:
     """Write the outcome of a series: the first of its entries against the best of the baselines, and the ablation."""
     outcome = Outcome.begin("golf_eval", config.tag, config)
     own, *others = [read_arm(config.tag, entry, config.seeds) for entry in config.entries.split(",")]
-    baselines = [read_arm(config.tag, entry, config.seeds) for entry in BASELINES]
-    best = min(baselines, key=lambda baseline: baseline.values()[0])  # by the first seed, which all have
-    require_equal([own, *others, *baselines])
+    baselines = {entry: read_arm(config.tag, entry, config.seeds) for entry in BASELINES}
+    best = baselines[best_baseline(config.tag)]
+    require_equal([own, *others, *baselines.values()])
     difference, p = best.against(own)
     outcome.metrics = {
         "Entry": own.name,
@@ -195,7 +204,7 @@ def compare(config: Config) -> None:
         "p": measured(p, spec=".2g"),
         **own.means(),
     }
-    outcome.tables = [comparison_table("Entries, against the best baseline", [own, *baselines], best)]
+    outcome.tables = [comparison_table("Entries, against the best baseline", [own, *baselines.values()], best)]
     if others:
         title = f"{own.name} without a trick each, against it"
         outcome.tables.append(comparison_table(title, [own, *others], own))

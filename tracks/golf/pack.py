@@ -34,7 +34,8 @@ CALIBRATION = 65536  # tokens of training text for gptq
 ROWS = 8  # of a batch
 ROUNDS = 5  # of the search for the finest steps that fit
 ROOM_LEFT = 0.002  # share of the room that may stay empty
-FINEST, COARSEST = 0.25, 4.0  # factors for the clips
+FINEST = 0.25  # factor for the clips
+COARSEST = 4.0
 Packed = tuple[int, bytes]  # bytes of the model, which are the file without its vocabulary; the file
 
 
@@ -142,7 +143,7 @@ def fill_room(pack: "Callable[[float], Packed]", room: int, codes: int) -> Packe
         over = tried[-1][0] - room
         if -ROOM_LEFT * room <= over <= 0:
             break
-        # A code takes one bit less if the steps are twice as large.
+        # A code needs one bit less if the steps are twice as large.
         factor *= 2 ** (8 * (over + ROOM_LEFT * room / 2) / codes)
         factor = min(max(factor, FINEST), COARSEST)
     return max((packed for packed in tried if packed[0] <= room), default=tried[-1])

@@ -9,6 +9,7 @@ Run the same command again to resume.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal
 
 from nanochat.config import Count, option, options, run_script
@@ -28,6 +29,7 @@ from nanochat.jobs.series import (
 )
 from nanochat.log import print0
 from tracks.golf.entries import BASELINES, SCALES, VOCABULARIES, ScaleName, expand, tricks_of
+from tracks.golf.series import best_baseline
 
 
 @options("golf")
@@ -46,8 +48,6 @@ class Config(SeriesSettings):
 
 def settle(config: Config) -> Config:
     """Return the config with everything chosen that was left open; a UserError for what cannot be."""
-    from dataclasses import replace
-
     import torch
 
     scale = config.scale
@@ -99,8 +99,8 @@ def steps(config: Config) -> Iterator[Step]:
     stride = int(figure("golf_eval", f"{config.tag}-{config.entry}-1", "Stride"))
     for baseline in BASELINES:
         yield from scored(config, baseline, 1, baseline, stride)
-    # The best baseline of the first seed has all seeds.
-    best = min(BASELINES, key=lambda name: figure("golf_eval", f"{config.tag}-{name}-1", "bpb"))
+    # The best baseline has all seeds.
+    best = best_baseline(config.tag)
 
     tricks = {}  # name in the tag → trick to leave out
     if config.ablate:
@@ -126,7 +126,7 @@ def main(config: Config) -> None:
     find_sandbox(SCALES[config.scale].device, config.unsafe_exec)
     flags = entry_flags(config, config.entry)
     del flags["--plan"]
-    plan = check_flags("tracks.golf.train", flag_words(flags))
+    plan = check_flags("tracks.golf.train", [f"--tokenizer-tag={config.tag}", *flag_words(flags)])
     if "--dry-run" in flags:
         print0(plan)
         return

@@ -10,6 +10,7 @@ from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import stage_dir
 from nanochat.statistics import Metrics, measured, p_value
+from tracks.golf.entries import BASELINES
 
 SIGNIFICANT = 0.05  # a difference with a larger p is within the noise of the seeds
 EQUAL = ("Scale", "Stride", "Text")  # metrics that runs share, or their scores cannot be compared
@@ -35,7 +36,8 @@ class Arm:
         """Return the difference to another arm in the mean score, and p; None where there is none."""
         if self.name == other.name:
             return None, None
-        own, others = self.values(), other.values()
+        own = self.values()
+        others = other.values()
         p = None if len(own) == len(others) == 1 else p_value(own, others)
         return statistics.fmean(own) - statistics.fmean(others), p
 
@@ -59,6 +61,11 @@ def read_arm(tag: str, name: str, seeds: int) -> Arm:
     if not runs:
         raise UserError(f"tracks.golf.eval has not finished for {tag}-{name}-1: run it first")
     return Arm(name, runs)
+
+
+def best_baseline(tag: str) -> str:
+    """Return the baseline with the best score of the first seed, which all have."""
+    return min(BASELINES, key=lambda name: read_arm(tag, name, 1).values()[0])
 
 
 def require_equal(arms: Sequence[Arm]) -> None:

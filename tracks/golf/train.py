@@ -5,7 +5,7 @@ python -m tracks.golf.train --model=golf --depth=2 --width=96 --head-dim=32 --ta
 
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
-from nanochat.metrics import pretraining_metrics
+from nanochat.metrics import pretraining_metrics, scale_metrics
 from nanochat.settings import PretrainSettings, given
 
 WARM_UP = 3  # steps on dummy tokens before the clock starts, to compile
@@ -70,7 +70,8 @@ def main(config: Config) -> None:
             evaluations,
             after_step=[lambda state: rounding(state.progress)],
         )
-        trainer.finish(state, {"model_tag": config.tag} | plan.summary | pretraining_metrics(state, corpus))
+        metrics = plan.summary | pretraining_metrics(state, corpus) | scale_metrics(state, trainer.runtime)
+        trainer.finish(state, {"model_tag": config.tag} | metrics)
 
 
 if __name__ == "__main__":

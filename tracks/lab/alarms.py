@@ -81,7 +81,7 @@ def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:
             yield Alarm(name, f"the {name} of step {steps[WINDOW + worst]:.0f} is {factor}", breaks)
             break
     # The first step shows the parent: a rate that is far too high breaks the model within a few.
-    end = values[-len(values) // 10 :]
+    end = values[-math.ceil(len(values) / 10) :]
     rise = end.mean() - values[0]
     if rise > max(math.log(least), SPIKE * end.std(ddof=1)):
         yield Alarm(name, f"the {name} ends {math.exp(rise):.2f} times as high as in the first step")
@@ -90,7 +90,7 @@ def _rises(records: Sequence[Record], name: str) -> Iterable[Alarm]:
 def staircase(records: Sequence[Record]) -> Estimate | None:
     """Return the step in the mean training loss at the ends of epochs; None without enough steps around an end.
 
-    A cubic curve with a step is fitted to the mean of the losses around all ends, so a trend or bend is no step.
+    A cubic curve with a step is fitted to the mean of the losses around all ends, so a trend or bend does not count.
     """
     from scipy.optimize import curve_fit
 

@@ -259,7 +259,7 @@ def score_tables(title: str, spec: Spec, results: Results, benchmarks: Sequence[
     gains = differences(deciding, spec.reference)
     marks = {key: MARKS.get(one.shown, "") for key, one in gains.items()}
     matrices = {}  # base -> rows
-    # The runs of an arm stand together.
+    # The runs of an arm follow each other.
     for (base, mix), own in groupby(results, lambda result: (result.base, result.run.mix)):
         reasons = [result.broken for result in own]
         holes = list(filter(None, reasons))

@@ -28,7 +28,8 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
     tag = option("", "tag of the new run")
     source: Source = option("sft", "stage of the models", short="-i")
     models: str = option(
-        "", "models as TAG or TAG@STEP, separated by commas, optionally with weights: facts:0.7,sums:0.3"
+        "",
+        "models as TAG or TAG@STEP, separated by commas, optionally with weights, but for a soup: facts:0.7,sums:0.3",
     )
     method: Literal["linear", "slerp", "task", "ties", "soup"] = option(
         "linear",
@@ -44,6 +45,8 @@ class Config(AnswerSettings, DeviceSettings, TagSettings):
             raise UserError("--models and --tag are needed, see --help")
         if bool(self.dev) != (self.method == "soup"):
             raise UserError("--dev names the tasks that choose a soup: give it with --method=soup alone")
+        if self.method == "soup" and ":" in self.models:
+            raise UserError("--method=soup chooses the weights itself: give --models without any")
         if self.scale != 1 and self.method not in ("task", "ties"):
             raise UserError("--scale is a factor of changes: use --method=task or ties")
         if self.method == "slerp" and self.models.count(",") != 1:
@@ -71,7 +74,7 @@ def main(config: Config) -> None:
     parent = merge.read_parent(first) if config.method in merge.FROM_PARENT else None
     start = parent.model_tensors() if parent else None
     merged = merge.merge(tensors.values(), weights, config.method, start, config.scale)
-    facts = {"method": config.method, "weights": weights, "parent": parent and merge.origin(parent)}
+    facts = {"method": config.method, "weights": weights, "parent": merge.origin(parent) if parent else None}
     merge.write_merge(config.tag, models, merged, facts)
     outcome.metrics = {"Weights": ", ".join(f"{weight:g}" for weight in weights), "Folder": f"{stage}/{config.tag}"}
     written = newest(home)

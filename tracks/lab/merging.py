@@ -70,7 +70,7 @@ METHODS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "ties": _elected,
     "soup": _mean,
 }
-# Methods that take changes since the parent; the others take the weights themselves.
+# Methods that use changes since the parent; the others use the weights themselves.
 FROM_PARENT = ("task", "ties")
 
 
@@ -111,7 +111,8 @@ def greedy_soup(models: Mapping[str, Tensors], score: Callable[[Tensors], float]
         larger = weights | {name: 1.0}
         found = score(merge(models.values(), larger.values()))
         if found >= best:
-            weights, best = larger, found
+            weights = larger
+            best = found
     return weights
 
 
@@ -151,7 +152,7 @@ def read_parent(model: Checkpoint) -> Checkpoint:
     """Return the checkpoint that a model's training started from."""
     parent = model.manifest["parent"]
     if not parent:
-        raise UserError(f"{model.path} has no parent to take changes from: --method=linear needs none")
+        raise UserError(f"{model.path} has no parent to compute changes from: --method=linear needs none")
     return verified(**parent)
 
 

@@ -66,15 +66,17 @@ def main(config: Config) -> None:
     if not config.spec:
         raise UserError("name the file that describes the lab: --spec=FILE")
     path = Path(config.spec).expanduser().resolve()
-    name = path.stem if config.kind == "mixes" else f"{path.stem}-{config.kind}"
-    spec = sweep.read_spec(path, config.tag or name)
+    usual = path.stem if config.kind == "mixes" else f"{path.stem}-{config.kind}"
+    spec = sweep.read_spec(path, config.tag or usual)
     files, found = open_mixes(spec)
     wrong = sweep.mistakes(spec)
-    found += wrong or flag_mistakes(spec)
-    for name in spec.tasks:
+    if not wrong:  # else the scripts could not be asked
+        wrong = flag_mistakes(spec)
+    found += wrong
+    for task in spec.tasks:
         try:
-            if find_task(name, JUDGED) != name:  # it is not opened
-                found.append(f"{name}: benchmarks are written as in docs/tasks.md")
+            if find_task(task, JUDGED) != task:  # it is not opened
+                found.append(f"{task}: benchmarks are written as in docs/tasks.md")
         except UserError as error:
             found.append(str(error))
     found += refused_flags(config, spec)

@@ -37,6 +37,9 @@ SOURCES = {MODELS[source]: source for source in MODELS}
 DEFAULT_SOURCES = {"chat_sft": "mid", "mid_train": "base", "chat_rl": "sft"}
 HELD_OUT = "-held-out"  # end of the tag of an evaluation of --final
 
+# Fields of a spec that this code fills in; the others are the keys of the file.
+FILLED_IN = {"name", "path", "unknown", "files", "gpus"}
+
 Sampling = Literal["temperature", "top_p", "top_k", "max_new_tokens", "max_problems"]  # flags of scripts.chat_eval
 
 
@@ -51,7 +54,7 @@ class Run:
 
 
 class Spec(BaseModel):
-    """A lab, as its file describes it; keys of [benchmarks] stand among the others."""
+    """A lab, as its file describes it; keys of [benchmarks] are among the others."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -83,7 +86,7 @@ class Spec(BaseModel):
 
     @property
     def runs(self) -> list[Run]:
-        """All runs; those of an arm stand together."""
+        """All runs; those of an arm follow each other."""
         return list(starmap(Run, product(self.bases, self.mixes, self.rates, self.seeds)))
 
     @property
@@ -134,13 +137,14 @@ def read_spec(path: Path, tag: str = "") -> Spec:
     values = read_toml(path)
     if isinstance(values.get("benchmarks"), dict):
         values |= values.pop("benchmarks")
-    known = list(Spec.model_fields)
+    known = [key for key in Spec.model_fields if key not in FILLED_IN]
     unknown = []
     for key in sorted(values.keys() - known):
         [nearest] = difflib.get_close_matches(key, known, n=1, cutoff=0)
         unknown.append(f"{key} is not a key, did you mean {nearest}?")
+    given = {key: value for key, value in values.items() if key in known}
     try:
-        spec = Spec.model_validate(values | {"name": tag or path.stem, "path": path, "unknown": unknown})
+        spec = Spec.model_validate(given | {"name": tag or path.stem, "path": path, "unknown": unknown})
     except ValidationError as error:
         found = [".".join(map(str, one["loc"])) + f": {one['msg']}" for one in error.errors()]
         raise UserError("\n  ".join([f"{path}:", *unknown, *found])) from None
@@ -239,7 +243,9 @@ def _merge_step(spec: Spec, run: Run) -> Step:
     tag = spec.tag_of(run)
     weights = spec.merges[name]
     runs = [replace(run, mix=mix) for mix in weights]
-    models = [f"{spec.tag_of(one)}:{weights[one.mix]:g}" for one in runs]
+    models = [spec.tag_of(one) for one in runs]
+    if method != "soup":  # which chooses the weights itself
+        models = [f"{spec.tag_of(one)}:{weights[one.mix]:g}" for one in runs]
     flags = {"--tag": tag, "--source": SOURCES[spec.stage], "--models": ",".join(models), "--method": method}
     if method == "task":
         flags["--scale"] = str(len(models))  # the sum of the changes, not their mean

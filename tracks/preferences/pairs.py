@@ -308,8 +308,14 @@ class Preference:
 # ---- evaluation and metrics ----
 
 
-# Names of the objective's figures in the report card.
-TITLES = ("Loss", "Pair accuracy", "Pairs with a positive margin", "Margin", "KL to the parent")
+# Figure of the objective -> its name in the report card; `total` has none.
+TITLES = {
+    "loss": "Loss",
+    "accuracy": "Pair accuracy",
+    "gained": "Pairs with a positive margin",
+    "margin": "Margin",
+    "kl": "KL to the parent",
+}
 
 
 @torch.no_grad()
@@ -317,11 +323,15 @@ def pair_scores(
     trainer: "Trainer", source: Pairs, objective: Preference, numbers: Sequence[int]
 ) -> dict[str, Estimate]:
     """Return the figures of these pairs on all ranks, by title. numbers: this rank's."""
-    found = []  # figures of each pair
+    found = []  # figures of each pair, in the order of TITLES
     for batch in source.micro_batches(numbers, trainer.device_rows):
-        found += torch.stack(list(objective.figures(trainer.model, batch).values()), dim=1).tolist()
-    by_figure = zip(*chain(*trainer.runtime.all_gather(found)), strict=True)
-    return dict(zip(TITLES, map(mean_estimate, by_figure), strict=False))
+        figures = objective.figures(trainer.model, batch)
+        found += torch.stack([figures[name] for name in TITLES], dim=1).tolist()
+    pairs = list(chain(*trainer.runtime.all_gather(found)))
+    if not pairs:  # nothing is held out
+        return {}
+    by_figure = map(mean_estimate, zip(*pairs, strict=True))
+    return dict(zip(TITLES.values(), by_figure, strict=True))
 
 
 def open_pairs(trainer: "Trainer", pairs: Sequence[Pair], objective: Preference) -> Pairs:

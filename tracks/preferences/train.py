@@ -16,7 +16,7 @@ from tasks import open_tasks
 class Config(AnswerTuneSettings, TaskScoreSettings):
     """Train a model to prefer chosen answers. Settings that default to None are inherited from the parent."""
 
-    # A resumed run refuses other pairs, wherever the files lie.
+    # A resumed run refuses other pairs, wherever the files are.
     pairs: str = option(
         "",
         "JSONL files with prompt, chosen and rejected, separated by commas",

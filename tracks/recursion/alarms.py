@@ -38,7 +38,7 @@ def validated_exits(records: Sequence[Record]) -> list[list[float]]:
     """Return the bits per byte at each exit, for each validation after the first step: before, all exits are equal."""
     found = []
     for record in records:
-        # Exact names: errors lie beside them.
+        # Exact names: errors are beside them.
         exits = list(takewhile(record.__contains__, (f"val/bpb at exit {i}" for i in count())))
         if exits and record["step"] > 0:
             found.append([record[name] for name in exits])

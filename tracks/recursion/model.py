@@ -119,7 +119,8 @@ class RecursiveGPT(InductionGPT):
                             middle = y
             yield norm(self.back_out(y, middle))
             if step < config.detached:
-                y, z = y.detach(), z.detach()
+                y = y.detach()
+                z = z.detach()
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 python -m tracks.recursion.phases --phase=fast      1,000 steps with the preset aggressive
 python -m tracks.recursion.phases --phase=extreme   5,000 steps of 256 rows with the preset extreme
 
-The second one is worth its cost if the first one ended without an alarm. Other flags go to tracks.recursion.train. Run
-the same command again to resume.
+The second one is worth its cost if the first one ended without an alarm. A report card ends the run. Other flags go to
+tracks.recursion.train. Run the same command again to resume.
 """
 
 from collections.abc import Iterator
@@ -16,6 +16,7 @@ from nanochat.jobs.series import (
     SeriesSettings,
     check_flags,
     launch_on_all_gpus,
+    report_step,
     run_series,
     source_of,
     tokenizer_step,
@@ -39,6 +40,7 @@ class Config(SeriesSettings):
 
     tag = option("h100", "name of the tokenizer, and the beginning of the run's tag")
     phase: PhaseName = option("fast", "fast: does refinement work? extreme: worth its cost if it does")
+    out = option("", "file for the report card (default: TAG-PHASE.md in the current folder)")
 
 
 def steps(config: Config, data: str, flags: list[str]) -> Iterator[Step]:
@@ -47,12 +49,13 @@ def steps(config: Config, data: str, flags: list[str]) -> Iterator[Step]:
     tag = f"{config.tag}-{config.phase}"
     launch = launch_on_all_gpus()
     yield training_step(config.phase, MODULE, flags, tag, tokenizer_tag=config.tag, data=data, launch=launch)
+    yield report_step(tag, config.out)
 
 
 def main(config: Config) -> None:
     data = source_of(config, "auto")
     flags = [*PHASES[config.phase].split(), *words_of(config)]
-    print0(check_flags(MODULE, [f"--data={data}", *flags]))
+    print0(check_flags(MODULE, [f"--data={data}", f"--tokenizer-tag={config.tag}", *flags]))
     if "--dry-run" not in flags:
         run_series("phases", config.tag, steps(config, data, flags))
 

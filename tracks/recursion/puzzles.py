@@ -16,7 +16,8 @@ from tasks.common import TEST, TRAIN, DataSet, Task, exchange
 
 HELD_OUT = 8  # one board in this many belongs to the test split
 ROWS = {"train": 20_000, "test": 1_000}
-LEAST_GIVEN, MOST_GIVEN = 6, 12  # cells
+LEAST_GIVEN = 6  # cells
+MOST_GIVEN = 12
 
 
 class Sudoku(Task):

@@ -123,7 +123,7 @@ def steps(config: Config, data: str) -> Iterator[Step]:
 def main(config: Config) -> None:
     data = source_of(config, "world")
     refuse_own(words_of(config), OWN)
-    flags = [f"--data={data}", f"--depth={config.depth}", *common_flags(config)]
+    flags = [f"--data={data}", f"--tokenizer-tag={config.tag}", f"--depth={config.depth}", *common_flags(config)]
     plans = [check_flags(MODULES["R"], [*flags, *recursion_flags(config)]), check_flags("scripts.base_train", flags)]
     if "--dry-run" in flags:
         print0(*plans, sep="\n\n")

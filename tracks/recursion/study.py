@@ -7,9 +7,9 @@ refitted too, for a comparison on equal terms.
 """
 
 import statistics
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from nanochat.checkpoint import Checkpoint, newest
@@ -51,7 +51,7 @@ PARAMETERS = "Number of parameters"
 SECONDS = "Seconds of training"
 # Settings in which an arm may differ from R.
 FREE_IN_ARM = {*PRESET_FIELDS, "recursion", "depth", "model", "num_iterations", "target_seconds"}
-EQUAL = {PARAMETERS: "PWL", FLOPS: "F", SECONDS: "W"}  # metric -> arms that have to equal R in it
+EQUAL = {PARAMETERS: ("P", "W", "L"), FLOPS: ("F",), SECONDS: ("W",)}  # metric -> arms that have to equal R in it
 # For FLOPs and seconds, which cannot be the same. An arm that trains for some seconds ends with the step that passes
 # them: the seconds of that step may come on top.
 TOLERANCE = 0.05
@@ -157,21 +157,14 @@ def model_of_exit(exits: int, checkpoint: Checkpoint, runtime: Runtime) -> "GPT"
     return model
 
 
-Refit = tuple[float, list[int]]  # bits per byte, and rounds at each rate
+@contextmanager
+def opened_refit(
+    exits: int, run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog
+) -> Iterator[tuple[float, Callable[[float], float]]]:
+    """Yield the bits per byte at an exit of a run, from 1, and a function that trains a head for it for a round.
 
-
-def refit(
-    exits: int,
-    run: ArmRun,
-    corpus: Corpus,
-    runtime: Runtime,
-    log: MetricLog,
-    rounds: Sequence[int] = (),
-) -> Refit:
-    """Train a head for an exit of a run, from 1, on the text that comes after that of the run.
-
-    Returns the lowest bits per byte, and the rounds of REFIT_STEPS steps at each of the rates, which fall: at each of
-    them the head trains until validation stops falling. rounds: train so many in any case.
+    A round has REFIT_STEPS steps on the text that comes after that of the run. The function gets a factor of the
+    learning rate, and returns the bits per byte after the round.
     """
     manifest = run.manifest
     tokenizer = tokenizer_of(run.checkpoint)
@@ -201,23 +194,48 @@ def refit(
     def measure() -> float:
         return text_bpb(model, text, length, rows, runtime).value
 
-    lowest = measure()
-    done = []
+    def train_round(factor: float) -> float:
+        head.lr = head.initial_lr * factor
+        until = replace(settings, steps=state.step + REFIT_STEPS)
+        loop = new_loop(model, optimizer, source, next_token, runtime, log, until, state)
+        loop.train([], lambda state: None, [])
+        found = measure()
+        print0(f"refit: step {state.step}, {found:.4f} bits per byte at exit {exits - 1}")
+        return found
+
+    before = measure()
     with source:
-        for factor, given in zip_longest(REFIT_RATES, rounds):
-            head.lr = head.initial_lr * factor
-            done.append(0)
+        yield before, train_round
+
+
+def refit(exits: int, run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog) -> tuple[float, list[int]]:
+    """Train a head for an exit of a run, from 1, at each of the rates until validation stops falling.
+
+    Returns the lowest bits per byte, and the rounds at each rate.
+    """
+    rounds = []
+    with opened_refit(exits, run, corpus, runtime, log) as (lowest, train_round):
+        for factor in REFIT_RATES:
+            count = 0
             falls = True
-            while falls if given is None else done[-1] < given:
-                done[-1] += 1
-                until = replace(settings, steps=state.step + REFIT_STEPS)
-                loop = new_loop(model, optimizer, source, next_token, runtime, log, until, state)
-                loop.train([], lambda state: None, [])
-                found = measure()
-                print0(f"refit: step {state.step}, {found:.4f} bits per byte at exit {exits - 1}")
+            while falls:
+                count += 1
+                found = train_round(factor)
                 falls = found < (1 - LEAST_GAIN) * lowest
                 lowest = min(lowest, found)
-    return lowest, done
+            rounds.append(count)
+    return lowest, rounds
+
+
+def refit_for_as_long(
+    exits: int, run: ArmRun, corpus: Corpus, runtime: Runtime, log: MetricLog, rounds: Sequence[int]
+) -> float:
+    """Train a head for an exit of a run, from 1, for so many rounds at each of the rates; lowest bits per byte."""
+    with opened_refit(exits, run, corpus, runtime, log) as (lowest, train_round):
+        for factor, count in zip(REFIT_RATES, rounds, strict=True):
+            for _ in range(count):
+                lowest = min(lowest, train_round(factor))
+    return lowest
 
 
 def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, float]:
@@ -226,7 +244,7 @@ def refit_exits(run: ArmRun, runtime: Runtime, log: MetricLog) -> tuple[float, f
     if corpus.describe()["fingerprint"] != run.manifest["source"]["setting"]["data"]:
         raise UserError(f"the text has changed since {run.outcome.tag} was trained: put it back, or train again")
     first, rounds = refit(1, run, corpus, runtime, log)
-    last, _ = refit(len(run.exits), run, corpus, runtime, log, rounds)
+    last = refit_for_as_long(len(run.exits), run, corpus, runtime, log, rounds)
     return first, last
 
 

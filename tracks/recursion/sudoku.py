@@ -4,8 +4,8 @@ python -m tracks.recursion.sudoku                                    one layer o
 python -m tracks.recursion.sudoku --steps=400 --depth=2 --width=128 --seeds=1 --tag=wide
 
 Three arms for each seed. R: recursion. P: the same parameters without a loop, equal steps. W: as P, for the same
-seconds. A table ends the run. No network is needed. Other flags go to base training, for all arms. Run the same command
-again to resume.
+seconds. A table and a report card end the run. No network is needed. Other flags go to base training, for all arms. Run
+the same command again to resume.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ from nanochat.jobs.series import (
     check_flags,
     launch_on_all_gpus,
     refuse_own,
+    report_step,
     run_series,
     source_of,
     tokenizer_step,
@@ -24,7 +25,7 @@ from nanochat.jobs.series import (
     training_step,
     words_of,
 )
-from nanochat.log import Record, print0, table_of, terminal_table
+from nanochat.log import Record, print0, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import base_dir
 from nanochat.statistics import interval
@@ -94,7 +95,10 @@ def steps(config: Config, data: str) -> Iterator[Step]:
             yield from arm_steps(config, data, launch, arm, seed, f"--num-iterations={config.steps}")
         seconds = training_seconds("chat_sft", f"{config.tag}-R-{seed}")
         yield from arm_steps(config, data, launch, "W", seed, f"--target-seconds={seconds}")
-    print0(terminal_table(comparison(config.tag)))
+    outcome = Outcome.begin("recursion_eval", config.tag, config)
+    outcome.tables = [comparison(config.tag)]
+    outcome.finish()
+    yield report_step(config.tag, config.out)
 
 
 def figures(stage: str, tag: str, name: str) -> list[float]:
@@ -116,9 +120,13 @@ def comparison(tag: str) -> Record:
 
 def main(config: Config) -> None:
     data = source_of(config, "world")
-    refuse_own(words_of(config), OWN)
-    for arm in "RP":
-        check_flags(module_of(arm), [f"--data={data}", *base_flags(config, arm)])
+    words = words_of(config)
+    refuse_own(words, OWN)
+    common = [f"--data={data}", f"--tokenizer-tag={config.tag}"]
+    plans = [check_flags(module_of(arm), [*common, *base_flags(config, arm)]) for arm in "RP"]
+    if "--dry-run" in words:
+        print0(*plans, sep="\n\n")
+        return
     run_series("puzzles", config.tag, steps(config, data))
 
 

@@ -5,6 +5,7 @@ explains the output.
 """
 
 import json
+import math
 import os
 import platform
 import re
@@ -13,12 +14,15 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from timeit import timeit
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nanochat.environment import environment, git, node_count, output_of, versions
+from nanochat.errors import UserError
 from nanochat.log import Record, print0, table_of, terminal_table
 from nanochat.paths import base_dir, text_sha256, write_bytes, write_json
 from nanochat.statistics import NOT_KNOWN
@@ -27,11 +31,34 @@ FILE_MB = 32  # of the file that tries the disk
 # NCCL's words in its log. A list of adapters would not prove that they are used.
 LINKS = r"(?<=via )\w+/[A-Za-z]+|GDRDMA|NVL(?=\[)"
 
+# Columns of RankRow and NetworkRow.
 RANKS = "Rank | Free GB:,.1f | Write MB/s:,.0f | Read MB/s:,.0f | Clock s:+.3f | Product s:.4f | NCCL"
 NETWORK = "Ranks | MB:.2f | All-reduce GB/s:.2f | Reduce-scatter GB/s:.2f | Hardware GB/s:.0f"
-SLOW = "warning: {0} is slow: {5:.4f} s for a matrix product, the median is {7:.4f} s"
-CLOCK = "warning: the clock of {0} differs by {4:+.3f} s from that of rank 0"
-SOCKETS = "warning: NCCL uses sockets between nodes: {2:.2f} GB/s; adapters: {4} GB/s"
+SLOW = "warning: {place} is slow: {product:.4f} s for a matrix product, the median is {median:.4f} s"
+CLOCK = "warning: the clock of {place} differs by {skew:+.3f} s from that of rank 0"
+SOCKETS = "warning: NCCL uses sockets between nodes: {all_reduce:.2f} GB/s; adapters: {hardware} GB/s"
+
+
+class RankRow(NamedTuple):
+    """What was found on a rank."""
+
+    place: str
+    free: float  # GB on the disk of the base directory
+    write: float  # MB/s
+    read: float  # MB/s
+    skew: float  # seconds that the clock is ahead of rank 0's
+    product: float = math.nan  # seconds of a matrix product
+    links: str = NOT_KNOWN  # NCCL's connections
+
+
+class NetworkRow(NamedTuple):
+    """The bus bandwidth of a group of ranks, as nccl-tests defines it: GB/s through each link of a ring."""
+
+    ranks: int
+    megabytes: float
+    all_reduce: float
+    reduce_scatter: float
+    hardware: float | str  # as the hardware says
 
 
 class Exchange(Protocol):
@@ -40,6 +67,15 @@ class Exchange(Protocol):
     def __call__(self, name: str, value: Any = None) -> list[Any]:
         """Return the values of all ranks, in order. name: equal on all ranks, and used once. value: JSON."""
         ...
+
+
+@contextmanager
+def meeting() -> Iterator[None]:
+    """Make a sentence of torch's errors about a port that is in use or a rank that is silent."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(f"the ranks do not meet: {error}") from None
 
 
 def join() -> Exchange:
@@ -59,8 +95,8 @@ def join() -> Exchange:
     return exchange
 
 
-def check(exchange: Exchange, files: list[str]) -> tuple[Record, list[Any]]:
-    """Return the facts of all ranks, and this rank's row of the report; ends all ranks where a job cannot run.
+def check(exchange: Exchange, files: list[str]) -> tuple[Record, RankRow]:
+    """Return the facts of all ranks, and this rank's row without its speed; ends all ranks where a job cannot run.
 
     files: in the base directory, or with their folders.
     """
@@ -85,8 +121,8 @@ def check(exchange: Exchange, files: list[str]) -> tuple[Record, list[Any]]:
         }
         ranks = exchange("facts", [place, facts])
         wanted = ranks[0][1] | {"missing files": []}
-        for other, facts in ranks:
-            for name, value in facts.items():
+        for other, others in ranks:
+            for name, value in others.items():
                 if value != wanted[name]:
                     print0(
                         f"error: {other} has {name} {value}, not {wanted[name]}:",
@@ -99,14 +135,18 @@ def check(exchange: Exchange, files: list[str]) -> tuple[Record, list[Any]]:
         exchange("read")
     # All come to the clock within a few round trips.
     skew = time.time() - exchange("clock", time.time())[0]
-    return wanted, [place, shutil.disk_usage(base_dir()).free / 1e9, FILE_MB / write, FILE_MB / read, skew]
+    row = RankRow(
+        place=place,
+        free=shutil.disk_usage(base_dir()).free / 1e9,
+        write=FILE_MB / write,
+        read=FILE_MB / read,
+        skew=skew,
+    )
+    return wanted, row
 
 
-def measure() -> tuple[list[Any], list[list[Any]]]:
-    """Return seconds of a matrix product and NCCL's connections, and the rows of the network's table.
-
-    A row has the bus bandwidth of a group of ranks, as nccl-tests defines it: GB/s through each link of a ring.
-    """
+def measure() -> tuple[float, str, list[NetworkRow]]:
+    """Return seconds of a matrix product, NCCL's connections, and the rows of the network's table."""
     import torch
     import torch.distributed as dist
     from torch.utils.benchmark import Timer
@@ -134,34 +174,42 @@ def measure() -> tuple[list[Any], list[list[Any]]]:
                         Timer("dist.reduce_scatter_tensor(part, whole, group=group)", globals=locals()).timeit(5).mean
                     )
                     once = part.nbytes / 1e9 * (ranks - 1)  # through each link of a ring; an all-reduce does it twice
-                    rows.append(
-                        [ranks, whole.nbytes / 1e6, 2 * once / reduce, once / scatter, hardware[ranks] or NOT_KNOWN]
+                    row = NetworkRow(
+                        ranks=ranks,
+                        megabytes=whole.nbytes / 1e6,
+                        all_reduce=2 * once / reduce,
+                        reduce_scatter=once / scatter,
+                        hardware=hardware[ranks] or NOT_KNOWN,
                     )
-        return [product, ", ".join(sorted(set(re.findall(LINKS, log.read())))) or NOT_KNOWN], rows
+                    rows.append(row)
+        links = ", ".join(sorted(set(re.findall(LINKS, log.read()))))
+        return product, links or NOT_KNOWN, rows
 
 
-def report(facts: Record, ranks: list[list[Any]], network: list[list[Any]]) -> None:
+def report(facts: Record, ranks: list[RankRow], network: list[NetworkRow]) -> None:
     """Print the report with warnings, and write it to preflight.json in the base directory."""
-    median = statistics.median_low(row[5] for row in ranks)
-    warnings = [SLOW.format(*row, median) for row in ranks if row[5] > 1.15 * median]
+    median = statistics.median_low(row.product for row in ranks)
+    warnings = [SLOW.format(**row._asdict(), median=median) for row in ranks if row.product > 1.15 * median]
     # Beyond a second, the times of files and logs mislead.
-    warnings += [CLOCK.format(*row) for row in ranks if abs(row[4]) > 1]
-    links = min(row[6] for row in ranks)  # GDRDMA and NET come before P2P
+    warnings += [CLOCK.format(**row._asdict()) for row in ranks if abs(row.skew) > 1]
+    links = min(row.links for row in ranks)  # GDRDMA and NET come before P2P
     if "Socket" in links:
-        warnings.append(SOCKETS.format(*network[-1]))
+        between = network[-1]
+        warning = SOCKETS.format(**between._asdict())
         if len(network) > 3:  # several ranks in a node, in the first rows
-            warnings[-1] += f"; {1 - network[-1][2] / network[2][2]:.0%} less than in a node"
+            warning += f"; {1 - between.all_reduce / network[2].all_reduce:.0%} less than in a node"
+        warnings.append(warning)
     tables = [
         table_of("Facts", "All ranks | have", list(facts.items())),
         table_of("Ranks", RANKS, ranks),
         table_of("Network", NETWORK, network),
     ]
     print0(*map(terminal_table, tables), *warnings, sep="\n\n")
-    # outcome.scale_metrics reads some of it.
+    # metrics.scale_metrics reads some of it.
     record = {
-        "places": [row[0] for row in ranks],
+        "places": [row.place for row in ranks],
         "interconnect": links,
-        "all_reduce_gb_s": network[-1][2] if network else None,
+        "all_reduce_gb_s": network[-1].all_reduce if network else None,
         "tables": tables,
         "warnings": warnings,
     }

@@ -7,9 +7,8 @@ torchrun --nproc_per_node=8 -m tracks.scale.preflight
 import faulthandler
 
 from nanochat.config import option, options, run_script
-from nanochat.errors import UserError
 from nanochat.log import is_main_rank
-from tracks.scale.checks import check, join, measure, report
+from tracks.scale.checks import RankRow, check, join, measure, meeting, report
 
 
 @options("preflight")
@@ -21,13 +20,13 @@ class Config:
 
 def main(config: Config) -> None:
     faulthandler.dump_traceback_later(120, exit=True)  # nothing else interrupts a collective
-    try:
+    with meeting():
         exchange = join()
         facts, row = check(exchange, config.files.split(","))
-        measured, network = measure()
-        ranks = exchange("ranks", row + measured)
-    except RuntimeError as error:  # torch's, about a port that is in use or a rank that is silent
-        raise UserError(f"the ranks do not meet: {error}") from None
+    product, links, network = measure()
+    with meeting():
+        found = exchange("ranks", row._replace(product=product, links=links))
+    ranks = [RankRow(*values) for values in found]
     if is_main_rank():
         report(facts, ranks, network)
 

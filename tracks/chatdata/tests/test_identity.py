@@ -7,6 +7,7 @@ import pytest
 
 from tasks import TASKS
 from tasks.mixing import mix
+from tracks.chatdata import identity
 from tracks.chatdata.tests.teachers import completion, teaching
 
 FACTS = """
@@ -56,6 +57,17 @@ def test_every_wording_is_answered_with_the_facts(write, tmp_path) -> None:
     assert not re.search(r"licence|라이선스|[{]\w+[}]", "".join([*found, *found.values()]))
     assert not set(re.split(r" \| |\n", HELD_OUT)) & found.keys()
     assert len(mix(TASKS, f"json:{tmp_path}/identity.jsonl")) == 1900  # one in twenty is for validation
+
+
+@pytest.mark.parametrize("key", ["leads", "questions", "answers"])
+def test_a_topic_without_its_keys_is_not_left_out(key, tmp_path, monkeypatch) -> None:
+    templates = 'english = ["{}"]\n[[topic]]\nleads = "english"\nquestions = "Who?"\nanswers = "{name}"\n'
+    monkeypatch.setattr(identity, "TEMPLATES", tmp_path / "templates.toml")
+    identity.TEMPLATES.write_text(templates)
+    assert identity.topics_of({"name": "Mina"})[0]["answers"] == ["Mina"]
+    identity.TEMPLATES.write_text(templates.replace(f"{key} =", f"{key}x ="))
+    with pytest.raises(KeyError, match=key):
+        identity.topics_of({"name": "Mina"})
 
 
 def test_a_teacher_adds_wordings(write) -> None:

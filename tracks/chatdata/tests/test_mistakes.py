@@ -22,6 +22,7 @@ chats --sources= | --sources is empty, write it like facts=World-Chat
 teach --sources=b=json:broken.jsonl | broken.jsonl:1: Expecting
 teach --sources=b=json:empty.jsonl | row 1, from empty.jsonl: a conversation has a list
 teach --sources=b=json:good.jsonl | add --teacher=http://host:port/v1 and --teacher-model=NAME
+teach --sources=b=json:good.jsonl --language=Korean --check-choices | --language and --check-choices cannot be
 identity --facts=maker.toml | needs a name
 identity --facts=list.toml | each fact as a text
 identity --facts=broken.toml | is not TOML: Invalid

@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
+from nanochat.errors import UserError
 from nanochat.paths import read_json, read_jsonl
+from tracks.chatdata import sources, teach
 from tracks.chatdata.tests.teachers import completion, teaching
 
 PARTS = [{"type": "text", "text": "How?"}]
@@ -24,6 +28,14 @@ def test_prompts_are_translated_and_then_answered(tmp_path, here) -> None:
     assert texts == ["<Be short.>", "<{text}?>", "<<{text}?>>", "<How?>", "<<How?>>"]
     own = {"source": "mine", "license": "unknown", "bucket": "b"}
     assert row == own | {"original": "{text}?", "teacher": "wise"}
+
+
+def test_tasks_are_opened_for_the_tokenizer(monkeypatch) -> None:
+    tags = []
+    monkeypatch.setattr(sources, "open_sources", lambda *words: tags.append(words[-1]) or [])
+    with pytest.raises(UserError, match="add --teacher"):
+        teach.main(teach.Config(sources="b=Passages", tokenizer_tag="mine"))
+    assert tags == ["mine"]
 
 
 def test_questions_with_a_second_right_choice_are_left_out(tmp_path, here) -> None:

@@ -115,6 +115,15 @@ def test_a_server_that_hangs_or_is_gone_and_wrong_settings(monkeypatch) -> None:
             Teacher(TeacherSettings(teacher=url, teacher_model="wise"))
 
 
+def test_a_request_that_is_refused_uses_up_no_budget() -> None:
+    refusals = {"long": (400, {}, "{}"), "odd": (422, {}, "{}")}
+    with teaching(lambda text: refusals.get(text) or completion(text)) as served:
+        # Room for one request that runs, of about 200 tokens.
+        teacher = Teacher(served.settings(budget=300, parallel=1, teacher_tokens=100))
+        assert teacher.map(ask, ["long", "odd", "long", "odd", "fine"]) == ["fine"]
+    assert teacher.tokens == 30
+
+
 @pytest.mark.parametrize("parallel", [1, 4])
 def test_the_budget_is_not_passed_and_cached_answers_are_free(parallel, monkeypatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "")

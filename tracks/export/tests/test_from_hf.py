@@ -8,6 +8,7 @@ from models import leave_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nanochat.checkpoint import manifest_hash
+from nanochat.gpt import GPT
 from nanochat.models import load_model
 from nanochat.runtime import setup
 from tracks.export import export, hf
@@ -75,3 +76,12 @@ def test_mistakes_are_refused_and_leave_nothing(folder, tmp_path) -> None:
     refused("out is not an export with version 1 of modeling_nanochat.py$")
     with pytest.raises(ValueError, match=r"config.json has version 2, modeling_nanochat.py 1: export it again"):
         AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+
+
+def test_an_error_of_one_line_is_shown(folder, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("not enough memory")
+
+    monkeypatch.setattr(GPT, "load_state_dict", fail)
+    with pytest.raises(ValueError, match=r"has other weights than config.json says: not enough memory$"):
+        main(Config(folder=str(folder), tag="home"))

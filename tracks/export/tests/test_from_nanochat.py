@@ -98,3 +98,13 @@ def test_no_program_runs_and_other_values_are_refused(stored, tmp_path) -> None:
     torch.save(stored, path)
     with pytest.raises(ValueError, match="holds no weights"):
         read_checkpoint(path)
+
+
+def test_an_error_without_a_message_is_named(tmp_path, monkeypatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise EOFError
+
+    path = leave(tmp_path, october())
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(ValueError, match=r"holds no weights that can be read: EOFError$"):
+        read_checkpoint(path)

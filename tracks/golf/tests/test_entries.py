@@ -1,9 +1,10 @@
 """Golf's tables, and the count of bytes."""
 
-import re
+import subprocess
 from typing import get_args
 
 import pytest
+from conftest import ROOT, checked, each_row
 from models import SMALL, lively
 
 from nanochat.config import parse
@@ -85,21 +86,58 @@ def test_rows_without_clips_fit_their_budget() -> None:
         assert 0.6 * golf.SCALES[scale].bytes < model + code < golf.SCALES[scale].bytes, (entry, scale)
 
 
+PARTS = """
+baselines | naive-narrow naive-middle naive-wide
+vocabulary | 1024
+--scale=1gpu vocabulary | 4096
+--scale=1gpu --entry=seed vocabulary | 1024
+data | world
+--scale=1gpu data | auto
+--scale=1gpu --data=mine data | mine
+--scale=cpu plan | int8-row
+--scale=cpu --plan=int6-row plan | int6-row
+--save-every=7 --no-compile flags | --eval-every=400 --save-every=7
+flags | --eval-every=400 --save-every=-1
+tricks | tied embeddings induction
+--without=compilation --eval-every=1 flags | --eval-every=1
+--scale cpu flags | --eval-every=400
+plan --depth=3 --scale=cpu | int8-row
+"""
 UNKNOWN = """
 --scale=tiny | --scale: tiny is not known, choose from embedded, cpu, 1gpu
 --entry=best | --entry: best is not known, choose from golf, naive-narrow
 --without=luck | --without: luck is not known, choose from
---scale=cpu | usage: python -m tracks.golf.entries
---help | usage: python -m tracks.golf.entries
-luck | usage: python -m tracks.golf.entries [--scale=NAME] [--entry=NAME] [--without=TRICK] [other flags] PART
+luck | name what to print at the end: one of baselines, vocabulary, data, plan, flags, tricks, not 'luck'
+--scale=cpu | name what to print at the end
+--depth=4 | name what to print at the end
 """
 
 
+@pytest.fixture
+def run_entries(quick: str):
+    """A function that runs the command."""
+
+    def run(*words: str, code: int = 0):
+        command = [quick, "-m", "tracks.golf.entries", *words]
+        return checked(subprocess.run(command, cwd=ROOT, capture_output=True, text=True), code)
+
+    return run
+
+
 @pytest.mark.parametrize("case", UNKNOWN.strip().splitlines())
-def test_unknown_names_and_parts_are_refused(case) -> None:
-    flag, sentence = case.split(" | ")
-    with pytest.raises(ValueError, match=f"^{re.escape(sentence)}"):
-        golf.main([flag, "plan"] if "not known" in sentence else [flag])
+def test_unknown_names_and_parts_are_refused(case, run_entries) -> None:
+    word, sentence = case.split(" | ")
+    words = [word, "plan"] if "not known" in sentence else [word]
+    assert run_entries(*words, code=2).stderr.startswith(f"error: {sentence}")
+
+
+@each_row("words lines", PARTS)
+def test_a_part_is_printed(words, lines, run_entries) -> None:
+    assert " ".join(run_entries(*words.split()).stdout.splitlines()).startswith(lines)
+
+
+def test_help_names_the_parts(run_entries) -> None:
+    assert "baselines, vocabulary, data, plan, flags" in run_entries("--help").stdout
 
 
 def test_the_type_of_scales_names_the_keys() -> None:

@@ -87,8 +87,8 @@ def test_a_fresh_process_scores_the_file_and_lists_its_sources(files, packed) ->
     program = f"import json; from tracks.golf.score import score_files; print(json.dumps(score_files{arguments}))"
     plain = json.loads(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT))
     assert plain["bytes"] == sum(len(text.encode()) for text in TEXTS)
-    trunk = ("__init__", "attention", "cross_entropy", "errors", "gpt", "induction", "quantized")
-    trunk = [f"nanochat/{name}.py" for name in trunk]
+    modules = ("__init__", "attention", "cross_entropy", "errors", "gpt", "induction", "quantized")
+    trunk = [f"nanochat/{name}.py" for name in (*modules, "evals/__init__", "evals/rows")]
     track = [f"tracks/{name}.py" for name in ("__init__", "golf/__init__", "golf/artifact", "golf/model", "golf/score")]
     assert plain["sources"] == {name: (ROOT / name).stat().st_size for name in trunk + track}
     # A changed bit makes another file, and is refused.

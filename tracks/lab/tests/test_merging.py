@@ -102,5 +102,5 @@ def test_checkpoints(base) -> None:
     }.items():
         with pytest.raises(ValueError, match=sentence):
             read_models("chat_sft", text)
-    with pytest.raises(ValueError, match="has no parent to take changes from"):
+    with pytest.raises(ValueError, match="has no parent to compute changes from"):
         read_parent(read_models("chat_sft", "p")["p"][0])

@@ -5,6 +5,7 @@ from conftest import each_row
 MISTAKES = """
 merge | --models and --tag are needed
 merge --tag=new --models=one,none | there is no model in
+merge --tag=new --models=one:0.7,two:0.3 --method=soup --dev=GSM8K | --method=soup chooses the weights itself: give
 merge --tag=new --models=one,two --scale=2 | --scale is a factor of changes: use --method=task or ties
 """
 

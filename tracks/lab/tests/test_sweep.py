@@ -8,6 +8,7 @@ from outcomes import leave
 from nanochat.config import parse
 from nanochat.paths import write_text
 from scripts import chat_eval, chat_sft
+from tracks.lab import merge
 from tracks.lab.run import check_disk, flag_mistakes
 from tracks.lab.sweep import add_look, chains_of, disk_needed, expectations, looks, mistakes, read_spec, run_steps
 from tracks.lab.tests.made_labs import make_lab, read_lab
@@ -78,6 +79,27 @@ def test_values_that_are_no_values(base) -> None:
         read_lab(base, changes)
     places = [line.split()[0] for line in str(raised.value).splitlines()[1:]]
     assert places == ["seed", "stage:", "rates.1:", "seeds:", "repeats:", "sampling.temberature.[key]:"]
+
+
+def test_what_the_code_fills_in_is_not_a_key(base) -> None:
+    changes = {"seeds = [1, 2]": 'gpus = 4\nname = "mine"\nseeds = [1, 2]', "[benchmarks]": "[files]\n[benchmarks]"}
+    spec = read_lab(base, changes)
+    assert (spec.gpus, spec.files, spec.name) == (0, {}, "lab")
+    assert [sentence.partition(",")[0] for sentence in mistakes(spec)] == [
+        "files is not a key",
+        "gpus is not a key",
+        "name is not a key",
+    ]
+
+
+def test_a_soup_chooses_its_weights_itself(base) -> None:
+    changes = {"[benchmarks]": "[merges]\nboth = { good = 0.7, bad = 0.3 }\n[benchmarks]"}
+    spec = read_lab(base, changes).model_copy(update={"methods": ["linear", "soup"]})
+    linear, soup = [run_steps(spec, run)[0].command for run in spec.merged_runs[:3:2]]
+    assert "--models=lab-one-good-1-1:0.7,lab-one-bad-1-1:0.3" in linear
+    assert "--models=lab-one-good-1-1,lab-one-bad-1-1" in soup
+    for command in (linear, soup):
+        parse(merge.Config, command[1:])
 
 
 def test_steps_are_commands_of_the_scripts(base) -> None:

@@ -106,8 +106,11 @@ def test_slow_ranks_clocks_and_sockets_are_warnings(base, monkeypatch, capsys) -
     log = "Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0\nChannel 00 : 0[0] -> 1[1] via P2P/CUMEM\n+ NVL[20.0]"
     links = ", ".join(sorted(set(re.findall(preflight.LINKS, log))))
     assert links == "NET/Socket, NVL, P2P/CUMEM"
-    ranks = [[f"rank {rank} on a", 1.0, 1.0, 1.0, 2.0 * (rank == 3), 1.0 + (rank == 2), links] for rank in range(4)]
-    network = [[size, 1.0, 200.0 / size, 1.0, 50.0] for size in (2, 2, 2, 8, 8, 8)]
+    ranks = [
+        preflight.RankRow(f"rank {rank} on a", 1.0, 1.0, 1.0, 2.0 * (rank == 3), 1.0 + (rank == 2), links)
+        for rank in range(4)
+    ]
+    network = [preflight.NetworkRow(size, 1.0, 200.0 / size, 1.0, 50.0) for size in (2, 2, 2, 8, 8, 8)]
     preflight.report({}, ranks, network)
     said = capsys.readouterr().out.split("warning: ")
     assert said[1] == "rank 2 on a is slow: 2.0000 s for a matrix product, the median is 1.0000 s\n\n"
