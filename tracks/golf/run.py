@@ -28,6 +28,7 @@ from nanochat.jobs.series import (
     words_of,
 )
 from nanochat.log import print0
+from nanochat.settings import LEAST_VOCABULARY
 from tracks.golf.entries import BASELINES, SCALES, VOCABULARIES, ScaleName, expand, tricks_of
 from tracks.golf.series import best_baseline
 
@@ -37,7 +38,7 @@ class Config(SeriesSettings):
     """Train, pack and score an entry with several seeds, and compare it with baselines."""
 
     tag = option("", "name of the series, and of its folders (default: ENTRY-SCALE)")
-    vocab_size = option(0, "size of the vocabulary (0: the scale's)", least=258)
+    vocab_size = option(0, "size of the vocabulary (0: the scale's)", least=LEAST_VOCABULARY)
     flags = option("", "flags for training, in quotes, and --plan for packing; unknown flags are passed on as well")
     scale: Literal["auto", ScaleName] = option("auto", "budget (auto: 1gpu where there is a GPU, else embedded)")
     entry: str = option("golf", "golf, or seed: the entry that the track started from (only with --scale=1gpu)")

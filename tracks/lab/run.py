@@ -23,7 +23,7 @@ from nanochat.errors import UserError
 from nanochat.jobs.runner import Job
 from nanochat.log import print0, table_of
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir, read_json
+from nanochat.paths import base_dir, newest_manifest
 from tasks import JUDGED, TASKS, find_task, open_tasks
 from tasks.chats import JsonLines, chat_files
 from tasks.mixing import Member, parse_mixture
@@ -141,8 +141,8 @@ def has(members: Sequence[Member], least: str) -> bool:
 
 def count_questions(spec: sweep.Spec) -> dict[str, int]:
     """Return the number of questions that a model is asked, by development benchmark."""
-    manifests = (base_dir() / spec.parent_of(spec.bases[0])).glob("step_*/manifest.json")
-    tokenizer = read_json(max(manifests))["tokenizer"]["tag"]  # names the world of the world's tasks
+    base = newest_manifest(base_dir() / spec.parent_of(spec.bases[0]))
+    tokenizer = base["tokenizer"]["tag"]  # names the world of the world's tasks
     most = int(spec.sampling.get("max_problems") or sys.maxsize)
     tasks = open_tasks("|".join(spec.open_tasks), unsafe_exec=True, tokenizer=tokenizer)
     return {name: min(len(tasks[name]), most) for name in spec.dev}

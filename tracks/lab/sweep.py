@@ -27,7 +27,16 @@ from nanochat.jobs.runner import TORCHRUN, Chain, Step
 from nanochat.jobs.scales import flag_words, read_flags
 from nanochat.log import Record, duration
 from nanochat.outcome import Outcome
-from nanochat.paths import base_dir, read_sha256, read_toml, stage_dir, text_sha256, write_jsonl
+from nanochat.paths import (
+    base_dir,
+    read_sha256,
+    read_toml,
+    saved_steps,
+    stage_dir,
+    step_dir,
+    text_sha256,
+    write_jsonl,
+)
 from nanochat.report.card import cost
 from nanochat.settings import AnswerTuneSettings, FineTuneSettings
 from nanochat.stages import MODELS, Source
@@ -307,7 +316,8 @@ def disk_needed(spec: Spec, runs: Sequence[Run]) -> int:
     size = 0
     for run in runs:
         if not run_steps(spec, run)[0].outcome.exists():
-            folders = (base_dir() / spec.parent_of(run.base)).glob("step_*")
+            base = base_dir() / spec.parent_of(run.base)
+            folders = [step_dir(base, step) for step in saved_steps(base)]
             size += max(sum(path.stat().st_size for path in folder.iterdir()) for folder in folders)
     return size
 

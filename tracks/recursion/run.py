@@ -28,6 +28,7 @@ from nanochat.jobs.series import (
     words_of,
 )
 from nanochat.log import Record, print0
+from nanochat.paths import newest_manifest, stage_dir
 from tracks.recursion.settings import PresetName
 
 # Flags that differ between arms → the flag of the series to use.
@@ -115,7 +116,9 @@ def steps(config: Config, data: str) -> Iterator[Step]:
         for name, flags in arms.items():
             yield arm(name, seed, flags)
         seconds = training_seconds("base_train", f"{config.tag}-R-{seed}")
-        yield arm("W", seed, [f"--depth={config.depth}", f"--target-seconds={seconds}"])
+        # A run that ends by the clock would read the default number of shards.
+        shards = newest_manifest(stage_dir("base_train", f"{config.tag}-R-{seed}"))["num_shards"]
+        yield arm("W", seed, [f"--depth={config.depth}", f"--target-seconds={seconds}", f"--num-shards={shards}"])
     yield Step("comparison", ["tracks.recursion.eval", f"--tag={config.tag}", f"--seeds={config.seeds}"])
     yield report_step(config.tag, config.out)
 

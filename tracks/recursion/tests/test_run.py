@@ -1,5 +1,7 @@
 """The series of recursion: a verdict over seeds, a second run, and mistakes in flags."""
 
+import re
+
 import pytest
 from small_runs import SMALL
 
@@ -22,6 +24,8 @@ def test_arms_follow_from_plans(series, base) -> None:
     # The layers of F cost what R costs; L applies its layer as often as R.
     assert "--depth=14 --num-iterations=2 --seed=1 --tag=recursion-F-1" in done.stdout
     assert "--model=reference,sweeps=12" in done.stdout
+    # The arm of equal seconds reads as many shards as R, which a text of one's folder does not have.
+    assert re.search(r"--target-seconds=[\d.]+ --num-shards=0 --seed=1 --tag=recursion-W-1", done.stdout)
 
 
 @pytest.mark.parametrize(
