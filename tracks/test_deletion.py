@@ -25,8 +25,9 @@ from quick import write_program
 from test_registry import DOORS
 from test_rules import OUR_CODE, RULES, imports, module_name, python_files
 
+from nanochat import registry
 from nanochat.paths import write_text
-from nanochat.registry import PREFLIGHT
+from nanochat.stages import MODELS
 from nanochat.tokenizer import Tokenizer
 
 # Imports modules, then forks for commands: see tests/quick.py.
@@ -179,7 +180,12 @@ def test_what_belonged_to_the_track_is_answered_by_one_sentence(tree, reader, ba
             leave_what_is_asked_for(title, names[0], base)
             done = reader.run("-m", *GIVEN[title].replace("NAME", names[0]).split(), code=2)
             assert done.stderr == f"error: {sentences[0]}\n"
-    if PREFLIGHT.startswith(f"tracks.{tree.track}."):
+    for stage, module in registry.STAGES.items():
+        if module.startswith(f"tracks.{tree.track}."):
+            [source] = [source for source, name in MODELS.items() if name == stage]
+            done = reader.run("-m", "scripts.chat_eval", f"--source={source}", code=2)
+            assert done.stderr == f"error: the stage {stage} belongs to tracks/{tree.track}, which is not here\n"
+    if registry.PREFLIGHT.startswith(f"tracks.{tree.track}."):
         reader.variables["NANOCHAT_NODES"] = "1:2"
         sentence = f"NANOCHAT_NODES=1:2: a job on several nodes belongs to tracks/{tree.track}, which is not here"
         assert reader.run("-m", "scripts.plan", code=2).stderr == f"error: {sentence}\n"
