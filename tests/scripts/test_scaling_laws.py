@@ -17,7 +17,7 @@ def test_scaling_laws_end_with_the_ratio_that_they_suggest(series, tmp_path) -> 
         assert float(flops) == pytest.approx(float(tag.split("-")[1]), rel=0.05)
     assert "### The best size of each budget" in text
     assert "![Bits per byte at fixed compute](laws/scaling-scaling-1.svg)" in text
-    assert "1e+10 FLOPs</text>" in (tmp_path / "laws/scaling-scaling-1.svg").read_text(encoding="utf-8")
+    assert "1e+10 FLOPs</tspan>" in (tmp_path / "laws/scaling-scaling-1.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,9 @@ def test_fewer_nodes_go_on_and_one_node_of_slurm_saves_and_requeues(base) -> Non
 @pytest.mark.timeout(900)
 def test_killed_at_ten_random_moments_it_ends_with_the_same_weights(base, seed) -> None:
     chance, longer = random.Random(seed), "--num-iterations=200"
+    for name in ("nodes", "long"):
+        shutil.rmtree(base.of(name), ignore_errors=True)
     base.run("long", longer, ranks=4)
-    shutil.rmtree(base.of("nodes"), ignore_errors=True)
     for _ in range(5):
         head, _ = sky(base, longer)
         kill_a_rank(head, chance, 4000)  # torchrun starts all ranks again
