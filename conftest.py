@@ -2,6 +2,7 @@
 
 import atexit
 import importlib
+import multiprocessing.util
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -63,37 +65,48 @@ TOOLS = {"CARGO_HOME": ".cargo", "RUSTUP_HOME": ".rustup", "UV_CACHE_DIR": ".cac
 PERSONAL = ("NANOCHAT_BASE_DIR", "NANOCHAT_HUB", "HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME", "WANDB_DIR")
 
 
-def separate(environment: pytest.MonkeyPatch, folder: Path) -> None:
+def separate(environment: pytest.MonkeyPatch, home: Path, temporary: Path) -> None:
     """Give this process, and those that it starts, a home and a temporary folder of their own."""
     for variable, place in TOOLS.items():
         environment.setenv(variable, os.environ.get(variable) or str(Path.home() / place))
     for variable in PERSONAL:
         environment.delenv(variable, raising=False)
-    for variable, name in {"HOME": "home", "TMPDIR": "tmp"}.items():
-        (folder / name).mkdir(exist_ok=True)
-        environment.setenv(variable, str(folder / name))
+    for variable, folder in {"HOME": home, "TMPDIR": temporary}.items():
+        folder.mkdir()
+        environment.setenv(variable, str(folder))
     environment.setattr(tempfile, "tempdir", None)  # tempfile keeps the first answer
     environment.setenv("NO_PROXY", "127.0.0.1")
     environment.setenv("HF_HUB_OFFLINE", "1")  # a test with a server of its own switches downloads on
     environment.setattr(constants, "HF_HUB_OFFLINE", True)  # read when the library was imported
 
 
+@pytest.fixture(scope="session")
+def short_folder() -> Iterator[Path]:
+    """A folder for sockets, whose address may have 107 bytes; that of tmp_path may be too long by itself."""
+    if len(tempfile.gettempdir()) > 40:
+        tempfile.tempdir = "/tmp"
+    multiprocessing.util.get_temp_dir()  # made here, as it outlives the folder below
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def session_home(tmp_path_factory: pytest.TempPathFactory, compiled: dict[str, str]):
+def session_home(short_folder: Path, tmp_path_factory: pytest.TempPathFactory, compiled: dict[str, str]):
     """Fixtures that several tests share see neither this machine's runs nor its caches."""
     with pytest.MonkeyPatch.context() as environment:
         for variable, place in compiled.items():
             environment.setenv(variable, place)
         runtime.avoid_broken_amx()
-        separate(environment, tmp_path_factory.mktemp("session"))
+        separate(environment, tmp_path_factory.mktemp("session") / "home", short_folder / "session")
         yield
 
 
 @pytest.fixture(autouse=True)
-def own_home(session_home: None, tmp_path_factory: pytest.TempPathFactory):
+def own_home(session_home: None, short_folder: Path, tmp_path_factory: pytest.TempPathFactory):
     """Each test has its own HOME, and with it base directory and hub cache, and its own temporary folder."""
+    own = tmp_path_factory.mktemp("own")
     with pytest.MonkeyPatch.context() as environment:
-        separate(environment, tmp_path_factory.mktemp("own"))
+        separate(environment, own / "home", short_folder / own.name)
         yield
 
 
@@ -234,9 +247,10 @@ def python(base: Path, compiled: dict[str, str]):
 
 
 @pytest.fixture(scope="session")
-def quick(session_home: None, tmp_path_factory):
+def quick(session_home: None, short_folder: Path):
     """The path of a program that does what python does with -m and -c, without importing the code anew."""
-    program, address = write_program(tmp_path_factory.mktemp("quick"))
+    (short_folder / "quick").mkdir()
+    program, address = write_program(short_folder / "quick")
     server = forking().Process(target=fork_for_commands, args=(address, program))
     server.start()
     atexit.register(server.kill)  # should this process end by an error, before multiprocessing waits for the server

@@ -78,8 +78,8 @@ GIVEN = {
 class Tree:
     """A copy without one track."""
 
-    def __init__(self, track: str, folder: Path) -> None:
-        self.track, self.folder = track, copy_tree(folder / "nanochat", [track])
+    def __init__(self, track: str, folder: Path, quick: Path) -> None:
+        self.track, self.folder, self.quick = track, copy_tree(folder / "nanochat", [track]), quick
         self.process: subprocess.Popen[str] | None = None
 
     def modules(self) -> list[str]:
@@ -93,9 +93,8 @@ class Tree:
     @cached_property
     def python(self) -> str:
         """A program that works like `python` in the copy, at once: all modules are imported."""
-        self.folder.with_name("quick").mkdir()
-        _, address = write_program(self.folder.with_name("quick"))
-        program = str(self.folder.with_name("quick") / "python")
+        self.quick.mkdir()
+        program, address = write_program(self.quick)
         command = [str(self.folder / ".venv/bin/python"), "-c", SERVE, str(self.folder), program, address]
         with open(self.folder.with_name("errors"), "w") as errors:
             self.process = subprocess.Popen([*command, *self.modules()], cwd=self.folder, stderr=errors)
@@ -117,8 +116,10 @@ class Tree:
 
 
 @pytest.fixture(scope="module", params=track_names())
-def tree(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
-    tree = Tree(request.param, tmp_path_factory.mktemp("without"))
+def tree(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, short_folder: Path
+) -> Iterator[Tree]:
+    tree = Tree(request.param, tmp_path_factory.mktemp("without"), short_folder / f"without-{request.param}")
     yield tree
     tree.delete()
 
