@@ -134,6 +134,7 @@ def test_the_command_itself_stopped_and_killed_at_random_moments(base, seed) -> 
 def test_a_run_saves_when_its_terminal_closes(base) -> None:
     child, terminal = pty.fork()
     if child == 0:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored
         os.environ |= {"NANOCHAT_BASE_DIR": str(base.folder), "OMP_NUM_THREADS": "1"}
         os.execv(sys.executable, [sys.executable, "-m", "scripts.base_train", *base.flags("closed")])
     base.wait_for("closed", 5)
