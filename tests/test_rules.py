@@ -253,10 +253,29 @@ print(json.dumps(seen))
 """
 
 
+# Only copied: transformers, which makes a folder then, imports it.
+NOT_IMPORTED = "tracks.export.modeling_nanochat"
+
+
+def importable(root: Path) -> dict[str, str]:
+    """Return module -> path of what can be imported: in a copy without a track, the tracks that use it cannot."""
+    files = {module_name(path): (path, tree) for path, tree in python_files(root, *OUR_CODE)}
+    gone = tuple(f"tracks.{name}." for name in absent_tracks(root))
+    users = {
+        name.split(".")[1]
+        for name, (path, tree) in files.items()
+        if name.startswith("tracks.") and any(other.startswith(gone) for other, _ in imports(path, tree))
+    }
+    return {
+        name: path
+        for name, (path, _) in files.items()
+        if name != NOT_IMPORTED and not (name.startswith("tracks.") and name.split(".")[1] in users)
+    }
+
+
 def rule_8_importing_is_quiet(root: Path):
     """In a fresh process: no file, socket or process is made; what must start fast is without torch."""
-    paths = {module_name(path): path for path, _ in python_files(root, *OUR_CODE)}
-    paths.pop("tracks.export.modeling_nanochat", None)  # only copied: transformers, which makes a folder, imports it
+    paths = importable(root)
     light = {name for name in paths if WITHOUT_TORCH.match(name) or name == "scripts"}
     command = [sys.executable, "-B", "-c", WATCHER, *sorted(light), *sorted(paths.keys() - light)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)

@@ -23,7 +23,7 @@ from models import leave_model
 from pages import OF_TRUNK, commands, dead_links, name_of
 from quick import write_program
 from test_registry import DOORS
-from test_rules import OUR_CODE, RULES, imports, module_name, python_files
+from test_rules import RULES, importable
 
 from nanochat import registry
 from nanochat.paths import write_text
@@ -51,9 +51,6 @@ for name in sys.argv[2:]:
     except ValueError as error:
         print(error)
 """
-# Only copied: transformers, which imports it, makes a folder then.
-NOT_IMPORTED = "tracks.export.modeling_nanochat"
-
 # Rules that look at one file after the other: without some files there is nothing new to see.
 ABOUT_ONE_FILE = {
     "rule_1_a_script_is_a_recipe",
@@ -83,12 +80,8 @@ class Tree:
         self.process: subprocess.Popen[str] | None = None
 
     def modules(self) -> list[str]:
-        """All modules but those of tracks that import the deleted one, as their READMEs say."""
-        found = {module_name(path): imports(path, tree) for path, tree in python_files(self.folder, *OUR_CODE)}
-        gone = f"tracks.{self.track}."
-        users = {name.split(".")[1] for name, names in found.items() for other, _ in names if other.startswith(gone)}
-        rest = [name for name in found if not (name.startswith("tracks.") and name.split(".")[1] in users)]
-        return [name for name in rest if name != NOT_IMPORTED and not name.startswith("scripts.moved.")]
+        """All modules that can be imported, but the names of moved commands, which only end with a sentence."""
+        return [name for name in importable(self.folder) if not name.startswith("scripts.moved.")]
 
     @cached_property
     def python(self) -> str:
