@@ -78,7 +78,7 @@ Positional = tyro.conf.Positional  # Positional[str]: an argument without a flag
 
 
 # What an option has that neither `option` nor the inherited option says.
-USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None, "rest": False}
+USUAL = {"in_card": True, "may_change": False, "least": 0, "below": math.inf, "short": None, "rest": False, "off": None}
 
 
 def option(
@@ -92,13 +92,15 @@ def option(
     in_card: bool | None = None,
     short: str | None = None,
     rest: bool | None = None,
+    off: float | str | None = None,
 ) -> Default:
     """Return a config field. For type checkers it is its default, so a default of another type than the field's shows.
 
     None: as in the option that this one inherits, else as in USUAL. text: help for the flag. group: the title of its
     box in `--help`, if not that of its class. least: the smallest number, besides the default. below: a limit.
     may_change: a run may resume with another value. in_card: in the report card. short: a second name, like -i. rest:
-    the text gets all flags that the config does not know.
+    the text gets all flags that the config does not know. off: the default with which the option does nothing, where
+    that is not one of the usual values (see `is_off`).
     """
     said = {
         "text": text,
@@ -109,6 +111,7 @@ def option(
         "in_card": in_card,
         "short": short,
         "rest": rest,
+        "off": off,
     }
     made: Any = field(default=default, metadata={name: value for name, value in said.items() if value is not None})
     return made
@@ -145,6 +148,15 @@ def options(group: str = "") -> Callable[[type[Decorated]], type[Decorated]]:
 def fixed_settings(config: Config) -> dict[str, Any]:
     """Return the fields of a config that no resume may change."""
     return {one.name: getattr(config, one.name) for one in fields(config) if not one.metadata["may_change"]}
+
+
+def is_off(one: Field[Any], value: Any) -> bool:
+    """Return True for an option that was left at a default with which it does nothing, or leaves a choice to others."""
+    if value != one.default:
+        return False
+    if isinstance(value, bool) or value is None:
+        return not value
+    return value in ("", "auto", "off", -1) or value == one.metadata["off"]
 
 
 def flag_of(name: str) -> str:

@@ -215,6 +215,21 @@ class TextLoader(Loader[Corpus]):
 
     # ---- position of the consumer ----
 
+    @property
+    def epochs(self) -> dict[str, float]:
+        """Passes over each source so far, by name, measured on the lanes of this rank."""
+        units = [0.0] * len(self._deals)
+        for (lane, source), chunk in self._chunks.items():
+            taken = self._mix.rows_before(lane, (self._row - lane - 1) // self.lanes + 1)[source]
+            units[source] += chunk.unit
+            if chunk.rows:
+                units[source] += chunk.units * (taken - chunk.row) / chunk.rows
+        # Units of an epoch are dealt to all lanes, and this rank has 1 / world_size of them.
+        return {
+            source.name: self.world_size * units[number] / self._deals[number].units
+            for number, source in enumerate(self.data.sources)
+        }
+
     def state_dict(self) -> Record:
         """Return the position as small JSON, only for the lanes of this rank: see `merge`."""
         lanes = {}

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import os
 import platform
+import re
 import runpy
 import subprocess
 from collections import Counter
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 LOCK = "requirements.lock"  # locks the dependencies; the card counts lines
 # Files that count as source in the report card's "Bloat".
 SOURCES = ("*.py", "*.md", "*.rs", "*.html", "*.toml", "*.sh")
+TESTS = re.compile(r"(^|/)(tests/|test_[^/]*$|conftest\.py$)")  # those of them that are tests
 VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 
 Texts = dict[str, str]  # name -> text
@@ -56,6 +58,7 @@ def environment() -> dict[str, Record]:
         "Branch": git("rev-parse", "--abbrev-ref", "HEAD"),
         "Commit": f"{commit} ({'dirty' if changes else 'clean'})" if commit else "unknown (not a git checkout)",
         "Message": git("log", "-1", "--format=%s"),
+        "Date": git("log", "-1", "--format=%cs"),
     }
     price = given_price()
     machine: Record = {**hardware()}
@@ -82,18 +85,20 @@ def torch_build() -> Record:
     return runpy.run_path(str(Path(found.origin).with_name("version.py")))
 
 
-def bloat() -> dict[str, int]:
+def bloat() -> dict[str, int | str]:
     """Return the size of the source files that git tracks."""
     # -z: file names with spaces stay whole.
     names = git("ls-files", "-z", *SOURCES).split("\0")
-    files = [(ROOT / name).read_text(encoding="utf-8") for name in names if (ROOT / name).is_file()]
-    text = "".join(files)
+    files = {name: (ROOT / name).read_text(encoding="utf-8") for name in names if (ROOT / name).is_file()}
+    text = "".join(files.values())
+    tests = sum(len(content) for name, content in files.items() if TESTS.search(name))
     lock = ROOT / LOCK  # an installed wheel has none
     return {
         "Characters": len(text),
         "Lines": text.count("\n"),
         "Files": len(files),
         "Tokens (approx)": len(text) // 4,  # four characters a token, roughly
+        "Share of tests": f"{tests / max(len(text), 1):.1%}",  # of the characters
         f"Dependencies ({LOCK} lines)": lock.read_text(encoding="utf-8").count("\n") if lock.exists() else 0,
     }
 
@@ -101,13 +106,30 @@ def bloat() -> dict[str, int]:
 def hardware() -> Texts:
     """Return this machine's processors, memory and GPUs."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    gpus = Counter(output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines())
+    listed = output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits").splitlines()
+    gpus = Counter(line.rpartition(", ")[0] for line in listed)
+    sizes = [line.rpartition(", ")[2] for line in listed]  # MiB; a GPU that shares the memory of its host has none
+    cores = physical_cores()
     facts = {
         "Platform": platform.system(),
-        "CPUs": f"{os.cpu_count()} logical",
+        "CPUs": f"{cores} cores ({os.cpu_count()} logical)" if cores else f"{os.cpu_count()} logical",
         "Memory": f"{memory / 2**30:.1f} GB",  # binary gigabytes
         "GPUs": ", ".join(f"{count}x {name}" for name, count in gpus.items()) or "none",
     }
     if gpus:
+        if all(size.isdigit() for size in sizes):
+            facts["GPU Memory"] = f"{sum(map(int, sizes)) / 1024:.1f} GB total"
         facts["CUDA Version"] = torch_build()["cuda"] or NOT_KNOWN
     return facts
+
+
+def physical_cores() -> int | None:
+    """Return the number of cores, each of which may run several threads; None where the system does not say."""
+    if platform.system() == "Darwin":
+        told = output_of("sysctl", "-n", "hw.physicalcpu")
+        return int(told) if told.isdigit() else None
+    cores = set()
+    for topology in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology"):
+        with contextlib.suppress(OSError):  # of a core that was switched off
+            cores.add(tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id")))
+    return len(cores) or None

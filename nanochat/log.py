@@ -97,11 +97,14 @@ def format_cell(value: float | str | None, spec: str) -> str:
     return format(value, spec) if spec else format_value(value)
 
 
-def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]]) -> Record:
-    """Return a table as an outcome holds it. columns: names, some with a number format: Task | Score:.4f."""
+def table_of(title: str, columns: str, rows: Sequence[Sequence[Any]], note: str = "") -> Record:
+    """Return a table as an outcome holds it.
+
+    columns: names, some with a number format: Task | Score:.4f. note: a sentence below the table.
+    """
     # A colon within a name has a space after it.
     names = [re.findall(r"\A\s*(.*?)(?::(\S*))?\s*\Z", column)[0] for column in columns.split("|")]
-    return {"title": title, "columns": names, "rows": rows}
+    return {"title": title, "columns": names, "rows": rows} | ({"note": note} if note else {})
 
 
 def markdown_table(table: Record) -> str:
@@ -116,8 +119,11 @@ def markdown_table(table: Record) -> str:
 
 
 def terminal_table(table: Record) -> str:
-    """Return an outcome's table for the terminal: the title, then the table in Markdown."""
-    return f"{table['title']}\n{markdown_table(table)}"
+    """Return an outcome's table for the terminal: the title, the table in Markdown, and its note."""
+    lines = [table["title"], markdown_table(table)]
+    if "note" in table:
+        lines.append(table["note"])
+    return "\n".join(lines)
 
 
 # ---- metrics ----

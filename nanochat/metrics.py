@@ -104,8 +104,8 @@ def read_preflight(base: Path) -> Record:
     return read_json(path) if path.exists() else {}
 
 
-def pretraining_metrics(state: "State", corpus: "Corpus") -> Metrics:
-    """Return the metrics for a base model: validation, and the text that was read."""
+def pretraining_metrics(state: "State", corpus: "Corpus", epochs: Mapping[str, float]) -> Metrics:
+    """Return the metrics for a base model: validation, and the text that was read. epochs: passes over each source."""
     data = corpus.describe()
     last = kept_figures(state, "last")
     estimates = {title: last[name] for name, title in CORE_ESTIMATES.items() if name in last}
@@ -114,7 +114,15 @@ def pretraining_metrics(state: "State", corpus: "Corpus") -> Metrics:
         **estimates,
         "Data": text_label(data),
         "Validation text": data["validation"][:12],
+        "Epochs": passes_label(epochs),
     }
+
+
+def passes_label(epochs: Mapping[str, float]) -> str:
+    """Return 0.25, or for a mix "books 0.25, code 1.50"."""
+    if len(epochs) == 1:
+        return f"{next(iter(epochs.values())):.2f}"
+    return ", ".join(f"{name} {passes:.2f}" for name, passes in epochs.items())
 
 
 def text_label(data: Record) -> str:

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nanochat.config import is_off
 from nanochat.environment import Texts, bloat, environment, versions
 from nanochat.errors import UserError
 from nanochat.log import MetricLog, Record, format_value, print0, terminal_table
@@ -28,6 +29,7 @@ class Outcome:
     command: str
     config: dict[str, Any]  # every field
     card: list[str]  # config fields for the report card
+    off: list[str] = field(default_factory=list)  # those of them that did nothing; the card only counts them
     metrics: Metrics = field(default_factory=dict)  # stderr, format, unit may be absent
     # {"title", "columns", "rows"}: a column is [name, format spec], rows hold raw values, None for an empty cell
     tables: list[Record] = field(default_factory=list)
@@ -47,6 +49,9 @@ class Outcome:
             command=shlex.join(["python", *sys.orig_argv[1:]]),  # orig_argv still has -m and the module
             config=asdict(config),
             card=[one.name for one in fields(config) if one.metadata["in_card"]],
+            off=[
+                one.name for one in fields(config) if one.metadata["in_card"] and is_off(one, getattr(config, one.name))
+            ],
             versions=versions(),
             environment=environment() | {"Bloat": bloat()},
         )

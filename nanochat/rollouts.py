@@ -31,12 +31,14 @@ from nanochat.metrics import kept_figures
 from nanochat.objectives import LossSum, Metric
 from nanochat.protocols import Task
 from nanochat.scaling import require_multiple
-from nanochat.statistics import NOT_KNOWN, Metrics
+from nanochat.statistics import NOT_KNOWN, Metrics, measured
 
 if TYPE_CHECKING:
     from nanochat.run import Trainer
     from nanochat.train import State
 
+MAX_CUT = 0.05  # share of answers cut at --max-new-tokens above which there is a warning
+WARN_EVERY = 20  # steps
 CLIP = 0.2  # the ratio model probability / sampler probability counts within 1 ± CLIP
 
 # Name → advantages from rewards, both of shape (prompts, samples).
@@ -335,12 +337,19 @@ class Rollouts(PromptSource):
         }
 
     def follow(self, state: "State") -> None:
-        """Print the metrics after a step, and keep the moving average of the reward."""
+        """Print the metrics after a step, keep the moving averages for the card, and warn of answers that are cut."""
         # Single steps are noisy; the notes are saved with the checkpoint.
-        reward = self.metrics["rl/reward"]
-        state.notes["reward"] = 0.9 * state.notes.get("reward", reward) + 0.1 * reward
+        for note, figure in (("reward", "rl/reward"), ("cut", "rl/cut")):
+            value = self.metrics[figure]
+            state.notes[note] = 0.9 * state.notes.get(note, value) + 0.1 * value
         figures = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         print0(f"step {state.step:05d}", *figures, sep=" | ")
+        if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
+            print0(
+                f"warning: {state.notes['cut']:.0%} of the answers are cut at "
+                f"--max-new-tokens={self.config.max_new_tokens}, and an answer that is cut has no end to learn: "
+                "use a larger limit"
+            )
 
     @property
     def idle(self) -> bool:
@@ -426,11 +435,13 @@ class PolicyGradient:
 
 def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
     """Return the metrics for reinforcement learning: reward, and pass@k before the first and after the last step."""
+    cut = state.notes.get("cut")  # a moving average, as the reward
     metrics = {
         "Task": task,
         "Training questions": questions,
         "Number of iterations": state.step,
         "Reward, a moving average": state.notes.get("reward", NOT_KNOWN),
+        "Answers cut at the limit": measured(100 * cut if cut is not None else None, spec=".1f", unit="%"),
     }
     return metrics | before_and_after(state, f"{task} ")
 

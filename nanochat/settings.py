@@ -39,7 +39,7 @@ class TagSettings:
 class LogSettings:
     """The metrics mirror."""
 
-    run: str = option("dummy", "W&B run name (dummy: no W&B)", may_change=True)
+    run: str = option("dummy", "W&B run name (dummy: no W&B)", may_change=True, off="dummy")
 
 
 @options("device")
@@ -57,7 +57,7 @@ class CheckpointChoice(TagSettings):
 
     # For reading a model; training scripts choose by --resume.
     step: Count = option(-1, "step of the checkpoint (-1: the newest)", least=-1, in_card=False, short="-s")
-    exits: Count = option(0, "supervision steps of a recursive model to run at inference (0: as in training)")
+    exits: Count = option(0, "supervision steps of a recursive model to run at inference (0: as in training)", off=0)
 
 
 @options("model")
@@ -75,7 +75,9 @@ class SamplingSettings:
 
     temperature: float = option(0.0, "sampling temperature (0: greedy)", short="-t")
     top_k: Count = option(50, "sample from the k most likely tokens (0: all)", short="-k")
-    top_p: float = option(1.0, "nucleus sampling: the smallest set of tokens whose probabilities sum to top_p", below=1)
+    top_p: float = option(
+        1.0, "nucleus sampling: the smallest set of tokens whose probabilities sum to top_p", below=1, off=1.0
+    )
     max_new_tokens: Count = option(512, "maximum number of tokens in an answer", least=1)
     seed: Count = option(0, "seed for sampled answers", in_card=False)
 
@@ -85,8 +87,10 @@ class AnswerSettings(SamplingSettings):
     """Answers to the problems of a task."""
 
     num_samples: Count = option(1, "samples per problem, for pass@k", least=1)
-    repeats: Count = option(1, "repeat the evaluation k times with seeds seed..seed+k-1, to report avg@k", least=1)
-    max_problems: Count = option(0, "problems per task (0: all)", group="tasks")
+    repeats: Count = option(
+        1, "repeat the evaluation k times with seeds seed..seed+k-1, to report avg@k", least=1, off=1
+    )
+    max_problems: Count = option(0, "problems per task (0: all)", group="tasks", off=0)
 
 
 @options("data")
@@ -147,7 +151,7 @@ class OptimizerSettings:
     warmdown_ratio: float = option(0.65, "fraction of the run over which the learning rate decays")
     final_lr_frac: float = option(0.05, "final learning rate, as a fraction of the peak")
     # Off by default, as in the public reference's recipe; its effect here was not measured.
-    grad_clip: Rate = option(0.0, "clip the gradient norm at this value (0: off)")
+    grad_clip: Rate = option(0.0, "clip the gradient norm at this value (0: off)", off=0)
 
     def __post_init__(self) -> None:
         # Scripts add flags to the group: base training counts FLOPs, fine-tuning epochs.
@@ -247,10 +251,10 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
     # With --aspect-ratio and --head-dim, depth gives width and heads: see scaling.plan_run.
     depth: Count = option(12, "number of layers; the one dial: width, batch, horizon and rates follow from it", least=1)
     aspect_ratio: Count = option(64, "model width per layer", least=1)
-    width: Count = option(0, "model width (0: depth x aspect_ratio)")
+    width: Count = option(0, "model width (0: depth x aspect_ratio)", off=0)
     head_dim: Count = option(128, "channels per attention head; the model width is a multiple of it", least=1)
     # Fewer key heads make the KV cache smaller when the model generates.
-    kv_heads: Count = option(0, "key/value heads for grouped-query attention (0: as many as query heads)")
+    kv_heads: Count = option(0, "key/value heads for grouped-query attention (0: as many as query heads)", off=0)
     window_pattern: str = option(
         "", "attention windows, repeated over the layers; S: a quarter of the context, L: all (default: the model's)"
     )

@@ -16,7 +16,7 @@ class Config(CorpusSettings, DeviceSettings, CheckpointChoice, LogSettings):
 
     data = option("", "folder of text, corpus or mix (default: the model's)")
     eval_bytes: Count = option(4_000_000, "bytes of text from each split", least=1)
-    stride: Count = option(0, "also evaluate overlapping rows that start every N tokens (0: no)")
+    stride: Count = option(0, "also evaluate overlapping rows that start every N tokens (0: no)", off=0)
     device_batch_size: Count = option(8, "rows per batch on one device", least=1, in_card=False)
 
 

@@ -26,6 +26,10 @@ class Config(PretrainSettings):
     core_metric_every: Count = option(
         -1, "estimate the CORE metric every N steps (0: only after training; -1: never)", least=-1, may_change=True
     )
+    # 500 items of each task keep the estimate cheap; scripts.base_eval scores all.
+    core_metric_max_per_task: Count = option(
+        500, "items of each task for that estimate (-1: all)", least=-1, may_change=True
+    )
     sample_every: Count = option(
         2000, "print samples every N steps (0: only after training; -1: never)", least=-1, may_change=True
     )
@@ -65,10 +69,11 @@ def pretrain(
         corpus = source.data
         # Due evaluations run in this order, before a checkpoint is saved.
         evaluations = validation(trainer, corpus)
-        evaluations += core_scores(trainer, config.core_metric_every)
+        evaluations += core_scores(trainer, config.core_metric_every, config.core_metric_max_per_task)
         evaluations.append(sample_writing(trainer, config.sample_every))
         state = trainer.fit(source, objective, evaluations)
-        metrics = plan.summary | pretraining_metrics(state, corpus) | scale_metrics(state, trainer.runtime)
+        metrics = plan.summary | pretraining_metrics(state, corpus, source.epochs)
+        metrics |= scale_metrics(state, trainer.runtime)
         trainer.finish(state, {"model_tag": config.tag} | metrics)
 
 

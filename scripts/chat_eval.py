@@ -32,7 +32,7 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     )
     out_tag: str = option("", "name of the evaluation's folder (default: the run's)", in_card=False)
     unsafe_exec: bool = option(False, "run programs even where the sandbox cannot contain them")
-    slots: Count = option(0, "samples generated in parallel (0: chosen for the device)", in_card=False)
+    slots: Count = option(0, "samples generated in parallel (0: chosen for the device)")
 
     def __post_init__(self) -> None:
         temperature = self.temperature

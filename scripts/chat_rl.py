@@ -43,12 +43,14 @@ class Config(AnswerTuneSettings, SamplingSettings):
         "plain", "plain, or clip: limit the ratio to the sampler's probability"
     )
     # Above 0, the frozen parent takes memory beside the model in training.
-    kl: float = option(0.0, "coefficient of the KL penalty to the parent")
+    kl: float = option(0.0, "coefficient of the KL penalty to the parent", off=0)
 
     eval_every = 60
     eval_examples: Count = option(400, "test prompts per evaluation (0: all)", group="evaluation")
     # One answer is the likeliest; several are sampled, for pass@k.
-    eval_samples: Count = option(1, "answers per test prompt (above 1: also pass@k)", group="evaluation", least=1)
+    eval_samples: Count = option(
+        1, "answers per test prompt (above 1: also pass@k)", group="evaluation", least=1, off=1
+    )
     save_every = option(60, in_card=True)
 
     def __post_init__(self) -> None:

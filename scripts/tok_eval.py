@@ -1,4 +1,4 @@
-"""Compare the tokenizer with those of GPT-2 and GPT-4: bytes per token, on several kinds of text.
+"""Compare the tokenizer with those of GPT-2 and GPT-4: tokens and bytes per token, on several kinds of text.
 
 python -m scripts.tok_eval --data=FOLDER
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nanochat.config import options, run_script
-from nanochat.log import Record, print0, table_of
+from nanochat.log import Record, table_of
 from nanochat.outcome import Outcome
 from nanochat.paths import tokenizer_file
 from nanochat.settings import TokenizerSettings
@@ -20,10 +20,7 @@ from nanochat.settings import TokenizerSettings
 if TYPE_CHECKING:
     from tiktoken import Encoding
 
-    from nanochat.tokenizer import Tokenizer
-
-REFERENCES = ("gpt2", "cl100k_base")  # names in tiktoken
-COLUMNS = "Text Type | Bytes:d | Ours:.2f | GPT-2:.2f | GPT-4:.2f"  # the last ones are those of REFERENCES
+REFERENCES = {"GPT-2": "gpt2", "GPT-4": "cl100k_base"}  # name on the card -> name in tiktoken
 SAMPLES = ("news", "korean", "code", "math", "science")  # scripts/samples/*.txt, written for this
 SPLIT_CHARS = 4_000_000  # of each split of the corpus, about
 PATIENCE = 30  # seconds to wait for the download of a vocabulary
@@ -34,35 +31,41 @@ class Config(TokenizerSettings):
     """Compare the tokenizer with those of GPT-2 and GPT-4."""
 
 
-def load_reference(name: str) -> Encoding | None:
-    """Return a vocabulary of tiktoken; None if it is neither in the cache nor downloaded in time."""
+def load_reference(name: str) -> Encoding | str:
+    """Return a vocabulary of tiktoken, from its cache or downloaded; else the reason why it is not available."""
     import tiktoken
 
     try:
         # tiktoken downloads without a time limit; the thread does not keep the process alive.
         with ThreadPool(1) as pool:
             return pool.apply_async(tiktoken.get_encoding, [name]).get(PATIENCE)
-    except (OSError, ValueError, TimeoutError) as error:  # no network, a file with another hash, no answer
-        print0(f"tok_eval: {name} is not available: {type(error).__name__}, set TIKTOKEN_CACHE_DIR to its folder")
-        return None
+    except TimeoutError:
+        reason = f"no answer within {PATIENCE:g} s"
+    except (OSError, ValueError) as error:  # no network, or a file with another hash
+        reason = type(error).__name__
+    return f"{name} was not downloaded ({reason}): connect to the network, or set TIKTOKEN_CACHE_DIR to its folder"
 
 
-def comparison(texts: dict[str, list[str]], tokenizer: Tokenizer, references: list[Encoding | None]) -> Record:
-    """Return the table for the card; a missing reference has dashes."""
+def comparison(label: str, reference: Encoding | str, texts: dict[str, list[str]], ours: dict[str, int]) -> Record:
+    """Return the table for the card. A missing reference has dashes, and the reason below the table.
+
+    label: name of the reference. texts: name -> documents. ours: name -> tokens of our tokenizer.
+    """
     rows = []
     for name, documents in texts.items():
         # Bytes, because characters need one byte in English and three in Korean.
         size = sum(len(text.encode()) for text in documents)
-        # Documents are encoded one by one, without bos, like the references do.
-        ids, _ = tokenizer.core.encode_batch(documents)
-        ratios: list[float | None] = [size / len(ids)]
-        for reference in references:
-            if reference is None:
-                ratios.append(None)
-            else:
-                ratios.append(size / sum(map(len, reference.encode_ordinary_batch(documents))))
-        rows.append([name, size, *ratios])
-    return table_of("Bytes per token", COLUMNS, rows)
+        tokens = ratio = difference = None
+        if not isinstance(reference, str):
+            tokens = sum(map(len, reference.encode_ordinary_batch(documents)))
+            ratio = size / tokens
+            difference = (tokens - ours[name]) / tokens  # above 0: ours needs fewer tokens
+        rows.append([name, size, tokens, ratio, ours[name], size / ours[name], difference])
+    columns = (
+        f"Text Type | Bytes:d | {label} Tokens:d | {label} Ratio:.2f"
+        " | Ours Tokens:d | Ours Ratio:.2f | Relative Diff %:+.1%"
+    )
+    return table_of(f"Comparison with {label}", columns, rows, note=reference if isinstance(reference, str) else "")
 
 
 def main(config: Config) -> None:
@@ -81,7 +84,10 @@ def main(config: Config) -> None:
         documents = chain.from_iterable(batch.to_pylist() for batch in corpus.batches(split))
         # The first documents, or all.
         texts[f"{corpus.name}-{split}"] = next(by_size(documents, SPLIT_CHARS), [])
-    outcome.tables.append(comparison(texts, tokenizer, list(map(load_reference, REFERENCES))))
+    # Documents are encoded one by one, without bos, like the references do.
+    ours = {name: len(tokenizer.core.encode_batch(documents)[0]) for name, documents in texts.items()}
+    for label, name in REFERENCES.items():
+        outcome.tables.append(comparison(label, load_reference(name), texts, ours))
     outcome.add_artifact(path)
     outcome.finish()
 

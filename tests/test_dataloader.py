@@ -110,6 +110,22 @@ def test_a_stop_anywhere_changes_nothing(corpus, tokenizer, stream, legs) -> Non
         close(loaders)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_passes_are_the_tokens_of_a_source_that_were_seen(corpus, tokenizer, ranks) -> None:
+    loaders = ranks_of(corpus, tokenizer, ranks)
+    assert loaders[0].epochs == {"letters": 0, "more": 0}
+    tokens = len(rows_of(loaders, 150).ravel())
+    for source in corpus.sources:
+        size = 0
+        for shard in source.shards["train"]:
+            for group in range(shard.row_groups):
+                size += len(tokenizer.core.encode_arrow(shard.read_row_group(group), tokenizer.bos)[0])
+        passes = [loader.epochs[source.name] for loader in loaders]  # each knows its own lanes
+        assert np.mean(passes) == pytest.approx(source.share * tokens / size, rel=0.05)
+        assert passes == pytest.approx([np.mean(passes)] * ranks, rel=0.2)
+    close(loaders)
+
+
 def test_a_state_is_the_position_of_the_consumer_and_small(corpus, tokenizer, stream) -> None:
     loader = loader_of(corpus, tokenizer)
     rows_of([loader], 3)

@@ -31,19 +31,21 @@ def test_where_it_ran(tmp_path, monkeypatch) -> None:
     assert commit().endswith(" (dirty)")
 
 
-GPUS = r"""printf 'NVIDIA H100 80GB HBM3\n%.0s' 1 2 | 2x NVIDIA H100 80GB HBM3
-printf 'NVIDIA L4\nNVIDIA T4\n' | 1x NVIDIA L4, 1x NVIDIA T4
-echo no devices; exit 9 | none"""
+GPUS = r"""printf 'NVIDIA H100 80GB HBM3, 81559\n%.0s' 1 2 | 2x NVIDIA H100 80GB HBM3 | 159.3 GB total
+printf 'NVIDIA L4, 23034\nNVIDIA T4, 15360\n' | 1x NVIDIA L4, 1x NVIDIA T4 | 37.5 GB total
+printf 'NVIDIA GB10, [N/A]\n' | 1x NVIDIA GB10 | None
+echo no devices; exit 9 | none | None"""
 
 
 @pytest.mark.parametrize("case", GPUS.splitlines())
 def test_gpus(tmp_path, monkeypatch, case) -> None:
-    smi, names = case.split(" | ")
+    smi, names, memory = case.split(" | ")
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     hardware = environment()["Hardware"]
     assert hardware["GPUs"] == names
+    assert str(hardware.get("GPU Memory")) == memory
     # Without a GPU, nothing is said about CUDA.
     cuda = torch.version.cuda or "n/a"
     assert hardware.get("CUDA Version") == (None if names == "none" else cuda)

@@ -24,7 +24,7 @@ CORPUS = SimpleNamespace(describe=lambda: DATA | {"world seed": None})
 
 
 def facts(state: State, runtime=ALONE):
-    metrics = under_test.pretraining_metrics(state, CORPUS) | under_test.run_metrics(state, runtime)
+    metrics = under_test.pretraining_metrics(state, CORPUS, {"letters": 1.5}) | under_test.run_metrics(state, runtime)
     return {name: format_value(value) for name, value in metrics.items()}
 
 
@@ -36,6 +36,9 @@ def test_the_fields_of_the_reference_and_where_the_text_came_from() -> None:
     assert float(told["Peak memory usage"].removesuffix("MiB")) > 50
     assert told["Data"] == "letters (3 files, 12,345 bytes, ffffffffffff)"
     assert told["Tokens seen"] in {"4000", "4,000"}
+    assert told["Epochs"] == "1.50"
+    mix = under_test.pretraining_metrics(State(), CORPUS, {"letters": 0.25, "more": 2.0})
+    assert mix["Epochs"] == "letters 0.25, more 2.00"
     assert told["Waited for data"].startswith("1.00")
     state = State(step=40, seconds=150.0, flops=1.2e15, steady_seconds=100.0, steady_flops=1e15)
     assert facts(state)["MFU %"] == "n/a"

@@ -15,6 +15,7 @@ from models import CONFIGS, lively
 from nanochat import engine as engine_module
 from nanochat import schedules
 from nanochat.engine import Completion, Engine
+from nanochat.log import format_value
 from nanochat.param_groups import build_groups, group_rates
 from nanochat.rollouts import ADVANTAGES, PolicyGradient, Rollouts, answer_row, reinforcement_metrics, row_tokens
 from nanochat.settings import OptimizerSettings
@@ -179,10 +180,20 @@ def test_an_epoch_asks_everything_once_in_an_order_of_its_own() -> None:
 def test_the_reward_has_a_moving_average() -> None:
     source, state = rollouts(MadeUp()), State(step=1)
     for reward in (0.04, 0.3):
-        source.metrics = {"rl/reward": reward}
+        source.metrics = {"rl/reward": reward, "rl/cut": 0.0}
         source.follow(state)
     metrics = reinforcement_metrics(state, "GSM8K", 7)
     assert metrics["Reward, a moving average"] == pytest.approx(0.9 * 0.04 + 0.1 * 0.3)
+
+
+@pytest.mark.parametrize(("cut", "warned"), [(0.04, False), (0.3, True)])
+def test_answers_that_are_cut_are_on_the_card_and_warned_about(capsys, cut, warned) -> None:
+    source, state = rollouts(MadeUp()), State(step=1)
+    source.metrics = {"rl/reward": 0.5, "rl/cut": cut}
+    source.follow(state)
+    assert (f"{cut:.0%} of the answers are cut at --max-new-tokens=8" in capsys.readouterr().out) is warned
+    assert format_value(reinforcement_metrics(state, "GSM8K", 7)["Answers cut at the limit"]) == f"{cut:.1%}"
+    assert reinforcement_metrics(State(), "GSM8K", 7)["Answers cut at the limit"] == "n/a"
 
 
 def test_it_learns_what_is_rewarded(tmp_path) -> None:

@@ -69,16 +69,15 @@ def evaluate_core(
     return scores
 
 
-def core_scores(trainer: Trainer, every: int) -> list[Evaluation]:
-    """Return the evaluation that scores CORE during training; none for every=-1."""
+def core_scores(trainer: Trainer, every: int, max_per_task: int) -> list[Evaluation]:
+    """Return the evaluation that scores CORE during training; none for every=-1. max_per_task: items, -1 for all."""
     if every < 0:
         return []
     name, tasks = open_core(trainer.tokenizer_tag)  # missing files are an error before training starts
     figure = name.lower().replace(" ", "_")  # in the metric log
 
     def score(state: State) -> None:
-        # 500 items of each task keep the estimate cheap. scripts.base_eval scores all.
-        scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, 500)
+        scores = evaluate_core(trainer.model, trainer.tokenizer, tasks, trainer.runtime, max(max_per_task, 0))
         each = {f"core/{label}": score.value for label, score in scores.items()}
         keep_figures(trainer.log, state, "core", {figure: average(scores.values())}, **each)
 

@@ -22,6 +22,7 @@ from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import read_json
 from nanochat.report.compare import decisions
 from nanochat.stages import STAGES, TITLES
+from nanochat.statistics import NOT_KNOWN
 
 if TYPE_CHECKING:
     from nanochat.report.plots import Plot
@@ -148,6 +149,11 @@ def _headlines(outcomes: Sequence[Outcome]) -> dict[str, Facts]:
 def markdown(card: Card, pictures: str) -> str:
     """Return the card as Markdown. pictures: the folder with the pictures, beside the file."""
     parts = ["# nanochat training report", f"Generated: {card['generated']}"]
+    checkout = card["environment"].get("Git Information", {})
+    if "Commit" in checkout:
+        # A record of an earlier version has no date.
+        date = f", {checkout['Date']}" if checkout.get("Date") else ""
+        parts.append(f"Code: commit {checkout['Commit']}{date}")
     if card["text"]:
         parts.append(f"Learned from: {card['text']}")
     parts += [f"Command: {card['command']}", "## Environment"]
@@ -157,17 +163,35 @@ def markdown(card: Card, pictures: str) -> str:
     for stage, share in zip(card["stages"], card["summary"]["shares"], strict=True):
         parts.append(f"## {share['title']}\ntimestamp: {_moment(stage['timestamp'])}")
         # Only fields marked for the card; the JSON file has the others. A metric wins over a setting's name.
-        facts = {name: stage["config"][name] for name in stage["card"]} | stage["metrics"]
+        settings = {name: stage["config"][name] for name in stage["card"] if name not in stage["off"]}
+        known = {name: value for name, value in stage["metrics"].items() if value != NOT_KNOWN}
+        facts = settings | known
         if stage["stage"] == "base_train" and share["dollars"] is not None:
             facts["Dollars"] = {"value": share["dollars"], "format": ",.2f"}
+        hidden = _hidden(len(stage["off"]), len(stage["metrics"]) - len(known))
+        if hidden:
+            facts["Not shown"] = hidden
         if facts:
             parts.append(_listing(facts))
         for table in stage["tables"]:
             parts += [f"### {table['title']}", markdown_table(table)]
+            if "note" in table:
+                parts.append(table["note"])
         for name, plot in plots([stage]).items():
             # Quoted, because a blank would end the link.
             parts.append(f"![{plot['title']}]({quote(f'{pictures}/{name}')})")
-    return "\n\n".join([*parts, "## Summary", summary(card)]) + "\n"
+    bloat = [_listing(card["environment"]["Bloat"])] if "Bloat" in card["environment"] else []
+    return "\n\n".join([*parts, "## Summary", *bloat, summary(card)]) + "\n"
+
+
+def _hidden(settings: int, figures: int) -> str:
+    """Return what a section leaves out, in words."""
+    parts = []
+    if settings:
+        parts.append(f"{settings} {'setting' if settings == 1 else 'settings'} at the default that does nothing")
+    if figures:
+        parts.append(f"{figures} {'figure' if figures == 1 else 'figures'} that this machine does not have")
+    return " and ".join(parts)
 
 
 def plots(stages: Sequence[Record]) -> "dict[str, Plot]":

@@ -1,11 +1,15 @@
 """The report card as one HTML file without scripts or requests, for phone and desk, light and dark mode."""
 
+import math
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 
+from nanochat.log import Record, duration, markdown_table
 from nanochat.report.card import Card, markdown, plots
-from nanochat.report.plots import STYLE, draw_plot
+from nanochat.report.plots import STYLE, Bar, draw_bars, draw_plot
+from nanochat.stages import CORE, SHOWN
 
 # Nothing is fetched or run, whatever text a run has put into its records.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -45,13 +49,66 @@ PAGE = """<!doctype html>
 </html>
 """
 FOLDER = "pictures"  # of the links that stand for the pictures
+SCORES = "scores.svg"  # a picture that only the page has
 
 
 def html_page(card: Card) -> str:
-    """Return the card in Markdown as a page, which contains the pictures."""
+    """Return the card as a page, which contains the pictures: first what matters most, then the card in Markdown."""
     # Only these parts of Markdown: other texts appear as they are.
     renderer = MarkdownIt("zero").enable(["heading", "list", "table", "hr", "image"])
-    pictures = {quote(f"{FOLDER}/{name}"): draw_plot(plot) for name, plot in plots(card["stages"]).items()}
+    pictures = {name: draw_plot(plot) for name, plot in plots(card["stages"]).items()}
+    pictures[SCORES] = draw_bars("Scores, with standard errors", scores(card))
+    drawings = {quote(f"{FOLDER}/{name}"): drawing for name, drawing in pictures.items()}
     # The drawing itself is part of the page; nothing else is an image.
-    renderer.add_render_rule("image", lambda _, tokens, index, *__: pictures.get(tokens[index].attrs["src"], ""))
-    return PAGE.format(policy=POLICY, style=PAGE_STYLE + STYLE, content=renderer.render(markdown(card, FOLDER)))
+    renderer.add_render_rule("image", lambda _, tokens, index, *__: drawings.get(tokens[index].attrs["src"], ""))
+    title, _, rest = markdown(card, FOLDER).partition("\n\n")
+    content = renderer.render("\n\n".join([title, *opening(card), rest]))
+    return PAGE.format(policy=POLICY, style=PAGE_STYLE + STYLE, content=content)
+
+
+def opening(card: Card) -> list[str]:
+    """Return paragraphs of Markdown: what was trained on what, its loss and its scores, and three answers."""
+    stages = card["stages"]
+    trained = [stage for stage in stages if stage["stage"] == "base_train"]
+    sentences = []
+    if trained and "Number of parameters" in trained[-1]["metrics"]:
+        sentences.append(f"A model with {trained[-1]['metrics']['Number of parameters']:,} parameters.")
+    if card["text"]:
+        tokens = f", {trained[-1]['metrics']['Tokens seen']:,} tokens of pretraining" if trained else ""
+        sentences.append(f"It learned from: {card['text']}{tokens}.")
+    found = card["summary"]
+    machine = card["environment"]["Hardware"]
+    place = machine.get("GPUs", "none")
+    if place == "none":
+        place = f"CPUs ({machine['CPUs']})" if "CPUs" in machine else "a CPU"
+    price = f" and cost ${found['dollars']:.2f}" if found["dollars"] is not None else ""
+    sentences.append(f"All stages together took {duration(found['seconds'])} on {place}{price}.")
+    parts = [" ".join(sentences)]
+    curve = next((name for name, plot in plots(trained[-1:]).items() if plot["title"] == "Loss"), None)
+    pictures = [curve] if curve else []
+    if scores(card):
+        pictures.append(SCORES)
+    parts += [f"![{name}]({quote(f'{FOLDER}/{name}')})" for name in pictures]
+    answers = sample_answers(stages)
+    if answers:
+        parts += ["### Answers", markdown_table(answers)]
+    return parts
+
+
+def scores(card: Card) -> list[Bar]:
+    """Return the headline scores of the newest model that has each."""
+    bars = []
+    for name, columns in card["summary"]["metrics"].items():
+        found = [value for value in columns.values() if isinstance(value, dict)]
+        if found and name.partition(" (")[0] in (*SHOWN, *CORE):
+            bars.append(Bar(name, found[-1]["value"], found[-1].get("stderr", math.nan)))
+    return bars
+
+
+def sample_answers(stages: Sequence[Record]) -> Record | None:
+    """Return the first three sample answers of the newest model, or of a base model what it writes."""
+    for title in ("Sample answers", "Samples"):
+        tables = [table for stage in stages for table in stage["tables"] if table["title"] == title]
+        if tables:
+            return {**tables[-1], "rows": tables[-1]["rows"][:3]}
+    return None

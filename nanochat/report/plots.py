@@ -6,9 +6,9 @@ are those of Okabe and Ito, darker where text needs it, and lines have dashes to
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -17,6 +17,9 @@ WIDTH = 400  # pixels, as all sizes here
 TOP = 44  # the plot area begins below title and legend
 BOTTOM = 214  # the plot area ends above the axis labels
 HEIGHT = 252
+ROW = 20  # height of a bar with the room around it
+NAMES = 170  # left of the bars
+VALUES = 52  # right of the bars
 CHARACTER = 7.4  # width per digit in the widest common font
 MARGIN = 24  # right of the points, for half a label
 SUFFIXES = ["", "k", "M", "G", "T"]  # of powers of 1000
@@ -35,12 +38,23 @@ STYLE = """
 .plot .end { text-anchor: end; }
 .plot .middle { text-anchor: middle; }
 .plot .grid { stroke: currentColor; opacity: .2; }
+.plot rect { fill: var(--color); }
+.plot .rest { fill: currentColor; opacity: .12; }
+.plot .error { stroke: currentColor; stroke-width: 2; }
 .plot circle { fill: var(--color); }
 .plot .line { fill: none; stroke: var(--color); stroke-width: 1.5; stroke-linejoin: round; }
 .plot .line:is(.s2, .s4) { stroke-dasharray: 6 3; } .plot .line:is(.s3, .s5) { stroke-dasharray: 2 3; }
 """
 
 Plot = Mapping[str, Any]
+
+
+class Bar(NamedTuple):
+    """A score from 0 to 1 with its standard error."""
+
+    name: str
+    value: float
+    stderr: float  # nan for a single item
 
 
 def draw_plot(plot: Plot, head: str = '<svg class="plot"', style: str = "") -> str:
@@ -54,6 +68,29 @@ def picture_file(plot: Plot) -> str:
     # Markdown viewers show a picture at its own size: a third larger than drawn reads well.
     head = '<svg xmlns="http://www.w3.org/2000/svg" width="520" class="plot"'
     return draw_plot(plot, head, f"<style>{STYLE}</style>") + "\n"
+
+
+def draw_bars(title: str, bars: Sequence[Bar]) -> str:
+    """Return scores as an SVG element for a page that contains STYLE: a bar from 0 to each, and a line of its error."""
+    height = 32 + ROW * len(bars)
+    elements = [
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">',
+        _text(0, 14, title, "title"),
+    ]
+    full = WIDTH - NAMES - VALUES  # width of a score of 1
+    for number, bar in enumerate(bars):
+        middle = 32 + ROW * (number + 0.5)
+        value = min(max(bar.value, 0.0), 1.0)  # a score below guessing has no bar
+        elements += [
+            _text(NAMES - 8, middle + 4, bar.name, "end"),
+            f'<rect class="rest" x="{NAMES}" y="{middle - 6:.1f}" width="{full}" height="12"/>',
+            f'<rect class="s0" x="{NAMES}" y="{middle - 6:.1f}" width="{full * value:.1f}" height="12"/>',
+            _text(WIDTH, middle + 4, f"{bar.value:.1%}", "end"),
+        ]
+        if math.isfinite(bar.stderr):
+            ends = [NAMES + full * min(max(end, 0.0), 1.0) for end in (bar.value - bar.stderr, bar.value + bar.stderr)]
+            elements.append(f'<path class="error" d="M{ends[0]:.1f} {middle:.1f}H{ends[1]:.1f}"/>')
+    return "\n".join([*elements, "</svg>"])
 
 
 # ---- axes ----

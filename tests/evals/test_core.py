@@ -138,8 +138,8 @@ def test_the_evaluation_of_the_training_loop(model, tokenizer, tasks, tmp_path, 
         trainer = SimpleNamespace(
             model=model, tokenizer=tokenizer, runtime=bundles.one_process(), log=log, tokenizer_tag="none"
         )
-        assert core_scores(trainer, -1) == []
-        [evaluation] = core_scores(trainer, 5)
+        assert core_scores(trainer, -1, 500) == []
+        [evaluation] = core_scores(trainer, 5, -1)
         evaluation.evaluate(state)
         [record] = read_metrics(log.path)
     assert model.attention == "flash3"

@@ -74,6 +74,17 @@ timestamp: 2025-10-24 01:20:23
     )
 
 
+def test_what_says_nothing_is_counted(tmp_path) -> None:
+    config = {"depth": 3, "clip": 0.0, "sugar": False}
+    leave(tmp_path, "bake", config=config, card=[*config], off=["clip", "sugar"], metrics={"size": 3, "MFU %": "n/a"})
+    leave(tmp_path, "boil", config=config, card=[*config], metrics={"size": 3})
+    found = sections(render(tmp_path))
+    hidden = "2 settings at the default that does nothing and 1 figure that this machine does not have"
+    assert found["bake"].partition("\n\n")[2].splitlines()[:3] == ["- depth: 3", "- size: 3", f"- Not shown: {hidden}"]
+    assert "Not shown" not in found["boil"]
+    assert read_card(tmp_path)["stages"][0]["metrics"]["MFU %"] == "n/a"
+
+
 def test_the_summary_of_headline_metrics(tmp_path) -> None:
     leave(tmp_path, "base_eval", "old", metrics={"CORE metric": 0.1}, timestamp="2025-10-24T01:00:00.000+00:00")
     leave(tmp_path, "base_eval", "new", metrics={"CORE metric": {"value": 0.0155, "stderr": 0.002}, "other": 1})

@@ -1,6 +1,8 @@
 """The HTML card of a small real run, in a real browser: on a phone and a desk, by day and by night."""
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from base_runs import Base
@@ -66,6 +68,32 @@ def test_a_reader_sees_all_of_it(visit, run, width, scheme, tmp_path) -> None:
     assert (seen["title"], seen["made"]) == ("nanochat training report", 0)
     for words in ("Base model training", "Final validation bpb", "world_people", "Total wall clock time", EVIL, LONG):
         assert words in seen["text"], words
+
+
+def test_it_opens_with_what_was_trained_and_how_well(tmp_path) -> None:
+    assert "<rect" not in opened(tmp_path, "tok_train")  # nothing was trained yet
+    loss = {"title": "Loss", "x": "tokens", "y": "nats", "series": {"train": [[0, 9], [5.0, 2.0]]}}
+    metrics = {"Number of parameters": 92274688, "Tokens seen": 104857600, "Data": "letters"}
+    assert "Loss" in opened(tmp_path, "base_train", metrics=metrics, curves=[loss])
+    rows = [["GSM8K", f"What is {number} + 1?", f"{number + 1}", "yes"] for number in range(5)]
+    answers = {"title": "Sample answers", "columns": [[name, ""] for name in ("Task", "Question", "Answer", "Right")]}
+    for stage, score in (("chat_eval_sft", 0.3), ("chat_eval_rl", 0.4)):
+        scores = {"GSM8K": {"value": score, "stderr": 0.02, "format": ".4f"}, "Step": 7}
+        first = opened(tmp_path, stage, metrics=scores, tables=[answers | {"rows": rows}])
+    text = re.sub("<[^>]*>", " ", first)
+    sentence = (
+        "A model with 92,274,688 parameters. It learned from: letters, 104,857,600 tokens of pretraining. All stages"
+    )
+    assert f"{sentence} together took 11h33m on 8x NVIDIA H100 80GB HBM3 and cost $277.39." in text
+    assert "40.0%" in text  # of the newest model
+    assert "30.0%" not in text
+    assert re.findall(r"What is (\d)", text) == ["0", "1", "2"]
+
+
+def opened(base: Path, stage: str, **changes: Any) -> str:
+    """Leave an outcome; return the page up to the card itself."""
+    leave(base, stage, **changes)
+    return html_page(read_card(base)).partition("Generated: ")[0].partition("</style>")[2]
 
 
 def test_it_asks_for_nothing_and_runs_nothing(run) -> None:

@@ -16,6 +16,8 @@ CARD = rf"""# nanochat training report
 
 Generated: {TIME}
 
+Code: commit f1e8954 \(dirty\)
+
 Command: python -m scripts\.tok_train
 
 ## Environment
@@ -49,6 +51,8 @@ timestamp: 2025-10-24 01:20:23
 - num_special_tokens: 9
 
 ## Summary
+
+- Characters: 474,203
 
 Total wall clock time: 2h53m
 Total cost: \$69\.35
@@ -115,7 +119,7 @@ def test_the_record_has_everything(tmp_path, base, here) -> None:
     documented = (ROOT / "docs/report.md").read_text(encoding="utf-8")
     assert list(found) == re.findall(r"^\| `(\w+)` \|", documented, re.MULTILINE)
     original = read_json(base / "tok_train/default/outcome.json")
-    assert found["stages"][0] == original | {"curves": []}
+    assert found["stages"][0] == original | {"curves": [], "off": []}
     assert found["stages"][1]["metrics"] == {"stripes": {"value": 0.5, "stderr": None}}
     assert found["summary"]["seconds"] == 2 * original["seconds"]
     assert read_record(tmp_path / "card.json") == found

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from nanochat.report.plots import STYLE, TOP, WIDTH, draw_plot, label, picture_file, ticks
+from nanochat.report.plots import STYLE, TOP, WIDTH, Bar, draw_bars, draw_plot, label, picture_file, ticks
 
 CURVE = {
     "title": "Loss <of> a run",
@@ -85,3 +85,15 @@ def test_lines_differ_for_colour_blind_eyes(eyes, mode) -> None:
     for one, other in itertools.combinations(range(6), 2):
         if dashes[one] == dashes[other]:
             assert np.abs(seen[one] - seen[other]).max() > 0.3, (one, other)
+
+
+def test_bars_are_as_long_as_their_scores() -> None:
+    bars = [Bar("all <right>", 1.0, 0.0), Bar("half", 0.5, 0.1), Bar("below guessing", -0.2, math.nan)]
+    root = ElementTree.fromstring(draw_bars("Scores", bars))
+    full = float(of_class(root, "rest")[0].get("width"))
+    assert [float(bar.get("width")) / full for bar in of_class(root, "s0")] == pytest.approx([1, 0.5, 0], abs=1e-3)
+    errors = [re.findall(r"[\d.]+", line.get("d")) for line in of_class(root, "error")]
+    lengths = [(float(end) - float(start)) / full for start, _, end in errors]
+    assert lengths == pytest.approx([0, 0.2], abs=1e-3)  # a single item has no error
+    words = [text.text for text in root.iter() if text.tag == "text"]
+    assert words == ["Scores", "all <right>", "100.0%", "half", "50.0%", "below guessing", "-20.0%"]

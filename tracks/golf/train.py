@@ -70,7 +70,8 @@ def main(config: Config) -> None:
             evaluations,
             after_step=[lambda state: rounding(state.progress)],
         )
-        metrics = plan.summary | pretraining_metrics(state, corpus) | scale_metrics(state, trainer.runtime)
+        metrics = plan.summary | pretraining_metrics(state, corpus, source.epochs)
+        metrics |= scale_metrics(state, trainer.runtime)
         trainer.finish(state, {"model_tag": config.tag} | metrics)
 
 
