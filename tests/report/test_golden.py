@@ -14,6 +14,7 @@ import pytest
 from bundles import world_tasks, write_bundle
 from conftest import ROOT, checked
 from corpora import write_letters
+from outcomes import card_fields
 
 from nanochat.paths import read_json, write_json
 from nanochat.report.card import markdown, read_card
@@ -105,38 +106,8 @@ def card(tmp_path_factory: pytest.TempPathFactory, quick: str, fake_hub: Path) -
     return markdown(read_card(folder / "base"), "report")
 
 
-def fields(text: str) -> list[str]:
-    """Return the fields of a section in order: labels, columns and rows of tables, and the time."""
-    found = []
-    table = ""
-    lines = [*text.splitlines(), ""]
-    for number, line in enumerate(lines):
-        if line.startswith("### "):
-            table = f"{line.removeprefix('### ')} | "
-        elif line.startswith("| --"):
-            found += [f"{table}{cell.strip()}" for cell in lines[number - 1].strip("| ").split(" | ")]
-        elif line.startswith("| ") and not lines[number + 1].startswith("| --"):
-            found.append(f"{table}row {line.strip('| ').split(' | ')[0].strip()}")
-        elif match := re.match(
-            r"- (Tokens : Params ratio|[^:]+):|(timestamp|Generated|Run started|Total [\w ]+):", line
-        ):
-            found.append(match[1] or match[2])
-    return found
-
-
-def parts(card: str) -> dict[str, list[str]]:
-    """Return the fields by section, those of the head by its parts."""
-    head, _, rest = card.partition("\n---\n")
-    found = {"": fields(head)}
-    for level, text in (("### ", head), ("## ", rest)):
-        for section in re.split(f"^{level}", text, flags=re.MULTILINE)[1:]:
-            title, _, content = section.partition("\n")
-            found[title] = fields(content)
-    return found
-
-
 def test_every_section_and_field_of_the_reference_is_there(card) -> None:
-    found = parts(card)
+    found = card_fields(card)
     assert [section for section in found if section in GOLDEN] == list(GOLDEN)
     missing = []
     for section, names in GOLDEN.items():
