@@ -107,5 +107,3 @@ def test_every_committed_card_is_listed_with_the_code_it_depends_on() -> None:
         assert not card.track or card.path.startswith(f"tracks/{card.track}/")
     for path in TRUNK:
         assert (ROOT / path).exists()
-
-
