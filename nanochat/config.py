@@ -291,7 +291,7 @@ def run_script(main: Callable[[Any], None]) -> None:
     except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
         if sys.flags.dev_mode:  # python -X dev shows the traceback
             raise
-        sentence, code = _last_message(error)
+        sentence, code = last_words(error)
         print_line(sentence, file=sys.stderr)
         raise SystemExit(code) from None
 
@@ -332,8 +332,13 @@ def collect_signals(*numbers: int, react: Callable[[int], None] | None = None) -
             signal.signal(number, handler)
 
 
-def _last_message(error: BaseException) -> tuple[str, int]:
-    """Return the sentence that ends a script, and its exit code."""
+def last_words(error: BaseException) -> tuple[str, int]:
+    """Return what to print of an exception that ends a process, and the exit code."""
+    if isinstance(error, SystemExit):  # whoever raised it has said why
+        return "", error.code if isinstance(error.code, int) else 1
+    expected = isinstance(error, ValueError | OSError | FloatingPointError | KeyboardInterrupt)
+    if not expected or sys.flags.dev_mode:  # python -X dev shows the traceback
+        return "".join(traceback.format_exception(error)), 1
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", 130  # shells report 128 + SIGINT
     if isinstance(error, OSError) and error.filename:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,7 +22,7 @@ from nanochat.errors import UserError
 from nanochat.hardware import Accelerator, find_accelerator, given_price, parse_hardware
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
-from nanochat.watch import process_group
+from nanochat.watch import joined, process_group
 
 Value = TypeVar("Value")
 
@@ -199,16 +199,20 @@ def setup(device_type: str = "auto", dtype: str = "auto", attention: str = "auto
     # older one.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"))
     avoid_broken_amx()
-    device = _device(device_type)
     distributed = all(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))  # Slurm sets only some
     rank = int(os.environ["RANK"]) if distributed else 0
     world_size = int(os.environ["WORLD_SIZE"]) if distributed else 1
-    precision = _precision(device, dtype)
-    name = _device_name(device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # NCCL uses the current device
-        torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
-    with process_group(device, rank, world_size) if world_size > 1 else nullcontext() as store:
+    with ExitStack() as stack:
+        # First of all, so that the other ranks learn of whatever fails here.
+        store = stack.enter_context(joined(rank, world_size)) if world_size > 1 else None
+        device = _device(device_type)
+        precision = _precision(device, dtype)
+        name = _device_name(device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # NCCL uses the current device
+            torch.set_float32_matmul_precision("high")  # TF32 for the products that stay in fp32
+        if store:
+            stack.enter_context(process_group(store, device, rank, world_size))
         accelerator = find_accelerator(name)
         print0(f"device: {device.type} ({name}), ranks: {world_size}, precision: {precision}")
         yield Runtime(device, DTYPES[precision], attention, rank, world_size, accelerator, store)

@@ -1,12 +1,16 @@
-"""A rank that dies, stops or does not start: the others name it, and end within a minute."""
+"""A rank that dies, stops or does not start: the others name it, and end within a minute. One that fails says why."""
 
 import os
+import re
 import signal
 import socket
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 from base_runs import Base
+from conftest import ROOT
 
 from nanochat import watch
 
@@ -59,3 +63,83 @@ def test_a_rank_that_does_not_start_is_named(base, missing) -> None:
     other.join(60)
     assert (other.exitcode, f"error: rank {missing} has not started" in job.err(1 - missing)) == (2 - missing, True)
     job.kill()
+
+
+# ---- a rank that fails alone ----
+
+# Raised on rank 1 while rank 0 waits in a collective -> (exit code, what all logs say).
+FAILURES = {
+    "memory": ("torch.OutOfMemoryError('CUDA out of memory with one row')", 1, "CUDA out of memory with one row"),
+    "cuda": ("RuntimeError('CUDA error: an illegal memory access')", 1, "CUDA error: an illegal memory access"),
+    "file": ("FileNotFoundError(2, 'No such file', '/data/shard')", 1, "/data/shard: No such file"),
+    "hub": ("__import__('nanochat.data.hub').data.hub.HubError('the hub is away')", 2, "the hub is away"),
+    "assertion": ("AssertionError('five is four')", 1, "AssertionError: five is four"),
+    "defect": ("KeyError('n_layer')", 1, "KeyError: 'n_layer'"),
+    "flag": ("__import__('nanochat.errors').errors.UserError('write --depth=4')", 2, "write --depth=4"),
+    "nccl": ("RuntimeError('NCCL error: unhandled system error')", 1, "NCCL error: unhandled system error"),
+    "exit": ("SystemExit(3)", 3, "exit code 3"),
+}
+# destroy_process_group waits as under NCCL, where other ranks wait in a collective.
+PROGRAM = """
+import sys, time
+import torch
+import torch.distributed as dist
+from nanochat.config import options, run_script
+from nanochat.runtime import setup
+
+dist.destroy_process_group = lambda: time.sleep(600)
+
+@options()
+class Config:
+    pass
+
+def main(config: Config) -> None:
+    with setup("cpu") as runtime:
+        runtime.all_gather(0)
+        if runtime.rank == 1:
+            raise FAILURE
+        runtime.all_gather(1)
+
+if __name__ == "__main__":
+    run_script(main)
+"""
+
+
+def run_program(text: str) -> None:
+    quick()
+    exec(text, {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize(("error", "code", "reason"), FAILURES.values(), ids=FAILURES)
+def test_the_reason_of_a_rank_that_fails_alone_is_in_all_logs(base, monkeypatch, error, code, reason) -> None:
+    monkeypatch.setattr("sys.argv", ["program"])
+    job = base.fork(run_program, PROGRAM.replace("FAILURE", error), ranks=3)
+    assert job.codes(60) == [code] * 3
+    for rank in (0, 2):
+        assert re.fullmatch(f"error: rank 1 has failed: (.*: )?{reason}", job.err(rank).splitlines()[-1])
+    assert reason in job.err(1) or error.startswith("SystemExit")  # whoever raises that has printed why
+
+
+def test_under_torchrun_all_logs_have_the_reason(tmp_path) -> None:
+    """torchrun ends the other ranks as soon as it sees that one has ended."""
+    (tmp_path / "program.py").write_text(PROGRAM.replace("FAILURE", FAILURES["memory"][0]), encoding="utf-8")
+    command = [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        "--redirects=3",
+        "--log-dir=logs",
+        "program.py",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}", "NANOCHAT_BASE_DIR": f"{tmp_path}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode
+    for rank in (0, 1):
+        [log] = (tmp_path / "logs").rglob(f"{rank}/stderr.log")
+        assert "CUDA out of memory with one row" in log.read_text(encoding="utf-8").splitlines()[-1]
