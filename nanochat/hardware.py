@@ -3,11 +3,15 @@
 import os
 import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nanochat.errors import UserError
 from nanochat.tables import parse_table
 
 Figure = float | None  # None: unknown, or lacking
+
+NVIDIA_DEVICE = Path("/dev/nvidiactl")  # there is a GPU and a driver, though not always one that torch can use
+LEAST_DRIVERS = {"12": 525, "13": 580}  # major version of CUDA -> series of the driver, by NVIDIA's release notes
 
 
 @dataclass(frozen=True)
@@ -135,3 +139,12 @@ def _price(text: str, given: str) -> float:
 
 def _plain(name: str) -> str:
     return re.sub(r"[\s_-]", "", name).lower().removeprefix("rtx")
+
+
+def nvidia_driver() -> str:
+    """Return the version of NVIDIA's driver, "" if there is none; a container has this file without nvidia-smi too."""
+    version = Path("/proc/driver/nvidia/version")
+    if not version.exists():
+        return ""
+    found = re.search(r"(?<!\S)\d+\.\d+(\.\d+)?(?!\S)", version.read_text(encoding="utf-8", errors="replace"))
+    return found[0] if found else ""

@@ -19,7 +19,15 @@ import torch.distributed as dist
 import rustbpe
 from nanochat.config import collect_signals, stop_signals
 from nanochat.errors import UserError
-from nanochat.hardware import Accelerator, find_accelerator, given_price, parse_hardware
+from nanochat.hardware import (
+    LEAST_DRIVERS,
+    NVIDIA_DEVICE,
+    Accelerator,
+    find_accelerator,
+    given_price,
+    nvidia_driver,
+    parse_hardware,
+)
 from nanochat.log import is_main_rank, print0, print_line
 from nanochat.paths import base_dir
 from nanochat.watch import joined, process_group
@@ -227,8 +235,34 @@ def avoid_broken_amx() -> None:
         os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 
+def unusable_gpu() -> str:
+    """Return why torch cannot use the NVIDIA GPU of this machine; "" if it can, or if there is none.
+
+    Without this, a driver that is too old or a container without its toolkit would look like a machine without a GPU.
+    """
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # whoever sets that wants no GPU
+    if hidden or not NVIDIA_DEVICE.exists() or torch.cuda.is_available():
+        return ""
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    try:
+        torch.cuda.init()
+        reason = "torch finds none"
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0].partition(" Please update")[0].rstrip(".")
+    least = LEAST_DRIVERS.get(torch.version.cuda.partition(".")[0])
+    needs = f", and CUDA {torch.version.cuda} needs {least} or newer" if least else ""
+    return f"{reason} (driver {nvidia_driver() or 'unknown'}{needs})"
+
+
 def _device(device_type: str) -> torch.device:
     """Return this rank's device; auto: the first of cuda, mps, cpu on this machine."""
+    obstacle = unusable_gpu() if device_type == "auto" else ""
+    if obstacle:
+        raise UserError(
+            f"this machine has an NVIDIA GPU that cannot be used: {obstacle}. "
+            "Install a newer driver, or choose the CPU with --device-type=cpu or CUDA_VISIBLE_DEVICES=-1"
+        )
     present = [name for name in ("cuda", "mps", "cpu") if torch.get_device_module(name).is_available()]
     if device_type not in ("auto", *present):
         raise UserError(f"--device-type={device_type} is not on this machine, use one of {', '.join(present)}")

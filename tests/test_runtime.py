@@ -13,6 +13,7 @@ from conftest import ROOT
 from loop_parts import ALONE
 
 from nanochat import runtime as under_test
+from nanochat.errors import UserError
 from nanochat.runtime import DTYPES, free_memory, planned_hardware, setup, stop_requests
 
 CPU_ONLY = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -83,6 +84,23 @@ def test_what_cannot_be_is_refused_and_hardware_for_a_plan(monkeypatch) -> None:
     count, cpu = planned_hardware("", nodes=2)
     assert (count, cpu.dollars) == (2, 49)
     assert 0.1 < cpu.memory < 10_000
+
+
+@CPU_ONLY
+def test_a_gpu_that_torch_cannot_use_is_no_machine_without_a_gpu(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(under_test, "NVIDIA_DEVICE", tmp_path)  # a file of the driver is there
+    monkeypatch.setattr(under_test, "nvidia_driver", lambda: "535.104.05")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(
+        UserError, match=r"an NVIDIA GPU that cannot be used: .+\(driver 535.104.05, and CUDA"
+    ) as refused:
+        chosen("auto")
+    assert "Install a newer driver, or choose the CPU with --device-type=cpu" in str(refused.value)
+    with pytest.raises(UserError, match="an NVIDIA GPU that cannot be used"):
+        planned_hardware("")
+    assert chosen("cpu").device.type == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # hidden on purpose
+    assert chosen("auto").device.type == "cpu"
 
 
 def test_memory(monkeypatch) -> None:

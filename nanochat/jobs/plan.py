@@ -90,6 +90,7 @@ class Setting:
     idle: int  # other GPUs
     accelerator: Accelerator | None  # GPU model; None: CPU only
     data: str  # with absolute folders
+    obstacle: str = ""  # why the GPU of this machine cannot be used
 
     @property
     def world(self) -> Path | None:
@@ -122,10 +123,23 @@ def planned_nodes() -> int:
     return int(os.environ.get("NANOCHAT_NODES", "1").rpartition(":")[2])
 
 
+def has_gpu_device() -> bool:
+    return any(Path(path).exists() for path in GPU_DEVICES)
+
+
+def unusable_gpu() -> str:
+    """Return why torch cannot use the GPU of this machine; "" if it can, or if there is none."""
+    # Importing torch takes seconds: without a driver there is nothing to find.
+    if not has_gpu_device():
+        return ""
+    from nanochat import runtime
+
+    return runtime.unusable_gpu()
+
+
 def find_hardware(named: str, nodes: int) -> tuple[int, Accelerator | None]:
     """Return count and kind for the GPUs named by --on, or of so many nodes; without local GPUs torch stays out."""
-    # Importing torch takes seconds: without a driver there is nothing to find.
-    if not (named or any(Path(path).exists() for path in GPU_DEVICES)):
+    if not named and (not has_gpu_device() or unusable_gpu()):
         return 0, None
     from nanochat.runtime import planned_hardware
 
@@ -161,6 +175,13 @@ def choose_setting(request: PlanSettings) -> Setting:
         has_text = not count or data != "auto" or bool(found) or has_network(request.on)
         name, reason = choose_scale(count, accelerator, has_text)
     scale = SCALES[name]
+    # Such a machine trains on its CPU only if that was asked for.
+    obstacle = "" if request.on else unusable_gpu()
+    if obstacle and (request.scale == "auto" or name not in CPU_SCALES):
+        raise UserError(
+            f"this machine has an NVIDIA GPU that cannot be used: {obstacle}. "
+            "Install a newer driver, or train on the CPU with --scale=embedded"
+        )
     if data == "auto":
         data = "world" if scale.world else found or "climbmix"
         if not (scale.world or found or has_network(request.on)):
@@ -183,6 +204,7 @@ def choose_setting(request: PlanSettings) -> Setting:
         idle=count - gpus,
         accelerator=accelerator,
         data=data,
+        obstacle=obstacle,
     )
 
 
@@ -223,9 +245,11 @@ def launch_words(setting: Setting) -> list[str]:
     return [*TORCHRUN, *ranks] if ranks else []
 
 
-def stage_options(name: str, flags: Flags, wandb: str) -> list[str]:
+def stage_options(name: str, flags: Flags, setting: Setting) -> list[str]:
     """Return the flags of a stage that do not change its result."""
-    options = [f"--run={wandb}"] if wandb else []
+    options = [f"--run={setting.request.wandb}"] if setting.request.wandb else []
+    if setting.obstacle:
+        options.append("--device-type=cpu")
     # A node may fail, and the steps since a checkpoint are lost.
     if planned_nodes() > 1 and name in TRAINING and "--save-every" not in flags:
         options.append("--save-every=100")
@@ -271,7 +295,7 @@ def make_job(
             data=setting.data if reads_text else "",
             files=[] if reads_text else [list(astuple(file)) for file in files],
             launch=[] if is_tokenizer else launch,
-            options=[] if is_tokenizer else stage_options(name, flags[name], request.wandb),
+            options=[] if is_tokenizer else stage_options(name, flags[name], setting),
             skip=skips.get(name, ""),
         )
         steps.append(step)

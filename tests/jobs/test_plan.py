@@ -8,6 +8,7 @@ import sys
 import pytest
 from conftest import plant_world
 
+from nanochat.errors import UserError
 from nanochat.hardware import find_accelerator
 from nanochat.jobs import plan
 from nanochat.jobs.estimate import BaseRun
@@ -116,6 +117,22 @@ def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch) -
     monkeypatch.setattr(plan, "PREFLIGHT", "tracks.gone.preflight")
     with pytest.raises(ValueError, match=f"^{sentence}$"):
         planned(tag="cpu")
+
+
+def test_a_gpu_that_torch_cannot_use_stops_the_plan_unless_a_cpu_scale_was_asked_for(planned, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "GPU_DEVICES", [os.devnull])
+    monkeypatch.setattr("nanochat.runtime.unusable_gpu", lambda: "the driver is too old (driver 535.104.05)")
+    sentence = (
+        r"an NVIDIA GPU that cannot be used: the driver is too old \(driver 535.104.05\)\. Install a newer driver, or"
+    )
+    for flags in ({}, {"scale": "1gpu"}):
+        with pytest.raises(UserError, match=f"{sentence} train on the CPU with --scale=embedded"):
+            planned(**flags)
+    job, text = planned(scale="embedded")
+    assert "cores, no GPU" in text
+    on_cpu = [step.name for step in job.steps if "--device-type=cpu" in step.options]
+    assert on_cpu == [name for name in PLANNED_STAGES if not name.startswith("tok")]
+    assert planned(on="8xH100")[0].settings["scale"] == "8xh100"  # a plan for another machine
 
 
 def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, monkeypatch) -> None:
