@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nanochat.cross_entropy import CHUNK_BYTES
+from nanochat.data.hub import HubError
 from nanochat.decoder import Prefix
 from nanochat.evals.core_tasks import COMPLETION, BundleTask, Item, open_core, tokenize_items
 from nanochat.gpt import GPT
@@ -70,10 +71,23 @@ def evaluate_core(
 
 
 def core_scores(trainer: Trainer, every: int, max_per_task: int) -> list[Evaluation]:
-    """Return the evaluation that scores CORE during training; none for every=-1. max_per_task: items, -1 for all."""
+    """Return the evaluation that scores CORE during training; none for every=-1. max_per_task: items, -1 for all.
+
+    Without the tasks' files there is none either, and a line says so: they are on a server of their own, and the run
+    can do without this estimate.
+    """
     if every < 0:
         return []
-    name, tasks = open_core(trainer.tokenizer_tag)  # missing files are an error before training starts
+    name, tasks, obstacle = "", [], ""
+    try:
+        name, tasks = open_core(trainer.tokenizer_tag)
+    except HubError as error:
+        obstacle = str(error)
+    # Each rank reads files of its own machine, and all score or none does.
+    obstacle = next(filter(None, trainer.runtime.all_gather(obstacle)), "")
+    if obstacle:
+        print0(f"core: no estimate during training, {obstacle}")
+        return []
     figure = name.lower().replace(" ", "_")  # in the metric log
 
     def score(state: State) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from nanochat.config import Count, option, options
 from nanochat.data import hub
+from nanochat.data.bundle import URL as BUNDLE_URL
 from nanochat.data.corpus import CORPORA, absolute_data, is_named, parse_data, text_here, world_seed
 from nanochat.data.hub import HubFile
 from nanochat.environment import ROOT
@@ -115,7 +116,8 @@ class Setting:
     @property
     def has_bundle(self) -> bool:
         """True if the public tasks of CORE are here or can be downloaded; for a model of own text nothing is."""
-        return hub.is_here(BUNDLE) or (not self.own_text and has_network(self.request.on))
+        # They are not on the hub, but on a server of their own.
+        return hub.is_here(BUNDLE) or (not self.own_text and (bool(self.request.on) or not hub.refusal(BUNDLE_URL)))
 
 
 def planned_nodes() -> int:

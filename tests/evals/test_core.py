@@ -1,6 +1,7 @@
 """CORE: the decisions of the plain twin, for any batch, number of ranks and model; figures, and the training loop."""
 
 import random
+import re
 import statistics
 from types import SimpleNamespace
 
@@ -148,3 +149,11 @@ def test_the_evaluation_of_the_training_loop(model, tokenizer, tasks, tmp_path, 
     assert not state.figures["first"]
     assert record["core_metric"] == pytest.approx(statistics.mean(record[f"core/{task.label}"] for task in tasks))
     assert f"step 00007 | core_metric: {record['core_metric']:.4f} ± " in capsys.readouterr().out
+
+
+def test_without_the_bundle_a_run_does_without_the_estimate(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))  # an empty mirror
+    monkeypatch.setenv("NANOCHAT_BASE_DIR", str(tmp_path))
+    trainer = SimpleNamespace(runtime=bundles.one_process(), tokenizer_tag="none")
+    assert core_scores(trainer, 5, -1) == []
+    assert re.match("core: no estimate during training, .*core.yaml", capsys.readouterr().out)

@@ -8,6 +8,7 @@ import sys
 import pytest
 from conftest import plant_world
 
+from nanochat.data.bundle import URL as BUNDLE_URL
 from nanochat.errors import UserError
 from nanochat.hardware import find_accelerator
 from nanochat.jobs import plan
@@ -98,6 +99,19 @@ def test_several_gpus_work_under_torchrun(named, at_work, planned) -> None:
     assert launched == (expected if at_work > 1 else [])
     assert not any(step.skip for step in job.steps)
     assert "--core-metric-every=2000" in job.step("base_train").command  # CORE comes from its archive
+
+
+def test_the_server_of_the_core_tasks_is_asked_and_not_the_hub(planned, text_folder, monkeypatch) -> None:
+    monkeypatch.setattr(plan, "find_hardware", lambda *_: (1, find_accelerator("H100")))
+    servers = {"": "", BUNDLE_URL: f"{BUNDLE_URL} cannot be reached"}  # the hub answers, the other one does not
+    monkeypatch.setattr(plan.hub, "refusal", servers.__getitem__)
+    job, text = planned(scale="1gpu", data=str(text_folder))
+    assert "left out: base_eval (no eval_bundle is here or can be downloaded" in text
+    assert not any("--core-metric-every" in word for word in job.step("base_train").words)
+    servers[BUNDLE_URL] = ""
+    job, text = planned(scale="1gpu", data=str(text_folder))
+    assert "--core-metric-every=2000" in job.step("base_train").words
+    assert not job.step("base_eval").skip
 
 
 def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch) -> None:
