@@ -10,7 +10,7 @@ nanochat/induction.py is one; registry.MODELS has those of tracks.
 
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -454,15 +454,20 @@ class GPT(nn.Module):
         assert len(rows) == 1, f"{name} matches {len(rows)} rows of {cls.__name__}.parameter_rows, and must match one"
         return rows[0]
 
-    def init_weights(self, seed: int) -> None:
-        """Set every parameter from seed and name: the same for any device, dtype and number of ranks."""
+    def init_weights(self, seed: int, names: Collection[str] = ()) -> None:
+        """Set every parameter from seed and name: the same for any device, dtype and number of ranks.
+
+        names: only these parameters, if there are any.
+        """
 
         def fill(name: str) -> None:
             self.get_parameter(name).data.copy_(self.initial(seed, name))
 
         # Each has a generator, which uses one thread: several are filled at a time.
         with ThreadPoolExecutor(INITIAL_THREADS) as threads:
-            list(threads.map(fill, [name for name, _ in self.named_parameters()]))  # raises what a thread has raised
+            list(
+                threads.map(fill, names or [name for name, _ in self.named_parameters()])
+            )  # raises what a thread has raised
 
     def initial(self, seed: int, name: str) -> Tensor:
         """Return a new parameter's values, on the CPU."""

@@ -212,10 +212,26 @@ def build_model(
     if isinstance(weights, Checkpoint):
         model.load_state_dict(weights.model_tensors())
     else:
-        model.init_weights(weights)
+        initialize(model, weights, runtime)
     if in_fp8:
         print0(f"fp8: {len(fp8.convert(model))} layers")
     return model
+
+
+def initialize(model: GPT, seed: int, runtime: Runtime) -> None:
+    """Set every parameter from the seed. Each rank draws a share of them, which takes a CPU long."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    shares: list[list[str]] = [[] for _ in range(runtime.world_size)]
+    drawn = [0] * runtime.world_size
+    for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        rank = drawn.index(min(drawn))
+        shares[rank].append(name)
+        drawn[rank] += sizes[name]
+    if shares[runtime.rank]:
+        model.init_weights(seed, shares[runtime.rank])
+    for rank, names in enumerate(shares):
+        for name in names:
+            runtime.copy_from(rank, model.get_parameter(name).data)
 
 
 def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bool) -> GPT:

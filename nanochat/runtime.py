@@ -109,6 +109,12 @@ class Runtime:
             dist.all_reduce(numbers, dist.ReduceOp.MAX)
         return numbers
 
+    def copy_from(self, source: int, numbers: torch.Tensor) -> torch.Tensor:
+        """Overwrite a tensor with that of rank `source`."""
+        if self.world_size > 1:
+            dist.broadcast(numbers, source)
+        return numbers
+
     def all_gather(self, value: Value) -> list[Value]:
         """Return every rank's value, which can be pickled, in rank order."""
         values = [value] * self.world_size  # filled below

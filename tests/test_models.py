@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import cells
+from forks import Forked
 from loop_parts import ALONE
 from models import CONFIGS, OLD_RECORD, leave_model
 
@@ -19,6 +20,7 @@ from nanochat.induction import InductionConfig, InductionGPT
 from nanochat.models import (
     IDLE,
     KINDS,
+    build_model,
     config_fields,
     config_of,
     config_with,
@@ -31,6 +33,7 @@ from nanochat.models import (
     verified,
 )
 from nanochat.paths import saved_steps
+from nanochat.runtime import setup
 from nanochat.settings import ModelChoice
 from nanochat.tokenizer import Tokenizer
 
@@ -181,3 +184,28 @@ def test_making_models_loads_neither_quantization_nor_sharding() -> None:
     code = "import sys, nanochat.models; print({'nanochat.quant', 'nanochat.sharding'} & set(sys.modules))"
     root = Path(__file__).resolve().parent.parent
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"
+
+
+def draw_and_compare(folder: Path) -> None:
+    config = config_with(CONFIGS["reference"])
+    with setup("cpu", "fp32") as runtime:
+        drawn = []
+        original = GPT.initial
+
+        def counted(self: GPT, seed: int, name: str) -> torch.Tensor:
+            drawn.append(self.get_parameter(name).numel())
+            return original(self, seed, name)
+
+        GPT.initial = counted
+        shared = build_model(config, runtime, 3)
+        GPT.initial = original
+        alone = build_model(config, ALONE, 3)
+        for name, values in alone.state_dict().items():
+            assert torch.equal(shared.state_dict()[name], values), name
+        total = sum(parameter.numel() for parameter in alone.parameters())
+        assert sum(drawn) < 0.7 * total
+        assert sum(runtime.all_gather(sum(drawn))) == total
+
+
+def test_ranks_share_the_drawing_of_new_weights_bit_for_bit(tmp_path) -> None:
+    Forked(tmp_path, draw_and_compare, tmp_path, ranks=2, NANOCHAT_BASE_DIR=str(tmp_path)).done()
