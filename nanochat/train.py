@@ -5,6 +5,7 @@ the next one computes: the host waits inside no step.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from nanochat import fp8, schedules
 from nanochat.dataloader import Batch, BatchSource
 from nanochat.errors import UserError
 from nanochat.gpt import GPT
-from nanochat.log import MetricLog, Progress, Record, print_line, step_line
+from nanochat.log import MetricLog, Progress, Record, print0, print_line, step_line
 from nanochat.objectives import (
     REDUCTIONS,
     ChangingObjective,
@@ -276,6 +277,8 @@ class TrainingLoop:
                 self._under_way = launched
                 if self.runtime.device.type != "cuda":
                     self._settle()
+                if state.step == self._first_step + 1:
+                    print_graph_breaks()
                 if state.step == self._first_step + 1 or state.step % COLLECT_EVERY == 0:
                     collect()  # compiling leaves much garbage
 
@@ -489,6 +492,15 @@ class TrainingLoop:
             "total_training_flops": state.flops,
             "total_training_time": self._seconds,
         }
+
+
+def print_graph_breaks() -> None:
+    """Print the reasons for which the compiler has split a graph, if any. Nothing else shows them."""
+    dynamo = sys.modules.get("torch._dynamo.utils")  # loaded where something was compiled
+    breaks: dict[str, int] = dynamo.counters["graph_break"] if dynamo else {}
+    for reason, count in breaks.items():
+        first_line = reason.strip().partition("\n")[0]
+        print0(f"compiler: {count} graph breaks, which make steps slower: {first_line}")
 
 
 # ---- before the loop ----

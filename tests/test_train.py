@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from nanochat import schedules
 from nanochat import train as loop
+from nanochat.attention import PATHS
 from nanochat.log import read_metrics
 from nanochat.objectives import Metric, maximum, next_token
 from nanochat.paths import read_json
@@ -292,6 +293,28 @@ def test_nothing_is_compiled_again_after_step_3(tmp_path) -> None:
     train(tmp_path, model=model, device_batch=4, evaluations=evaluations, steps=8)
     assert compiled[0] > 0
     assert compiled[2:] == [compiled[2]] * 3
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_block_that_breaks_its_graph_is_told_after_the_first_step(tmp_path, capsys, monkeypatch, broken) -> None:
+    """An attention kernel that the compiler cannot follow would break each block, and nothing else would show it."""
+    model = small_model()
+    if broken:
+        chunks = PATHS["chunks"]
+
+        def attend(*arguments) -> torch.Tensor:
+            torch._dynamo.graph_break()
+            return chunks(*arguments)
+
+        monkeypatch.setitem(PATHS, "chunks", attend)
+    for block in model.blocks:
+        block.compile(backend="eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    train(tmp_path, model=model, device_batch=4, steps=2)
+    pattern = "^compiler: [0-9]+ graph breaks, which make steps slower: .+$"
+    told = re.findall(pattern, capsys.readouterr().out, re.MULTILINE)
+    assert bool(told) == broken
 
 
 class Prepared(Rows):
