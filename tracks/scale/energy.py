@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from nanochat.log import print_line
+from nanochat.log import print0, print_line
 
 SAMPLE_SECONDS = 1.0  # between two samples of power
 
@@ -32,7 +32,9 @@ def watch_gpu(device: torch.device) -> Iterator[Callable[[], list[float] | None]
                 samples.append(((now - before) * watts, (now - before) * utilization, now - before))
                 before = now
         except Exception as error:  # nvidia-ml-py need not be there, and has errors of its own
-            print_line(f"energy: n/a, {error}")
+            # A missing package is missing on all ranks; a driver may fail on one.
+            say = print0 if isinstance(error, ImportError) else print_line
+            say(f"energy: n/a, {error}")
 
     def take() -> list[float] | None:
         taken = [samples.pop() for _ in range(len(samples))]  # the thread may append meanwhile
