@@ -120,6 +120,8 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
         named = f"{setting.gpus}x{setting.accelerator.name}"
     # A process, so that the plan alone does not import torch.
     command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={named}", *flag_words(flags)]
+    # The vocabulary that the scale will train: another run's tokenizer may lie in the folder, of another size.
+    command.append(f"--vocab-size={setting.scale.flags['tok_train']['--vocab-size']}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         # The last line is the message for users.
