@@ -71,6 +71,9 @@ def test_the_plan_for_eight_gpus_as_printed(here) -> None:
     rows = re.findall(rf"^\| (\w+){row}", done.stdout, re.MULTILINE)
     assert {name for name, *_ in rows} >= set(PLANNED_STAGES) | {"download", "report"}
     assert re.search(r"^base_train: memory of a rank, GB: [\d.]+ ", done.stdout, re.MULTILINE)
+    for stage in ("base_train", "mid_train", "chat_sft"):
+        spent = re.search(rf"^{stage}: of the time: (.*)$", done.stdout, re.MULTILINE)[1]
+        assert all(part in spent for part in ("training ", "start ", "compiling ", "saves ", "last checkpoint"))
     assert re.search(r"^in all: about \dh\d\dm, [\d.]+ GB of disk .*, dollars \d+", done.stdout, re.MULTILINE)
     for script in ("scripts.plan", "scripts.base_train"):
         done = here(script, "--on=8xH100@cheap", *(["--dry-run"] if "base" in script else []), code=2)
