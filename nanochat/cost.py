@@ -34,6 +34,8 @@ from nanochat.timing import Pace, Part, Pause, parts_of, seconds_of, text_pause
 
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
+UNCOMPILED_KEEPS = 7 / 6  # of what a compiled model keeps
+SHOWN_SECONDS = 0.05  # a shorter part of the time is not listed
 REST_KEEPS = 5  # activations per token and channel outside the blocks
 
 
@@ -119,7 +121,10 @@ def estimate(
     setting = ranks, config.checkpointing, in_fp8, itemsize
 
     def bytes_of(rows: int, sharded: bool = config.shard_weights) -> dict[str, float]:
-        return {**memory(plan, rows, *setting, sharded), **work.memory}
+        parts = memory(plan, rows, *setting, sharded)
+        if not config.compile:
+            parts["activations"] *= UNCOMPILED_KEEPS
+        return {**parts, **work.memory}
 
     needed = {rows: bytes_of(rows) for rows in sizes}
     # Without a known limit every size fits.
@@ -151,7 +156,7 @@ def estimate(
         parts = _parts(plan, config, work, pace, searches=len(sizes) > 1)
     if parts:
         seconds = seconds_of(parts)
-        lines.append(f"of the time: {', '.join(map(str, parts))}")
+        lines.append(f"of the time: {', '.join(str(part) for part in parts if part.seconds >= SHOWN_SECONDS)}")
     hourly = accelerator.dollars  # None: no price is known
     dollars = None if hourly is None or seconds is None else hourly * ranks * seconds / 3600
     cost = Cost(ranks, rows, needed[rows], seconds, parts, rate, source, dollars)
@@ -169,7 +174,7 @@ def is_fp8(config: TrainingSettings) -> bool:
 
 def _parts(plan: RunPlan, config: TrainingSettings, work: Work, pace: Pace, searches: bool) -> list[Part]:
     """Return what makes up a run's time; nothing where neither steps nor a clock are known."""
-    training = pace.training(plan.total_batch_size if work.trained is None else work.trained)  # of a step
+    training = pace.step(plan.total_batch_size if work.trained is None else work.trained)  # of a step
     sampling = pace.sampling(work.answers, work.length) if work.answers else 0.0
     if plan.steps is not None:
         steps: float = plan.steps

@@ -27,6 +27,8 @@ UNCOMPILED = 0.5  # speed of evaluations whose batches differ in shape, relative
 # 26,108 in 32 rows, depth 12 ("On one GPU").
 GPU_LAYER_SECONDS = 76e-6
 GPU_ROW_SECONDS = 0.86e-6  # for each layer and row
+# A training step of a small model waits for the host, too: forward, backward and update launch more; assumed.
+GPU_LAUNCHES = 4  # relative to a step of generation
 # On a CPU from the work, in tokens of training: 214 tokens/s in one row, 1,522 in 32 rows ("Generation on a CPU", depth
 # 6), where training takes 1.5 ms a token at cost.CORE_FLOPS.
 CPU_STEP_TOKENS = 2.8
@@ -55,6 +57,11 @@ class Pace:
     def training(self, tokens: float) -> float:
         """Return the seconds to train on so many tokens, which the ranks share."""
         return tokens * self.flops / (self.rate * self.ranks)
+
+    def step(self, tokens: float) -> float:
+        """Return the seconds of a training step on so many tokens."""
+        least = GPU_LAUNCHES * GPU_LAYER_SECONDS * self.depth if self.on_gpu else 0.0
+        return max(self.training(tokens), least)
 
     def sampling(self, rows: float, length: int) -> float:
         """Return the seconds in which a rank writes so many answers of `length` tokens, side by side."""
@@ -155,6 +162,11 @@ BYTES_PER_TOKEN = 4.0  # of text; assumed, as in evals.chat.chat_validation
 CORE_ITEM_TOKENS = 16_000  # one item of each task; CORE_TOKENS: all. Counted, as in jobs.estimate.WORK
 CORE_TOKENS = 48e6
 CORE_SECONDS = 10.0  # on the host, for 22 tasks; assumed
+# Counted in the public data sets of the stages, one pass; jobs.estimate has the same.
+MID_TOKENS = 440e6
+SFT_TOKENS = 14e6
+GSM8K_PROMPTS = 7473  # to learn from
+GSM8K_TESTS = 1319
 SAMPLED_PROMPTS = 7  # evals.bpb.PROMPTS, 16 tokens after each
 SAMPLED_TOKENS = 16
 ENGINE_SECONDS = 1.0  # to pack the weights and capture graphs; assumed

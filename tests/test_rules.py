@@ -22,7 +22,7 @@ LAYERS = [
     "runtime outcome metrics stages settings tokenizer chat calculator checkpoint",
     "attention cross_entropy fp8 quantized quant muon optim schedules",
     "gpt induction sharding models param_groups scaling cost",
-    "world data start dataloader packing",
+    "world data start tuning_plan dataloader packing",
     "fused decoder engine",
     "objectives train rollouts run",
     "evals",

@@ -19,7 +19,7 @@ from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_factor
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.paths import base_dir, stage_dir
-from nanochat.timing import WARM_SECONDS, Pace, Part, Pause, parts_of, seconds_of
+from nanochat.timing import MID_TOKENS, SFT_TOKENS, WARM_SECONDS, Pace, Part, Pause, parts_of, seconds_of
 
 # Imports, loading and the first graphs when a stage that does not train starts; assumed. timing.py has training's.
 GPU_START_SECONDS = 30.0
@@ -96,9 +96,9 @@ WORK = {
         "base_loss": Work(tokens=2, cost=0.33),
         "base_eval": Work(tokens=48, cost=0.33),
         # Validation on 5 M tokens, 4 times in mid-training and 6 in SFT; problems by letter, 0.6 M tokens, 3 times.
-        "mid_train": Work(tokens=440, scored=22),
+        "mid_train": Work(tokens=MID_TOKENS / 1e6, scored=22),
         "chat_eval_mid": Work(tokens=3.4, cost=3.2),
-        "chat_sft": Work(tokens=14, scored=32),
+        "chat_sft": Work(tokens=SFT_TOKENS / 1e6, scored=32),
         "chat_eval_sft": Work(tokens=3.4, cost=3.2),
         "chat_rl": Work(tokens=80, cost=5.9),
         "chat_eval_rl": Work(tokens=3.4, cost=3.2),
