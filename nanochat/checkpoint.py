@@ -75,26 +75,40 @@ class Checkpoint:
 
 def load(folder: Path, step: int) -> Checkpoint:
     """Return a step's checkpoint after reading every file and comparing the hash; a UserError names the damage."""
+    found = load_manifest(folder, step)
+    try:
+        with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
+            files = found.manifest["files"]
+            hashes = {name: pool.submit(read_sha256, found.path / name) for name in files}
+        damaged = [name for name, sha256 in hashes.items() if sha256.result() != files[name]["sha256"]]
+    except (ValueError, KeyError, OSError, RecursionError) as error:
+        raise UserError(f"{found.path} cannot be read ({error})") from error
+    if damaged:
+        raise UserError(f"{found.path} is damaged: {', '.join(damaged)}")
+    return found
+
+
+def load_manifest(folder: Path, step: int) -> Checkpoint:
+    """Return a step's checkpoint after reading its manifest alone; other files may be missing."""
     path = step_dir(folder, step)
     try:
         manifest = read_json(path / MANIFEST)
-        damaged = [] if manifest.pop("sha256") == manifest_hash(manifest) else [MANIFEST]
-        if not damaged:
-            with ThreadPoolExecutor(8) as pool:  # hashing lets other threads run
-                found = {name: pool.submit(read_sha256, path / name) for name in manifest["files"]}
-            damaged = [name for name, sha256 in found.items() if sha256.result() != manifest["files"][name]["sha256"]]
+        is_intact = manifest.pop("sha256") == manifest_hash(manifest)
     except (ValueError, KeyError, OSError, RecursionError) as error:
         raise UserError(f"{path} cannot be read ({error})") from error
-    if damaged:
-        raise UserError(f"{path} is damaged: {', '.join(damaged)}")
+    if not is_intact:
+        raise UserError(f"{path} is damaged: {MANIFEST}")
     return Checkpoint(path, step, manifest)
 
 
-def newest(folder: Path) -> Checkpoint | None:
-    """Return a run's last intact checkpoint; print the reason for each step that is skipped."""
+def newest(folder: Path, read: Callable[[Path, int], Checkpoint] = load) -> Checkpoint | None:
+    """Return a run's last intact checkpoint; print the reason for each step that is skipped.
+
+    read: `load`, or load_manifest for a plan.
+    """
     for step in reversed(saved_steps(folder)):
         try:
-            return load(folder, step)
+            return read(folder, step)
         except ValueError as damage:
             print0(f"checkpoint: skipped step {step:,}: {damage}")
     return None

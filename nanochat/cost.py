@@ -1,6 +1,7 @@
-"""The cost of a plan on paper: memory, time and price, for `base_train --dry-run`, which the job plan reads too.
+"""The cost of a plan on paper: memory, time and price, for `--dry-run`; the job plan reads base training's too.
 
-Training does not import this. Memory is counted, speed is that of an earlier run on such hardware or assumed.
+Training does not import this. Memory is counted, speed is that of an earlier run on such hardware or assumed, and
+timing.py has what a run does beside its steps.
 """
 
 import json
@@ -8,23 +9,33 @@ import math
 import os
 import re
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 
 from nanochat.cross_entropy import CHUNK_BYTES
 from nanochat.environment import hardware
 from nanochat.gpt import GPTConfig
-from nanochat.hardware import Accelerator, Figure, find_accelerator, fp8_speed
+from nanochat.hardware import Accelerator, Figure, find_accelerator, fp8_gain
 from nanochat.log import duration, print0
 from nanochat.models import new_model
 from nanochat.outcome import read_outcomes
 from nanochat.paths import base_dir
-from nanochat.runtime import asked_precision, planned_hardware
+from nanochat.runtime import (
+    COMPILING_PAYS,
+    COMPILING_SECONDS,
+    VALIDATION_BYTES,
+    asked_precision,
+    planned_hardware,
+)
 from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices
-from nanochat.settings import PretrainSettings
+from nanochat.settings import PretrainSettings, TrainingSettings
+from nanochat.timing import Pace, Part, Pause, parts_of, seconds_of, text_pause
 
 CORE_FLOPS = 2.5e10  # of a CPU core, where no run was measured; the embedded run reaches 52 GFLOP/s on two
 FIT_SHARE = 0.9  # share of an accelerator's memory that a plan may fill
+UNCOMPILED_KEEPS = 7 / 6  # of what a compiled model keeps
+SHOWN_SECONDS = 0.05  # a shorter part of the time is not listed
 REST_KEEPS = 5  # activations per token and channel outside the blocks
 
 
@@ -42,14 +53,44 @@ CHECKPOINTED_BLOCK = BlockActivations(keeps=1.5, takes=29)
 CHECKPOINTED_FP8_BLOCK = BlockActivations(keeps=1.5, takes=37)
 
 
-def print_cost(plan: RunPlan, config: PretrainSettings) -> None:
-    """Print the cost on the hardware `config.on`, as lines for people or, with `config.json`, with the plan as JSON."""
+@dataclass(frozen=True)
+class Work:
+    """What a run does beside training on whole rows.
+
+    pauses: evaluations. trained: tokens of training that a step is worth; None: those of its rows. answers, length: how
+    many a rank samples in a step, and the most tokens of one. memory: further bytes of a rank, by part.
+    """
+
+    pauses: Sequence[Pause] = ()
+    trained: float | None = None
+    answers: float = 0.0
+    length: int = 0
+    memory: Mapping[str, float] = field(default_factory=dict)
+
+
+def print_cost(plan: RunPlan, config: PretrainSettings, others: Sequence[Pause] = ()) -> None:
+    """Print base training's cost on the hardware `config.on`: lines for people, or, with `config.json`, as JSON.
+
+    others: evaluations beside validation on text.
+    """
     ranks, accelerator = planned_hardware(config.on)
-    cost, lines = estimate(plan, config, ranks, accelerator)
+    size = config.eval_bytes if config.eval_bytes > 0 else VALIDATION_BYTES[device_of(accelerator)]
+    work = Work([text_pause(config.eval_every, size), *others])
+    print_estimate(plan, config, ranks, accelerator, work)
+
+
+def print_estimate(plan: RunPlan, config: TrainingSettings, ranks: int, accelerator: Accelerator, work: Work) -> None:
+    """Print a plan's cost as text, or with the plan as JSON."""
+    cost, lines = estimate(plan, config, ranks, accelerator, work)
     if config.json:
         record = {"plan": asdict(plan) | {"tokens": plan.tokens}, "estimate": asdict(cost), "lines": lines}
         lines = [json.dumps(record)]
     print0(*lines, sep="\n")
+
+
+def device_of(accelerator: Accelerator) -> str:
+    """Return the key of tables about devices: cpu or gpu."""
+    return "cpu" if accelerator.name == "CPU" else "gpu"
 
 
 @dataclass(frozen=True)
@@ -59,54 +100,106 @@ class Cost:
     ranks: int
     device_batch_size: int  # rows
     memory: dict[str, float]  # a rank's bytes, by part
-    seconds: Figure
+    seconds: Figure  # of the whole command
+    parts: list[Part]  # which make the seconds; empty where no speed is known
     rate: Figure  # a rank's FLOP/s
     source: str  # of the rate, such as "measured: run TAG"
     dollars: Figure
 
 
-def estimate(plan: RunPlan, config: PretrainSettings, ranks: int, accelerator: Accelerator) -> tuple[Cost, list[str]]:
+def estimate(
+    plan: RunPlan, config: TrainingSettings, ranks: int, accelerator: Accelerator, work: Work | None = None
+) -> tuple[Cost, list[str]]:
     """Return a plan's cost on some accelerators, and the same as text for people."""
+    work = work or Work()
+    in_fp8 = is_fp8(config)
     dtype = asked_precision(config.dtype)
     if dtype == "auto":
         dtype = accelerator.precision
     sizes = row_choices(config.device_batch_size, plan.total_batch_size, plan.model.max_seq_len, ranks)
     itemsize = 4 if dtype == "fp32" else 2
-    setting = ranks, config.checkpointing, config.fp8, itemsize
-    needed = {rows: memory(plan, rows, *setting, config.shard_weights) for rows in sizes}
+    setting = ranks, config.checkpointing, in_fp8, itemsize
+
+    def bytes_of(rows: int, sharded: bool = config.shard_weights) -> dict[str, float]:
+        parts = memory(plan, rows, *setting, sharded)
+        if not config.compile:
+            parts["activations"] *= UNCOMPILED_KEEPS
+        return {**parts, **work.memory}
+
+    needed = {rows: bytes_of(rows) for rows in sizes}
     # Without a known limit every size fits.
     limit = FIT_SHARE * 1e9 * accelerator.memory if accelerator.memory else math.inf
-    most = max(sizes[0], CPU_TOKENS // plan.model.max_seq_len) if accelerator.name == "CPU" else sizes[-1]
+    on_cpu = device_of(accelerator) == "cpu"
+    most = max(sizes[0], CPU_TOKENS // plan.model.max_seq_len) if on_cpu else sizes[-1]
     fitting = [rows for rows in sizes if rows <= most and sum(needed[rows].values()) < limit]
     rows = max(fitting, default=sizes[0])  # if none fits, the smallest shows how much is missing
 
-    parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in needed[rows].items())  # bytes -> GB
+    each = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in needed[rows].items())  # bytes -> GB
     total = sum(needed[rows].values()) / 1e9
-    lines = [f"memory of a rank, GB: {total:.2f} with {rows} rows at once ({parts})"]
+    lines = [f"memory of a rank, GB: {total:.2f} with {rows} rows at once ({each})"]
     if not fitting:
         share = f"{FIT_SHARE:.0%} of {accelerator.memory:g} GB"
         advice = "--checkpointing, or more ranks"
         if ranks > 1 and not config.shard_weights:
-            sharded = sum(memory(plan, rows, *setting, True).values())
+            sharded = sum(bytes_of(rows, True).values())
             advice = f"--shard-weights ({sharded / 1e9:.2f} GB), {advice}"
         lines.append(f"that is more than {share}: use {advice}")
     if config.shard_weights and ranks > 1:
-        received, whole = traffic(plan, rows, ranks, 4 if config.fp8 else itemsize)
+        received, whole = traffic(plan, rows, ranks, 4 if in_fp8 else itemsize)
         lines.append(f"sharded weights: a rank receives {received / 1e9:,.2f} GB in a step, not {whole / 1e9:,.2f} GB")
 
-    rate, source = _rate(config, accelerator, dtype)
+    rate, source = _rate(plan, config, accelerator, dtype)
     seconds = plan.seconds  # None: no clock ends the run
-    if plan.tokens is not None and rate:
-        # Without evaluations and compiling.
-        seconds = plan.flops_per_token * plan.tokens / (rate * ranks)
+    parts: list[Part] = []
+    if rate:
+        pace = Pace(plan.model.depth, plan.flops_per_token, rate, ranks, on_gpu=not on_cpu)
+        parts = _parts(plan, config, work, pace, searches=len(sizes) > 1)
+    if parts:
+        seconds = seconds_of(parts)
+        lines.append(f"of the time: {', '.join(str(part) for part in parts if part.seconds >= SHOWN_SECONDS)}")
     hourly = accelerator.dollars  # None: no price is known
     dollars = None if hourly is None or seconds is None else hourly * ranks * seconds / 3600
-    cost = Cost(ranks, rows, needed[rows], seconds, rate, source, dollars)
+    cost = Cost(ranks, rows, needed[rows], seconds, parts, rate, source, dollars)
     time = "n/a" if seconds is None else duration(seconds)
     speed = "n/a" if rate is None else f"{rate / 1e12:,.3g} TFLOP/s each ({source})"
     price = "n/a" if dollars is None else f"{dollars:,.2f}"
     lines.append(f"time {time} on {ranks}x{accelerator.name}, {dtype}, {speed}; dollars {price}")
     return cost, lines
+
+
+def is_fp8(config: TrainingSettings) -> bool:
+    """Return True for a run in fp8: only base training has the flag."""
+    return isinstance(config, PretrainSettings) and config.fp8
+
+
+def _parts(plan: RunPlan, config: TrainingSettings, work: Work, pace: Pace, searches: bool) -> list[Part]:
+    """Return what makes up a run's time; nothing where neither steps nor a clock are known."""
+    training = pace.step(plan.total_batch_size if work.trained is None else work.trained)  # of a step
+    sampling = pace.sampling(work.answers, work.length) if work.answers else 0.0
+    if plan.steps is not None:
+        steps: float = plan.steps
+    elif plan.seconds is not None:
+        steps = plan.seconds / (training + sampling)  # evaluations and saves are not on the clock
+    else:
+        return []
+    compiling = 0.0
+    # As start._compiling_pays decides.
+    pays = plan.seconds is not None and plan.seconds > COMPILING_SECONDS
+    if plan.steps is not None:
+        pays = plan.steps * plan.total_batch_size * plan.flops_per_token / pace.ranks > COMPILING_PAYS
+    if config.compile and (pace.on_gpu or pays):
+        compiling = pace.compiling(searches, config.eval_every >= 0)
+    saved = 4 * plan.counts["total"] + plan.state_bytes  # weights in fp32
+    return parts_of(
+        pace,
+        steps=max(1, int(steps)),
+        training=steps * training,
+        sampling=steps * sampling,
+        compiling=compiling,
+        pauses=work.pauses,
+        save_every=config.save_every,
+        saved=saved,
+    )
 
 
 def memory(
@@ -192,13 +285,14 @@ def _empty_places(model: GPTConfig, ranks: int) -> int:
     return sum(-count % ranks * shape.numel() for shape, count in shapes.items())
 
 
-def _rate(config: PretrainSettings, accelerator: Accelerator, dtype: str) -> tuple[Figure, str]:
+def _rate(plan: RunPlan, config: TrainingSettings, accelerator: Accelerator, dtype: str) -> tuple[Figure, str]:
     """Return a rank's FLOP/s, None if unknown, and its basis in words.
 
     The basis is the finished run nearest in depth on such hardware, "measured: run TAG", else an assumption. Hardware
     outside the table of accelerators has to be this machine, or to have the name in --on.
     """
     here = hardware()
+    depth = plan.model.depth
     found = []
     for run in read_outcomes(base_dir()):
         # A run that was too short has no speed.
@@ -209,10 +303,10 @@ def _rate(config: PretrainSettings, accelerator: Accelerator, dtype: str) -> tup
         # A run also records its price and nodes.
         is_here = not config.on and here.items() <= there.items()
         same_hardware = is_here or find_accelerator(device).name == accelerator.name
-        if same_hardware and all(run.config[name] == getattr(config, name) for name in ("dtype", "fp8")):
+        if same_hardware and (run.config["dtype"], run.config["fp8"]) == (config.dtype, is_fp8(config)):
             flops = run.figure("Tokens per second") * run.figure("Number of FLOPs per token")
             rate = flops / run.metrics["DDP world size"]  # each rank's FLOP/s
-            found.append((abs(run.config["depth"] - config.depth), rate, f"measured: run {run.tag}"))
+            found.append((abs(run.config["depth"] - depth), rate, f"measured: run {run.tag}"))
     if found:
         _, rate, source = min(found)  # nearest depth, then the slower run
         return rate, source
@@ -221,7 +315,8 @@ def _rate(config: PretrainSettings, accelerator: Accelerator, dtype: str) -> tup
     peak = accelerator.peak(dtype)
     if not peak:
         return None, f"no {dtype} speed of {accelerator.name} is known"
-    known = fp8_speed(accelerator, config.depth) if config.fp8 and dtype == "bf16" else None
-    if known:
-        return known.share * peak, f"assumed: {known.share:.0%} of the {dtype} peak, as {known.source}"
-    return accelerator.mfu * peak, f"assumed: {accelerator.mfu:.0%} of the {dtype} peak"
+    gain, reason = 1.0, ""
+    if is_fp8(config) and dtype == "bf16":
+        gain, reason = fp8_gain(accelerator, depth)
+    share = gain * accelerator.mfu
+    return share * peak, f"assumed: {share:.0%} of the {dtype} peak{reason and f', {reason}'}"

@@ -22,7 +22,8 @@ class Accelerator:
     fp32: TFLOP/s in dense matrix products, summed in fp32; fp32 means TF32 where there is TF32. memory: GB.
     bandwidth: of the memory, GB/s. nvlink: GB/s in one direction, where every such board has it. dollars: an hour,
     rented on demand, in 2026; providers differ by a factor of two and more. mfu: the share of the peak that a plan
-    assumes. The public nanochat had it on H100 at depth 24, with FlashAttention 3 in bf16; FP8_SPEEDS has those in fp8.
+    assumes in bf16. On H100 the public nanochat had it at depth 24, with FlashAttention 3; on H200 our code had it at
+    depths 12 and 20, without (dev/MEASURED.md, "On one GPU"); elsewhere it is assumed. fp8_gain says what fp8 adds.
     """
 
     name: str
@@ -54,7 +55,7 @@ ACCELERATORS = parse_table(
     """
     name       devices                        bf16    fp16    fp8     fp32   memory  bandwidth  nvlink  dollars  mfu
     B200       B200                           2250    2250    4500    -      180     8000       900     -      -
-    H200       H200                           989.4   989.4   1978.9  494.7  141     4800       450     3.5      -
+    H200       H200                           989.4   989.4   1978.9  494.7  141     4800       450     3.5      0.48
     H200-NVL   H200 NVL                       835.5   835.5   1670.5  417.7  141     4800       -       -      -
     H100       H100 80GB HBM3                 989.4   989.4   1978.9  494.7  80      3350       450     3.0      0.5
     H100-PCIe  H100 PCIe                      756     756     1513    378    80      2000       -       -      -
@@ -87,7 +88,7 @@ FP8_SPEEDS = [
     Fp8Speed("H100", depth=22, share=0.56, source="the public nanochat's pull request 830, 81.8 min"),
     Fp8Speed("H100", depth=24, share=0.59, source="the public nanochat, 99.0 min"),
 ]
-NEAR_DEPTH = 4  # layers; a speed says little about models that differ more
+NEAR_DEPTH = 4  # layers; a speed says little about smaller models, whose products in fp8 gain less than they cost
 PRICE = "NANOCHAT_DOLLARS_AN_HOUR"  # environment variable: the price of all machines of a run
 
 
@@ -103,14 +104,22 @@ def find_accelerator(name: str) -> Accelerator:
     return Accelerator(name)
 
 
-def fp8_speed(accelerator: Accelerator, depth: int) -> Fp8Speed | None:
-    """Return the known speed in fp8 nearest in depth; None if none is near."""
-    near = [
-        speed
-        for speed in FP8_SPEEDS
-        if speed.accelerator == accelerator.name and abs(speed.depth - depth) <= NEAR_DEPTH
-    ]
-    return min(near, key=lambda speed: abs(speed.depth - depth), default=None)
+def fp8_gain(accelerator: Accelerator, depth: int) -> tuple[float, str]:
+    """Return the speed in fp8 relative to bf16, and its source in words; 1 where no gain is known.
+
+    On other accelerators with fp8, the smallest gain that was measured on H100 is assumed.
+    """
+    if not accelerator.fp8:
+        return 1.0, "it has no fp8"
+    if depth < min(speed.depth for speed in FP8_SPEEDS) - NEAR_DEPTH:
+        return 1.0, f"no gain by fp8 is known at depth {depth}"
+    gains = {speed: speed.share / find_accelerator(speed.accelerator).mfu for speed in FP8_SPEEDS}
+    own = [speed for speed in FP8_SPEEDS if speed.accelerator == accelerator.name]
+    if not own:
+        least = min(gains, key=gains.__getitem__)
+        return gains[least], f"fp8 gains {gains[least] - 1:.0%}, as on {least.accelerator}: {least.source}"
+    nearest = min(own, key=lambda speed: abs(speed.depth - depth))
+    return gains[nearest], f"as {nearest.source}"
 
 
 def parse_hardware(text: str) -> tuple[int, Accelerator]:

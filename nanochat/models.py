@@ -9,13 +9,14 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from nanochat import fp8, registry
 from nanochat.attention import find_path
-from nanochat.checkpoint import Checkpoint, load, newest
+from nanochat.checkpoint import Checkpoint, load, load_manifest, newest
 from nanochat.config import check_names
 from nanochat.errors import UserError
 from nanochat.gpt import GPT, GPTConfig
@@ -309,7 +310,17 @@ def verified(stage: str, tag: str, step: int = -1) -> Checkpoint:
     folder = stage_dir(stage, tag)
     if step >= 0 and step not in saved_steps(folder):
         raise UserError(f"{folder} has no checkpoint of step {step}, only {saved_steps(folder)}")
-    found = newest(folder) if step < 0 else load(folder, step)
+    return _there(stage, folder, newest(folder) if step < 0 else load(folder, step))
+
+
+def described(stage: str, tag: str) -> Checkpoint:
+    """Return a trained model's newest checkpoint after reading its manifest alone, for a plan."""
+    folder = stage_dir(stage, tag)
+    return _there(stage, folder, newest(folder, load_manifest))
+
+
+def _there(stage: str, folder: Path, found: Checkpoint | None) -> Checkpoint:
+    """Return what was found; a UserError says which command makes it."""
     if found is None:
         module = next(one.module for one in STAGES if one.name == stage)
         module = registry.module_of(f"the stage {stage}", module)

@@ -49,6 +49,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # On a CPU, a shorter run gains nothing by a compiler, which takes a minute (seconds where its cache is warm).
 COMPILING_PAYS = 2e12  # FLOPs
 COMPILING_SECONDS = 120.0
+VALIDATION_BYTES = {"cpu": 500_000, "gpu": 20_000_000}
 CPU_INFO = Path("/proc/cpuinfo")  # Linux only
 UNKNOWN = Accelerator("unknown")
 
@@ -83,7 +84,7 @@ class Runtime:
     @property
     def validation_bytes(self) -> int:
         """Return a size for validation text that costs little beside training."""
-        return 20_000_000 if self.device.type == "cuda" else 500_000
+        return VALIDATION_BYTES["gpu" if self.device.type == "cuda" else "cpu"]
 
     def compiling_pays(self, flops: float) -> bool:
         """Return True if `flops`, shared by the ranks, take longer than compiling; always True on an accelerator."""

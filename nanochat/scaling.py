@@ -77,9 +77,10 @@ def plan_with_tokenizer(config: PretrainSettings) -> tuple[RunPlan, Tokenizer | 
     """
     vocabulary = tokenizer_file(config.tokenizer_tag)
     tokenizer = None
-    if vocabulary.exists() or not config.dry_run:
+    if not config.vocab_size and (vocabulary.exists() or not config.dry_run):
         tokenizer = Tokenizer.load(vocabulary)
-    plan = plan_run(config, tokenizer.vocab_size if tokenizer else None, tokenizer.bos if tokenizer else 0)
+    size = tokenizer.vocab_size if tokenizer else config.vocab_size or None
+    plan = plan_run(config, size, tokenizer.bos if tokenizer else 0)
     if not config.json:  # for programs: nothing else on stdout
         print0(*plan.notes, *(f"{name}: {format_value(value)}" for name, value in plan.summary.items()), sep="\n")
     return plan, tokenizer

@@ -226,14 +226,6 @@ class TrainingSettings(OptimizerSettings, DeviceSettings, TagSettings, LogSettin
     )
 
     dry_run: bool = option(False, "print the plan and exit", may_change=True, in_card=False)
-
-
-@options("model")
-class PretrainSettings(CorpusSettings, TrainingSettings):
-    """A new model, the text to train it on, and the length of the run. All that is not given follows from --depth."""
-
-    tag = option("", "run name; also names its folders (default: d and the depth)")
-
     on: str = option(
         "",
         "plan the dry run for this hardware, like 8xH100 (default: this machine)",
@@ -242,6 +234,28 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
         in_card=False,
     )
     json: bool = option(False, "print the dry run as JSON", group="run", may_change=True, in_card=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.on or self.json) and not self.dry_run:
+            raise UserError("--on and --json are for a plan: add --dry-run")
+
+
+@options("model")
+class PretrainSettings(CorpusSettings, TrainingSettings):
+    """A new model, the text to train it on, and the length of the run. All that is not given follows from --depth."""
+
+    tag = option("", "run name; also names its folders (default: d and the depth)")
+
+    # The main job plans before it trains a tokenizer, and another one may lie in its place.
+    vocab_size: Count = option(
+        0,
+        "plan the dry run with this vocabulary (default: the trained tokenizer's)",
+        group="run",
+        may_change=True,
+        in_card=False,
+        least=1,
+    )
 
     # Master weights stay fp32; fp8.convert picks the layers.
     fp8: bool = option(False, "fp8 matmuls (Ada, Hopper and newer)", group="device")
@@ -275,8 +289,10 @@ class PretrainSettings(CorpusSettings, TrainingSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.on or self.json) and not self.dry_run:
-            raise UserError("--on and --json are for a plan: add --dry-run")
+        if self.vocab_size and not self.dry_run:
+            raise UserError(
+                "--vocab-size is for a plan: add --dry-run, or train the tokenizer with scripts.tok_train --vocab-size"
+            )
 
     @property
     def model_fields(self) -> dict[str, int]:

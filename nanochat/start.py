@@ -5,24 +5,21 @@ fill in the settings that were left open, and return a `Start`: shape, weights, 
 optimizer group, schedules, data. The trainer (run.py) builds what it says; nothing is filled in or multiplied later.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import torch
 
-from nanochat.chat import render_conversation
 from nanochat.checkpoint import Checkpoint, learned_from
 from nanochat.config import flag_of
 from nanochat.data.corpus import shards_for
 from nanochat.errors import UserError
 from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
-from nanochat.models import config_of, find_model, new_model, tokenizer_of, verified
+from nanochat.models import config_of, find_model, new_model, tokenizer_of
 from nanochat.param_groups import Rates, group_rates
-from nanochat.protocols import Conversations
 from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime
 from nanochat.scaling import RunPlan, flops_per_token, plan_run, rate_scale, require_multiple, row_choices
 from nanochat.schedules import Schedules, finetuning, pretraining
@@ -368,37 +365,3 @@ def _changes_so_far(resumed: Resumed | None) -> list[Record]:
         now = {name: list(pair) for name, pair in resumed.changes.items()}
         changed.append({"step": resumed.checkpoint.step, "settings": now})
     return changed
-
-
-# ---- the dry run of fine-tuning ----
-
-
-def print_plan(config: FineTuneSettings, open_rows: Callable[[str], Sized], rows_per_step: int = 0) -> None:
-    """Print the parent, rows, steps and rates of a fine-tuning run; nothing is trained.
-
-    open_rows: returns what the run learns from, given a tokenizer's tag. rows_per_step: of a step; 0 if it has
-    total_batch_size tokens, of conversations.
-    """
-    parent = MODELS[config.source], config.model_tag or config.tag
-    checkpoint = verified(*parent)
-    rows = open_rows(checkpoint.manifest["tokenizer"]["tag"])
-    config = inherit(config, checkpoint.manifest)
-    per_step: float = rows_per_step
-    if not per_step:
-        assert isinstance(rows, Conversations)  # others are counted, not read
-        tokenizer = tokenizer_of(checkpoint)
-        sample = [len(render_conversation(rows[number], tokenizer)[0]) for number in range(min(SAMPLED, len(rows)))]
-        # A longer conversation is shortened, or left out.
-        length = given(config.max_seq_len)
-        per_step = given(config.total_batch_size) / fmean(min(count, length) for count in sample)
-    steps = config.num_iterations if config.num_iterations != -1 else int(config.epochs * len(rows) / per_step)
-    until = f"about {max(steps, 1):,}"
-    if config.target_seconds != -1:
-        until = f"as many as {config.target_seconds:g} seconds allow"
-    print0(
-        f"Parent: {' '.join(parent)}, step {checkpoint.step:,}",
-        f"Training rows: {len(rows):,}",
-        f"Steps: {until}",
-        f"Learning rates: x {config.init_lr_frac:g} at the start, x {config.final_lr_frac:g} of that at the end",
-        sep="\n",
-    )

@@ -58,8 +58,10 @@ def pretrain(
     plan, tokenizer = plan_with_tokenizer(config)
     if config.dry_run:
         from nanochat.cost import print_cost
+        from nanochat.timing import core_pause, samples_pause
 
-        print_cost(plan, config)
+        core = core_pause(config.core_metric_every, config.core_metric_max_per_task)
+        print_cost(plan, config, [core, samples_pause(config.sample_every)])
         return
 
     assert tokenizer is not None  # only a dry run does without

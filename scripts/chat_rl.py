@@ -65,12 +65,22 @@ def main(config: Config) -> None:
     from nanochat.models import load_model
     from nanochat.rollouts import PolicyGradient, open_rollouts, reinforcement_metrics
     from nanochat.run import tuning
-    from nanochat.start import print_plan
 
     if config.total_batch_size:
         raise UserError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
     if config.dry_run:
-        print_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], config.examples_per_step)
+        from nanochat.timing import FORWARD, GSM8K_PROMPTS, GSM8K_TESTS
+        from nanochat.tuning_plan import Answers, print_answer_plan
+
+        sampled = Answers(
+            config.num_samples,
+            config.max_new_tokens,
+            worth=1 + FORWARD if config.kl else 1,
+            frozen=config.kl > 0,
+            tests=(config.eval_examples or GSM8K_TESTS) * config.eval_samples,
+        )
+        usual = GSM8K_PROMPTS if config.task in ("", "GSM8K") else None
+        print_answer_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], sampled, usual)
         return
     answers_per_step = config.examples_per_step * config.num_samples
     with tuning("chat_rl", config, rows=answers_per_step) as trainer:

@@ -6,7 +6,7 @@ python -m scripts.chat_sft --tag=d8 --mixture=json:my_chats.jsonl --num-epochs=3
 
 from nanochat.config import options, run_script
 from nanochat.settings import ChatTuneSettings
-from tasks import open_mixture, open_tasks
+from tasks import open_mixture, open_tasks, scored_kinds
 from tasks.mixing import row_counts
 
 # A little of each task: the model has the abilities by now, and learns the form of an answer.
@@ -29,10 +29,17 @@ def main(config: Config) -> None:
     from nanochat.objectives import next_token
     from nanochat.packing import chat_metrics, open_chats
     from nanochat.run import tuning
-    from nanochat.start import print_plan
 
     if config.dry_run:
-        print_plan(config, lambda tokenizer: open_mixture(config, MIXTURE, tokenizer))
+        from nanochat.timing import SFT_TOKENS
+        from nanochat.tuning_plan import print_chat_plan
+
+        print_chat_plan(
+            config,
+            lambda tokenizer: open_mixture(config, MIXTURE, tokenizer),
+            SFT_TOKENS,
+            lambda tokenizer: scored_kinds(config.eval_metrics_tasks, tokenizer),
+        )
         return
     with tuning("chat_sft", config) as trainer:
         chats = open_mixture(config, MIXTURE, trainer.tokenizer_tag)

@@ -6,7 +6,7 @@ torchrun --standalone --nproc_per_node=8 -m scripts.mid_train -- --tag=d24
 
 from nanochat.config import options, run_script
 from nanochat.settings import ChatTuneSettings
-from tasks import open_mixture, open_tasks
+from tasks import open_mixture, open_tasks, scored_kinds
 from tasks.mixing import row_counts
 
 # Conversations, choices by letter, and calls of the calculator; small sets are repeated.
@@ -23,10 +23,17 @@ def main(config: Config) -> None:
     from nanochat.objectives import next_token
     from nanochat.packing import chat_metrics, open_chats
     from nanochat.run import tuning
-    from nanochat.start import print_plan
 
     if config.dry_run:
-        print_plan(config, lambda tokenizer: open_mixture(config, MIXTURE, tokenizer))
+        from nanochat.timing import MID_TOKENS
+        from nanochat.tuning_plan import print_chat_plan
+
+        print_chat_plan(
+            config,
+            lambda tokenizer: open_mixture(config, MIXTURE, tokenizer),
+            MID_TOKENS,
+            lambda tokenizer: scored_kinds(config.eval_metrics_tasks, tokenizer),
+        )
         return
     with tuning("mid_train", config) as trainer:
         chats = open_mixture(config, MIXTURE, trainer.tokenizer_tag)

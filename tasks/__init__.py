@@ -1,7 +1,8 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, pick, open_mixture, open_tasks, task_to_learn. A new task is a row
-in sets.py, and perhaps a new module; docs/tasks.md has a row for each task. Tracks add tasks by nanochat/registry.py.
+Others import from here: TASKS, JUDGED, pick, open_mixture, open_tasks, scored_kinds, task_to_learn. A new task is a
+row in sets.py, and perhaps a new module; docs/tasks.md has a row for each task. Tracks add tasks by
+nanochat/registry.py.
 """
 
 from nanochat import registry
@@ -59,3 +60,10 @@ def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default"
                 raise
             print0(f"tasks: {name} is left out: {error}")
     return found
+
+
+def scored_kinds(names: str, tokenizer: str) -> list[str]:
+    """Return the kind of each task that a training run scores for --eval-metrics-tasks; no file is read."""
+    default = CHAT_CORE if learned_world(tokenizer) is None else WORLD_TASKS
+    kinds = [TASKS[name].task.kind for name in pick(names, JUDGED) or default]
+    return kinds if names else [kind for kind in kinds if kind == "categorical"]

@@ -139,7 +139,7 @@ def mix(
         parts[name] = task, rows
         shares[name] = member.share
     if not parts:
-        raise UserError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
+        raise HubError(f"no task of {spec} is here: set NANOCHAT_HUB, or name others with --mixture")
     if split == "train" and any(shares.values()):
         _cut_to_shares(parts, shares, tokenizer)
     return Mixture(parts, seed)

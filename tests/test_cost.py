@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nanochat.cost import estimate, memory
+from nanochat.cost import Cost, Work, estimate, memory
 from nanochat.hardware import Accelerator, find_accelerator, parse_hardware
 from nanochat.log import duration
 from nanochat.outcome import Outcome
 from nanochat.scaling import RunPlan, plan_run
+from nanochat.timing import Part, core_pause, text_pause
 from nanochat.tokenizer import Tokenizer
 from scripts.base_train import Config, main
 
@@ -41,13 +42,14 @@ def test_memory() -> None:
 
 def test_an_estimate_for_people_and_for_programs() -> None:
     plan, (ranks, h100) = plan_of(), parse_hardware("8xH100")
-    found, (needs, time) = estimate(plan, D24, ranks, h100)
+    found, (needs, spent, time) = estimate(plan, D24, ranks, h100)
     seconds = plan.flops_per_token * plan.tokens / (8 * 989.4e12 * 0.5)
-    assert found.seconds == pytest.approx(seconds)
-    price = f"dollars {24 * seconds / 3600:.2f}"
-    assert (
-        time == f"time {duration(seconds)} on 8xH100, bf16, 495 TFLOP/s each (assumed: 50% of the bf16 peak); {price}"
-    )
+    assert found.parts[0] == Part("training", pytest.approx(seconds))
+    assert found.seconds == sum(part.seconds for part in found.parts)
+    assert spent == f"of the time: {', '.join(map(str, found.parts))}"
+    price = f"dollars {24 * found.seconds / 3600:.2f}"
+    whole = duration(found.seconds)
+    assert time == f"time {whole} on 8xH100, bf16, 495 TFLOP/s each (assumed: 50% of the bf16 peak); {price}"
     assert needs.startswith(f"memory of a rank, GB: {sum(found.memory.values()) / 1e9:.2f} with ")
     assert sum(found.memory.values()) < 0.9e9 * h100.memory
     saving, _ = estimate(plan, replace(D24, checkpointing=True), ranks, h100)
@@ -61,8 +63,11 @@ def test_unknown_figures_are_not_available_unless_it_is_this_machine() -> None:
     _, lines = estimate(plan_of(), D24, 1, Accelerator("small", memory=4))
     assert lines[1] == "that is more than 90% of 4 GB: use --checkpointing, or more ranks"
     timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=90.0)
-    assert last_line(H100, 8, timed).startswith("time 1m30s on 8xH100, ")
-    assert last_line(H100, 8, timed).endswith(f"; dollars {8 * 3 * 90 / 3600:.2f}")
+    cost, lines = estimate(plan_of(timed), timed, 8, H100)
+    assert "training 1m30s, " in lines[-2]
+    assert cost.dollars == pytest.approx(8 * 3 * cost.seconds / 3600)
+    # Without a speed, the clock alone is known.
+    assert last_line(Accelerator("Q9000"), 8, timed).startswith("time 1m30s on 8xQ9000, ")
     unknown = Accelerator("MPS")
     leave_a_run("d2", 2, "", 8.0)
     assert "0.001 TFLOP/s each (measured: run d2); dollars n/a" in last_line(unknown, 1)
@@ -74,8 +79,9 @@ def test_unknown_figures_are_not_available_unless_it_is_this_machine() -> None:
 def test_the_given_price_of_a_machine(hours, dollars) -> None:
     """As a public guide counts them for eight H100s at 98 dollars an hour."""
     timed = replace(D24, target_param_data_ratio=-1.0, target_seconds=3600.0 * hours)
-    cost, lines = estimate(plan_of(timed), timed, *parse_hardware("8xH100@98"))
-    assert (cost.dollars, lines[-1].rpartition("; ")[2]) == (dollars, f"dollars {dollars}.00")
+    cost, _ = estimate(plan_of(timed), timed, *parse_hardware("8xH100@98"))
+    beside = sum(part.seconds for part in cost.parts[1:])  # not on the clock
+    assert cost.dollars == pytest.approx(dollars + 98 * beside / 3600)
     assert estimate(plan_of(timed), timed, *parse_hardware("16xH100@0"))[0].dollars == 0
 
 
@@ -119,9 +125,53 @@ def test_the_assumed_speed_in_fp8_is_the_one_measured_near_this_depth() -> None:
         H100, depth=20, fp8=True
     )
     assert "(assumed: 59% of the bf16 peak, as the public nanochat, 99.0 min)" in last_line(H100, depth=28, fp8=True)
-    # Too far, or on other hardware: no gain by fp8 is assumed.
-    assert "(assumed: 50% of the bf16 peak)" in last_line(H100, depth=12, fp8=True)
-    assert "(assumed: 40% of the bf16 peak)" in last_line(find_accelerator("H200"), fp8=True)
+    # On other hardware: the smaller gain. In small models, or without fp8: none.
+    assert "(assumed: 54% of the bf16 peak, fp8 gains 12%, as on H100: " in last_line(
+        find_accelerator("H200"), fp8=True
+    )
+    assert "(assumed: 50% of the bf16 peak, no gain by fp8 is known at depth 12)" in last_line(H100, depth=12, fp8=True)
+    assert "(assumed: 40% of the bf16 peak, it has no fp8)" in last_line(find_accelerator("A100"), fp8=True)
+
+
+@pytest.mark.parametrize("depth", [18, 22, 24, 32])
+@pytest.mark.parametrize("on", ["H100", "H200", "RTX-4090"])
+def test_fp8_changes_time_and_price(depth, on) -> None:
+    config = replace(D24, depth=depth)
+    accelerator = replace(find_accelerator(on), dollars=2.0)
+    plain, faster = (estimate(plan_of(config), replace(config, fp8=fp8), 8, accelerator)[0] for fp8 in (False, True))
+    assert 1.1 < plain.parts[0].seconds / faster.parts[0].seconds < 1.2
+    assert faster.seconds < plain.seconds
+    assert faster.dollars < plain.dollars
+
+
+def part(cost: Cost, name: str) -> Part:
+    return next(one for one in cost.parts if one.name == name)
+
+
+def test_what_a_run_does_beside_its_steps_is_in_the_estimate() -> None:
+    short = Config(depth=8, num_iterations=1000, eval_every=250, save_every=400)
+    core = core_pause(500, 500)
+    cost, lines = estimate(plan_of(short), short, 8, H100, Work([text_pause(250, 20_000_000), core]))
+    assert [(one.name, one.times) for one in cost.parts] == [
+        ("training", 1),
+        ("start", 1),
+        ("compiling", 1),
+        ("validation", 5),  # 0, 250, 500, 750, 1000
+        ("CORE estimate", 2),
+        ("saves", 3),
+        ("last checkpoint on disk", 1),
+    ]
+    assert "validation " in lines[-2]
+    # As measured: 40 s for the first step at depth 12, 63 s at depth 20; a search and validation compile more.
+    given = replace(short, device_batch_size="16", eval_every=-1)
+    for depth, seconds in ((12, 40), (20, 63)):
+        config = replace(given, depth=depth, total_batch_size=2**19)
+        assert part(estimate(plan_of(config), config, 8, H100)[0], "compiling").seconds == pytest.approx(seconds, abs=1)
+    plain = replace(given, compile=False)
+    assert "compiling" not in [one.name for one in estimate(plan_of(plain), plain, 8, H100)[0].parts]
+    # A short run on a CPU is not compiled.
+    tiny = Config(depth=1, max_seq_len=64, total_batch_size=512, num_iterations=4)
+    assert "compiling" not in [one.name for one in estimate(plan_of(tiny), tiny, 1, Accelerator("CPU"))[0].parts]
 
 
 @pytest.mark.parametrize("has_tokenizer", [False, True])

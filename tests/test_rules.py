@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first; a module imports from lower layers and from what stands to its left. A package is one entry.
 LAYERS = [
-    "errors registry tables paths log protocols config hardware statistics environment watch",
+    "errors registry tables paths log protocols config hardware timing statistics environment watch",
     "runtime outcome metrics stages settings tokenizer chat calculator checkpoint",
     "attention cross_entropy fp8 quantized quant muon optim schedules",
     "gpt induction sharding models param_groups scaling cost",
-    "world data start dataloader packing",
+    "world data start tuning_plan dataloader packing",
     "fused decoder engine",
     "objectives train rollouts run",
     "evals",

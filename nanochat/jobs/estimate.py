@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nanochat.environment import ROOT
@@ -18,8 +19,9 @@ from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_factor
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.paths import base_dir, stage_dir
+from nanochat.timing import MID_TOKENS, SFT_TOKENS, WARM_SECONDS, Pace, Part, Pause, parts_of, seconds_of
 
-# Imports, loading and compiling when a stage starts.
+# Imports, loading and the first graphs when a stage that does not train starts; assumed. timing.py has training's.
 GPU_START_SECONDS = 30.0
 CPU_START_SECONDS = 3.0
 DOWNLOAD_SPEED = 5e7  # bytes a second
@@ -27,6 +29,7 @@ DOWNLOAD_SPEED = 5e7  # bytes a second
 CHECKPOINT_BYTES = 12  # on disk, for each parameter, at most
 CHECKPOINTS = len(TRAINING) + 2  # kept at the same time
 TEXT_BYTES = 2.5  # compressed, for each token in the hub's text
+COMPILED = ("mid_train", "chat_sft")  # stages after base training; reinforcement learning runs uncompiled
 FINISHED = "finished"  # basis for a step that will be skipped
 
 
@@ -39,7 +42,8 @@ class BaseRun:
     flops: float = 0.0  # per token, forward and backward
     rate: float = 0.0  # FLOP/s of all devices together while training; 0: not known
     basis: str = "not known"  # of the rate
-    notes: tuple[str, ...] = ()  # lines about memory
+    seconds: float = 0.0  # of the whole command, evaluations and saves included; 0: not known
+    notes: tuple[str, ...] = ()  # lines about memory, and what the seconds are spent on
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Work:
     tokens: float = 0.0  # in millions
     cost: float = 1.0  # FLOPs of a token relative to training: a third to score it, on a GPU 13 to sample it
     seconds: float = 0.0  # measured for all of the step, or else for work without a model
+    scored: float = 0.0  # tokens in millions that the evaluations of a training stage pass forward, all times together
 
 
 # CPU scale, or gpu for the others -> step -> work. Counted for each scale's flags; without a flag that limits a stage,
@@ -75,6 +80,9 @@ WORK = {
         "tok_eval": Work(seconds=10),
         "base_loss": Work(tokens=0.25, cost=0.33),
         "base_eval": Work(tokens=1.6, cost=0.33),
+        # Validation on 0.125 M tokens, before and after; some problems by letter.
+        "mid_train": Work(scored=0.3),
+        "chat_sft": Work(scored=0.3),
         "chat_eval_mid": Work(tokens=0.34, cost=0.73),
         "chat_eval_sft": Work(tokens=0.34, cost=0.73),
         "chat_rl": Work(tokens=2.6, cost=1.2),
@@ -87,9 +95,10 @@ WORK = {
         "tok_eval": Work(seconds=10),
         "base_loss": Work(tokens=2, cost=0.33),
         "base_eval": Work(tokens=48, cost=0.33),
-        "mid_train": Work(tokens=440),
+        # Validation on 5 M tokens, 4 times in mid-training and 6 in SFT; problems by letter, 0.6 M tokens, 3 times.
+        "mid_train": Work(tokens=MID_TOKENS / 1e6, scored=22),
         "chat_eval_mid": Work(tokens=3.4, cost=3.2),
-        "chat_sft": Work(tokens=14),
+        "chat_sft": Work(tokens=SFT_TOKENS / 1e6, scored=32),
         "chat_eval_sft": Work(tokens=3.4, cost=3.2),
         "chat_rl": Work(tokens=80, cost=5.9),
         "chat_eval_rl": Work(tokens=3.4, cost=3.2),
@@ -105,6 +114,7 @@ class StepEstimate:
     seconds: float  # 0: not known
     tokens: float  # 0: none, or not known
     basis: str  # measured, as asked, or assumed, in words
+    parts: Sequence[Part] = ()  # of the seconds, in stages that train
 
 
 # ---- base training on paper ----
@@ -120,6 +130,8 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
         named = f"{setting.gpus}x{setting.accelerator.name}"
     # A process, so that the plan alone does not import torch.
     command = [sys.executable, "-m", "scripts.base_train", "--dry-run", "--json", f"--on={named}", *flag_words(flags)]
+    # The vocabulary that the scale will train: another run's tokenizer may lie in the folder, of another size.
+    command.append(f"--vocab-size={setting.scale.flags['tok_train']['--vocab-size']}")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         # The last line is the message for users.
@@ -133,6 +145,7 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
         flops=plan["flops_per_token"],
         rate=(cost["rate"] or 0.0) * cost["ranks"],
         basis=cost["source"],
+        seconds=cost["seconds"] or 0.0,
         notes=tuple(record["lines"][:-1]),  # the last line is the time, which is estimated here
     )
 
@@ -154,7 +167,11 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     if record.get("finished") and record["command"] == step.command:
         return StepEstimate(record["seconds"], tokens, FINISHED)
     if "--target-seconds" in flags:
-        return StepEstimate(float(flags["--target-seconds"]), 0, "as asked")
+        clock = float(flags["--target-seconds"])
+        if step.name == "base_train":
+            return StepEstimate(base.seconds or clock, 0, "as asked")
+        parts = tuning_parts(step.name, clock, work, setting, base)
+        return StepEstimate(seconds_of(parts) if parts else clock, 0, "as asked", parts)
     # The tasks were those of a world.
     if setting.scale.world and work.seconds and (setting.world or not step.name.startswith(("base_eval", "chat_eval"))):
         # The width is fixed: time grows with depth, and with --seconds.
@@ -162,11 +179,34 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
         return StepEstimate(seconds, tokens, "measured on 2 cores")
     if not base.rate:
         return StepEstimate(0.0, tokens, base.basis)
+    if step.name == "base_train" and base.seconds:
+        return StepEstimate(base.seconds, tokens, base.basis)
+    if step.name in COMPILED:
+        parts = tuning_parts(step.name, tokens * base.flops / base.rate, work, setting, base)
+        return StepEstimate(seconds_of(parts), tokens, base.basis, parts)
     start = GPU_START_SECONDS if setting.gpus else CPU_START_SECONDS
     seconds = start + work.seconds + tokens * work.cost * base.flops / base.rate
     if step.name == "download":
         seconds += base.tokens * TEXT_BYTES / DOWNLOAD_SPEED
     return StepEstimate(seconds, tokens, base.basis)
+
+
+def tuning_parts(name: str, training: float, work: Work, setting: Setting, base: BaseRun) -> list[Part]:
+    """Return the parts of a stage that fine-tunes compiled for so many seconds; none if the speed is not known."""
+    if not base.rate or name not in COMPILED:
+        return []
+    ranks = max(1, setting.gpus)
+    pace = Pace(setting.depth, base.flops, base.rate / ranks, ranks, on_gpu=setting.gpus > 0)
+    return parts_of(
+        pace,
+        steps=1,
+        training=training,
+        sampling=0.0,
+        compiling=WARM_SECONDS.get(pace.device) or pace.compiling(searches=True, validates=True),
+        pauses=[Pause("evaluations", 0, scored=1e6 * work.scored)],
+        save_every=0,
+        saved=CHECKPOINT_BYTES * base.parameters,
+    )
 
 
 # ---- the plan in words ----
@@ -176,6 +216,7 @@ def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
     """Return the plan as lines for the reader; a UserError if the disk has too little room."""
     rows = []
     coming = []  # time still to come, in seconds: finished steps are skipped
+    spent = []  # lines about the time of stages
     for step in job.steps:
         if step.skip:
             continue
@@ -186,6 +227,8 @@ def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         rows.append([step.name, tokens, time, dollars(estimate.seconds, setting), basis])
         if estimate.basis != FINISHED:
             coming.append(estimate.seconds)
+        if estimate.parts:
+            spent.append(f"{step.name}: of the time: {', '.join(map(str, estimate.parts))}")
     whole = f"about {duration(sum(coming))}" if all(coming) else "not known"
     gpus = f"{setting.gpus} x {setting.accelerator.name}" if setting.accelerator else "no GPU"
     idle = f", {setting.idle} more are idle (rows of a batch are a power of two)" if setting.idle else ""
@@ -198,6 +241,7 @@ def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         *skipped_lines(job.steps),
         *([f"speed: {base.basis}"] if base.rate else []),
         *(f"base_train: {line}" for line in base.notes),
+        *spent,
         f"in all: {whole}, {disk_room(job, setting, base)}, dollars {dollars(sum(coming), setting)}",
         f"logs and records: {job.folder}",
     ]

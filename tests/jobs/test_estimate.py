@@ -8,6 +8,7 @@ from nanochat.jobs.estimate import WORK, BaseRun, dollars, estimate_step
 from nanochat.jobs.plan import PLANNED_STAGES, STEPS, choose_setting, make_job, stage_flags
 from nanochat.jobs.scales import CPU_SCALES
 from nanochat.paths import write_json
+from nanochat.tokenizer import Tokenizer
 from scripts.plan import NEEDS, READ, Config
 from tasks import TASKS
 
@@ -70,11 +71,26 @@ def test_the_plan_for_eight_gpus_as_printed(here) -> None:
     rows = re.findall(rf"^\| (\w+){row}", done.stdout, re.MULTILINE)
     assert {name for name, *_ in rows} >= set(PLANNED_STAGES) | {"download", "report"}
     assert re.search(r"^base_train: memory of a rank, GB: [\d.]+ ", done.stdout, re.MULTILINE)
+    for stage in ("base_train", "mid_train", "chat_sft"):
+        spent = re.search(rf"^{stage}: of the time: (.*)$", done.stdout, re.MULTILINE)[1]
+        assert all(part in spent for part in ("training ", "start ", "compiling ", "saves ", "last checkpoint"))
     assert re.search(r"^in all: about \dh\d\dm, [\d.]+ GB of disk .*, dollars \d+", done.stdout, re.MULTILINE)
     for script in ("scripts.plan", "scripts.base_train"):
         done = here(script, "--on=8xH100@cheap", *(["--dry-run"] if "base" in script else []), code=2)
         assert done.stderr.startswith("error: --on=8xH100@cheap has no price: give the dollars")
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("on", ["8xH100", "1xH100"])  # with the scales 8xh100 and 1gpu
+def test_the_plan_is_the_same_where_a_demo_has_left_its_tokenizer(on, here, base) -> None:
+    def plan() -> str:
+        printed = here("scripts.plan", f"--on={on}").stdout
+        assert "GB of disk" in printed
+        return re.sub(r"[\d.]+ are free", "", printed)
+
+    fresh = plan()
+    Tokenizer.train(["some text"], 300).save(base / "tok_train/default/tokenizer.json")
+    assert plan() == fresh
 
 
 @pytest.mark.parametrize("scale", ["1gpu", "8xh100"])

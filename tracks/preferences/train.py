@@ -39,7 +39,6 @@ class Config(AnswerTuneSettings, TaskScoreSettings):
 def main(config: Config) -> None:
     from nanochat.evals.chat import log_figures, task_scores
     from nanochat.run import tuning
-    from nanochat.start import print_plan
     from tracks.preferences.pairs import Preference, open_pairs, pair_scores, preference_metrics, read_pairs
 
     if config.total_batch_size:
@@ -47,7 +46,13 @@ def main(config: Config) -> None:
     objective = Preference(config.loss, config.beta, config.sft_weight)
     pairs = read_pairs(config.pairs)
     if config.dry_run:
-        print_plan(config, lambda tokenizer: pairs[int(len(pairs) * config.held_out) :], config.examples_per_step)
+        from nanochat.timing import FORWARD
+        from nanochat.tuning_plan import Answers, print_answer_plan
+
+        held_out = int(len(pairs) * config.held_out)
+        # The reference reads each pair once.
+        given = Answers(2, worth=1 + FORWARD, tests=2 * held_out)
+        print_answer_plan(config, lambda tokenizer: [chosen for chosen, _ in pairs[held_out:]], given)
         return
     with tuning("chat_dpo", config, rows=2 * config.examples_per_step) as trainer:
         source = open_pairs(trainer, pairs, objective)
