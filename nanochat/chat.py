@@ -227,6 +227,21 @@ def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[Part]:
     return parts(chain(*map(reply.feed, tokens), reply.close()))
 
 
+# What one may say to a model whose manifest has no suggestions.
+QUESTIONS = ["Who are you?", "What is 12 + 34?", "Why is the sky blue?"]
+BEGINNINGS = ["The capital of France is", "The opposite of hot is", "Once upon a time"]
+
+
+def suggestions(manifest: Record, is_base: bool) -> list[str]:
+    """Return what to suggest to a person who talks to a model, the best first.
+
+    A model of an embedded world has questions about it in the manifest, and for a base model, which continues a text,
+    beginnings.
+    """
+    own = manifest.get("suggestions", {})
+    return own.get("beginnings", BEGINNINGS) if is_base else own.get("questions", QUESTIONS)
+
+
 def chat_temperature(manifest: Record) -> float:
     """Return the sampling temperature for chats with a model."""
     # An imported model has no settings of ours, and one of an earlier version lacks these.

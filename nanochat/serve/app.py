@@ -32,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nanochat.chat import chat_temperature
+from nanochat.chat import chat_temperature, suggestions
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
 from nanochat.errors import UserError
@@ -141,7 +141,10 @@ class Service:
             "created": int(time.time()),
             "owned_by": "nanochat",
             "max_model_len": self.served.context,  # vLLM's name
-            "temperature": self.served.temperature,  # for the page
+            # For the page.
+            "temperature": self.served.temperature,
+            "is_base": self.served.is_base,
+            "suggestions": self.served.suggestions,
         }
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -257,9 +260,15 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
     loaded = [load_chosen(choice, replace(runtime, device=device)) for device in devices]
     workers = [Worker(Engine(model, tokenizer, slots)) for model, tokenizer, _ in loaded]
     model, tokenizer, checkpoint = loaded[0]
-    name = f"nanochat-{choice.tag}-{choice.source}"
-    temperature = chat_temperature(checkpoint.manifest)
-    served = ServedModel(name, tokenizer, model.config.max_seq_len, temperature, choice.source == "base")
+    is_base = choice.source == "base"
+    served = ServedModel(
+        name=f"nanochat-{choice.tag}-{choice.source}",
+        tokenizer=tokenizer,
+        context=model.config.max_seq_len,
+        temperature=chat_temperature(checkpoint.manifest),
+        is_base=is_base,
+        suggestions=suggestions(checkpoint.manifest, is_base),
+    )
     return served, workers
 
 

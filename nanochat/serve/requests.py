@@ -1,7 +1,7 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -46,7 +46,7 @@ class ApiError(HTTPException):
 class ServedModel:
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
-    temperature: for the page, see `chat.chat_temperature`. Programs choose their own.
+    temperature and suggestions are for the page, see nanochat.chat: programs choose their own.
     """
 
     name: str
@@ -54,6 +54,7 @@ class ServedModel:
     context: int
     temperature: float = CHAT_TEMPERATURE
     is_base: bool = False
+    suggestions: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

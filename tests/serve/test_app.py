@@ -156,7 +156,7 @@ def test_the_clients_answers_and_their_streams(client) -> None:
     assert whole.id.startswith("cmpl-")
     [model] = client.models.list().data
     assert (model.id, model.max_model_len) == (MODEL, CONTEXT)
-    assert model.temperature == 0.25  # the page's
+    assert (model.temperature, model.is_base, model.suggestions) == (0.25, False, ["Who is there?"])  # the page's
 
 
 def test_addresses_headers_and_the_policy_of_the_page(server) -> None:
