@@ -126,13 +126,18 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         for worker in self.workers:
-            worker.begin()
+            await worker.begin()
         yield
         for worker in self.workers:
             worker.stop()
 
     async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "model": self.served.name, "samples": self.load})
+        states = [worker.state for worker in self.workers]
+        # The worst of several engines; while one of them works, clients are served.
+        worst = next((state for state in ("failed", "replacing") if state in states), "ok")
+        failures = sum(len(worker.failures) for worker in self.workers)
+        record = {"status": worst, "model": self.served.name, "samples": self.load, "engine_failures": failures}
+        return JSONResponse(record, 503 if states and "ok" not in states else 200)
 
     async def models(self, request: Request) -> Response:
         model = {
@@ -160,13 +165,18 @@ class Service:
 
     def admit(self, samples: int) -> Worker:
         """Return the worker with the lowest load, for the samples of a request; an ApiError if there is no room."""
+        usable = [worker for worker in self.workers if worker.state != "failed"]
+        if self.workers and not usable:
+            sentence = "the engine has failed too often: the server has to be started again"
+            raise ApiError(503, sentence, code="engine_failed")
         # A request is accepted whole: with slots or places in the queue for all samples.
-        places = sum(worker.slots for worker in self.workers) + self.queue
+        places = sum(worker.slots for worker in usable) + self.queue
         if samples > places:
             raise ApiError(400, f"the request asks for {samples} samples, there is room for {places}", "n")
         if self.load + samples > places:
             raise ApiError(429, "the server is busy, try again", code="queue_full", headers={"retry-after": "1"})
-        return min(self.workers, key=lambda worker: worker.load)
+        # Samples wait while their engine is replaced.
+        return min(usable, key=lambda worker: (worker.state != "ok", worker.load))
 
 
 def chat_page() -> Response:
@@ -299,3 +309,5 @@ def serve(bound: socket.socket, app: Starlette) -> None:
     for number in set(stop_signals()) - {signal.SIGINT}:
         signal.signal(number, server.handle_exit)
     server.run(sockets=[bound])
+    if not server.started:  # uvicorn has printed the engine's error
+        raise SystemExit(1)

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import ENDS, Event, Sample, Score, samples_of
 from nanochat.log import Record
-from nanochat.serve.requests import ApiRequest, ServedModel
-from nanochat.serve.worker import Worker
+from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
+from nanochat.serve.worker import Worker, engine_failed
 from nanochat.tokenizer import Tokenizer
 
 
@@ -160,6 +160,11 @@ class Choice:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart
 
 
+def server_sent(record: Record) -> bytes:
+    """Return a server-sent event."""
+    return b"data: %s\n\n" % json.dumps(record).encode()  # ASCII: no line ends within
+
+
 class ApiResponse(StreamingResponse):
     """The response to one request: JSON (`whole`) or server-sent events (`stream`). Stops if the client leaves.
 
@@ -222,7 +227,11 @@ class ApiResponse(StreamingResponse):
             for choice in unfinished:
                 yield self._event([choice.delta({"role": "assistant", "content": ""})])
         while unfinished:
-            self.dispatch(await self._new_events())
+            try:
+                self.dispatch(await self._new_events())
+            except ApiError as error:  # too late for a status
+                yield server_sent(error.body)
+                return
             for choice in unfinished:
                 for delta in choice.new_deltas():
                     yield self._event([delta])
@@ -232,12 +241,16 @@ class ApiResponse(StreamingResponse):
         yield b"data: [DONE]\n\n"
 
     async def _new_events(self) -> list[Event]:
-        """Return everything new, at least one event."""
-        found = [await self.events.get()]
+        """Return everything new, at least one event; an ApiError if the engine has failed."""
+        found = []
+        event = await self.events.get()
         # Several steps may have passed: all their events at once make fewer and larger chunks.
-        while not self.events.empty():
-            found.append(self.events.get_nowait())
-        return found
+        while event is not None and not self.events.empty():
+            found.append(event)
+            event = self.events.get_nowait()
+        if event is None:
+            raise engine_failed()
+        return [*found, event]
 
     def dispatch(self, events: list[Event]) -> None:
         """Give events to their choices."""
@@ -248,11 +261,10 @@ class ApiResponse(StreamingResponse):
                 self.worker.cancel([event.sample])  # a stop ends a choice before the engine does
 
     def _event(self, choices: list[Record], **more: Record) -> bytes:
-        """Return a server-sent event."""
-        return b"data: %s\n\n" % self._to_json(choices, **more)
+        return server_sent({**self.head, "choices": choices, **more})
 
     def _to_json(self, choices: Iterable[Record], **more: Record) -> bytes:
-        return json.dumps({**self.head, "choices": list(choices), **more}).encode()  # ASCII: no line ends within
+        return json.dumps({**self.head, "choices": list(choices), **more}).encode()
 
     def _usage(self) -> dict[str, int]:
         prompt = sum(len(request.tokens) for request in self.request.prompts)
