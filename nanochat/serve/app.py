@@ -308,6 +308,7 @@ def serve(bound: socket.socket, app: Starlette) -> None:
     # uvicorn raises SIGTERM again at the end: this handler lets a server that has finished its work end with status 0.
     for number in set(stop_signals()) - {signal.SIGINT}:
         signal.signal(number, server.handle_exit)
-    server.run(sockets=[bound])
-    if not server.started:  # uvicorn has printed the engine's error
-        raise SystemExit(1)
+    try:
+        server.run(sockets=[bound])
+    except SystemExit:  # an engine's error at the start, which uvicorn has printed; it exits with another status
+        raise SystemExit(1) from None

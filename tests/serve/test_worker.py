@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import os
 import re
 import resource
+import subprocess
 import sys
 import time
 import weakref
@@ -13,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from engines import NEVER, TOKENIZER, collected, model_of
 
 from bench.served import serving, write_model
@@ -193,6 +196,26 @@ async def test_an_error_at_the_start_is_raised() -> None:
     with pytest.raises(TypeError, match="not callable"):
         await worker.begin()
     worker.stop()
+
+
+BAD_START = """
+from nanochat.engine import Engine
+from nanochat.config import run_script
+from scripts.chat_web import main
+
+Engine.reserve = lambda engine: 1 / 0
+run_script(main)
+"""
+
+
+def test_a_server_whose_engine_cannot_start_ends_with_status_1(twin) -> None:
+    flags = ("--source=sft", "--tag=mine", "--port=0", "--device-type=cpu", "--dtype=fp32")
+    env = os.environ | {"NANOCHAT_BASE_DIR": str(twin.base), "PYTHONPATH": str(ROOT)}
+    (twin.base / "bad_start.py").write_text(BAD_START)
+    command = [sys.executable, twin.base / "bad_start.py", *flags]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
 
 
 # ---- a server that runs out of memory ----
