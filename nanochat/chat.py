@@ -175,7 +175,7 @@ class Reply:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes = tokenizer.core.token_bytes
-        self._kind = "text"
+        self.kind = "text"  # of the part that the next token belongs to
         # Characters may be split over tokens.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         special = tokenizer.special_tokens
@@ -196,7 +196,7 @@ class Reply:
             return []
         # A special token ends the part before.
         held_back = self.close()
-        self._kind = kind
+        self.kind = kind
         return [*held_back, Piece(kind, "")]
 
     def close(self) -> list[Piece]:
@@ -204,7 +204,7 @@ class Reply:
         return self._pieces(self._utf8.decode(b"", final=True))
 
     def _pieces(self, text: str) -> list[Piece]:
-        return [Piece(self._kind, text)] if text else []
+        return [Piece(self.kind, text)] if text else []
 
 
 def parts(pieces: Iterable[Piece], ends: bool = False) -> list[Part]:
