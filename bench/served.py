@@ -26,7 +26,7 @@ CONTEXT = 192
 def write_model(base: Path, tag: str = "mine", endless: bool = False, text=TEXT, vocabulary=300, **fields):
     """A model of random weights that are not small, and its tokenizer; the twin of what will serve it."""
     tokenizer = Tokenizer.train(text, vocabulary)
-    more = {"config": {"chat_temperature": 0.25}}
+    more = {"config": {"chat_temperature": 0.25}, "suggestions": {"questions": ["Who is there?"]}}
     about = {"tokenizer_tag": tag, "preset": "reference", "endless": endless, "more": more}
     sizes = {"depth": 2, "max_seq_len": CONTEXT} | fields
     model = leave_model(base, "chat_sft", tag, tokenizer, **about, **sizes)

@@ -175,7 +175,7 @@ class Reply:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes = tokenizer.core.token_bytes
-        self._kind = "text"
+        self.kind = "text"  # of the part that the next token belongs to
         # Characters may be split over tokens.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         special = tokenizer.special_tokens
@@ -196,7 +196,7 @@ class Reply:
             return []
         # A special token ends the part before.
         held_back = self.close()
-        self._kind = kind
+        self.kind = kind
         return [*held_back, Piece(kind, "")]
 
     def close(self) -> list[Piece]:
@@ -204,7 +204,7 @@ class Reply:
         return self._pieces(self._utf8.decode(b"", final=True))
 
     def _pieces(self, text: str) -> list[Piece]:
-        return [Piece(self._kind, text)] if text else []
+        return [Piece(self.kind, text)] if text else []
 
 
 def parts(pieces: Iterable[Piece], ends: bool = False) -> list[Part]:
@@ -225,6 +225,21 @@ def reply_parts(tokens: Iterable[int], tokenizer: Tokenizer) -> list[Part]:
     """Return a sampled reply as message content."""
     reply = Reply(tokenizer)
     return parts(chain(*map(reply.feed, tokens), reply.close()))
+
+
+# What one may say to a model whose manifest has no suggestions.
+QUESTIONS = ["Who are you?", "What is 12 + 34?", "Why is the sky blue?"]
+BEGINNINGS = ["The capital of France is", "The opposite of hot is", "Once upon a time"]
+
+
+def suggestions(manifest: Record, is_base: bool) -> list[str]:
+    """Return what to suggest to a person who talks to a model, the best first.
+
+    A model of an embedded world has questions about it in the manifest, and for a base model, which continues a text,
+    beginnings.
+    """
+    own = manifest.get("suggestions", {})
+    return own.get("beginnings", BEGINNINGS) if is_base else own.get("questions", QUESTIONS)
 
 
 def chat_temperature(manifest: Record) -> float:

@@ -23,6 +23,7 @@ BUCKETS = (1, 8, 32, 64, 128, 256)  # row counts for steps on CUDA, with a graph
 KEYS_BLOCK = 32  # a step reads a multiple of 32 keys, on CUDA 32 times a power of two
 CAPTURING = threading.Lock()  # a process captures one graph at a time
 PREFILL_TOKENS = 8192  # most prompt tokens run at once, padding included
+LIKELY = 20  # tokens that a step with `StepKind.likely` returns for each row
 
 
 # ---- caches ----
@@ -170,6 +171,7 @@ class StepKind:
     sampled: bool  # some row has a temperature
     ranks: int  # likeliest tokens that top-k and top-p must order; 0: no row filters
     logprobs: bool
+    likely: bool = False  # with the LIKELY likeliest tokens
 
 
 @dataclass(frozen=True)
@@ -321,7 +323,11 @@ class Decoder:
         return captured.columns
 
     def _compute(self, rows: int, keys: int, kind: StepKind) -> list[Tensor]:
-        """Return the token given to each row, and with kind.logprobs the model's log-probability for its choice."""
+        """Return the token given to each row (rows,).
+
+        With kind.logprobs also the model's log-probability for its choice (rows,), and with kind.likely the likeliest
+        tokens and their log-probabilities (rows, LIKELY), the likeliest first.
+        """
         state = {name: value[:rows] for name, value in self.state.items()}
         newest = state["token"]  # (rows, 1), as the other single numbers
         position = state["position"]
@@ -341,7 +347,13 @@ class Decoder:
                 kind.ranks,
             )
             token = torch.where(state["temperature"] > 0, drawn, token)
-        logprobs = [logits.log_softmax(-1).gather(1, token).flatten()] if kind.logprobs else []
+        logprobs = []
+        if kind.logprobs:
+            of_all = logits.log_softmax(-1)
+            logprobs.append(of_all.gather(1, token).flatten())
+            if kind.likely:
+                top = of_all.topk(min(LIKELY, of_all.shape[-1]))
+                logprobs += [top.indices, top.values]
         forced = state["forced"].gather(1, following)
         chosen = forced < 0  # the model's token counts: none is put in
         ends = state["halting"].gather(1, token) & chosen

@@ -9,13 +9,13 @@ import traceback
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from typing import Any
 
 import numpy as np
 import torch
 
 from nanochat.calculator import REFUSALS, calculate
-from nanochat.decoder import Decoder, RowState, StepKind
+from nanochat.decoder import LIKELY, Decoder, RowState, StepKind
 from nanochat.errors import UserError
 from nanochat.fused import copy_weights, pack
 from nanochat.gpt import GPT
@@ -26,7 +26,8 @@ from nanochat.tokenizer import Tokenizer
 ENDS = ("<|assistant_end|>", "<|bos|>")  # the tokens that end a turn
 SCORED_AT_ONCE = 256  # positions whose logits `Engine.score` computes together
 
-Score = list[dict[int, float]]  # for each token but the first: log-probabilities of this token and likely others, by id
+Likely = dict[int, float]  # log-probabilities of a token and likely others, by id, the likeliest first
+Score = list[Likely]  # for each token of a row but the first
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Request:
     stop: frozenset[int] | None = None  # ids that end a sample and are left out; None: ends of a turn
     n: int = 1
     logprobs: bool = False  # events have the model's log-probabilities
+    likely: int = 0  # likeliest tokens at each chosen one, up to LIKELY; needs logprobs
 
     @property
     def is_greedy(self) -> bool:
@@ -76,6 +78,7 @@ class Event:
     reason: str = ""
     # The model's log-probability for the choice, ends included; 0 for tokens put in, and if the request does not ask.
     logprob: float = 0.0
+    likely: Likely | None = None  # of tokens that the model chose, if the request asks
 
 
 @dataclass
@@ -203,6 +206,8 @@ class Engine:
                 raise UserError(
                     f"prompt {sample.prompt_number} has {length} tokens, the context holds 1 to {context - 1}"
                 )
+            if not 0 <= request.likely <= LIKELY:
+                raise UserError(f"likely={request.likely} is not from 0 to {LIKELY}")
             sample.events = events
             sample.stop = self.ends if request.stop is None else request.stop
             sample.most = min(length + request.max_new_tokens, context)
@@ -301,8 +306,10 @@ class Engine:
         if ranks:
             ranks = min(1 << (ranks - 1).bit_length(), vocab_size)  # a power of two: fewer graphs
         logprobs = any(sample.request.logprobs for sample in self.rows)
+        likely = any(sample.request.likely for sample in self.rows)
         longest = max(sample.length for sample in self.rows)
-        columns, event = self.decoder.step(len(self.rows), longest, StepKind(bool(sampled), ranks, logprobs))
+        kind = StepKind(bool(sampled), ranks, logprobs, likely)
+        columns, event = self.decoder.step(len(self.rows), longest, kind)
         return _Step(list(self.rows), columns, event)
 
     # ---- follow ----
@@ -312,18 +319,20 @@ class Engine:
         if step.event is not None:  # the copy to the host may still run
             step.event.synchronize()
         tokens, *rest = (column.tolist() for column in step.columns)
-        logprobs = rest[0] if rest else repeat(0.0)
-        # Not strict: a graph may have more rows than there are samples.
-        for sample, token, logprob in zip(step.samples, tokens, logprobs, strict=False):
+        # A graph may have more rows than there are samples.
+        for row, sample in enumerate(step.samples):
+            token = tokens[row]
             # Rows that stand still get -1; others may have left since the step began.
             if token >= 0 and sample.slot >= 0:
+                logprob, *likely = [column[row] for column in rest] if sample.request.logprobs else [0.0]
                 try:
-                    self._follow_token(sample, token, logprob if sample.request.logprobs else 0.0)
+                    self._follow_token(sample, token, logprob, likely)
                 except Exception:  # whatever one row's text does must not end the others
                     print_line(f"engine: a sample ends with an error\n{traceback.format_exc()}")
                     self._end(sample, "error")
 
-    def _follow_token(self, sample: Sample, token: int, logprob: float) -> None:
+    def _follow_token(self, sample: Sample, token: int, logprob: float, likely: list[Any]) -> None:
+        """Turn a sample's token into events. likely: [ids, log-probabilities] of the likeliest tokens, or nothing."""
         sampled = sample.forced == 0
         if not sampled:
             sample.forced -= 1
@@ -332,7 +341,12 @@ class Engine:
             self._end(sample, "stop", logprob)
             return
         sample.length += 1
-        sample.events.append(Event(sample, token, sampled, logprob=logprob))
+        found = None
+        count = sample.request.likely
+        if likely and sampled and count:
+            ids, logprobs = likely
+            found = dict(zip(ids[:count], logprobs[:count], strict=True)) | {token: logprob}
+        sample.events.append(Event(sample, token, sampled, logprob=logprob, likely=found))
         answer = self._answer(sample, token) if sampled else None
         room = sample.most - sample.length
         if room == 0:

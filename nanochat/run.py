@@ -160,14 +160,16 @@ class Trainer(Generic[Config]):
         objective: Objective | ChangingObjective,
         evaluations: Sequence[Evaluation] = (),
         after_step: Sequence[Action] = (),
+        record: Record | None = None,
     ) -> State:
         """Train to the end of the horizon, from the start or from the checkpoint; returns the state.
 
-        source: a context manager too. after_step: called in order when the weights have changed.
+        source: a context manager too. after_step: called in order when the weights have changed. record: further
+        entries of the manifests.
         """
         data = self.runtime.broadcast(source.origin)  # one rank reads files and hashes
         try:
-            return self._train(source, objective, evaluations, after_step, data)
+            return self._train(source, objective, evaluations, after_step, data, record or {})
         except FloatingPointError as error:
             saved = saved_steps(self.folder)
             again = f"go on with --resume={saved[-1]} and lower rates" if saved else "start again with lower rates"
@@ -180,9 +182,10 @@ class Trainer(Generic[Config]):
         evaluations: Sequence[Evaluation],
         after_step: Sequence[Action],
         data: DataRecord,
+        more: Record,
     ) -> State:
         # The last save ends inside `stop_requests`: a second signal ends it too.
-        with stop_requests() as requests, source, self._saving(source, data) as save:
+        with stop_requests() as requests, source, self._saving(source, data, more) as save:
             start = self.start
             settings = LoopSettings(
                 device_batch=self.device_rows,
@@ -295,7 +298,7 @@ class Trainer(Generic[Config]):
         (self.folder / "outcome.json").unlink(missing_ok=True)  # of the shorter run
 
     @contextmanager
-    def _saving(self, source: BatchSource, data: DataRecord) -> Iterator[Callable[[State], None]]:
+    def _saving(self, source: BatchSource, data: DataRecord, more: Record) -> Iterator[Callable[[State], None]]:
         """Yield a function that saves a checkpoint: a collective. The last one is on disk when the block ends."""
         # Refuse to start without room for the checkpoints of this run: one is written before an old one goes.
         copies = max(1, self.config.keep_last + 1 - len(saved_steps(self.folder)))
@@ -304,6 +307,7 @@ class Trainer(Generic[Config]):
         # Manifest entries shared by all checkpoints.
         record: Record = {
             **self.start.record,
+            **more,
             "stage": self.outcome.stage,
             "data": data,
             "config": fixed_settings(self.config),

@@ -84,6 +84,7 @@ class Start(Generic[Config]):
     num_shards: int | None  # of a data set on the hub, 0 for all; None: the run reads no text
     # [stage, name] of what the models before learned from; None: there are none.
     learned: Sequence[Sequence[str]] | None
+    suggestions: Mapping[str, Sequence[str]]  # of the model before, see `chat.suggestions`; a new model has none
     changed_settings: Sequence[Record]  # by --resume=STEP, with the step
 
     @property
@@ -97,6 +98,8 @@ class Start(Generic[Config]):
             record["num_shards"] = self.num_shards
         if self.learned is not None:
             record["learned"] = self.learned
+        if self.suggestions:
+            record["suggestions"] = self.suggestions
         if self.changed_settings:
             record["changed_settings"] = self.changed_settings
         return record
@@ -170,6 +173,7 @@ def start_new(
         tokenizer_record={"tag": config.tokenizer_tag, "hash": tokenizer.content_hash},
         num_shards=shards,
         learned=None,
+        suggestions={},
         changed_settings=_changes_so_far(resumed),
     )
 
@@ -234,6 +238,7 @@ def start_from_parent(
         tokenizer_record=manifest["tokenizer"],
         num_shards=None,
         learned=manifest.get("learned", []) if saved else learned_from(manifest),
+        suggestions=manifest.get("suggestions", {}),
         changed_settings=_changes_so_far(resumed),
     )
 

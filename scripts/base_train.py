@@ -48,6 +48,7 @@ def pretrain(
     validation: "Callable[[Trainer[Config], Corpus], list[Evaluation]]",
 ) -> None:
     """Train a base model, or print its plan. Tracks call it with their own objective and validation."""
+    from nanochat.data.corpus import suggestions
     from nanochat.dataloader import open_text
     from nanochat.evals.bpb import sample_writing
     from nanochat.evals.core import core_scores
@@ -73,7 +74,7 @@ def pretrain(
         evaluations = validation(trainer, corpus)
         evaluations += core_scores(trainer, config.core_metric_every, config.core_metric_max_per_task)
         evaluations.append(sample_writing(trainer, config.sample_every))
-        state = trainer.fit(source, objective, evaluations)
+        state = trainer.fit(source, objective, evaluations, record={"suggestions": suggestions(corpus)})
         metrics = plan.summary | pretraining_metrics(state, corpus, source.epochs)
         metrics |= scale_metrics(state, trainer.runtime)
         trainer.finish(state, {"model_tag": config.tag} | metrics)

@@ -36,7 +36,7 @@ class Config(SamplingSettings, DeviceSettings, ModelChoice):
 
 
 def main(config: Config) -> None:
-    from nanochat.chat import chat_temperature
+    from nanochat.chat import chat_temperature, suggestions
     from nanochat.engine import Engine, Request
     from nanochat.models import load_chosen, trained
     from nanochat.runtime import setup
@@ -52,6 +52,7 @@ def main(config: Config) -> None:
     messages = nullcontext() if interactive else redirect_stdout(sys.stderr)
     with messages, setup(config.device_type, config.dtype) as runtime:
         model, tokenizer, checkpoint = load_chosen(replace(config, source=source, tag=tag), runtime)
+        is_base = source == "base"
         settings = Request(
             tokens=(),  # of each prompt
             max_new_tokens=config.max_new_tokens,
@@ -59,13 +60,16 @@ def main(config: Config) -> None:
             top_k=config.top_k,
             top_p=config.top_p,
             seed=config.seed,
-            stop=frozenset([tokenizer.bos]) if source == "base" else None,
+            stop=frozenset([tokenizer.bos]) if is_base else None,
         )
-        chat = TerminalChat(Engine(model, tokenizer, slots=1), source == "base", settings, out, interactive)
+        chat = TerminalChat(Engine(model, tokenizer, slots=1), is_base, settings, out, interactive)
         if config.prompt is not None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
             print0(COMMANDS)
+            print0("begin, for example:" if is_base else "ask, for example:")
+            for text in suggestions(checkpoint.manifest, is_base)[:3]:
+                print0(f"  {text}")
             chat.converse(typed_lines())
         else:
             chat.converse(line.removesuffix("\n") for line in sys.stdin)

@@ -59,9 +59,10 @@ def test_the_main_job(speedrun, base, here, tmp_path) -> None:
     check_the_card(base, speedrun.home)
     assert list(base.glob("wandb/*/*.wandb"))
     check_the_names(base, speedrun.home, done.stdout + done.stderr)
-    # RL has its parent's temperature.
+    # RL has its parent's temperature, and the suggestions that came with the base model.
     manifest = read_json(max(base.glob("chat_rl/default/step_*/manifest.json")))
     assert manifest["config"]["chat_temperature"] == 0.2
+    assert len(manifest["suggestions"]["questions"]) == 6
     check_the_commands_to_talk(cli, web)
     with serving(base, tag="default") as server:  # scripts.chat_web
         body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}

@@ -264,3 +264,36 @@ def test_a_score_is_a_plain_forwards(monkeypatch) -> None:
         assert list(alternatives.values()) == pytest.approx(expected, abs=1e-5)
     engine = Engine(model, TOKENIZER)
     assert all(len(alternatives) == 1 for alternatives in engine.score(row, 0))
+
+
+@pytest.mark.parametrize("device", devices())
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_likeliest_tokens_of_a_step_are_a_plain_forwards(device, is_late) -> None:
+    model = model_of().to(device)
+    engine = Engine(model, TOKENIZER, slots=3)
+    if is_late and device == "cpu":
+        engine.decoder = Late(engine.decoder)
+    requests = [
+        replace(request, logprobs=number % 3 > 0, likely=number % 3 * 10)
+        for number, request in enumerate(mixed(9, temperature=1.0))
+    ]
+    texts = {number: list(request.tokens) for number, request in enumerate(requests)}
+    for event in engine.stream(requests):
+        number = event.sample.prompt_number
+        if event.token is None:
+            continue
+        count = requests[number].likely
+        logprobs = model(torch.tensor([texts[number]], device=device))[0, -1].log_softmax(-1)
+        texts[number].append(event.token)
+        if not count:
+            assert (event.logprob, event.likely) == (0.0, None)
+            continue
+        assert event.logprob == pytest.approx(float(logprobs[event.token]), abs=1e-4)
+        likeliest = logprobs.topk(min(count, len(logprobs)))
+        assert list(event.likely.values())[:count] == pytest.approx(likeliest.values.tolist(), abs=1e-4)
+        for token, value in event.likely.items():  # near ties may stand in either order
+            assert value == pytest.approx(float(logprobs[token]), abs=1e-4)
+        assert event.likely.keys() - {event.token} <= set(logprobs.topk(count + 1).indices.tolist())
+        assert event.likely[event.token] == event.logprob
+    with pytest.raises(ValueError, match="likely=21 is not from 0 to 20"):
+        engine.submit(samples_of([replace(requests[0], likely=21)]), deque())

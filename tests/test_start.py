@@ -63,6 +63,7 @@ def test_the_rates_of_fine_tuning_have_every_factor(stages, tmp_path, monkeypatc
     assert start.rates["smear"].lr == 0.2 * 0.8
     assert start.parent == Parent("base_train", "parent", 6)
     assert start.warm
+    assert start.suggestions == start.weights.manifest["suggestions"] == start.record.get("suggestions", {})
     # The parent's context is 300 tokens; attention costs less in shorter rows.
     shorter = start_from_parent(tmp_path, replace(config, max_seq_len=100, total_batch_size=400), 0, None, ALONE)
     assert shorter.flops_per_token < start.flops_per_token

@@ -347,6 +347,19 @@ def world_folder(seed: int) -> Path:
     return folder
 
 
+def suggestions(corpus: Corpus) -> dict[str, list[str]]:
+    """Return what to say to a model of this text, for its manifest; nothing unless the text is an embedded world."""
+    seed = corpus.sources[0].seed
+    if seed is None or len(corpus.sources) > 1:  # a model of a mix chats about the rest too
+        return {}
+    from nanochat.world.facts import World
+    from nanochat.world.suggestions import suggestions as of_world
+    from nanochat.world.writer import SIZES
+
+    size = read_json(world_folder(seed) / "world.json")["size"]
+    return of_world(World(seed, SIZES[size].people))
+
+
 def learned_text(tokenizer: str) -> str:
     """Return --data of the tokenizer of this tag, or "auto" if there is none."""
     record = stage_dir("tok_train", tokenizer) / "outcome.json"

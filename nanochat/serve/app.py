@@ -32,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nanochat.chat import chat_temperature
+from nanochat.chat import chat_temperature, suggestions
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
 from nanochat.errors import UserError
@@ -126,13 +126,18 @@ class Service:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         for worker in self.workers:
-            worker.begin()
+            await worker.begin()
         yield
         for worker in self.workers:
             worker.stop()
 
     async def health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ok", "model": self.served.name, "samples": self.load})
+        states = [worker.state for worker in self.workers]
+        # The worst of several engines; while one of them works, clients are served.
+        worst = next((state for state in ("failed", "replacing") if state in states), "ok")
+        failures = sum(len(worker.failures) for worker in self.workers)
+        record = {"status": worst, "model": self.served.name, "samples": self.load, "engine_failures": failures}
+        return JSONResponse(record, 503 if states and "ok" not in states else 200)
 
     async def models(self, request: Request) -> Response:
         model = {
@@ -141,7 +146,10 @@ class Service:
             "created": int(time.time()),
             "owned_by": "nanochat",
             "max_model_len": self.served.context,  # vLLM's name
-            "temperature": self.served.temperature,  # for the page
+            # For the page.
+            "temperature": self.served.temperature,
+            "is_base": self.served.is_base,
+            "suggestions": self.served.suggestions,
         }
         return JSONResponse({"object": "list", "data": [model]})
 
@@ -157,13 +165,18 @@ class Service:
 
     def admit(self, samples: int) -> Worker:
         """Return the worker with the lowest load, for the samples of a request; an ApiError if there is no room."""
+        usable = [worker for worker in self.workers if worker.state != "failed"]
+        if self.workers and not usable:
+            sentence = "the engine has failed too often: the server has to be started again"
+            raise ApiError(503, sentence, code="engine_failed")
         # A request is accepted whole: with slots or places in the queue for all samples.
-        places = sum(worker.slots for worker in self.workers) + self.queue
+        places = sum(worker.slots for worker in usable) + self.queue
         if samples > places:
             raise ApiError(400, f"the request asks for {samples} samples, there is room for {places}", "n")
         if self.load + samples > places:
             raise ApiError(429, "the server is busy, try again", code="queue_full", headers={"retry-after": "1"})
-        return min(self.workers, key=lambda worker: worker.load)
+        # Samples wait while their engine is replaced.
+        return min(usable, key=lambda worker: (worker.state != "ok", worker.load))
 
 
 def chat_page() -> Response:
@@ -257,9 +270,15 @@ def open_engines(choice: ModelChoice, runtime: Runtime, slots: int) -> tuple[Ser
     loaded = [load_chosen(choice, replace(runtime, device=device)) for device in devices]
     workers = [Worker(Engine(model, tokenizer, slots)) for model, tokenizer, _ in loaded]
     model, tokenizer, checkpoint = loaded[0]
-    name = f"nanochat-{choice.tag}-{choice.source}"
-    temperature = chat_temperature(checkpoint.manifest)
-    served = ServedModel(name, tokenizer, model.config.max_seq_len, temperature, choice.source == "base")
+    is_base = choice.source == "base"
+    served = ServedModel(
+        name=f"nanochat-{choice.tag}-{choice.source}",
+        tokenizer=tokenizer,
+        context=model.config.max_seq_len,
+        temperature=chat_temperature(checkpoint.manifest),
+        is_base=is_base,
+        suggestions=suggestions(checkpoint.manifest, is_base),
+    )
     return served, workers
 
 
@@ -289,4 +308,7 @@ def serve(bound: socket.socket, app: Starlette) -> None:
     # uvicorn raises SIGTERM again at the end: this handler lets a server that has finished its work end with status 0.
     for number in set(stop_signals()) - {signal.SIGINT}:
         signal.signal(number, server.handle_exit)
-    server.run(sockets=[bound])
+    try:
+        server.run(sockets=[bound])
+    except SystemExit:  # an engine's error at the start, which uvicorn has printed; it exits with another status
+        raise SystemExit(1) from None

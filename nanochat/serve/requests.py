@@ -1,9 +1,9 @@
 """OpenAI's chat and completion requests, checked by pydantic models and turned into requests for the engine."""
 
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -46,7 +46,7 @@ class ApiError(HTTPException):
 class ServedModel:
     """The model behind the server. context: tokens in a prompt and a sample together. is_base: see `render_text`.
 
-    temperature: for the page, see `chat.chat_temperature`. Programs choose their own.
+    temperature and suggestions are for the page, see nanochat.chat: programs choose their own.
     """
 
     name: str
@@ -54,6 +54,7 @@ class ServedModel:
     context: int
     temperature: float = CHAT_TEMPERATURE
     is_base: bool = False
+    suggestions: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class ApiRequest:
     prompts: list[Request]  # one engine request a prompt, each with n samples
     echo: bool = False  # show the prompt before each choice
     added_tokens: int = 0  # tokens at the start of each prompt, not sent by the client
-    # Likely tokens with log-probabilities beside each token; None: no log-probabilities.
-    alternatives: int | None = None
+    # Likeliest tokens with log-probabilities beside each token; None: no log-probabilities.
+    likely: int | None = None
 
     @property
     def sample_count(self) -> int:
@@ -117,7 +118,8 @@ class ChatFields(CommonFields):
     # Two names for one limit; None: as many as the context holds.
     max_completion_tokens: PositiveInt | None = None
     max_tokens: PositiveInt | None = None
-    logprobs: Literal[False] = False  # completions have them
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)  # likeliest tokens beside each token; needs logprobs
 
 
 class CompletionFields(CommonFields):
@@ -155,6 +157,8 @@ def read_fields(model: type[Fields], body: bytes, served: ServedModel) -> Fields
 def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
     """Check the body of a chat request and render the conversation as a prompt."""
     fields = read_fields(ChatFields, body, served)
+    if fields.top_logprobs and not fields.logprobs:
+        raise ApiError(400, "top_logprobs: logprobs has to be true beside it", "top_logprobs")
     messages = []
     for message in fields.messages:
         role = message.get("role")
@@ -170,7 +174,14 @@ def parse_chat(body: bytes, served: ServedModel) -> ApiRequest:
         raise ApiError(400, str(error), "messages") from None
     max_tokens = fields.max_completion_tokens or fields.max_tokens or served.context  # the newer name comes first
     prompt = engine_request(fields, tokens, max_tokens, served, "messages")
-    return ApiRequest(fields, is_chat=True, prompts=[prompt])
+    # The engine has them at every step: they can be streamed.
+    prompt = replace(prompt, logprobs=fields.logprobs, likely=fields.top_logprobs)
+    return ApiRequest(
+        fields=fields,
+        is_chat=True,
+        prompts=[prompt],
+        likely=fields.top_logprobs if fields.logprobs else None,
+    )
 
 
 def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
@@ -194,7 +205,7 @@ def parse_completion(body: bytes, served: ServedModel) -> ApiRequest:
         prompts=[engine_request(fields, row, fields.max_tokens, served, "prompt", stop) for row in rows],
         echo=fields.echo,
         added_tokens=1 if texts else 0,
-        alternatives=fields.logprobs,
+        likely=fields.logprobs,
     )
 
 

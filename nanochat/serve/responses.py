@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from nanochat.chat import Piece, Reply, parts
 from nanochat.engine import ENDS, Event, Sample, Score, samples_of
 from nanochat.log import Record
-from nanochat.serve.requests import ApiRequest, ServedModel
-from nanochat.serve.worker import Worker
+from nanochat.serve.requests import ApiError, ApiRequest, ServedModel
+from nanochat.serve.worker import Worker, engine_failed
 from nanochat.tokenizer import Tokenizer
 
 
@@ -59,8 +59,12 @@ class Choice:
         # (token, True if the model chose it); with the end token, if log-probabilities are shown.
         self.tokens: list[tuple[int, bool]] = []
         self.completion_tokens = 0
-        self.score: Score | None = None  # log-probabilities of `row`, if the client asks for them
+        self.score: Score | None = None  # log-probabilities of `row`, if the client of a completion asks for them
+        self._logprobs: list[Record] | None = None  # not sent, if the client of a chat asks for them
+        if request.is_chat and request.likely is not None:
+            self._logprobs = []
         self._bytes = tokenizer.core.token_bytes  # of special tokens: the name
+        self._special = set(tokenizer.special_tokens.values())
         self._ends = [tokenizer.special_tokens[name] for name in ENDS]
         self._reply = Reply(tokenizer)
         self._stops = StopFinder(request.fields.stop)
@@ -79,11 +83,28 @@ class Choice:
             # An end token has a log-probability, but no text.
             if event.token not in self._ends:
                 self.completion_tokens += 1
-                self._add_pieces(self._reply.feed(event.token))
+                pieces = self._reply.feed(event.token)
+                self._add_logprob(event)
+                self._add_pieces(pieces)
                 return
         self._add_pieces(self._reply.close())  # bytes without a character
         self._show(self._stops.close())  # no stop
         self.finish_reason = self.finish_reason or event.reason or "stop"
+
+    def _add_logprob(self, event: Event) -> None:
+        """Keep the log-probability of a token of the answer's text, for a chat: calls of the calculator have none."""
+        token = event.token
+        if self._logprobs is None or token is None or token in self._special or self._reply.kind != "text":
+            return
+        likely = event.likely or {}
+        # The chosen token is the last one if it is not among the likeliest.
+        shown = list(likely.items())[: self.request.likely]
+        entry = self._logprob(token, event.logprob)
+        self._logprobs.append(entry | {"top_logprobs": [self._logprob(*one) for one in shown]})
+
+    def _logprob(self, token: int, logprob: float) -> Record:
+        spelled = None if token in self._special else list(self._bytes(token))
+        return {"token": self._spell(token), "logprob": logprob, "bytes": spelled}
 
     def _add_pieces(self, pieces: list[Piece]) -> None:
         for piece in pieces:
@@ -110,7 +131,7 @@ class Choice:
     def whole(self) -> Record:
         """Return the choice of a whole response."""
         content = self._take_content()
-        logprobs = None if self.score is None else self._logprobs(self.score)
+        logprobs = self._take_logprobs() if self.score is None else self._scored(self.score)
         if self.request.is_chat:
             content = {"message": {"role": "assistant", "refusal": None, **content}}
         return {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish_reason}
@@ -118,11 +139,12 @@ class Choice:
     def delta(self, content: Record, reason: str | None = None) -> Record:
         """Return the choice of a chunk in a stream."""
         content = {"delta": content} if self.request.is_chat else {"text": "", **content}
-        return {"index": self.index, **content, "logprobs": None, "finish_reason": reason}
+        return {"index": self.index, **content, "logprobs": self._take_logprobs(), "finish_reason": reason}
 
     def new_deltas(self) -> Iterator[Record]:
         """Yield new deltas for a stream: text, then a final chunk with the finish reason."""
-        if self._pieces:
+        # Bytes of a character, and text that may become a stop, have log-probabilities before they are shown.
+        if self._pieces or self._logprobs:
             yield self.delta(self._take_content())
         if self.finish_reason:
             yield self.delta({}, self.finish_reason)
@@ -139,7 +161,14 @@ class Choice:
             content["parts"] = parts(pieces, ends=self.request.fields.stream)
         return content
 
-    def _logprobs(self, score: Score) -> Record:
+    def _take_logprobs(self) -> Record | None:
+        """Return the log-probabilities of a chat's tokens that are not sent; None if there are none."""
+        if not self._logprobs:
+            return None
+        taken, self._logprobs = self._logprobs, []
+        return {"content": taken, "refusal": None}
+
+    def _scored(self, score: Score) -> Record:
         """Return the log-probabilities of a completion's tokens, those of a stop too; with `echo` also the prompt's."""
         # The first token has no log-probability.
         scored = list(zip(self.row(), [None, *score], strict=True))
@@ -149,15 +178,19 @@ class Choice:
                 shown.append(one)
         return {
             "tokens": [self._spell(token) for token, _ in shown],
-            "token_logprobs": [alternatives and alternatives[token] for token, alternatives in shown],
+            "token_logprobs": [likely and likely[token] for token, likely in shown],
             "top_logprobs": [
-                alternatives and {self._spell(other): logprob for other, logprob in alternatives.items()}
-                for _, alternatives in shown
+                likely and {self._spell(other): logprob for other, logprob in likely.items()} for _, likely in shown
             ],
         }
 
     def _spell(self, token: int) -> str:
         return self._bytes(token).decode(errors="backslashreplace")  # pieces of a character stay apart
+
+
+def server_sent(record: Record) -> bytes:
+    """Return a server-sent event."""
+    return b"data: %s\n\n" % json.dumps(record).encode()  # ASCII: no line ends within
 
 
 class ApiResponse(StreamingResponse):
@@ -208,9 +241,9 @@ class ApiResponse(StreamingResponse):
         choices = self.choices.values()
         while not all(choice.finish_reason for choice in choices):
             self.dispatch(await self._new_events())
-        if self.request.alternatives is not None:
+        if self.request.likely is not None and not self.request.is_chat:
             for choice in choices:
-                choice.score = await self.worker.score(choice.row(), self.request.alternatives)
+                choice.score = await self.worker.score(choice.row(), self.request.likely)
         # In a thread: many log-probabilities take a while.
         whole = (choice.whole() for choice in choices)
         return await asyncio.to_thread(self._to_json, whole, usage=self._usage())
@@ -222,7 +255,11 @@ class ApiResponse(StreamingResponse):
             for choice in unfinished:
                 yield self._event([choice.delta({"role": "assistant", "content": ""})])
         while unfinished:
-            self.dispatch(await self._new_events())
+            try:
+                self.dispatch(await self._new_events())
+            except ApiError as error:  # too late for a status
+                yield server_sent(error.body)
+                return
             for choice in unfinished:
                 for delta in choice.new_deltas():
                     yield self._event([delta])
@@ -232,12 +269,16 @@ class ApiResponse(StreamingResponse):
         yield b"data: [DONE]\n\n"
 
     async def _new_events(self) -> list[Event]:
-        """Return everything new, at least one event."""
-        found = [await self.events.get()]
+        """Return everything new, at least one event; an ApiError if the engine has failed."""
+        found = []
+        event = await self.events.get()
         # Several steps may have passed: all their events at once make fewer and larger chunks.
-        while not self.events.empty():
-            found.append(self.events.get_nowait())
-        return found
+        while event is not None and not self.events.empty():
+            found.append(event)
+            event = self.events.get_nowait()
+        if event is None:
+            raise engine_failed()
+        return [*found, event]
 
     def dispatch(self, events: list[Event]) -> None:
         """Give events to their choices."""
@@ -248,11 +289,10 @@ class ApiResponse(StreamingResponse):
                 self.worker.cancel([event.sample])  # a stop ends a choice before the engine does
 
     def _event(self, choices: list[Record], **more: Record) -> bytes:
-        """Return a server-sent event."""
-        return b"data: %s\n\n" % self._to_json(choices, **more)
+        return server_sent({**self.head, "choices": choices, **more})
 
     def _to_json(self, choices: Iterable[Record], **more: Record) -> bytes:
-        return json.dumps({**self.head, "choices": list(choices), **more}).encode()  # ASCII: no line ends within
+        return json.dumps({**self.head, "choices": list(choices), **more}).encode()
 
     def _usage(self) -> dict[str, int]:
         prompt = sum(len(request.tokens) for request in self.request.prompts)

@@ -10,6 +10,7 @@ The door for other packages:
 - VERSION, of the worlds that this code writes and reads
 - writer.ensure_world and writer.write_world(folder, seed, size), writer.SIZES, writer.Size; on the command line
   `python -m nanochat.world`
+- suggestions.suggestions(world), what a person may say to a model of it
 - facts.World(seed, people), chats.core_bundle, chats.tables, writer.write_bundle (for tests)
 - chats.Turns, chats.about_facts, chats.with_follow_up, chats.in_korean, chats.with_words: turns about one fact or word
 """

@@ -26,7 +26,7 @@ FLAGS = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-t", "1", 
 def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat")
     for stage in ("base_train", "chat_sft"):
-        more = {"config": {"chat_temperature": 0.0}}
+        more = {"config": {"chat_temperature": 0.0}, "suggestions": {"questions": list("abcd")}}
         leave_model(folder, stage, "mine", TOKENIZER, max_seq_len=192, more=more)
     return folder
 
@@ -62,6 +62,7 @@ def test_a_chat_at_a_terminal(base) -> None:
     person = Person(base)
     assert "model: chat_sft mine, step 7\r\n" in person.text
     assert "/clear starts a new conversation" in person.text
+    assert "ask, for example:\r\n  a\r\n  b\r\n  c\r\n> " in person.text
     person.type("hello 한국\r")
     assert "there is no command /sav" in person.type("/sav\r")
     person.type("\x1b[A\x1b[A", "hello 한국")  # the up arrow

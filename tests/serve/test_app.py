@@ -141,6 +141,7 @@ def test_answers_are_those_of_an_engine_alone(server, twin) -> None:
 
 def test_the_clients_answers_and_their_streams(client) -> None:
     settings = {"model": MODEL, "messages": HI, "seed": 4, "n": 2, "max_completion_tokens": 25}
+    settings |= {"logprobs": True, "top_logprobs": 2}
     whole = client.chat.completions.create(**settings)
     chunks = list(client.chat.completions.create(**settings, stream=True, stream_options={"include_usage": True}))
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
@@ -149,6 +150,11 @@ def test_the_clients_answers_and_their_streams(client) -> None:
     for choice in whole.choices:
         own = [one.delta for chunk in chunks for one in chunk.choices if one.index == choice.index]
         assert "".join(delta.content or "" for delta in own) == choice.message.content
+        logprobs = [one.logprobs for chunk in chunks for one in chunk.choices if one.index == choice.index]
+        streamed = [entry for part in logprobs if part for entry in part.content]
+        assert streamed == choice.logprobs.content
+        assert {len(entry.top_logprobs) for entry in streamed} == {2}
+        assert all(entry.logprob <= entry.top_logprobs[0].logprob < 0 for entry in streamed)
     settings = {"model": MODEL, "prompt": "The dog", "seed": 6, "max_tokens": 12}
     whole = client.completions.create(**settings)
     chunks = list(client.completions.create(**settings, stream=True, echo=True))
@@ -156,7 +162,7 @@ def test_the_clients_answers_and_their_streams(client) -> None:
     assert whole.id.startswith("cmpl-")
     [model] = client.models.list().data
     assert (model.id, model.max_model_len) == (MODEL, CONTEXT)
-    assert model.temperature == 0.25  # the page's
+    assert (model.temperature, model.is_base, model.suggestions) == (0.25, False, ["Who is there?"])  # the page's
 
 
 def test_addresses_headers_and_the_policy_of_the_page(server) -> None:

@@ -32,7 +32,11 @@ def test_settings_reach_the_engine() -> None:
     assert (prompt.temperature, prompt.top_p, prompt.top_k, prompt.seed, prompt.n) == (0.5, 0.9, 3, 7, 2)
     assert prompt.max_new_tokens == 5
     assert (request.fields.stop, request.fields.stream) == (["x"], True)
-    assert (request.alternatives, request.sample_count) == (None, 2)
+    assert (request.likely, request.sample_count) == (None, 2)
+    assert (prompt.logprobs, prompt.likely) == (False, 0)
+    request = chat(logprobs=True, top_logprobs=20)
+    assert (request.likely, request.prompts[0].logprobs, request.prompts[0].likely) == (20, True, 20)
+    assert chat(logprobs=True).likely == 0
     assert chat(max_tokens=5, max_completion_tokens=6).prompts[0].max_new_tokens == 6
     assert chat(seed=-1).prompts[0].seed == 2**64 - 1
 
@@ -100,7 +104,10 @@ chat(temperature=2.1) | temperature | less than or equal to 2
 chat(temperature=10**400) | temperature | a valid number
 chat(max_tokens=0) | max_tokens | greater than 0
 chat(stop=[""]) | stop | at least 1 character
-chat(logprobs=True) | logprobs | Input should be False
+chat(logprobs=1) | logprobs | a valid boolean
+chat(logprobs=True, top_logprobs=21) | top_logprobs | less than or equal to 20
+chat(logprobs=True, top_logprobs=-1) | top_logprobs | greater than or equal to 0
+chat(top_logprobs=1) | top_logprobs | logprobs has to be true
 chat(tools=[{"type": "function"}]) | tools | does not support the field, leave it out
 chat(presence_penalty=0.5) | presence_penalty | does not support
 completion(prompt=[]) | prompt | at least 1 item

@@ -187,3 +187,54 @@ def test_the_token_that_ends_a_completion_has_a_log_probability() -> None:
     assert whole["usage"]["completion_tokens"] == 2
     chunks = chunks_of(engine, {"prompt": "A", "temperature": 0, "echo": True})
     assert joined(chunks, 0)[:2] == ("ABC", "stop")
+
+
+def test_log_probabilities_of_a_chat_are_a_plain_forwards() -> None:
+    """As OpenAI's clients read them, whole and in a stream: each token of the text, and the likeliest beside it."""
+    body = {"messages": HI, "n": 2, "seed": 4, "max_tokens": 30, "logprobs": True, "top_logprobs": 3}
+    engine = Engine(MODEL, TOKENIZER)
+    [prompt] = parse(body).prompts
+    [samples] = tokens_of(engine.generate([prompt]))
+    whole, chunks = whole_of(engine, body), chunks_of(engine, body)
+    for choice, tokens in zip(whole["choices"], samples, strict=True):
+        found = choice["logprobs"]["content"]
+        plain = MODEL(torch.tensor([[*prompt.tokens, *tokens]]))[0].log_softmax(-1)[len(prompt.tokens) - 1 :]
+        shown = [number for number, token in enumerate(tokens) if token < 256]  # others have no text
+        assert len(found) == len(shown) > 8
+        for number, entry in zip(shown, found, strict=True):
+            assert entry["bytes"] == [tokens[number]]  # the tokenizer of this test: a byte each
+            assert entry["token"] == bytes(entry["bytes"]).decode(errors="backslashreplace")
+            assert entry["logprob"] == pytest.approx(float(plain[number, tokens[number]]), abs=1e-5)
+            likeliest = plain[number].topk(3)
+            assert [one["logprob"] for one in entry["top_logprobs"]] == pytest.approx(
+                likeliest.values.tolist(), abs=1e-5
+            )
+            for one, token in zip(entry["top_logprobs"], likeliest.indices.tolist(), strict=True):
+                assert one["bytes"] == ([token] if token < 256 else None)
+        raw = bytes(byte for entry in found for byte in entry["bytes"])
+        assert raw.decode(errors="replace") == choice["message"]["content"]
+        text, _, deltas = joined(chunks, choice["index"])
+        assert text == choice["message"]["content"]
+        parts = [delta["logprobs"] for delta in deltas if delta["logprobs"]]
+        assert list(chain.from_iterable(part["content"] for part in parts)) == found
+        assert len(parts) > 5  # they come with their text
+    [without] = whole_of(engine, {"messages": HI, "seed": 4, "max_tokens": 30})["choices"]
+    assert without["logprobs"] is None
+    assert without["message"] == whole["choices"][0]["message"]
+    [alone] = whole_of(engine, {**body, "n": 1, "top_logprobs": 0})["choices"]
+    assert {len(entry["top_logprobs"]) for entry in alone["logprobs"]["content"]} == {0}
+    expected = [entry["logprob"] for entry in whole["choices"][0]["logprobs"]["content"]]
+    assert [entry["logprob"] for entry in alone["logprobs"]["content"]] == pytest.approx(expected, abs=1e-5)
+
+
+def test_log_probabilities_of_a_chat_leave_the_calculator_out() -> None:
+    engine = Engine(script_model(*ids_of(SCRIPT)), TOKENIZER)
+    body = {"messages": HI, "temperature": 0, "logprobs": True}
+    [choice] = whole_of(engine, body)["choices"]
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == ["Y", "Z"]
+    assert choice["message"]["content"] == "YZ"
+    # Those of a stop are there, though its text is not.
+    [choice] = whole_of(engine, {**body, "stop": "Y"})["choices"]
+    assert ([entry["token"] for entry in choice["logprobs"]["content"]], choice["message"]["content"]) == (["Y"], "")
+    choices = joined(chunks_of(engine, {**body, "stop": "Y"}), 0)[2]
+    assert [entry["token"] for one in choices if one["logprobs"] for entry in one["logprobs"]["content"]] == ["Y"]

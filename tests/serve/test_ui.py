@@ -98,6 +98,25 @@ def test_the_page_starts_with_the_settings_of_the_model(serve, visit) -> None:
     assert [one["top_k"] for one in server.asked] == [50] * 3
 
 
+STARTS = "[...document.querySelectorAll('.hello .button')].map(e => e.innerText)"
+
+
+def test_suggestions_are_sent_at_a_click(serve, visit) -> None:
+    server = serve(about={"suggestions": ["Where does Dugi live?", "How much is 2 + 3?"]})
+    page = visit(server.address)
+    page.wait(f"{STARTS}.length")
+    assert page.js(STARTS) == ["Where does Dugi live?", "How much is 2 + 3?"]
+    page.click(".hello .button:nth-of-type(2)")
+    settle(page)
+    assert texts(page) == ["How much is 2 + 3?", "You said: How much is 2 + 3?"]
+    page.click("#side .new")
+    assert len(page.js(STARTS)) == 2
+    assert page.js("document.activeElement.id") == "text"
+    page = visit(serve(about={"suggestions": ["Dugi lives in"], "is_base": True}).address)
+    page.wait(f"{STARTS}.length")
+    assert page.text(".hello p") == "This model continues a text: give it a beginning."
+
+
 def test_stopping_ends_the_request_and_keeps_the_beginning(serve, visit) -> None:
     never = threading.Event()
     server = serve({"Go": ["One two", never], "Wait": [never]})

@@ -1,18 +1,28 @@
 """Engines in threads: events come back, admission, and clients that leave, and failures."""
 
 import asyncio
+import json
 import os
+import re
+import resource
+import subprocess
+import sys
 import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from engines import NEVER, TOKENIZER, collected, model_of
 
+from bench.served import serving, write_model
 from nanochat.engine import Engine, Request, samples_of
 from nanochat.serve.app import Service
 from nanochat.serve.requests import ApiError
-from nanochat.serve.worker import Worker
+from nanochat.serve.worker import MAX_FAILURES, Worker, engine_failed
 
 pytestmark = pytest.mark.anyio
 MODEL = model_of()
@@ -28,7 +38,7 @@ def anyio_backend():
 async def working(count=1, slots=4, queue=8):
     workers = [Worker(Engine(MODEL, TOKENIZER, slots)) for _ in range(count)]
     for worker in workers:
-        worker.begin()
+        await worker.begin()
     try:
         yield Service(None, workers, queue)
     finally:
@@ -116,21 +126,145 @@ async def test_admission() -> None:
         assert (first.load, second.load) == (1, 5)
 
 
-def test_an_engine_that_fails_ends_the_process(monkeypatch, capsys) -> None:
-    statuses = []
-    monkeypatch.setattr(os, "_exit", statuses.append)
+async def refusal(asked):
+    """Return the error of a request whose engine has failed; nothing follows it."""
+    while await asyncio.wait_for(asked.queue.get(), 30) is not None:
+        pass
+    assert asked.queue.empty()
+    return engine_failed().body["error"]["code"]
 
-    async def ask() -> None:
-        async with working() as service:
-            [worker] = service.workers
-            with pytest.raises(RuntimeError, match="out of bounds"):  # only this client's
-                await worker.score([65, 1 << 20], 1)
-            assert len((await result(Asked(service, LONG)))[0, 0][0]) == 150
-            assert statuses == []
-            monkeypatch.setattr(worker.engine, "step", lambda: 1 / 0)
+
+async def test_an_engine_that_fails_is_replaced(capsys) -> None:
+    async with working(slots=2) as service:
+        [worker] = service.workers
+        with pytest.raises(RuntimeError, match="out of bounds"):  # only this client's
+            await worker.score([65, 1 << 20], 1)
+        expected = await result(Asked(service, LONG))
+        assert (worker.state, worker.failures) == ("ok", [])
+        old = weakref.ref(worker.engine.decoder)
+        for number in range(1, MAX_FAILURES):
+            running = Asked(service, LONG, LONG, LONG)
+            await until(lambda asked=running: not asked.queue.empty())
+            # From here on each row's state has one number too few.
+            worker._call(lambda: worker.engine.decoder.state.clear())
+            late = Asked(service, LONG)  # which the thread sees after the failure, or before
+            assert {await refusal(running), await refusal(late)} == {"engine_failed"}
+            assert worker.load == 0
+            running.close()
+            waiting = Asked(service, LONG)  # for the new engine
+            assert await result(waiting) == expected
+            assert (worker.state, len(worker.failures)) == ("ok", number)
+        assert old() is None
+        worker._call(lambda: worker.engine.decoder.state.clear())
+        await refusal(Asked(service, LONG))
+        assert worker.state == "failed"
+        with pytest.raises(ApiError, match="failed too often") as caught:
             Asked(service, LONG)
-            await until(lambda: statuses)
+        assert caught.value.status_code == 503
+        with pytest.raises(ApiError, match="send it again"):
+            await worker.score([65, 66], 1)
+    log = capsys.readouterr().out
+    assert log.count("KeyError") == log.count("Traceback") == MAX_FAILURES
+    assert log.count("a new one has taken the place") == MAX_FAILURES - 1
+    assert log.count("it is not replaced any more") == 1
 
-    asyncio.run(ask())
-    assert statuses == [1]
-    assert "ZeroDivisionError" in capsys.readouterr().out
+
+async def test_failures_that_lie_far_apart_do_not_add_up(monkeypatch) -> None:
+    monkeypatch.setattr("nanochat.serve.worker.FAILURE_SECONDS", 0.0)
+    async with working() as service:
+        [worker] = service.workers
+        for _ in range(MAX_FAILURES + 1):
+            worker._call(lambda: worker.engine.decoder.state.clear())
+            await refusal(Asked(service, LONG))
+        assert len((await result(Asked(service, LONG)))[0, 0][0]) == 150
+
+
+async def test_other_engines_go_on_while_one_is_replaced_or_has_failed() -> None:
+    async with working(count=2) as service:
+        first, second = service.workers
+        first.state = "replacing"
+        assert [Asked(service, LONG).worker for _ in range(2)] == [second, second]
+        first.state = "failed"
+        assert Asked(service, LONG).worker is second
+        with pytest.raises(ApiError, match="there is room for 12"):
+            Asked(service, replace(LONG, n=13))
+
+
+async def test_an_error_at_the_start_is_raised() -> None:
+    worker = Worker(Engine(MODEL, TOKENIZER, slots=1))
+    worker.engine.decoder.make_room = None
+    with pytest.raises(TypeError, match="not callable"):
+        await worker.begin()
+    worker.stop()
+
+
+BAD_START = """
+from nanochat.engine import Engine
+from nanochat.config import run_script
+from scripts.chat_web import main
+
+Engine.reserve = lambda engine: 1 / 0
+run_script(main)
+"""
+
+
+def test_a_server_whose_engine_cannot_start_ends_with_status_1(twin) -> None:
+    flags = ("--source=sft", "--tag=mine", "--port=0", "--device-type=cpu", "--dtype=fp32")
+    env = os.environ | {"NANOCHAT_BASE_DIR": str(twin.base), "PYTHONPATH": str(ROOT)}
+    (twin.base / "bad_start.py").write_text(BAD_START)
+    command = [sys.executable, twin.base / "bad_start.py", *flags]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+
+
+# ---- a server that runs out of memory ----
+
+MARGIN = 64 << 20  # bytes that the process may still allocate: enough for short prompts
+# One activation of the MLP for a whole context takes 67 MB, and the cache 134 MB: a new one needs the old one's memory.
+WIDE = {"endless": True, "depth": 1, "width": 512, "heads": 4, "max_seq_len": 8192}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
+def test_a_server_without_memory_replaces_its_engine_until_it_fails_too_often(tmp_path) -> None:
+    write_model(tmp_path, **WIDE)
+    short = {"prompt": "The dog", "temperature": 0, "max_tokens": 9}
+    long = {"prompt": [[65] * 8100], "max_tokens": 9}
+
+    def stream():
+        with server.http.stream(
+            "POST", "/v1/completions", json={"prompt": "x", "max_tokens": 8000, "stream": True}
+        ) as r:
+            return [line for line in r.iter_lines() if line]
+
+    with serving(tmp_path, "--slots=8") as server, ThreadPoolExecutor(8) as threads:
+        # Before the limit, the process starts the threads that it will need.
+        warm = [threads.submit(server.http.post, "/v1/completions", json=short) for _ in range(8)]
+        [expected] = {post.result().json()["choices"][0]["text"] for post in warm}
+        size = int(re.search(r"VmSize:\s+(\d+)", Path(f"/proc/{server.process.pid}/status").read_text())[1]) << 10
+        resource.prlimit(server.process.pid, resource.RLIMIT_AS, (size + MARGIN, resource.RLIM_INFINITY))
+        for number in range(1, MAX_FAILURES + 1):
+            running = threads.submit(stream)
+            end = time.monotonic() + 60
+            while not server.running() and time.monotonic() < end:
+                time.sleep(0.01)
+            found = server.http.post("/v1/completions", json=long)
+            assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_failed")
+            assert found.headers["retry-after"] == "1"
+            *_, last = running.result(60)
+            assert json.loads(last.removeprefix("data: "))["error"]["message"].startswith("the engine failed while")
+            if number < MAX_FAILURES:
+                # It waits for the new engine.
+                [choice] = server.http.post("/v1/completions", json=short).json()["choices"]
+                assert choice["text"] == expected
+                health = server.http.get("/health")
+                assert (health.status_code, health.json()["status"]) == (200, "ok")
+                assert (health.json()["engine_failures"], health.json()["samples"]) == (number, 0)
+        health = server.http.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        found = server.http.post("/v1/completions", json=short)
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_failed")
+        assert "started again" in found.json()["error"]["message"]
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+    assert any("can't allocate memory" in line for line in server.log)

@@ -171,6 +171,7 @@ def write_merge(tag: str, models: Sequence[Checkpoint], tensors: Tensors, facts:
     folder = stage_dir(first.manifest["stage"], tag)
     taken = ("stage", "parent", "config", "tokenizer", "dtype", "model")
     record = {name: first.manifest[name] for name in taken}
+    record["suggestions"] = first.manifest.get("suggestions", {})
     loop = first.manifest["loop"]
     record |= {
         "merge": facts | {"models": list(map(origin, models))},
