@@ -163,12 +163,12 @@ def parse_mixture(spec: str, known: DataSets) -> list[Member]:
 
 
 def find_set(word: str, known: DataSets) -> tuple[str, DataSet]:
-    """Return name and data set for a task, or for json: and the path of files."""
+    """Return name and data set for a task, in the form that is learned, or for json: and the path of files."""
     if word.startswith("json:"):
         path = word.removeprefix("json:")
         return f"json:{Path(path).name}", json_lines(path)
     name = find_task(word, known)
-    return name, known[name]
+    return name, known[name].to_learn
 
 
 def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:

@@ -40,7 +40,7 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
 
     def times(name: str):
         """Count how many rows of a task are in the mixture how many times."""
-        return Counter(counts[key(row)] for row in TASKS[name]("train"))
+        return Counter(counts[key(row)] for row in TASKS[name].to_learn("train"))
 
     for name, epochs in (("SmolTalk", 1), ("MMLU", 2)):
         expected = Counter(map(key, TASKS[name]("train")))
@@ -48,6 +48,20 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
     assert times("GSM8K") == {0: sizes["GSM8K"] - sizes["GSM8K"] // 2, 1: sizes["GSM8K"] // 2}
     assert (times("AQUA")[1], times("AQUA")[2]) == (15, 15)
     assert Counter(counts[key(chat(number))] for number in range(40)) == {3: 38, 0: 2}
+
+
+def test_aqua_is_learned_with_its_rationales(small_hub) -> None:
+    """Under its own name too; AQUA-Letter and an augmentation have the letter alone."""
+    plain, by_name, letters = (mix(TASKS, name, seed=3) for name in ("aqua", "AQUA-Rationale", "aqua-letter"))
+    assert [*map(key, plain)] == [*map(key, by_name)]
+    assert plain.rows == {"AQUA": 100}
+    for split in ("train", "validation"):
+        for row in mix(TASKS, "aqua", split):
+            assert re.fullmatch(r"Count\.\nThe answer is [A-E]\.", contents(row)[1])
+    assert {contents(row)[1] for row in letters} == set("ABCDE")
+    # The evaluation of that name reads the letter, as it does for other multiple choice.
+    assert [TASKS[name].task.kind for name in ("AQUA", "AQUA-Rationale")] == ["categorical", "generative"]
+    assert "nothing but the letter" in contents(TASKS["AQUA"]()[0])[0]
 
 
 def test_the_seed_gives_order_and_samples(small_hub) -> None:
@@ -59,7 +73,7 @@ def test_the_seed_gives_order_and_samples(small_hub) -> None:
     from_arc = [row in arc for row in first]
     assert from_arc != sorted(from_arc, reverse=True)  # the tasks are mixed
     # A task with one conversation for each row is sampled as it always was, so that runs can be resumed.
-    task = TASKS["AQUA"]("train")
+    task = TASKS["AQUA"].to_learn("train")
     sample = np.random.default_rng((3, 0)).permutation(len(task))[:50].tolist()
     assert sorted(map(key, mix(TASKS, "aqua@50", seed=3))) == sorted(key(task[number]) for number in sample)
 
