@@ -1,6 +1,7 @@
 """Mixtures: rows and epochs, samples, held-out rows, mistakes; chats, instructions and users' own files."""
 
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -96,7 +97,9 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file) -> None:
 # A specification, and a part of the sentence about its fault.
 MISTAKES = """
 mmlu,chess => chess is not a task, choose from ARC-Easy,
-mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]
+mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME
+smoltalk|chess => chess is not a task, choose from ARC-Easy,
+smoltalk|@9 => smoltalk|@9 is not like NAME
 mmlu~options:0.5 => mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]
 mmlu~jokes => MMLU~jokes: the augmentation jokes is not known, choose from styles, options
 mmlu%50,aqua => mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %
@@ -144,6 +147,30 @@ def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypat
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
     with pytest.raises(ValueError, match="no task of multi-turn,aqua is here: set NANOCHAT_HUB"):
         mix(TASKS, "", default="multi-turn,aqua")
+
+
+def test_the_first_of_several_tasks_that_has_files_is_read(small_hub, tmp_path, own_file, monkeypatch, capsys) -> None:
+    found = mix(TASKS, f"multi-turn|smoltalk@30:2,{own_file}")
+    assert found.rows == {"SmolTalk": 60, "json:my.jsonl": 38}
+    assert "train mixture: Multi-Turn is left out: 1 of 1 files are not" in capsys.readouterr().out
+    assert mix(TASKS, "smoltalk | multi-turn").rows == {"SmolTalk": 200}
+    assert mix(TASKS, "mmlu|arc-easy~options:4@8").rows == {"MMLU~options:4": 8}
+    (hub := tmp_path / "hub").mkdir()
+    (hub / "datasets").symlink_to(small_hub / "datasets")  # without the file of Identity
+    monkeypatch.setenv("NANOCHAT_HUB", str(hub))
+    with pytest.raises(ValueError, match=r"1 of 1 files are not available: identity_conversations.jsonl"):
+        mix(TASKS, "multi-turn|identity")
+    assert mix(TASKS, "", default="multi-turn|identity,aqua").rows == {"AQUA": 100}
+
+
+def test_validation_is_of_the_data_set_that_is_trained_on(small_hub, tmp_path, monkeypatch) -> None:
+    """Also where the first one has files for validation, but none to train on."""
+    hub = shutil.copytree(small_hub, tmp_path / "hub")
+    for file in TASKS["SmolTalk"].files("train"):
+        (hub / str(file)).unlink()
+    monkeypatch.setenv("NANOCHAT_HUB", str(hub))
+    for split in ("train", "validation"):
+        assert list(mix(TASKS, "smoltalk|identity", split).rows) == ["Identity"]
 
 
 def test_a_mixture_knows_its_rows_and_files(small_hub, tmp_path, own_file) -> None:
