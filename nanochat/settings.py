@@ -380,7 +380,8 @@ class ChatTuneSettings(TaskScoreSettings):
 
     # tasks.mixing has the grammar, with samples (NAME@ROWS), shares (NAME%SHARE), augmentations and files.
     mixture: str = option(
-        "", "tasks and their epochs, like smoltalk,gsm8k:2 (default: the stage's, if their files are available)"
+        "",
+        "tasks and their epochs, like smoltalk|multi-turn,gsm8k:2 (default: the stage's, if their files are available)",
     )
     eval_every = 200
     # Rows from the mixture's validation split, the same for any number of ranks.

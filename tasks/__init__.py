@@ -34,14 +34,15 @@ def open_mixture(config: ChatTuneSettings, default: str, tokenizer: str, split: 
 
 
 def task_to_learn(name: str, tokenizer: str) -> tuple[str, Task, Task]:
-    """Return a task for reinforcement learning: name, train split, test split.
+    """Return a task for reinforcement learning: name, train split, test split, in the form that training reads.
 
     name: empty for GSM8K, or for a model of a world its sums.
     """
     default = "GSM8K" if learned_world(tokenizer) is None else "World-Sums"
     name = find_task(name or default, JUDGED)
+    data = TASKS[name].to_learn
     # Spelling tasks need the tokenizer.
-    return name, TASKS[name]("train", tokenizer), TASKS[name]("test", tokenizer)
+    return name, data("train", tokenizer), data("test", tokenizer)
 
 
 def open_tasks(names: str, unsafe_exec: bool = False, tokenizer: str = "default") -> dict[str, Task]:

@@ -63,11 +63,17 @@ class DataSet:
     convert: Callable[..., tuple[Any, ...]] = unchanged
     baseline: float = 0.0  # score when guessing
     parts: tuple[str, ...] = ("default",)  # values for {part} in the path
+    learned: "DataSet | None" = None  # the same rows in the form in which training reads them, if it is another one
 
     def __call__(self, split: str = EVALUATION_SPLIT, tokenizer: str = "default", unsafe_exec: bool = False) -> "Task":
         """Open a split; `Task` describes the other arguments."""
         check_names(f"{self.name}: the split", [split], self.split_names)
         return self.task(self, split, tokenizer, unsafe_exec)
+
+    @property
+    def to_learn(self) -> "DataSet":
+        """The data set that mixtures and reinforcement learning open in place of this one, or this one."""
+        return self.learned or self
 
     @property
     def name(self) -> str:

@@ -9,6 +9,9 @@ sample size, in conversations; where a question makes several, as in `mmlu~style
 EPOCHS are 1 by default, and may be a fraction. SHARE is the part of the mixture's supervised tokens, which the
 assistant writes, in percent; all tasks have one, or none has. With shares the mixture is as large as it can be while no
 task is read for more than its EPOCHS.
+
+`smoltalk|multi-turn` is the first of the two whose files are here or can be downloaded; what follows the last name
+applies to whichever it is.
 """
 
 import re
@@ -31,7 +34,7 @@ from tasks.common import DataSet, DataSets, Task, find_task
 
 # The path after json: may have any characters, and after ~ the first : is that of the augmentation.
 MEMBER = re.compile(
-    r"(json:.+?|[^:@%~]+(?:~\w+(?:(?!:)|:\d+(?![\d.])))?)(?:@([1-9]\d*))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?"
+    r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@([1-9]\d*))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?"
 )
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
@@ -43,8 +46,7 @@ Parts = dict[str, tuple[Task, np.ndarray]]  # name -> (task, row numbers)
 class Member:
     """A task in a specification."""
 
-    name: str  # with the augmentation
-    data: DataSet
+    sources: dict[str, DataSet]  # by name, with the augmentation; the first whose files can be had is read
     rows: int  # sample size, 0: all
     share: float  # of the supervised tokens, in percent; 0: not given
     epochs: float  # may be a fraction
@@ -111,14 +113,10 @@ def mix(
     parts: Parts = {}
     shares = {}  # by the names in parts
     for number, member in enumerate(parse_mixture(spec, known)):
-        name = member.name
-        try:
-            task, rows = _open_split(member.data, split, tokenizer)
-        except HubError as error:
-            if not available_only:
-                raise
-            print0(f"{split} mixture: {name} is left out: {error}")
+        found = _open_first(member, split, tokenizer, available_only)
+        if not found:
             continue
+        name, task, rows = found
         task.seed = seed
         if name in parts:
             raise UserError(f"{name} is named twice, give it epochs instead: {name}:2")
@@ -150,10 +148,13 @@ def parse_mixture(spec: str, known: DataSets) -> list[Member]:
     members = []
     for word in filter(None, map(str.strip, spec.split(","))):
         match = MEMBER.fullmatch(word)
-        if not match:
-            raise UserError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]")
-        name, rows, share, epochs = match.groups("")
-        members.append(Member(*find_set(name, known), int(rows or 0), float(share or 0), float(epochs or 1)))
+        if not match or "" in map(str.strip, match[1].split("|")):
+            raise UserError(f"{word} is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME")
+        names, augmentation, rows, share, epochs = match.groups("")
+        # The path after json: may have a | of its own.
+        choices = [names] if names.startswith("json:") else map(str.strip, names.split("|"))
+        sources = dict(find_set(name + augmentation, known) for name in choices)
+        members.append(Member(sources, int(rows or 0), float(share or 0), float(epochs or 1)))
     shares = [member.share for member in members]
     total = sum(shares)
     is_whole = all(shares) and abs(total - 100) < 0.01
@@ -163,12 +164,32 @@ def parse_mixture(spec: str, known: DataSets) -> list[Member]:
 
 
 def find_set(word: str, known: DataSets) -> tuple[str, DataSet]:
-    """Return name and data set for a task, or for json: and the path of files."""
+    """Return name and data set for a task, in the form that is learned, or for json: and the path of files."""
     if word.startswith("json:"):
         path = word.removeprefix("json:")
         return f"json:{Path(path).name}", json_lines(path)
     name = find_task(word, known)
-    return name, known[name]
+    return name, known[name].to_learn
+
+
+def _open_first(
+    member: Member, split: str, tokenizer: str, available_only: bool
+) -> tuple[str, Task, np.ndarray] | None:
+    """Return name, task and row numbers for the first of a member's data sets whose files can be had.
+
+    Each one that is left out is named in a line. Without files for any: HubError, or None with available_only.
+    """
+    *_, last = member.sources
+    for name, data in member.sources.items():
+        try:
+            if split != "train" and len(member.sources) > 1:
+                _open_split(data, "train", tokenizer)  # validation is of the data set that is trained on
+            return name, *_open_split(data, split, tokenizer)
+        except HubError as error:
+            if name == last and not available_only:
+                raise
+            print0(f"{split} mixture: {name} is left out: {error}")
+    return None
 
 
 def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:

@@ -1,9 +1,11 @@
 """Multiple-choice questions, their form in a conversation, and the layouts of their columns."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase as LETTERS
 
+from nanochat.chat import text_of
 from nanochat.errors import UserError
 from nanochat.protocols import Conversation
 from tasks.common import Task, exchange
@@ -64,7 +66,63 @@ class NamedChoice(MultipleChoice):
         return text.strip()[-3:]
 
 
-# ---- column layouts: cells -> (question, choices, index of the right choice or None) ----
+# ---- an answer with its reasons ----
+
+_LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"  # a choice's letter: (b) or B
+# An announced letter: "The answer is (b).", "Correct option - C", "\boxed{D}".
+ANNOUNCED = re.compile(
+    r"(?i:answer|correct (?:option|choice)|boxed)(?i: is| was| (?:will|should|must) be)?[^A-Za-z0-9?\n]*"
+    rf"(?i:(?:option|choice|letter|boxed|text)[^A-Za-z0-9?\n]*)*{_LETTER}"
+)
+# A letter named by the last line: "Option B", "(A) is the correct answer", "C) 12 km".
+AT_THE_END = re.compile(
+    rf"(?i:option|choice|ans(?: is)?)[^A-Za-z0-9]*{_LETTER}|"
+    rf"{_LETTER}[^A-Za-z0-9]*(?i:is|must be)(?i: the)?(?i: correct| right| answer| true)|"
+    rf"^[^A-Za-z0-9(]*\(?{_LETTER}[\s*]*(?:[).:]|$)"
+)
+
+
+def read_letter(text: str, letters: str) -> str | None:
+    """Return the last letter that a text announces, or else the last one that its last line names."""
+    last_line = text.strip().rpartition("\n")[2]
+    # An announcement anywhere is surer than a letter in the last line.
+    for pattern, part in ((ANNOUNCED, text), (AT_THE_END, last_line)):
+        found = ["".join(groups).upper() for groups in pattern.findall(part)]
+        # Letters beyond the choices, as in "Answer: F", do not count.
+        valid = [letter for letter in found if letter in letters]
+        if valid:
+            return valid[-1]
+    return None
+
+
+class Rationale(Task):
+    """Multiple-choice questions answered with a solution in words, and the letter in the last line."""
+
+    style = Style(
+        LETTER.listing,
+        "Think it through, then end with the letter of the right choice, like this: The answer is X.",
+        "The answer is {letter}.",
+    )
+
+    def conversation(
+        self, question: str, choices: Sequence[str], right: int | None, rationale: str | None = None
+    ) -> Conversation:
+        """rationale: the solution in words, which the answer begins with; without one it is the last line alone."""
+        if right not in range(len(choices)):
+            raise UserError(f"the right answer is none of its {len(choices)} choices")
+        closing = answers_in(self.style.answer, choices)[right]
+        # Some rationales end with the same sentence.
+        reasons = (rationale or "").strip().removesuffix(closing).strip()
+        answer = f"{reasons}\n{closing}" if reasons else closing
+        return exchange(self.style.prompt(question, choices), answer) | {"letters": LETTERS[: len(choices)]}
+
+    def evaluate(self, conversation: Conversation, completion: str) -> bool:
+        """Return True if the completion names the letter with which the right answer ends."""
+        right = text_of(conversation["messages"][-1])[-2]  # "X."
+        return read_letter(completion, conversation["letters"]) == right
+
+
+# ---- column layouts: cells -> (question, choices, index of the right choice or None, perhaps a rationale) ----
 # Columns that are these already need no function.
 
 Converted = tuple[str, Sequence[str], int | None]
@@ -84,3 +142,10 @@ def answer_letter(question: str, choices: list[str], answer: str) -> Converted:
     """Each choice begins with its letter and a bracket: ["A)salt", "B)tea"], "B"."""
     texts = [choice.partition(")")[2].strip() for choice in choices]
     return question, texts, index_of(answer, LETTERS)
+
+
+def letter_and_rationale(
+    question: str, choices: list[str], answer: str, rationale: str | None
+) -> tuple[str, Sequence[str], int | None, str | None]:
+    """The columns of `answer_letter`, and a solution in words."""
+    return *answer_letter(question, choices, answer), rationale

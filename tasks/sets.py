@@ -4,13 +4,39 @@ Evaluations ask for the split `test`, training for `train`. A data set from the 
 only in a mirror.
 """
 
+from dataclasses import replace
+
 from tasks.chats import Chat, JsonLines, Passages
 from tasks.common import TEST, TRAIN, VALIDATION, DataSet, Split
 from tasks.gsm8k import GSM8K
 from tasks.humaneval import HumanEval
-from tasks.multiple_choice import MultipleChoice, NamedChoice, answer_label, answer_letter
+from tasks.multiple_choice import (
+    MultipleChoice,
+    NamedChoice,
+    Rationale,
+    answer_label,
+    answer_letter,
+    letter_and_rationale,
+)
 from tasks.spelling import SimpleSpelling, SpellingBee
 from tasks.world import FreeQuestion, Talk, WorldChat
+
+# Algebra word problems with five choices, each with a rationale: a solution in words.
+AQUA_LETTER = DataSet(
+    task=MultipleChoice,
+    repo="deepmind/aqua_rat",
+    path="raw/{file}",
+    splits=(TRAIN, VALIDATION, TEST),
+    columns=("question", "options", "correct"),
+    convert=answer_letter,
+    baseline=0.2,
+)
+AQUA_RATIONALE = replace(
+    AQUA_LETTER,
+    task=Rationale,
+    columns=("question", "options", "correct", "rationale?"),
+    convert=letter_and_rationale,
+)
 
 SETS: dict[str, DataSet] = {
     # School science; a few have three or five choices.
@@ -35,16 +61,10 @@ SETS: dict[str, DataSet] = {
         columns=("question", "choices", "answer"),
         baseline=0.25,
     ),
-    # Algebra word problems with five choices.
-    "AQUA": DataSet(
-        task=MultipleChoice,
-        repo="deepmind/aqua_rat",
-        path="raw/{file}",
-        splits=(TRAIN, VALIDATION, TEST),
-        columns=("question", "options", "correct"),
-        convert=answer_letter,
-        baseline=0.2,
-    ),
+    # Evaluated by the letter, as the other multiple choice, and learned with the rationales.
+    "AQUA": replace(AQUA_LETTER, learned=AQUA_RATIONALE),
+    "AQUA-Letter": AQUA_LETTER,
+    "AQUA-Rationale": AQUA_RATIONALE,
     "GSM8K": DataSet(
         task=GSM8K, repo="openai/gsm8k", path="main/{file}", splits=(TRAIN, TEST), columns=("question", "answer")
     ),

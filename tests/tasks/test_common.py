@@ -13,7 +13,7 @@ from tasks import JUDGED, TASKS, WORLD_TASKS
 from tasks.common import CONVERTED, TRAIN, DataSet, Split, Task, pick
 from tasks.sets import SETS
 
-WITH_QUESTIONS = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "GSM8K"]
+WITH_QUESTIONS = ["ARC-Easy", "ARC-Challenge", "MMLU", "AQUA", "AQUA-Rationale", "GSM8K"]
 GOOD_ROW = {"question": "x or y?", "choices": ["x", "y"], "answer": 1}
 
 

@@ -1,6 +1,7 @@
 """Mixtures: rows and epochs, samples, held-out rows, mistakes; chats, instructions and users' own files."""
 
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 
@@ -40,7 +41,7 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
 
     def times(name: str):
         """Count how many rows of a task are in the mixture how many times."""
-        return Counter(counts[key(row)] for row in TASKS[name]("train"))
+        return Counter(counts[key(row)] for row in TASKS[name].to_learn("train"))
 
     for name, epochs in (("SmolTalk", 1), ("MMLU", 2)):
         expected = Counter(map(key, TASKS[name]("train")))
@@ -48,6 +49,20 @@ def test_a_mixture_has_each_row_as_often_as_there_are_epochs(small_hub, own_file
     assert times("GSM8K") == {0: sizes["GSM8K"] - sizes["GSM8K"] // 2, 1: sizes["GSM8K"] // 2}
     assert (times("AQUA")[1], times("AQUA")[2]) == (15, 15)
     assert Counter(counts[key(chat(number))] for number in range(40)) == {3: 38, 0: 2}
+
+
+def test_aqua_is_learned_with_its_rationales(small_hub) -> None:
+    """Under its own name too; AQUA-Letter and an augmentation have the letter alone."""
+    plain, by_name, letters = (mix(TASKS, name, seed=3) for name in ("aqua", "AQUA-Rationale", "aqua-letter"))
+    assert [*map(key, plain)] == [*map(key, by_name)]
+    assert plain.rows == {"AQUA": 100}
+    for split in ("train", "validation"):
+        for row in mix(TASKS, "aqua", split):
+            assert re.fullmatch(r"Count\.\nThe answer is [A-E]\.", contents(row)[1])
+    assert {contents(row)[1] for row in letters} == set("ABCDE")
+    # The evaluation of that name reads the letter, as it does for other multiple choice.
+    assert [TASKS[name].task.kind for name in ("AQUA", "AQUA-Rationale")] == ["categorical", "generative"]
+    assert "nothing but the letter" in contents(TASKS["AQUA"]()[0])[0]
 
 
 def test_the_seed_gives_order_and_samples(small_hub) -> None:
@@ -59,7 +74,7 @@ def test_the_seed_gives_order_and_samples(small_hub) -> None:
     from_arc = [row in arc for row in first]
     assert from_arc != sorted(from_arc, reverse=True)  # the tasks are mixed
     # A task with one conversation for each row is sampled as it always was, so that runs can be resumed.
-    task = TASKS["AQUA"]("train")
+    task = TASKS["AQUA"].to_learn("train")
     sample = np.random.default_rng((3, 0)).permutation(len(task))[:50].tolist()
     assert sorted(map(key, mix(TASKS, "aqua@50", seed=3))) == sorted(key(task[number]) for number in sample)
 
@@ -82,7 +97,9 @@ def test_validation_has_every_held_out_row_once(small_hub, own_file) -> None:
 # A specification, and a part of the sentence about its fault.
 MISTAKES = """
 mmlu,chess => chess is not a task, choose from ARC-Easy,
-mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS]
+mmlu:x => mmlu:x is not like NAME[~AUGMENTATION[:N]][@ROWS][%SHARE][:EPOCHS], or NAME|NAME
+smoltalk|chess => chess is not a task, choose from ARC-Easy,
+smoltalk|@9 => smoltalk|@9 is not like NAME
 mmlu~options:0.5 => mmlu~options:0.5 is not like NAME[~AUGMENTATION[:N]]
 mmlu~jokes => MMLU~jokes: the augmentation jokes is not known, choose from styles, options
 mmlu%50,aqua => mmlu%50,aqua: all tasks need shares, which add up to 100 %, not to 50 %
@@ -130,6 +147,30 @@ def test_a_default_leaves_out_tasks_without_files(small_hub, tmp_path, monkeypat
     monkeypatch.setenv("NANOCHAT_HUB", str(tmp_path))
     with pytest.raises(ValueError, match="no task of multi-turn,aqua is here: set NANOCHAT_HUB"):
         mix(TASKS, "", default="multi-turn,aqua")
+
+
+def test_the_first_of_several_tasks_that_has_files_is_read(small_hub, tmp_path, own_file, monkeypatch, capsys) -> None:
+    found = mix(TASKS, f"multi-turn|smoltalk@30:2,{own_file}")
+    assert found.rows == {"SmolTalk": 60, "json:my.jsonl": 38}
+    assert "train mixture: Multi-Turn is left out: 1 of 1 files are not" in capsys.readouterr().out
+    assert mix(TASKS, "smoltalk | multi-turn").rows == {"SmolTalk": 200}
+    assert mix(TASKS, "mmlu|arc-easy~options:4@8").rows == {"MMLU~options:4": 8}
+    (hub := tmp_path / "hub").mkdir()
+    (hub / "datasets").symlink_to(small_hub / "datasets")  # without the file of Identity
+    monkeypatch.setenv("NANOCHAT_HUB", str(hub))
+    with pytest.raises(ValueError, match=r"1 of 1 files are not available: identity_conversations.jsonl"):
+        mix(TASKS, "multi-turn|identity")
+    assert mix(TASKS, "", default="multi-turn|identity,aqua").rows == {"AQUA": 100}
+
+
+def test_validation_is_of_the_data_set_that_is_trained_on(small_hub, tmp_path, monkeypatch) -> None:
+    """Also where the first one has files for validation, but none to train on."""
+    hub = shutil.copytree(small_hub, tmp_path / "hub")
+    for file in TASKS["SmolTalk"].files("train"):
+        (hub / str(file)).unlink()
+    monkeypatch.setenv("NANOCHAT_HUB", str(hub))
+    for split in ("train", "validation"):
+        assert list(mix(TASKS, "smoltalk|identity", split).rows) == ["Identity"]
 
 
 def test_a_mixture_knows_its_rows_and_files(small_hub, tmp_path, own_file) -> None:

@@ -367,7 +367,7 @@ LICENSES = {
     "climbmix": "CC BY-NC 4.0",
     "fineweb-edu|fineweb2-ko": "ODC-By 1.0, with the terms of Common Crawl",
     "SmolTalk|SmolTalk-Large": "Apache 2.0 for the new parts, others have their own",
-    "AQUA": "Apache 2.0",
+    "AQUA|AQUA-Letter|AQUA-Rationale": "Apache 2.0",
     "GSM8K|HumanEval": "MIT",
     "MMLU": "MIT, its training split is made of other data sets with their own",
     "ARC-Easy|ARC-Challenge": "CC BY-SA 4.0",

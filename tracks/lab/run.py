@@ -125,7 +125,8 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
                 f"the mix {mix} has less than minimal = {least}" for least in spec.minimal if not has(members, least)
             ]
             # The hub's files have no absolute paths.
-            places = [Path(member.data.path) for member in members if member.data.task is JsonLines]
+            sets = chain.from_iterable(member.sources.values() for member in members)
+            places = [Path(data.path) for data in sets if data.task is JsonLines]
             files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
         except UserError as error:
             found.append(f"the mix {mix}: {error}")
@@ -135,7 +136,8 @@ def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
 def has(members: Sequence[Member], least: str) -> bool:
     """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
     name, _, share = least.lower().partition("%")
-    shares = [member.share for member in members if member.name.lower().partition("~")[0] == name]
+    names = [{source.lower().partition("~")[0] for source in member.sources} for member in members]
+    shares = [member.share for member, own in zip(members, names, strict=True) if name in own]
     return bool(shares) and sum(shares) >= float(share or 0)
 
 
