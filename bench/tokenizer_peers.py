@@ -299,16 +299,16 @@ def nanochat(corpus: str, vocab: int, ranks: str):
 
 NOT_OURS = "the other package of our name"
 TRAINERS = {
-    "ours": Peer("rustbpe", train_ours),
-    "ours, Arrow": Peer("rustbpe", partial(train_ours, read=read_arrow), "text stays in Arrow arrays"),
+    "ours": Peer("nanochat-rustbpe", train_ours),
+    "ours, Arrow": Peer("nanochat-rustbpe", partial(train_ours, read=read_arrow), "text stays in Arrow arrays"),
     "gigatoken": Peer("gigatoken", train_gigatoken, "GPT-2's split, it has no other; text as one bytes object"),
     "rustbpe": Peer("rustbpe", train_rustbpe, f"{NOT_OURS}; our split pattern"),
     "tokenizers": Peer("tokenizers", train_tokenizers, "our split pattern, through its Split"),
     "sentencepiece": Peer("sentencepiece", train_sentencepiece, "BPE with byte fallback, on lines, split at spaces"),
 }
 ENCODERS = {
-    "ours": Peer("rustbpe", encode_ours),
-    "ours, Arrow": Peer("rustbpe", partial(encode_ours, arrow=True), "encode_arrow"),
+    "ours": Peer("nanochat-rustbpe", encode_ours),
+    "ours, Arrow": Peer("nanochat-rustbpe", partial(encode_ours, arrow=True), "encode_arrow"),
     "gigatoken": Peer("gigatoken", encode_gigatoken, "encode_batch of str into an awkward array"),
     "gigatoken, bytes": Peer("gigatoken", partial(encode_gigatoken, form=str.encode), "the same of bytes"),
     "fastokens": Peer("fastokens", encode_fastokens, "encode_batch_flat"),

@@ -20,7 +20,7 @@ LOCK = "requirements.lock"  # locks the dependencies; the card counts lines
 # Files that count as source in the report card's "Bloat".
 SOURCES = ("*.py", "*.md", "*.rs", "*.html", "*.toml", "*.sh")
 TESTS = re.compile(r"(^|/)(tests/|test_[^/]*$|conftest\.py$)")  # those of them that are tests
-VERSIONED = ("nanochat", "rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
+VERSIONED = ("nanochat", "nanochat-rustbpe", "torch", "numpy", "pyarrow", "tiktoken")
 
 Texts = dict[str, str]  # name -> text
 

@@ -7,5 +7,5 @@ PATH="$PATH:$PWD/.venv/bin"
 
 # The file must not depend on the machine, so neither the index nor a link directory is written to it.
 exec uv pip compile pyproject.toml --universal --python-version 3.10 --extra=serve --extra=export --extra=dev --generate-hashes \
-  --no-annotate --no-emit-index-url --no-emit-find-links --custom-compile-command "bash runs/lock.sh" \
+  --no-annotate --no-emit-package=nanochat-rustbpe --no-emit-index-url --no-emit-find-links --custom-compile-command "bash runs/lock.sh" \
   --quiet --output-file requirements.lock "$@"

@@ -6,7 +6,8 @@ CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 PATH="$PATH:${CARGO_HOME:-${HOME:-}/.cargo}/bin"
 python=.venv/bin/python
 # Line 1, written after the packages are installed: path and Python version; if it is missing, .venv is made again. The
-# other lines, written last: checksums of all sources; if they differ, .venv is updated.
+# other lines, written last: checksums of all sources; if they differ, .venv is updated. So it is if packages were installed or
+# removed since then, as `uv sync` and `uv run` do.
 ready=.venv/ready
 
 pip_install() { "$uv" pip install --quiet --python "$python" "$@"; }
@@ -86,11 +87,14 @@ build_rustbpe() {
     cat .venv/build-rustbpe.log >&2
     stop "rustbpe did not build; cargo's message is above."
   fi
-  pip_install --no-deps --reinstall rustbpe/target/wheels/rustbpe-*.whl
+  # Distributions of this name, ours before November 2026 or the index's, have files at the same places.
+  "$uv" pip uninstall --quiet --python "$python" rustbpe
+  pip_install --no-deps --reinstall rustbpe/target/wheels/nanochat_rustbpe-*.whl
 }
 
 found=$(cat "$ready" 2>/dev/null || true)
-if [ "$found" = "$(place && sources)" ]; then
+packages_changed() { [ -n "$(find .venv/lib/python*/site-packages -maxdepth 0 -newer "$ready")" ]; }
+if [ "$found" = "$(place && sources)" ] && ! packages_changed; then
   say "nothing changed"
   exit 0
 fi

@@ -319,13 +319,14 @@ def absent_tracks(root: Path):
 def rule_12_imported_is_declared_is_used(root: Path):
     """bench/ is left out: it drives peers out of environments of their own. Absent tracks may use what is declared."""
     found, used = declared(root), {}
-    ours = {*OUR_CODE, "bench", "conftest", "rustbpe", "tests", *(path.stem for path in (root / "tests").glob("*"))}
+    ours = {*OUR_CODE, "bench", "conftest", "tests", *(path.stem for path in (root / "tests").glob("*"))}
     for path, tree in python_files(root, *OUR_CODE, "tests"):
         for name, line in imports(path, tree):
             used.setdefault(name.split(".")[0], f"{path}:{line}")
     used.pop("tiktoken_ext", None)  # part of tiktoken
     # Their distributions have other names.
-    for name, distribution in {"yaml": "pyyaml", "markdown_it": "markdown_it_py"}.items():
+    distributions = {"yaml": "pyyaml", "markdown_it": "markdown_it_py", "rustbpe": "nanochat_rustbpe"}
+    for name, distribution in distributions.items():
         if name in used:
             used[distribution] = used.pop(name)
     for name, where in used.items():

@@ -1,6 +1,7 @@
-"""runs/setup.sh in a copy of the repository: another folder, a path with spaces, no Rust."""
+"""Ways to install, in a copy of the repository: runs/setup.sh, uv, pip; another folder, a path with spaces, no Rust."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,16 @@ def checkout(tmp_path):
 def run(script: Path, elsewhere: Path, path: str = ""):
     environment = {**os.environ, "PATH": path + os.environ["PATH"]}
     return subprocess.run(["bash", script], cwd=elsewhere, env=environment, capture_output=True, text=True)
+
+
+def write_distribution(packages: Path, name: str) -> None:
+    """Install an empty package without an installer."""
+    (packages / name).mkdir()
+    (packages / name / "__init__.py").write_text("")
+    record = packages / f"{name}-0.1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
+    (record / "RECORD").write_text(f"{name}/__init__.py,,\n{record.name}/METADATA,,\n{record.name}/RECORD,,\n")
 
 
 def test_without_cargo_and_rustup_one_sentence_says_what_to_install(checkout, tmp_path) -> None:
@@ -76,6 +87,16 @@ def test_setup_is_idempotent_and_recovers(checkout, tmp_path) -> None:
     assert fixed.returncode == 0
     assert "made .venv" not in fixed.stdout  # updated in place
 
+    # `uv sync` removes packages that it does not know of; a distribution called rustbpe has files where ours are.
+    uv = [checkout / ".venv/bin/uv", "pip", "uninstall", "--quiet", "--python", python]
+    subprocess.run([*uv, "pytest", "nanochat-rustbpe"], check=True)
+    [packages] = (checkout / ".venv").glob("lib/python*/site-packages")
+    write_distribution(packages, "rustbpe")
+    assert "done" in run(setup, tmp_path).stdout
+    assert not list(packages.glob("rustbpe-*.dist-info"))
+    subprocess.run([python, "-c", "import pytest, rustbpe; rustbpe.train"], cwd=tmp_path, check=True)
+    assert run(setup, tmp_path).stdout == "setup: nothing changed\n"
+
     # A setup that was killed while it installed packages: no mark of completion, and half a package.
     (checkout / ".venv" / "ready").unlink()
     shutil.rmtree(next((checkout / ".venv").glob("lib/python*/site-packages/numpy")))
@@ -99,3 +120,56 @@ def test_the_wheel_has_every_module_and_data_file(checkout, tmp_path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
     command = [sys.executable, "-m", "nanochat.world", f"--out={tmp_path / 'world'}", "--size=tiny"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+
+
+# What uv prints where packages cannot be had.
+NO_NETWORK = r"[Nn]etwork|Failed to fetch|error sending request|dns error|timed out|operation timed out|[Oo]ffline"
+TOKENIZER = "-m scripts.tok_train --vocab-size=512 --data=world"
+FIRST_STEPS = """-m scripts.base_train --depth=2 --head-dim=32 --max-seq-len=128 --total-batch-size=1024
+--num-iterations=3 --eval-bytes=20000 --data=world"""
+
+
+@pytest.fixture
+def alone(checkout, tmp_path):
+    """A function that runs a command in the copy, without the environment that runs the tests; it skips without uv."""
+    if shutil.which("uv") is None:
+        pytest.skip("no uv is installed")
+    if shutil.which("cargo") is None:
+        pytest.skip("no cargo is installed")
+    ours = ("NANOCHAT_", "VIRTUAL_ENV", "PYTHONPATH", "HF_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {"NANOCHAT_BASE_DIR": str(tmp_path / "base"), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+
+    def run(*command: str | Path, code: int = 0, cwd: Path = checkout):
+        done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1500)
+        if code == 0 and done.returncode and re.search(NO_NETWORK, done.stderr):
+            pytest.skip(f"packages cannot be had here: {done.stderr.strip()[-300:]}")
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_uv_sync_leads_to_the_first_training_steps(checkout, alone, tmp_path) -> None:
+    alone("uv", "sync")
+    alone("uv", "run", "python", *TOKENIZER.split())
+    steps = alone("uv", "run", "python", *FIRST_STEPS.split()).stdout
+    assert "step 00003 | val/bpb: " in steps
+    assert (tmp_path / "base/base_train/d2/outcome.json").exists()
+    changed = checkout / "rustbpe/src/lib.rs"
+    changed.write_text(changed.read_text() + "\nbroken\n")
+    assert "error: expected" in alone("uv", "sync", code=1).stderr  # a changed source is built again
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_pip_installs_both_folders_and_the_result_runs_elsewhere(checkout, alone, tmp_path) -> None:
+    """Without what pyproject.toml tells uv about the path, as pip does it."""
+    python = tmp_path / "environment/bin/python"
+    alone("uv", "venv", "--python", sys.executable, tmp_path / "environment")
+    alone("uv", "pip", "install", "--no-sources", "--python", python, "./rustbpe", ".")
+    checkout.rename(tmp_path / "gone")
+    alone(python, *TOKENIZER.split(), cwd=tmp_path)
+    assert "step 00003" in alone(python, *FIRST_STEPS.split(), cwd=tmp_path).stdout
