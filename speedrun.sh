@@ -81,8 +81,18 @@ stage() {
 # With several nodes, files, versions, GPUs and network are checked before any training.
 if [ -n "$beating" ]; then stage preflight; fi
 
-# Text: downloaded from the hub while the tokenizer trains on the first shards. An embedded world is written by its first reader.
-"$python" -m nanochat.jobs.runner --job="$job" --step=download --lock=9 & download=$!
+# A download runs beside other stages, and prints how far it is. The stage that needs it waits for its end.
+start_download() {
+  "$python" -m nanochat.jobs.runner --job="$job" --step="$1" --lock=9 & download=$!
+}
+end_download() {
+  wait "$download"
+  download=
+}
+
+# Text and CORE's questions: from the hub, while the tokenizer trains on the first shards. An embedded world is written by its
+# first reader.
+start_download download
 
 # Tokenizer: the vocabulary that the model reads and writes.
 stage tok_train
@@ -91,8 +101,9 @@ stage tok_train
 stage tok_eval
 
 # Base model: learn to predict the next token. This stage takes nearly all the time.
-wait "$download"
-download=
+end_download
+# Conversations and benchmarks for the stages below.
+start_download download_tasks
 stage base_train
 
 # Bits per byte on training and validation text, and samples.
@@ -100,6 +111,8 @@ stage base_loss
 
 # CORE: tasks that need knowledge and understanding, scored relative to chance.
 stage base_eval
+
+end_download
 
 # Midtraining: the format of conversations, choosing by letter, calling the calculator. All tokens are supervised.
 stage mid_train

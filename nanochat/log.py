@@ -241,7 +241,8 @@ class Progress:
     compiling, does not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file: TextIO | None = None) -> None:
+        self._file = file  # None: stdout
         self._shown = time.monotonic()
         self._first: tuple[float, float] | None = None  # clock and `done` at the first update
         self._line = ""  # the newest, not printed yet
@@ -261,7 +262,7 @@ class Progress:
     def close(self) -> None:
         """Print the newest line, unless it is printed already."""
         if self._line:
-            print0(self._line)
+            print0(self._line, file=self._file)
         self._line = ""
 
 

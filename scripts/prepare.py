@@ -28,16 +28,17 @@ def main(config: Config) -> None:
     from nanochat.data.corpus import open_corpus, shards_for
 
     tasks = pick(config.tasks, [CORE, *TASKS])  # a typing error ends it before the download
+    paths = []
+    # First, because it is small and from another server: whether it can be had is known soon.
+    if CORE in tasks:
+        paths += sorted({task.path for task in read_bundle()})  # some of its tasks share a file
     # Folders are converted here. All shards are opened, so that damage is found now and not during the run.
     if config.data:
         about = open_corpus(config.data, config.num_shards or shards_for(config.data, config.tokens)).describe()
         form = "data: {name}: {files:,} files, {documents:,} documents, {bytes:,} bytes of text, {fingerprint:.12}"
         print0(form.format_map(about))
     if tasks:
-        paths = fetch([file for name in tasks if name != CORE for file in TASKS[name].files()])
-        if CORE in tasks:
-            # Some of its tasks share a file.
-            paths += {task.path for task in read_bundle()}
+        paths += fetch([file for name in tasks if name != CORE for file in TASKS[name].files()])
         print0(f"tasks: {len(paths):,} files")
 
 

@@ -49,7 +49,7 @@ def test_the_main_job(speedrun, base, here, tmp_path) -> None:
     assert f"report card: {speedrun.home / 'report.md'}" in done.stdout
     assert "| Metric " in done.stdout
     *_, download, cli, web = done.stdout.splitlines()
-    assert download == "left out: download (nothing has to be downloaded)"
+    assert download == "left out: download, download_tasks (nothing has to be downloaded)"
 
     finished = {path: path.stat().st_mtime_ns for path in base.glob("*/default/*") if path.parts[-3] != "speedrun"}
     again = speedrun.run(*flags, cwd=tmp_path)

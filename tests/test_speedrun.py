@@ -121,7 +121,7 @@ def test_killed_started_twice_and_changed(speedrun, base) -> None:
     assert steps_with(done.stdout, "done") == ["base_train", "base_loss"]
     [kept] = (run / "archive").iterdir()
     assert list(kept.glob("step_*/manifest.json"))
-    assert "left out: base_eval, mid_train, chat_eval_mid" in done.stdout
+    assert "left out: base_eval, download_tasks, mid_train, chat_eval_mid" in done.stdout
     assert not (speedrun.home / "report.md").exists()
 
 

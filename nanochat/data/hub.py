@@ -9,14 +9,17 @@ eval_bundle/.
 import functools
 import os
 import re
+import sys
+import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
 from nanochat.errors import UserError
+from nanochat.log import Progress
 from nanochat.paths import base_dir, read_sha256
 
 PARALLEL_DOWNLOADS = 8
@@ -67,6 +70,7 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
     with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         # All are tried: a file downloaded now is in the cache when the command is run again.
         downloads = {file: pool.submit(_download, file, reason) for file, reason in reasons.items()}
+        _show_progress(list(downloads.values()))
     for file, download in downloads.items():
         try:
             places[file] = download.result()
@@ -82,6 +86,19 @@ def fetch(files: Sequence[HubFile], refused: str = "") -> list[Path]:
             parts.append(f"{names} ({place}; {reason})")
         raise HubError(f"{count} of {len(found)} files are not available: {'; '.join(parts)}")
     return [places[file] for file in files]
+
+
+def _show_progress(downloads: Sequence[Future[Path]]) -> None:
+    """Wait for downloads, and print now and then how far they are; on stderr, as stdout may be a table or JSON."""
+    progress = Progress(sys.stderr)
+    start = time.monotonic()
+    received = 0
+    for number, download in enumerate(as_completed(downloads), 1):
+        if download.exception() is None:
+            received += download.result().stat().st_size
+        rate = received / 1e6 / max(time.monotonic() - start, 1e-3)
+        text = f"download: {number:,} of {len(downloads):,} files | {received / 1e9:.2f} GB | {rate:.0f} MB/s"
+        progress.update(text, number / len(downloads))
 
 
 def dataset_files(repo: str, suffixes: Sequence[str]) -> list[HubFile]:
@@ -172,9 +189,12 @@ def _download(file: HubFile, refused: str) -> Path:
         raise HubError(refused)
 
     from huggingface_hub import errors, hf_hub_download
+    from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils.sha import git_hash
 
     _distrust_answers()
+    if not sys.stderr.isatty():
+        disable_progress_bars()  # eight at a time in a file are no lines; _show_progress prints some
     try:
         path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
     except errors.GatedRepoError:

@@ -30,6 +30,7 @@ CHECKPOINT_BYTES = 12  # on disk, for each parameter, at most
 CHECKPOINTS = len(TRAINING) + 2  # kept at the same time
 TEXT_BYTES = 2.5  # compressed, for each token in the hub's text
 COMPILED = ("mid_train", "chat_sft")  # stages after base training; reinforcement learning runs uncompiled
+TASK_BYTES = 2e9  # of chats and benchmarks: nearly all of it is SmolTalk
 FINISHED = "finished"  # basis for a step that will be skipped
 
 
@@ -188,6 +189,8 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     seconds = start + work.seconds + tokens * work.cost * base.flops / base.rate
     if step.name == "download":
         seconds += base.tokens * TEXT_BYTES / DOWNLOAD_SPEED
+    if step.name == "download_tasks":
+        seconds += TASK_BYTES / DOWNLOAD_SPEED
     return StepEstimate(seconds, tokens, base.basis)
 
 
@@ -224,8 +227,10 @@ def job_lines(job: Job, setting: Setting, base: BaseRun) -> list[str]:
         tokens = f"{estimate.tokens / 1e6:,.1f} M" if estimate.tokens else None
         time = duration(estimate.seconds) if estimate.seconds else None
         basis = estimate.basis.partition(":")[0]  # its reason follows the table
-        rows.append([step.name, tokens, time, dollars(estimate.seconds, setting), basis])
-        if estimate.basis != FINISHED:
+        is_beside = step.name == "download_tasks"  # base training, which takes longer
+        price = None if is_beside else dollars(estimate.seconds, setting)
+        rows.append([step.name, tokens, time, price, basis])
+        if estimate.basis != FINISHED and not is_beside:
             coming.append(estimate.seconds)
         if estimate.parts:
             spent.append(f"{step.name}: of the time: {', '.join(map(str, estimate.parts))}")

@@ -49,6 +49,7 @@ StepName = Literal[
     "base_train",
     "base_loss",
     "base_eval",
+    "download_tasks",
     "mid_train",
     "chat_eval_mid",
     "chat_sft",
@@ -57,9 +58,18 @@ StepName = Literal[
     "chat_eval_rl",
     "report",
 ]
-STEPS = ("download", *PLANNED_STAGES, "report")  # in the order in which speedrun.sh runs them
+BASE_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss", "base_eval")
+# In the order in which they end in speedrun.sh; downloads run beside other steps.
+STEPS = (
+    "download",
+    *BASE_STAGES,
+    "download_tasks",
+    *(name for name in PLANNED_STAGES if name not in BASE_STAGES),
+    "report",
+)
 TRAINING = [name for name in PLANNED_STAGES if name in MODELS.values()]  # with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
+NOTHING = "nothing has to be downloaded"  # a reason to leave out a step
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
@@ -103,6 +113,16 @@ class Setting:
     def own_text(self) -> bool:
         """True at a CPU scale if all text is in folders: the model learns to talk like the text."""
         return self.name in CPU_SCALES and not any(is_named(source) for source, _ in parse_data(self.data))
+
+    @property
+    def names_corpus(self) -> bool:
+        """True if some text is a named corpus, which may have to be downloaded."""
+        return any(source in CORPORA for source, _ in parse_data(self.data))
+
+    def missing_tasks(self, tasks: TaskFiles) -> list[str]:
+        """Return the tasks whose files are not all here and can be downloaded."""
+        missing = [name for name, files in tasks.items() if files and not hub.is_here(files)]
+        return [name for name in missing if self.has_files(tasks[name])]
 
     @property
     def scale(self) -> Scale:
@@ -275,15 +295,23 @@ def make_job(
         # Its version and seed decide the content of all tasks.
         task_files = [HubFile(f"{setting.world.name}/world.json")]
     launch = launch_words(setting)
-    # The first and the last step are not stages: they leave no outcome. The download runs beside the tokenizer, so its
-    # lines go to its log alone.
-    download = ["scripts.prepare", f"--data={setting.data}", f"--tokens={tokens}"]
+    # Downloads and the report are not stages: they leave no outcome. Downloads run beside other steps, so their lines
+    # go to their logs alone.
+    text = setting.data if setting.names_corpus else ""
+    download = ["scripts.prepare", f"--data={text}", f"--tokens={tokens}"]
+    if not setting.world and setting.has_bundle:
+        download.append("--tasks=core")
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
     if planned_nodes() > 1:
         what = f"NANOCHAT_NODES={os.environ['NANOCHAT_NODES']}: a job on several nodes"
         preflight = [module_of(what, PREFLIGHT)]
         steps.append(Step("preflight", preflight, launch=[*launch, "--max-restarts=0"]))
+    missing = setting.missing_tasks(tasks)
     for name, stage in PLANNED_STAGES.items():
+        if name == "mid_train":
+            # What chat stages read is fetched by one process while the base model trains, not by all ranks after it.
+            words = ["scripts.prepare", "--data=", f"--tasks={','.join(missing)}"]
+            steps.append(Step("download_tasks", words, skip=skips.get("download_tasks", ""), quiet=True))
         # For some stages the text is an input, by --data.
         reads_text = name in TEXT_STAGES
         files = BUNDLE if name == "base_eval" and not setting.world else task_files
@@ -319,8 +347,11 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequenc
     """Return step -> reason to leave the step out; other steps run."""
     until = setting.request.until
     reasons = {}
-    if not any(source in CORPORA for source, _ in parse_data(setting.data)):
-        reasons["download"] = "nothing has to be downloaded"
+    wants_bundle = not setting.world and setting.has_bundle and not hub.is_here(BUNDLE)
+    if not (setting.names_corpus or wants_bundle):
+        reasons["download"] = NOTHING
+    if setting.world or not setting.missing_tasks(tasks):
+        reasons["download_tasks"] = NOTHING
     if not setting.world:
         if not setting.has_bundle:
             reasons["base_eval"] = "no eval_bundle is here or can be downloaded: NANOCHAT_HUB may name a mirror"
@@ -329,6 +360,8 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequenc
             own_chats = setting.own_text and name == "mid_train"
             if not own_chats and not any(setting.has_files(tasks[task]) for task in choices):
                 reasons[name] = f"no files of {' or '.join(choices)} are here or can be downloaded"
+    if "mid_train" in reasons:
+        reasons.setdefault("download_tasks", "mid_train is left out")
     for name, stage in PLANNED_STAGES.items():  # in order, so that a reason reaches the stages after it
         if stage.parent in reasons:
             reasons.setdefault(name, f"{stage.parent} is left out")

@@ -32,6 +32,7 @@ from nanochat.paths import base_dir, hold_folder, read_json, stage_dir, take_loc
 
 POLL_SECONDS = 0.05  # between two looks at a running command and its log
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]  # as words of Step.launch
+PROGRESS = "download: "  # how lines begin that a quiet step shows too (hub.fetch prints them)
 TAIL = 10  # lines of the log to show when a quiet step fails
 
 
@@ -230,8 +231,8 @@ def announce(step: Step) -> dict[str, str]:
 def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, variables: Mapping[str, str] | None) -> int:
     """Run a step's command and return the exit status (128 + signal if one killed it).
 
-    The command writes to the log, which is also shown; from a quiet step only the last lines, if it fails. A signal is
-    passed on as SIGTERM; Ctrl-C reaches the command by itself.
+    The command writes to the log, which is also shown; from a quiet step only its progress, and the last lines if it
+    fails. A signal is passed on as SIGTERM; Ctrl-C reaches the command by itself.
     """
     with open(log, "ab") as file, open(log, "rb") as shown:
         file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')} {shlex.join(step.words)}\n".encode())
@@ -246,23 +247,28 @@ def execute(step: Step, log: Path, lock: int, stop: list[int], script: int, vari
             pass_fds=(lock,),  # held until the last child has ended
         )
         decoder = getincrementaldecoder("utf-8")("replace")  # a read may end within a character
+        rest = ""  # of a quiet step: a line that has no end yet
+        last: list[str] = []  # and the lines before it
         status = None
         is_asked = False
         while status is None:
             time.sleep(POLL_SECONDS)
             # Before reading: an ended command has written everything.
             status = child.poll()
-            if not step.quiet:
-                print_raw(decoder.decode(shown.read()), sys.stdout)
+            text = decoder.decode(shown.read())
+            if step.quiet:
+                *lines, rest = (rest + text).split("\n")
+                text = "".join(f"{line}\n" for line in lines if line.startswith(PROGRESS))
+                last = [*last, *lines][-TAIL:]
+            print_raw(text, sys.stdout)
             # The kernel gives us another parent when the script is killed.
             if script and not stop and os.getppid() != script:
                 stop.append(signal.SIGTERM)
             if set(stop) - {signal.SIGINT} and not is_asked:
                 child.terminate()
                 is_asked = True
-        if status:
-            # Only a quiet step has lines that were not shown.
-            print_raw(b"".join(shown.readlines()[-TAIL:]).decode(errors="replace"), sys.stdout)
+        if status and step.quiet:
+            print_raw("\n".join([*last, rest]).rstrip("\n") + "\n", sys.stdout)
     # Popen has the negative number of a signal, a shell 128 + the number.
     return 128 - status if status < 0 else status
 

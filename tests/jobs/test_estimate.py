@@ -61,7 +61,12 @@ def test_estimates_follow_from_tokens_and_cost_and_name_their_basis(estimator, b
     for kind in (*CPU_SCALES, "gpu"):
         steps = set(WORK[kind])
         # Base training is planned; a download follows from the tokens; on a CPU tuning has a clock.
-        assert set(STEPS) - steps <= {"base_train", "download", *(["mid_train", "chat_sft"] if kind == "cpu" else [])}
+        assert set(STEPS) - steps <= {
+            "base_train",
+            "download",
+            "download_tasks",
+            *(["mid_train", "chat_sft"] if kind == "cpu" else []),
+        }
         assert steps <= {*STEPS, "preflight"}
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import sys
+from typing import get_args
 
 import pytest
 from conftest import plant_world
@@ -56,10 +57,10 @@ def test_the_seed_reaches_world_weights_and_data(planned, base) -> None:
     for seed, world in ((1, "world"), (2, "world-2")):
         job, text = planned(seed=seed)
         reads = [step.name for step in job.steps if f"--data={world}" in step.command]
-        assert reads == ["download", "tok_train", "tok_eval", "base_train"]
+        assert reads == ["tok_train", "tok_eval", "base_train"]
         seeded = [step.name for step in job.steps if f"--seed={seed}" in step.command]
         assert seeded == ["base_train", "mid_train", "chat_sft", "chat_rl"]
-        assert [step.name for step in job.steps if step.skip] == ["download"]
+        assert [step.name for step in job.steps if step.skip] == ["download", "download_tasks"]
         assert job.step("chat_rl").files == job.step("base_eval").files == [[f"{world}/world.json", "", None]]
     assert f"text: the embedded world in {base / world}" in text
     assert "--chat-temperature=0.2" in job.step("mid_train").command
@@ -112,6 +113,20 @@ def test_the_server_of_the_core_tasks_is_asked_and_not_the_hub(planned, text_fol
     job, text = planned(scale="1gpu", data=str(text_folder))
     assert "--core-metric-every=2000" in job.step("base_train").words
     assert not job.step("base_eval").skip
+
+
+def test_what_chat_stages_read_is_downloaded_beside_base_training(planned) -> None:
+    assert get_args(plan.StepName) == plan.STEPS
+    assert {*plan.STEPS} == {"download", *PLANNED_STAGES, "download_tasks", "report"}
+    job, _ = planned(on="8xH100", seconds=60.0)
+    names = [step.name for step in job.steps]
+    assert names == list(plan.STEPS)
+    assert job.step("download").words[-3:] == ["--data=climbmix", "--tokens=1000000000", "--tasks=core"]
+    [tasks] = [word for word in job.step("download_tasks").words if word.startswith("--tasks=")]
+    assert {"SmolTalk", "MMLU", "GSM8K", "ARC-Easy"} <= set(tasks.removeprefix("--tasks=").split(","))
+    assert "Multi-Turn" not in tasks  # only mirrors have it
+    job, _ = planned(on="8xH100", seconds=60.0, until="base_train")
+    assert job.step("download_tasks").skip == "after --until=base_train"
 
 
 def test_two_nodes_share_the_ranks_and_save_now_and_then(planned, monkeypatch) -> None:

@@ -129,6 +129,16 @@ def test_a_quiet_step_shows_the_end_of_its_log_if_it_fails(job, base, capfd) -> 
     assert "\n3\n" not in out
 
 
+def test_a_quiet_step_shows_the_progress_of_its_download(job, base, capfd) -> None:
+    lines = ["data: folder", "download: 1 of 2 files | 0.10 GB | 5 MB/s | eta: 20.0s", "a file's name"]
+    own, step = python_step(base, f"import sys\nfor line in {lines}: print(line, file=sys.stderr)")
+    assert runner.run_step(own, replace(step, quiet=True), 0, []) == 0
+    out = capfd.readouterr().out
+    assert lines[1] in out.splitlines()
+    assert lines[0] not in out
+    assert lines[2] not in out
+
+
 def test_a_character_that_is_written_in_two_parts_is_shown_whole(job, base, capfd) -> None:
     code = "import os, time\nos.write(1, b'rice \\xec')\ntime.sleep(0.7)\nos.write(1, b'\\x8c\\x80 end')"
     own, step = python_step(base, code)
