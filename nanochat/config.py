@@ -20,6 +20,7 @@ from typing_extensions import dataclass_transform
 
 from nanochat import registry
 from nanochat.errors import UserError
+from nanochat.foreign import VALUES, hint_for
 from nanochat.log import print_line
 
 
@@ -244,6 +245,9 @@ def _read_flags(config_class: type[Config], words: list[str]) -> Config:
         if moved:
             raise UserError(f"{flag} is a flag of python -m {moved}: run that, with the same flags")
         known = [flag_of(one.name) for one in fields(config_class)]
+        elsewhere = hint_for(flag, known)
+        if elsewhere:
+            raise UserError(f"unknown argument {flag}: {elsewhere.text}")
         near = difflib.get_close_matches(flag.replace("_", "-"), known, n=1)  # typing errors
         hint = f"did you mean {near[0]}?" if near else "see --help."
         raise UserError(f"unknown argument {flag}, {hint}")
@@ -277,6 +281,10 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
     if words[:1] == ["--"]:  # `torchrun -m scripts.base_train -- --depth=20` passes the dashes on
         words = words[1:]
     config = _read_flags(config_class, words)
+    for name, values in VALUES.items():
+        given = getattr(config, name, None)
+        if given in values:
+            raise UserError(f"{flag_of(name)}={given} is not known: {values[given]}")
     check_limits(config)
     return config
 

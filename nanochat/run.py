@@ -15,6 +15,7 @@ from typing import Any, Generic
 import torch
 
 from nanochat import registry
+from nanochat.attention import kernel_note
 from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, set_aside, to_resume
 from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
@@ -92,6 +93,8 @@ def build(start: Start, runtime: Runtime) -> tuple[GPT, Optimizer, int]:
         in_fp8=start.in_fp8,
         shard_weights=config.shard_weights,
     )
+    if config.attention == "auto" and (note := kernel_note(model.attention, runtime.device, runtime.dtype)):
+        print0(note)
     if start.compiled:
         model.compile_parts()
     optimizer = Optimizer(
