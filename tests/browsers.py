@@ -14,7 +14,7 @@ MOUSE = "primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,available
 FLAGS = ["--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run", "--disable-background-networking"]
 FLAGS += [f"--blink-settings={MOUSE}"]
 PATIENCE = 30  # seconds
-KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "Home": 36}
+KEYS = {"Enter": 13, "Escape": 27, "Tab": 9, "Home": 36, "ArrowDown": 40}
 
 
 def installed():

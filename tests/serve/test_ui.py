@@ -184,7 +184,7 @@ def test_nothing_becomes_html(serve, visit) -> None:
         "flood": [flood],
         "error": [(500, {}, {"message": EVIL})],
     }, models=[EVIL]).address)  # fmt: skip
-    page.wait("document.querySelector('#model').innerText")
+    page.wait("document.querySelector('#model').value")
     assert page.text(".hello h2") == f"Talk to {EVIL}"
     page.click("#tune")
     page.click("#settings textarea")
@@ -258,7 +258,7 @@ def test_with_the_real_server(visit, tmp_path) -> None:
     write_model(tmp_path, endless=True, max_seq_len=4096)
     with serving(tmp_path) as server:
         page = visit(f"{server.url}/")
-        page.wait("document.querySelector('#model').innerText === 'nanochat-mine-sft'")
+        page.wait("document.querySelector('#model').value === 'nanochat-mine-sft'")
         page.click("#tune")
         page.click("#settings [type=range]")
         page.press("Home")  # the likeliest tokens: what it says is known
@@ -281,7 +281,7 @@ def test_with_the_real_server(visit, tmp_path) -> None:
         assert page.text(".hello h2") == "Talk to nanochat-mine-sft"
 
 
-def test_conversations_are_stored_and_deleted_and_the_theme_is_stored(serve, visit) -> None:
+def test_conversations_are_stored_renamed_and_deleted_and_the_theme_is_stored(serve, visit) -> None:
     page = visit(serve().address, 1200, 800, "dark")
     titles = "[...document.querySelectorAll('#list .open')].map(row => row.innerText)"
     send(page, "First")
@@ -290,15 +290,20 @@ def test_conversations_are_stored_and_deleted_and_the_theme_is_stored(serve, vis
     page.goto(page.js("location.href"))
     assert texts(page) == ["Second", "You said: Second"]
     assert page.js(titles) == ["Second", "First"]
+    press(page, "Rename conversation", "#list .now")
+    page.type("Renamed")  # over the old title, which is selected
+    page.press("Enter")
+    assert page.js(titles) == ["Renamed", "First"]
+    assert page.js("document.activeElement.title") == "Renamed"
     page.click('#list [title="First"]')
     assert texts(page) == ["First", "You said: First"]
     page.js("history.back()")
-    page.wait("document.title.startsWith('Second')")
+    page.wait("document.title.startsWith('Renamed')")
     assert texts(page) == ["Second", "You said: Second"]
     press(page, "Delete conversation", "#list .now")
     assert page.js(titles) == ["First"]
     page.click("#toast button")
-    assert page.js(titles) == ["Second", "First"]
+    assert page.js(titles) == ["Renamed", "First"]
     press(page, "Delete conversation", "#list .now")
     page.goto(page.js("location.href"))
     assert page.js(titles) == ["First"]
@@ -308,6 +313,55 @@ def test_conversations_are_stored_and_deleted_and_the_theme_is_stored(serve, vis
     assert page.js(shade) > 200
     page.goto(page.js("location.href"))
     assert page.js(shade) > 200
+
+
+def test_a_title_that_is_not_finished(serve, visit) -> None:
+    more = threading.Event()
+    page = visit(serve({"First": ["One", more, " two"]}).address)
+    titles = "[...document.querySelectorAll('#list .open')].map(row => row.innerText)"
+    send(page, "First", wait=False)
+    page.wait("document.querySelector('.live .body')?.innerText === 'One'")
+    press(page, "Rename conversation", "#list .now")
+    page.type("Else")
+    more.set()
+    settle(page)  # the answer ends, and the field stays
+    assert page.js("document.activeElement.value") == "Else"
+    page.press("Escape")
+    assert page.js(titles) == ["First"]
+    press(page, "Rename conversation", "#list .now")
+    page.js("document.activeElement.value = '  '")
+    page.press("Enter")
+    assert page.js(titles) == ["First"]  # a conversation has a title
+    page.click("#side .new")
+    send(page, "Second")
+    press(page, "Rename conversation", "#list .now")
+    page.type("<b>Other</b>")
+    page.click('#list [title="First"]')  # leaves the field, and opens the other conversation
+    assert page.js(titles) == ["<b>Other</b>", "First"]
+    assert texts(page) == ["First", "One two"]
+    page.goto(page.js("location.href"))
+    assert page.js(titles) == ["<b>Other</b>", "First"]
+
+
+def test_one_of_several_models_is_chosen_and_remembered(serve, visit) -> None:
+    server = serve(models=["small", "large"])
+    page = visit(server.address)
+    page.wait("document.querySelector('#model').value === 'small' && !document.querySelector('#model').disabled")
+    assert page.text(".hello h2") == "Talk to small"
+    page.js("document.querySelector('#model').focus()")
+    page.press("ArrowDown")
+    page.wait("document.querySelector('.hello h2').innerText === 'Talk to large'")
+    send(page, "Hi")
+    page.goto(server.address)
+    page.wait("document.querySelector('#model').value === 'large'")
+    send(page, "Hi again")
+    assert [one["model"] for one in server.asked] == ["large", "large"]
+    server.models = ["tiny"]  # another server has this address now
+    page.goto(server.address)
+    page.wait("document.querySelector('#model').value === 'tiny'")
+    assert page.js("document.querySelector('#model').disabled")
+    send(page, "Hello")
+    assert server.asked[-1]["model"] == "tiny"
 
 
 FORBID = "Object.defineProperty(window, 'localStorage', { get() { throw new DOMException('no', 'SecurityError'); } });"
@@ -331,7 +385,7 @@ def test_the_page_works_without_storage(serve, visit, before) -> None:
 def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, width, scheme) -> None:
     answers = {"Tell me": [MARKDOWN], "sum": [*CALCULATION, "x" * 300], "busy": [(429, {"Retry-After": "9"}, {})]}
     page = visit(serve(answers, models=["m" * 60]).address, width, 700, scheme)
-    page.wait("document.querySelector('#model').innerText")
+    page.wait("document.querySelector('#model').value")
     for text in ("Tell me", "sum", "x" * 200, "busy"):
         send(page, text)
         out = f"e => e.getBoundingClientRect().right > {width} + .5 && !e.closest('pre, .unseen')"
@@ -350,7 +404,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(serve, visit, width, scheme
 def test_the_keyboard_is_enough(serve, visit) -> None:
     server = serve({"Hi\nyou": [["Yes"], ["No"]]})
     page = visit(server.address)
-    page.wait("document.querySelector('#model').innerText")
+    page.wait("document.querySelector('#model').value")
     page.type("Hi")
     page.press("Enter", shift=True)
     page.type("you")
