@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from bench.findings import Findings, add_json
 from nanochat.errors import UserError
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import print0, table_of
 from nanochat.paths import base_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,7 +136,9 @@ def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="bash runs/evidence.sh", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="only say how far behind each card is")
     parser.add_argument("--only", default="", help=f"some cards: {', '.join(card.name for card in cards())}")
+    add_json(parser)
     flags = parser.parse_args(words)
+    findings = Findings("evidence", flags.json)
     known = {card.name: card for card in cards()}
     names = flags.only.split(",") if flags.only else list(known)
     for name in names:
@@ -143,8 +146,9 @@ def main(words: Sequence[str]) -> None:
             raise UserError(f"--only={name}: there is no such card, choose from {', '.join(known)}")
     chosen = [known[name] for name in names]
     columns = "Card | File | Commit | Date | Commits since:d | of its code:d"
-    print0(terminal_table(table_of("Committed cards", columns, [age(card) for card in chosen])))
+    findings.show(table_of("Committed cards", columns, [age(card) for card in chosen]))
     if flags.check:
+        findings.write()
         return
     commit = git("rev-parse", "--short", "HEAD")
     if git("status", "--porcelain", "--untracked-files=no"):
