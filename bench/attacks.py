@@ -12,12 +12,14 @@ from collections import Counter
 
 from bench.attempts import KINDS
 from bench.common import parser_of
+from bench.findings import Findings
 
 
 def main() -> None:
     parser = parser_of("attacks", __doc__)
     parser.add_argument("--only", nargs="*", choices=KINDS, default=list(KINDS))
     options = parser.parse_args()
+    findings = Findings("attacks", options.json)
     attempts = Counter()
     held = Counter()
     for name in options.only:
@@ -29,6 +31,8 @@ def main() -> None:
     print(f"\n{'table':12} {'kind':16} {'attempts':>10} {'held':>10}")
     for (name, kind), count in attempts.items():
         print(f"{name:12} {kind:16} {count:>10,} {held[name, kind]:>10,}")
+        findings.add(table=name, kind=kind, attempts=count, held=held[name, kind])
+    findings.finish()
     sys.exit(attempts != held)
 
 

@@ -20,7 +20,6 @@ import httpx
 from bench import hostile_requests as tables
 from bench.common import ROOT
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS
-from bench.served import serving, write_model
 from nanochat.calculator import REFUSALS, calculate
 from nanochat.evals.sandbox import LIMITS, Case, Limits, judge, missing, run_program, side_by_side
 
@@ -77,6 +76,8 @@ def forgeries():
 
 
 def requests():
+    from bench.served import serving, write_model  # imports torch
+
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder, "base")
         write_model(base)

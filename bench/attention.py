@@ -7,7 +7,8 @@ Each kernel is compiled as in a block of the model. A kernel that cannot run her
 
 import time
 
-from bench.common import finish, parser_of
+from bench.common import parser_of
+from bench.findings import Findings
 
 KERNELS = ("flash3", "flash4", "flex", "sdpa", "chunks")
 
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--windows", default="0,513", help="keys that a query sees, itself included; 0: all before it")
     parser.add_argument("--only", nargs="*", default=KERNELS, choices=KERNELS, help="kernels to measure")
     options = parser.parse_args()
+    findings = Findings("attention", options.json)
     shape = (options.rows, options.length, options.heads, options.head_dim)
     print("{} rows, {} tokens, {} heads of {}\n".format(*shape))
     print("| kernel | window | forward and backward | TFLOP/s |\n|---|---|---|---|")
@@ -57,11 +59,14 @@ def main() -> None:
             try:
                 seconds = measure(path, *shape, window, options.repeats)
             except Exception as error:  # a missing package, a kernel without this shape: the libraries share no class
-                print(f"| {path} | {window} | {type(error).__name__}: {str(error).strip().partition(chr(10))[0]} | |")
+                reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                print(f"| {path} | {window} | {reason} | |")
+                findings.add(kernel=path, window=window, failure=reason)
                 continue
             rate = count_flops(*shape, window) / seconds / 1e12
             print(f"| {path} | {window} | {1e3 * seconds:.2f} ms | {rate:.3g} |", flush=True)
-    finish()
+            findings.add(kernel=path, window=window, seconds=seconds, tflops=rate)
+    findings.finish()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: contenders in turn, a process for each run, medians, a table."""
+"""Shared by all benchmarks: contenders in turn, a process for each run, medians, a table, --json."""
 
 import argparse
 import importlib
@@ -15,7 +15,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.findings import Findings
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -134,11 +137,14 @@ def reference_model(*sizes: Any):
 
 def parser_of(name: str, text: str, has_reference: bool = False, **sizes: int):
     """Return a parser with the options that most benchmarks have. text: the benchmark's docstring."""
+    from bench.findings import add_json  # here, because `in_child` runs this file without the package
+
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=text.splitlines()[0])
     if has_reference:
         parser.add_argument("--reference", default="", help="checkout of the public nanochat")
     for size, default in sizes.items():
         parser.add_argument(f"--{size}", type=int, default=default)
+    add_json(parser)
     return parser
 
 
@@ -155,23 +161,37 @@ class Figure:
         """Return the values of several runs, best first."""
         return sorted((run[self.key] for run in runs if run.get(self.key) is not None), reverse=not self.less_is_better)
 
-    def cell(self, ours: list[dict], runs: list[dict]):
-        """Return a cell: median, in brackets the best run, and the ratio to ours; above 1, ours is better."""
+    def record(self, ours: list[dict], runs: list[dict]) -> dict[str, Any] | None:
+        """Return the figure of a contender for --json: median, best, all values, ratio to ours; None without runs."""
         values = self.values(runs)
         if not values:
-            return ""
+            return None
         median = statistics.median(values)
-        cell = f"{median:{self.shown}} ({values[0]:{self.shown}})"
         mine = statistics.median(self.values(ours) or [0])
-        if mine and median:
-            cell += f" {median / mine if self.less_is_better else mine / median:.2f}x"
-        return cell
+        ratio = (median / mine if self.less_is_better else mine / median) if mine and median else None
+        return {"unit": self.unit, "median": median, "best": values[0], "values": values, "ratio": ratio}
+
+    def cell(self, ours: list[dict], runs: list[dict]):
+        """Return a cell: median, in brackets the best run, and the ratio to ours; above 1, ours is better."""
+        found = self.record(ours, runs)
+        if not found:
+            return ""
+        cell = f"{found['median']:{self.shown}} ({found['best']:{self.shown}})"
+        return cell + (f" {found['ratio']:.2f}x" if found["ratio"] else "")
 
 
-def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Figure], repeats: int, note=lambda *_: ""):
+def compare(
+    findings: "Findings",
+    case: str,
+    runs: dict[str, Callable[[int], dict]],
+    figures: list[Figure],
+    repeats: int,
+    note=lambda *_: "",
+):
     """Run all contenders in turn, each with the number of the round; print a table and return the runs by name.
 
-    Ratios are to the first contender. note: (all runs, name) -> a remark for the last column.
+    Ratios are to the first contender. note: (all runs, name) -> a remark for the last column. `findings` gets a row for
+    each contender, with a dict for each figure (`Figure.record`).
     """
     found: dict[str, list[dict]] = {name: [] for name in runs}
     load = f"load before: {os.getloadavg()[0]:.1f}"  # other processes spoil the figures
@@ -183,19 +203,13 @@ def compare(case: str, runs: dict[str, Callable[[int], dict]], figures: list[Fig
     first = found[next(iter(runs))]
     rows = [[case, *(f"{figure.key}, {figure.unit}" for figure in figures), load]]
     for name, own in found.items():
-        cells = [figure.cell(first, own) for figure in figures]
-        rows.append([name, *cells, own[-1].get("failure") or note(found, name)])
+        remark = own[-1].get("failure") or note(found, name)
+        rows.append([name, *(figure.cell(first, own) for figure in figures), remark])
+        records = {figure.key: figure.record(first, own) for figure in figures}
+        findings.add(case=case, name=name, note=remark, failed="failure" in own[-1], **records)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print("", *("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows), sep="\n", flush=True)
     return found
-
-
-def finish() -> None:
-    """Print hardware and versions."""
-    # Imported here because a peer's process does not have it.
-    from nanochat.environment import environment, versions
-
-    print("", *(f"{name}: {value}" for name, value in (environment()["Hardware"] | versions()).items()), sep="\n")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import yaml
 
-from bench.common import Figure, compare, contenders, finish, our_model, parser_of, reference_model
+from bench.common import Figure, compare, contenders, our_model, parser_of, reference_model
+from bench.findings import Findings
 from bench.tokenizer_peers import read_vocabulary, write_vocabulary
 
 CASES = {  # label of a task in the bundle → what it is called, shots, items
@@ -71,6 +72,7 @@ def main() -> None:
     parser.add_argument("--bundle", required=True, help="folder of core.yaml")
     parser.add_argument("--data", required=True, help="text for the vocabulary, as scripts.base_train takes it")
     options = parser.parse_args()
+    findings = Findings("core_eval", options.json)
     with tempfile.TemporaryDirectory() as folder:
         write_inputs(options.data, Path(options.bundle).resolve(), Path(folder))
         for label, (case, _, items) in CASES.items():
@@ -78,8 +80,8 @@ def main() -> None:
             env = dict.fromkeys(("NANOCHAT_HUB", "NANOCHAT_BASE_DIR"), f"{folder}/{label}")
             job = folder, options.depth, items
             runs = contenders(options.reference, {"ours": (ours, *job), "reference": (reference, *job)}, env=env)
-            compare(case, runs, FIGURES, options.repeats)
-    finish()
+            compare(findings, case, runs, FIGURES, options.repeats)
+    findings.finish()
 
 
 if __name__ == "__main__":

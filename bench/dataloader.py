@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import Figure, compare, contenders, finish, parser_of, peak_memory
+from bench.common import Figure, compare, contenders, parser_of, peak_memory
+from bench.findings import Findings
 from bench.tokenizer import first_documents
 from bench.tokenizer_peers import read_vocabulary, write_vocabulary
 from nanochat.errors import UserError
@@ -177,12 +178,13 @@ def main() -> None:
     parser.add_argument("--megabytes", type=float, default=100, help="text of one pass")
     parser.add_argument("--long", type=float, default=200e6, help="tokens after which our memory is looked at again")
     options = parser.parse_args()
+    findings = Findings("dataloader", options.json)
     with tempfile.TemporaryDirectory() as options.base:
         write_data(options)
         works = {name: (first_pass, name, vars(options)) for name in LOADERS}
         runs = contenders(options.reference, works, env={"NANOCHAT_BASE_DIR": options.base})
-        compare("data loader", runs, FIGURES, options.repeats)
-    finish()
+        compare(findings, "data loader", runs, FIGURES, options.repeats)
+    findings.finish()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ a checkout of the public nanochat; its engine takes one prompt at a time. An unm
 
 import random
 
-from bench.common import Figure, compare, contenders, finish, our_model, parser_of, reference_model
+from bench.common import Figure, compare, contenders, our_model, parser_of, reference_model
+from bench.findings import Findings
 
 CASES = {"one row": (1, 1), "32 prompts": (32, 1), "32 samples of one prompt": (1, 32)}  # prompts, samples of each
 VOCABULARY = 4096
@@ -64,11 +65,12 @@ def reference(depth: int, count: int, samples: int):
 
 def main() -> None:
     options = parser_of("engine", __doc__, has_reference=True, depth=6, repeats=3).parse_args()
+    findings = Findings("engine", options.json)
     for name, case in CASES.items():
         job = options.depth, *case
         runs = contenders(options.reference, {"ours": (ours, *job), "reference": (reference, *job)})
-        compare(name, runs, FIGURES, options.repeats)
-    finish()
+        compare(findings, name, runs, FIGURES, options.repeats)
+    findings.finish()
 
 
 if __name__ == "__main__":

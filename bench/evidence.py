@@ -2,6 +2,7 @@
 
     bash runs/evidence.sh --check            how far behind each card is; nothing is started
     bash runs/evidence.sh --only=main,cpu    some of them
+    bash runs/evidence.sh --only=speed       the speed table of README.md, see bench/speed.py
 
 The runs have a checkout and base folders of their own, in `NANOCHAT_BASE_DIR/evidence/COMMIT`: the same command goes on
 with what was stopped, as long as the commit is the same. A card and its pictures are copied into the tree when its run
@@ -9,6 +10,7 @@ has ended; committing them is left to you.
 """
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -20,8 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from bench import speed
+from bench.findings import Findings, add_json
+from nanochat.data import hub
+from nanochat.data.corpus import CORPORA
 from nanochat.errors import UserError
-from nanochat.log import print0, table_of, terminal_table
+from nanochat.log import print0, table_of
 from nanochat.paths import base_dir
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,6 +51,8 @@ class Card:
         return (*TRUNK, *own, ":!*.md")
 
 
+SPEED = "speed"  # the name of the table of README.md, beside those of cards
+SETUP = "bash runs/setup.sh"
 SPEEDRUN = "bash speedrun.sh"
 PYTHON = ".venv/bin/python"
 CARDS = [
@@ -78,17 +86,22 @@ def commit_of(card: Card) -> str:
 
 def age(card: Card) -> list[str | int | None]:
     """Return a row: name, file, commit and its date, commits since, and how many of them touched the code under it."""
-    commit = commit_of(card)
+    return [card.name, card.path, *commits_since(commit_of(card), card.code)]
+
+
+def commits_since(commit: str, code: Sequence[str], date: str | None = None) -> list[str | int | None]:
+    """Return the commit and its date, commits since, and how many of them touched the code.
+
+    date: for a commit that is not known, or of a history that is not here.
+    """
     try:
-        date = git("log", "-1", "--format=%cs", commit) if commit else None
-    except subprocess.CalledProcessError:  # of a history that is not here
-        date = None
-    if date is None:
-        return [card.name, card.path, commit or None, None, None, None]
-    since = f"{commit}..HEAD"
-    behind = int(git("rev-list", "--count", since))
-    touched = int(git("rev-list", "--count", since, "--", *card.code))
-    return [card.name, card.path, commit, date, behind, touched]
+        date = git("log", "-1", "--format=%cs", commit) if commit else date
+        since = f"{commit}..HEAD" if commit else ""
+    except subprocess.CalledProcessError:
+        since = ""
+    if not since:
+        return [commit or None, date, None, None]
+    return [commit, date, *(int(git("rev-list", "--count", since, "--", *paths)) for paths in ([], code))]
 
 
 # ---- make them again ----
@@ -111,15 +124,20 @@ def pictures(card: Path) -> Iterator[Path]:
         yield card.parent / unquote(link)
 
 
+def run(command: str, home: Path, base: Path, name: str) -> None:
+    """Run a command of a card in its checkout."""
+    print0(f"evidence: {name}: {command}")
+    environment = os.environ | {"NANOCHAT_BASE_DIR": str(base)}
+    done = subprocess.run(["bash", "-c", command], cwd=home, env=environment)
+    if done.returncode:
+        raise UserError(f"{command} has failed (exit code {done.returncode}): run the same command again to go on")
+
+
 def make(card: Card, home: Path, base: Path) -> None:
     """Run the commands of a card, and put the card into the tree."""
-    environment = os.environ | {"NANOCHAT_BASE_DIR": str(base)}
     report = f"{PYTHON} -m nanochat.report --out={shlex.quote(card.path)}"
-    for command in ["bash runs/setup.sh", *card.commands, report]:
-        print0(f"evidence: {card.name}: {command}")
-        done = subprocess.run(["bash", "-c", command], cwd=home, env=environment)
-        if done.returncode:
-            raise UserError(f"{command} has failed (exit code {done.returncode}): run the same command again to go on")
+    for command in [SETUP, *card.commands, report]:
+        run(command, home, base, card.name)
     old = ROOT / card.path
     if old.exists():
         for picture in pictures(old):
@@ -131,30 +149,90 @@ def make(card: Card, home: Path, base: Path) -> None:
     print0(f"evidence: {card.path} is new")
 
 
+# ---- the speed table ----
+
+
+def speed_age() -> list[str | int | None]:
+    """Return the row of the speed table, whose age is that of its oldest figure."""
+    oldest = min(speed.read(ROOT).values(), key=lambda one: one["date"])
+    commit = (oldest["commit"] or "").split(" ")[0]
+    return [SPEED, speed.PAGE, *commits_since(commit, TRUNK, oldest["date"])]
+
+
+def needed_values(flags: argparse.Namespace) -> dict[speed.Needed, str]:
+    """Return paths to what the benchmarks need: from flags, or variables; the text may be a corpus of this machine."""
+    values = {}
+    for one in speed.NEEDED:
+        given = getattr(flags, one.flag.removeprefix("--")) or os.environ.get(one.variable, "")
+        for path in filter(None, given.split(",")):
+            if not Path(path).is_dir():
+                raise UserError(f"{one.flag}={given}: there is no folder {path}, give a {one.text}")
+        values[one] = ",".join(str(Path(path).resolve()) for path in given.split(",") if path)
+    if not values[speed.TEXT]:
+        shards = [hub.find(file) for file in CORPORA["mixed-text"].files()]
+        if shards[0]:
+            values[speed.TEXT] = str(shards[0].parent)
+    return values
+
+
+def measure_speed(home: Path, folder: Path, values: dict[speed.Needed, str]) -> None:
+    """Run the benchmarks that have what they need, and write their rows into bench/speed.json and README.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {}
+    for benchmark in speed.COMMANDS:
+        words, missing = speed.command_of(benchmark, values)
+        if missing:
+            needs = ", ".join(f"{one.flag} or {one.variable} ({one.text})" for one in missing)
+            print0(f"evidence: bench.{benchmark} is left out, it needs {needs}")
+            continue
+        path = folder / f"{benchmark}.json"
+        if not path.exists():
+            unfinished = path.with_suffix(".unfinished")
+            run(f"{PYTHON} {shlex.join([*words, f'--json={unfinished}'])}", home, folder / "base", SPEED)
+            unfinished.rename(path)
+        found[benchmark] = json.loads(path.read_text(encoding="utf-8"))
+    record, stays = speed.update(speed.read(ROOT), found)
+    speed.write(ROOT, record)
+    print0(*(f"evidence: {sentence}" for sentence in stays), sep="\n")
+    print0(f"evidence: {len(speed.ROWS) - len(stays)} of {len(speed.ROWS)} rows of the table in {speed.PAGE} are new")
+
+
 def main(words: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="bash runs/evidence.sh", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="only say how far behind each card is")
-    parser.add_argument("--only", default="", help=f"some cards: {', '.join(card.name for card in cards())}")
-    flags = parser.parse_args(words)
     known = {card.name: card for card in cards()}
-    names = flags.only.split(",") if flags.only else list(known)
-    for name in names:
-        if name not in known:
-            raise UserError(f"--only={name}: there is no such card, choose from {', '.join(known)}")
-    chosen = [known[name] for name in names]
+    names = [*known, SPEED]
+    parser.add_argument("--only", default="", help=f"some of {', '.join(names)}")
+    parser.add_argument("--reference", default="", help=f"{speed.REFERENCE.text}, for {SPEED}")
+    parser.add_argument("--peers", default="", help=f"{speed.PEERS.text}, for {SPEED}")
+    parser.add_argument("--text", default="", help=f"{speed.TEXT.text}, for {SPEED}")
+    add_json(parser)
+    flags = parser.parse_args(words)
+    findings = Findings("evidence", flags.json)
+    asked = flags.only.split(",") if flags.only else names
+    for name in asked:
+        if name not in names:
+            raise UserError(f"--only={name}: there is no such card, choose from {', '.join(names)}")
+    values = needed_values(flags)
+    chosen = [known[name] for name in asked if name != SPEED]
+    rows = [*map(age, chosen), *([speed_age()] if SPEED in asked else [])]
     columns = "Card | File | Commit | Date | Commits since:d | of its code:d"
-    print0(terminal_table(table_of("Committed cards", columns, [age(card) for card in chosen])))
+    findings.show(table_of("Committed cards", columns, rows))
     if flags.check:
+        findings.write()
         return
     commit = git("rev-parse", "--short", "HEAD")
     if git("status", "--porcelain", "--untracked-files=no"):
         print0(f"evidence: the tree has changes; the cards are made from commit {commit} without them")
-    hours = sum(card.hours for card in chosen)
+    hours = sum(card.hours for card in chosen) + (speed.HOURS if SPEED in asked else 0)
     print0(f"evidence: about {hours:.1f} hours on two quiet cores, one card after the other")
     folder = base_dir() / "evidence" / commit
     home = checkout(folder, commit)
     for card in chosen:
         make(card, home, folder / card.name)
+    if SPEED in asked:
+        run(SETUP, home, folder / SPEED, SPEED)
+        measure_speed(home, folder / SPEED, values)
 
 
 if __name__ == "__main__":

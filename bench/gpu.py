@@ -118,7 +118,10 @@ ITEMS = (
 
 
 def run_item(item: Item, options: argparse.Namespace, limit: float) -> None:
-    """Run an item for at most `limit` seconds and write its output to a file; NAME.txt stands for a finished one."""
+    """Run an item for at most `limit` seconds and write its output to a file; NAME.txt stands for a finished one.
+
+    Benchmarks also write NAME.json.
+    """
     values = {
         "{data}": [options.data],
         "{bundle}": [options.bundle],
@@ -128,6 +131,8 @@ def run_item(item: Item, options: argparse.Namespace, limit: float) -> None:
     words = []
     for word in (item.rehearsal if options.rehearse else item.command).split():
         words += values.get(word, [word])
+    if words[0].startswith("bench."):
+        words += ["--json", str(options.out / f"{item.name}.json")]
     title = ("CPU rehearsal: " if options.rehearse else "") + item.title
     print(f"\n== {title}\n$ python -m {shlex.join(words)}", flush=True)
     env = os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if options.rehearse else {})

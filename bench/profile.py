@@ -5,7 +5,8 @@ python -m bench.profile [--depth 12] [--rows 32] [--length 2048] [--trace FILE] 
 
 import tempfile
 
-from bench.common import finish, parser_of, required, run_script
+from bench.common import parser_of, required, run_script
+from bench.findings import Findings
 
 STEPS = 6
 
@@ -27,18 +28,27 @@ def profile(job: dict):
     if job["trace"]:
         found.export_chrome_trace(job["trace"])
     order = f"self_{'cuda' if on_gpu else 'cpu'}_time_total"
-    return {"table": found.key_averages().table(sort_by=order, row_limit=30, max_name_column_width=70)}
+    averages = found.key_averages()
+    own = f"self_{'device' if on_gpu else 'cpu'}_time_total"
+    rows = [[one.key, one.count, getattr(one, own) / 1e6] for one in averages]
+    return {
+        "table": averages.table(sort_by=order, row_limit=30, max_name_column_width=70),
+        "rows": sorted(rows, key=lambda row: row[2], reverse=True)[:30],
+    }
 
 
 def main() -> None:
     parser = parser_of("profile", __doc__, depth=12, rows=32, length=2048)
     parser.add_argument("--trace", default="", help="file for a trace that browsers show")
     options, flags = parser.parse_known_args()
+    findings = Findings("profile", options.json)
     with tempfile.TemporaryDirectory() as folder:
         found = required(profile, vars(options) | {"flags": flags}, env={"NANOCHAT_BASE_DIR": folder})
         print(f"{STEPS} steps, {options.rows} rows of {options.length} tokens, depth {options.depth}\n")
         print(found["table"])
-    finish()
+        for name, calls, seconds in found["rows"]:
+            findings.add(name=name, calls=calls, seconds=seconds)
+    findings.finish()
 
 
 if __name__ == "__main__":

@@ -11,24 +11,30 @@ off the largest weights.
 
 import statistics
 from functools import partial
+from typing import TYPE_CHECKING
 
 from bench.common import parser_of
-from nanochat import quant
-from nanochat.data.corpus import open_corpus
-from nanochat.evals.bpb import read_text, text_bpb
-from nanochat.gpt import GPT
-from nanochat.log import table_of, terminal_table
-from nanochat.models import load_model
-from nanochat.runtime import Runtime, setup
+from bench.findings import Findings
+from nanochat.log import table_of
 from nanochat.statistics import mean_estimate
-from tracks.golf.artifact import read_artifact
-from tracks.golf.pack import Packed, calibration_batches, fill_room, pack_scaled
+
+# Others are imported where they are used: they import torch, and --help does not wait for that.
+if TYPE_CHECKING:
+    from nanochat.gpt import GPT
+    from nanochat.runtime import Runtime
+    from tracks.golf.pack import Packed
 
 
 class Subject:
     """A trained model with the text that measures it."""
 
-    def __init__(self, tag: str, runtime: Runtime, size: int) -> None:
+    def __init__(self, tag: str, runtime: "Runtime", size: int) -> None:
+        from nanochat import quant
+        from nanochat.data.corpus import open_corpus
+        from nanochat.evals.bpb import read_text
+        from nanochat.models import load_model
+        from tracks.golf.pack import calibration_batches
+
         self.model, self.tokenizer, checkpoint = load_model("base_train", tag, -1, runtime)
         self.runtime = runtime
         corpus = open_corpus(checkpoint.manifest["config"]["data"])
@@ -37,15 +43,22 @@ class Subject:
         self.hessians = quant.collect_hessians(self.model, calibration_batches(checkpoint, self.model))
         self.score = self.measure(self.model)
 
-    def measure(self, model: GPT):
+    def measure(self, model: "GPT"):
+        from nanochat.evals.bpb import text_bpb
+
         return text_bpb(model, self.text, model.config.max_seq_len, 8, self.runtime).value
 
     def pack(self, plan: str, factor: float = 1.0):
+        from nanochat import quant
+        from tracks.golf.pack import pack_scaled
+
         recipes = quant.assign(plan, quant.matrices(self.model))
         return pack_scaled(self.model, self.tokenizer, recipes, self.hessians, factor)
 
-    def gap(self, packed: Packed):
+    def gap(self, packed: "Packed"):
         """Return the score of a file, minus that of the weights in fp32."""
+        from tracks.golf.artifact import read_artifact
+
         self.model.load_state_dict(read_artifact(packed[1]).weights)
         score = self.measure(self.model)
         self.model.load_state_dict(self.weights)
@@ -53,6 +66,9 @@ class Subject:
 
     def finest(self, plan: str, room: int):
         """Return the finest codes that fit into `room` bytes of model; all matrices have a clip."""
+        from nanochat import quant
+        from tracks.golf.pack import fill_room
+
         codes = sum(matrix.numel() for matrix in quant.matrices(self.model).values())
         return fill_room(partial(self.pack, plan), room, codes)
 
@@ -63,10 +79,13 @@ def main() -> None:
     parser.add_argument("--qat", nargs="*", default=[], help="base models trained with QAT at the end")
     parser.add_argument("--clip", type=float, default=16, help="first clip of the rows with one, in deviations")
     options = parser.parse_args()
+    findings = Findings("quantization", options.json)
+    from nanochat.runtime import setup
+
     gaps = {}
     sizes = {}
 
-    def note(name: str, subject: Subject, packed: Packed) -> None:
+    def note(name: str, subject: Subject, packed: "Packed") -> None:
         gaps.setdefault(name, []).append(subject.gap(packed))
         sizes.setdefault(name, []).append(packed[0])
 
@@ -88,7 +107,8 @@ def main() -> None:
             note("int6-row after QAT", subject, subject.pack("int6-row"))
     print(f"fp32: {statistics.fmean(scores):.4f} bits per byte, {len(scores)} seeds")
     rows = [[name, *mean_estimate(found), statistics.fmean(sizes[name])] for name, found in gaps.items()]
-    print(terminal_table(table_of("", "Recipe | Gap:+.5f | ±:.5f | Bytes:,.0f", rows)))
+    findings.show(table_of("", "Recipe | Gap:+.5f | ±:.5f | Bytes:,.0f", rows))
+    findings.finish()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ import zlib
 from functools import partial
 from pathlib import Path
 
-from bench.common import Figure, compare, contenders, finish, parser_of, reference_model, required, run_script
+from bench.common import Figure, compare, contenders, parser_of, reference_model, required, run_script
+from bench.findings import Findings
 
 OURS = {"ours, as shipped": [], "ours, fp32": ["--dtype=fp32"]}
 SIZES = {"depth": 4, "vocab": 4096, "examples": 16, "samples": 4, "tokens": 64, "steps": 4, "repeats": 3}
@@ -97,13 +98,14 @@ def reference(job: dict):
 
 def main() -> None:
     options = parser_of("rl_step", __doc__, has_reference=True, **SIZES).parse_args()
+    findings = Findings("rl_step", options.json)
     with tempfile.TemporaryDirectory() as options.folder:
         about = {"env": {"NANOCHAT_BASE_DIR": options.folder, "NANOCHAT_HUB": f"{options.folder}/hub"}, "limit": None}
         required(prepare, vars(options), **about)
         works = {case: (ours, vars(options), case) for case in OURS} | {"reference": (reference, vars(options))}
         runs = contenders(options.reference, works, **about)
-        compare("a step", runs, [Figure("step", "s")], options.repeats)
-    finish()
+        compare(findings, "a step", runs, [Figure("step", "s")], options.repeats)
+    findings.finish()
 
 
 if __name__ == "__main__":

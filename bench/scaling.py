@@ -14,10 +14,12 @@ from dataclasses import astuple, dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+import tyro
 
+from bench.findings import PRINTED, Findings, json_file
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import table_of
@@ -25,6 +27,15 @@ from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import base_dir
 from nanochat.settings import TagSettings
 
+# As `bench.findings.add_json` has it: a file, or nothing.
+_JSON = tyro.constructors.PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[FILE]",
+    instance_from_str=lambda words: json_file(" ".join(words) or PRINTED),
+    is_instance=lambda value: isinstance(value, str),
+    str_from_instance=lambda value: [value] if value else [],
+)
+JsonFile = Annotated[str, _JSON]
 LEAST_POINTS = 3  # for a parabola, and for the error of a power law
 # Columns of the table of runs, which has a row for each.
 COLUMNS = "Run | Depth | N:,d | Tokens:,d | Tokens : N:.2f | FLOPs:.3e | --target-flops:g | Bits per byte:.4f | ±:.4f"
@@ -41,6 +52,9 @@ class Config(TagSettings):
         "miniseries", "miniseries: one run a depth; laws: sweeps of fixed FLOPs"
     )
     prefix: str = option("", "prefix of the runs' tags (default: all of base_train)")
+    json: JsonFile = option(
+        "", "also write the rows, machine, date and commit as JSON; without a file, print that alone", in_card=False
+    )
 
 
 @dataclass(frozen=True)
@@ -162,6 +176,7 @@ def plot(title: str, x: str, groups: Mapping[str, Sequence[ScalingRun]]):
 
 
 def main(config: Config) -> None:
+    findings = Findings("scaling", config.json)
     outcome = Outcome.begin("scaling", config.tag, config)
     runs = read_runs(base_dir(), config.prefix)
     if not runs:
@@ -178,7 +193,10 @@ def main(config: Config) -> None:
         outcome.tables.append(laws_table([best for best in found if best.n], growth))
         lines = {f"{budget:.3g} FLOPs": group for budget, group in sweeps.items()}
         outcome.curves = [plot("Bits per byte at fixed compute", "n", lines)]
+    for table in outcome.tables:
+        findings.keep(table)
     outcome.finish()
+    findings.write()
 
 
 if __name__ == "__main__":

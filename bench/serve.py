@@ -29,10 +29,10 @@ from string import ascii_lowercase
 
 import httpx
 
-from bench.common import finish, parser_of
+from bench.common import parser_of
+from bench.findings import Findings
 from bench.hostile_requests import CHAT, post
-from bench.served import serving, write_model
-from nanochat.log import table_of, terminal_table
+from nanochat.log import table_of
 
 VOCABULARY = 4096
 CONTEXT = 1024
@@ -56,6 +56,8 @@ def random_words(dice: random.Random, count: int):
 
 def served(base: Path, slots: int, **variables: str):
     """Run a server on all processors."""
+    from bench.served import serving  # imports torch, and --help does not wait for that
+
     return serving(base, f"--slots={slots}", OMP_NUM_THREADS=str(os.cpu_count()), **variables)
 
 
@@ -273,6 +275,9 @@ def main() -> None:
     parser = parser_of("serve", __doc__, clients=64, slots=64, depth=4)
     parser.add_argument("--seconds", type=float, default=60)
     options = parser.parse_args()
+    findings = Findings("serve", options.json)
+    from bench.served import write_model
+
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         text = [random_words(random.Random(1), 20_000)]
@@ -283,12 +288,13 @@ def main() -> None:
         abused = abuse(base, options.slots)
     columns = f"Figure | {options.clients} clients:,.1f | One after another:,.1f | Under abuse:,.1f | Unit"
     rows = [[name, *(run.get(name) for run in (many, alone, abused)), UNITS.get(name)] for name in many | abused]
-    print(terminal_table(table_of("", columns, rows)))
+    findings.show(table_of("", columns, rows))
     ratio = many["rate"] / alone["rate"]
     print(f"\n{ratio:.1f} times the tokens a second of one after another")
     missed = missed_goals(many, abused, ratio)
     print(f"goals missed: {', '.join(missed)}" if missed else "all goals are reached")
-    finish()
+    findings.add(ratio=ratio, missed=missed)
+    findings.finish()
     sys.exit(1 if missed else 0)
 
 

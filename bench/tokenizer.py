@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.common import Figure, compare, finish, in_child, parser_of
+from bench.common import Figure, compare, in_child, parser_of
+from bench.findings import Findings
 from bench.tokenizer_peers import VOCABULARIES, WORKS, Job, measure, versions
 from nanochat.errors import UserError
 
@@ -54,7 +55,7 @@ def find_pythons(environments: list[str]):
     return pythons
 
 
-def run_case(case: Case, pythons: dict[str, str], repeats: int) -> None:
+def run_case(findings: Findings, case: Case, pythons: dict[str, str], repeats: int) -> None:
     threads = case.job.threads
     env = {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false"}
 
@@ -78,7 +79,7 @@ def run_case(case: Case, pythons: dict[str, str], repeats: int) -> None:
 
     speed = SPEED if case.work == "encode" and case.limit == LIMIT else SECONDS
     runs = {name: partial(run, name) for name in WORKS[case.work]}
-    compare(case.name, runs, [speed, MEMORY], repeats, verdict)
+    compare(findings, case.name, runs, [speed, MEMORY], repeats, verdict)
 
 
 def first_documents(data: Path, megabytes: float):
@@ -157,6 +158,7 @@ def main() -> None:
     from rustbpe import DEFAULT_PATTERN
 
     options = parse_options()
+    findings = Findings("tokenizer", options.json)
     pythons = find_pythons(list(filter(None, options.peers.split(","))))
     with tempfile.TemporaryDirectory() as folder:
         corpus = str(Path(folder, "corpus.parquet"))
@@ -166,12 +168,12 @@ def main() -> None:
         job = Job(corpus, corpus, DEFAULT_PATTERN, max(options.threads), options.vocab[0])
         cases = plan(options, job, Path(folder), size)
         for case in cases:
-            run_case(case, pythons, options.repeats)
+            run_case(findings, case, pythons, options.repeats)
     notes = (
         f"{work}, {name}: {peer.note}" for work, peers in WORKS.items() for name, peer in peers.items() if peer.note
     )
     print("", *notes, sep="\n")
-    finish()
+    findings.finish()
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import Figure, compare, finish, in_child, parser_of, required, run_script
+from bench.common import Figure, compare, in_child, parser_of, required, run_script
+from bench.findings import Findings
 
 SKIPPED = 5  # steps, before the rate is taken
 EVAL_BYTES = 500_000
@@ -199,7 +200,7 @@ def reference_bpb(model: Any, options: argparse.Namespace, device: Any):
 # ---- the parent ----
 
 
-def measure(options: argparse.Namespace, depth: int):
+def measure(findings: Findings, options: argparse.Namespace, depth: int):
     def run(case: str, number: int):
         job = vars(options) | {"depth": depth, "round": number, "seed": number if options.learn else 0}
         cache = Path(options.folder, "compiled", case.replace(" ", "-"))
@@ -218,7 +219,7 @@ def measure(options: argparse.Namespace, depth: int):
 
     cases = [*(VARIANTS if options.variants else OURS), *(REFERENCE if options.reference else ())]
     runs = {case: partial(run, case) for case in cases if any(word in case for word in options.only or [""])}
-    return compare(f"depth {depth}", runs, FIGURES, options.repeats + (not options.learn), spread)
+    return compare(findings, f"depth {depth}", runs, FIGURES, options.repeats + (not options.learn), spread)
 
 
 def main() -> None:
@@ -235,13 +236,14 @@ def main() -> None:
     options = parser.parse_args()
     if min(options.steps, options.own_steps or options.steps) <= SKIPPED:
         parser.error(f"--steps and --own-steps must be above {SKIPPED}: the first steps are not timed")
+    findings = Findings("train_step", options.json)
     from nanochat.runtime import avoid_broken_amx  # here, because a child has the reference's nanochat
 
     avoid_broken_amx()  # in the child processes too
     with tempfile.TemporaryDirectory() as options.folder:
         required(prepare, vars(options), env={"NANOCHAT_BASE_DIR": options.folder})
-        found = [measure(options, int(depth)) for depth in options.depths.split(",")]
-    finish()
+        found = [measure(findings, options, int(depth)) for depth in options.depths.split(",")]
+    findings.finish()
     if not any("rate" in run for cases in found for runs in cases.values() for run in runs):
         raise SystemExit(1)
 

@@ -136,7 +136,9 @@ def parsed_flags(module: Module) -> set[str]:
             found |= {name for name in names if name.startswith("-")}
         elif isinstance(node, ast.Call) and is_named(node.func, "parser_of"):  # bench/common.py adds these
             names = [keyword.arg for keyword in node.keywords if keyword.arg]
-            found |= {"--reference" if name == "has_reference" else f"--{name}" for name in names}
+            found |= {"--reference" if name == "has_reference" else f"--{name}" for name in names} | {"--json"}
+        elif isinstance(node, ast.Call) and is_named(node.func, "add_json"):
+            found.add("--json")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "usage:" in node.value:
             found |= set(FLAG.findall(node.value))
     return found

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bench.rehearsal import rehearse
-from bench.rehearse import new_step, real_peak
+from bench.rehearsed_steps import new_step, real_peak
 from nanochat import gpt
 from nanochat.cost import memory
 from nanochat.gpt import GPTConfig

@@ -8,10 +8,10 @@ import pytest
 from conftest import ROOT, checked
 from outcomes import leave
 
-from bench import evidence
+from bench import evidence, speed
 from bench.evidence import CARDS, TRUNK, Card, age, cards
 from nanochat.errors import UserError
-from nanochat.paths import write_text
+from nanochat.paths import write_json, write_text
 
 CARD = "# nanochat training report\n"
 LOSS = {"title": "Loss", "x": "tokens", "y": "nats", "series": {"train": [[0, 9], [5.0, 2.0]]}}
@@ -32,6 +32,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small repository with a card of its first commit, and of three commits since."""
     root = tmp_path / "tree"
     write_text(root / "nanochat/gpt.py", "1")
+    write_text(root / speed.RECORD, (ROOT / speed.RECORD).read_text(encoding="utf-8"))
+    write_text(root / "README.md", "Before.\n<!-- speed -->\nold\n<!-- /speed -->\nAfter.\n")
     write_text(root / "runs/setup.sh", "exit 0\n")
     write_text(root / ".venv/bin/python", PYTHON)
     (root / ".venv/bin/python").chmod(0o755)
@@ -77,7 +79,8 @@ def test_a_card_is_made_in_a_checkout_and_goes_on_after_a_failure(tree, base, ca
         evidence.main([])
     assert (tree / "report.md").read_text(encoding="utf-8") == before
     write_text(own / "go", "")
-    evidence.main(["--only=main"])
+    assert "0 of 5 rows of the table" not in capsys.readouterr().out
+    evidence.main(["--only=main,speed"])
     assert (own / "steps").read_text() == "step\nstep\n"
     text = (tree / "report.md").read_text(encoding="utf-8")
     assert "![Loss](report/tok_train-default-1.svg)" in text
@@ -85,7 +88,12 @@ def test_a_card_is_made_in_a_checkout_and_goes_on_after_a_failure(tree, base, ca
     assert not (tree / "report/old.svg").exists()
     assert (tree / "report/cpu.md").read_text() == "another card"
     assert git(own.parent / "checkout", "rev-parse", "--short", "HEAD") == commit
-    assert "about 0.1 hours" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "about 1.1 hours" in said
+    assert (
+        "bench.engine is left out, it needs --reference or NANOCHAT_REFERENCE (checkout of the public nanochat)" in said
+    )
+    assert "0 of 5 rows of the table in README.md are new" in said
 
 
 def test_a_card_that_is_not_there() -> None:
@@ -107,3 +115,117 @@ def test_every_committed_card_is_listed_with_the_code_it_depends_on() -> None:
         assert not card.track or card.path.startswith(f"tracks/{card.track}/")
     for path in TRUNK:
         assert (ROOT / path).exists()
+
+
+# ---- the speed table of README.md ----
+
+MACHINE = {"Platform": "Linux", "CPUs": "8 cores (16 logical)", "Memory": "64.0 GB", "GPUs": "none"}
+
+
+def made(benchmark: str, case: str, figure: str, **medians: float | None) -> dict:
+    """What a benchmark writes with --json: a row for each contender, None for one that failed."""
+    rows = []
+    for name, median in medians.items():
+        value = None if median is None else {"unit": "", "median": median, "best": median, "values": [], "ratio": None}
+        rows.append({"case": case, "name": name, "note": "", figure: value})
+    about = {"benchmark": benchmark, "command": "", "date": "2026-12-24", "commit": "1234567 (clean)"}
+    return about | {"machine": MACHINE, "versions": {}, "rows": rows}
+
+
+def test_the_table_of_the_readme_is_that_of_the_record() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert speed.TABLE.findall(page) == [speed.render(speed.read(ROOT))]
+
+
+def test_the_rows_are_cases_of_the_benchmarks() -> None:
+    from bench import dataloader, engine, tokenizer_peers, train_step
+
+    assert speed.COMMANDS.keys() == {row.benchmark for row in speed.ROWS.values()}
+    known = {
+        "tokenizer": tokenizer_peers.WORKS["train"].keys() | tokenizer_peers.WORKS["encode"].keys(),
+        "dataloader": dataloader.LOADERS.keys(),
+        "train_step": train_step.OURS.keys() | train_step.REFERENCE.keys(),
+        "engine": {"ours", "reference"},
+    }
+    for row in speed.ROWS.values():
+        assert {row.ours, row.peer} <= known[row.benchmark]
+    assert speed.ROWS["generation"].case in engine.CASES
+    assert "--vocab" in speed.COMMANDS["tokenizer"]
+
+
+def test_rows_without_their_peer_stay_with_their_date() -> None:
+    before = speed.read(ROOT)
+    found = {
+        "engine": made("engine", "32 prompts", "rate", ours=3000.0, reference=200.0),
+        "train_step": made(
+            "train_step", "depth 4", "rate", **{"ours, as shipped": 9000.0, "reference, as shipped": None}
+        ),
+        "tokenizer": made("tokenizer", "train, 65536 tokens", "seconds", ours=0.5, gigatoken=2.0),
+    }
+    record, stays = speed.update(before, found)
+    assert {key for key in record if record[key] != before[key]} == {"generation", "tokenizer"}
+    assert record["generation"] == {
+        "ours": 3000.0,
+        "peer": 200.0,
+        "ratio": 15.0,
+        "date": "2026-12-24",
+        "commit": "1234567 (clean)",
+        "machine": "CPU with 8 cores (16 logical), no GPU",
+    }
+    assert record["tokenizer"]["ratio"] == 4.0
+    assert stays == [
+        "encode text, cl100k_base, 2 threads: as measured on 2026-11-20, because tiktoken did not take part",
+        "load training data, tokens dropped: as measured on 2026-11-20, because bench.dataloader did not run",
+        "training step, depth 4, as shipped: as measured on 2026-11-20, because public nanochat did not take part",
+    ]
+    table = speed.render(record)
+    assert "| generate for 32 prompts | 3,000 tokens/s | public nanochat, 200 tokens/s | 15 | 2026-12-24 |" in table
+    assert (
+        "| training step, depth 4, as shipped | 6,588 tokens/s | public nanochat, 3,493 tokens/s | 1.89 | 2026-11-20 |"
+        in table
+    )
+    assert "CPU with 8 cores (16 logical), no GPU (2026-12-24). CPU with 2 cores, no GPU (2026-11-20)." in table
+
+
+def test_the_speed_table_is_measured_again(tree, base, tmp_path, capsys) -> None:
+    """By the python of the checkout, here one that copies JSON; a benchmark that has finished does not run again."""
+    (tmp_path / "peers/reference").mkdir(parents=True)
+    for name, one in {
+        "engine": made("engine", "32 prompts", "rate", ours=3000.0, reference=200.0),
+        "train_step": made(
+            "train_step", "depth 4", "rate", **{"ours, as shipped": 9000.0, "reference, as shipped": 3e3}
+        ),
+        "dataloader": made("dataloader", "data loader", "rate", ours=5e7, reference=2e6),
+    }.items():
+        for row in one["rows"]:
+            row["dropped"] = {"median": 0.01}
+        write_json(tmp_path / f"made/{name}.json", one)
+    program = f"""#!/bin/sh
+        echo "$*" >>"{tmp_path}/calls"
+        [ "$2" != bench.train_step ] || [ -e "{tmp_path}/go" ] || exit 3
+        for word in "$@"; do last=$word; done
+        cp "{tmp_path}/made/${{2#bench.}}.json" "${{last#--json=}}"
+    """
+    write_text(tree / ".venv/bin/python", program)
+    (tree / ".venv/bin/python").chmod(0o755)
+    git(tree, "add", ".")
+    git(tree, "commit", "-m", "Benchmarks")
+    words = ["--only=speed", f"--reference={tmp_path}/peers/reference", f"--text={tmp_path}/made"]
+    with pytest.raises(UserError, match=r"bench.train_step --data .* has failed \(exit code 3\)"):
+        evidence.main(words)
+    assert (tree / "README.md").read_text(encoding="utf-8") == "Before.\n<!-- speed -->\nold\n<!-- /speed -->\nAfter.\n"
+    write_text(tmp_path / "go", "")
+    evidence.main(words)
+    calls = [line.split()[1] for line in (tmp_path / "calls").read_text().splitlines()]
+    assert calls == ["bench.dataloader", "bench.train_step", "bench.train_step", "bench.engine"]
+    page = (tree / "README.md").read_text(encoding="utf-8")
+    assert page == f"Before.\n<!-- speed -->\n{speed.render(speed.read(tree))}<!-- /speed -->\nAfter.\n"
+    assert (
+        "| load training data, tokens dropped | 50 M tokens/s, 1 % | public nanochat, 2 M tokens/s | 25 | 2026-12-24 |"
+        in page
+    )
+    assert "3 of 5 rows of the table in README.md are new" in capsys.readouterr().out
+    with pytest.raises(
+        UserError, match="--reference=nowhere: there is no folder nowhere, give a checkout of the public"
+    ):
+        evidence.main(["--only=speed", "--check", "--reference=nowhere"])

@@ -20,12 +20,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from bench.common import finish, parser_of, peak_memory, required
+from bench.common import parser_of, peak_memory, required
+from bench.findings import Findings
 from nanochat.data.corpus import Shard, open_corpus
 from nanochat.dataloader import TextLoader
 from nanochat.gpt import GPTConfig
 from nanochat.hardware import parse_hardware
-from nanochat.log import markdown_table, table_of
+from nanochat.log import Record, markdown_table, table_of
 from nanochat.models import new_model
 from nanochat.optim import MuonStack, Optimizer
 from nanochat.param_groups import Rates, build_groups, group_rates
@@ -167,7 +168,7 @@ def shape_of(depth: int) -> GPTConfig:
 # ---- tables ----
 
 
-def stream_table(data: str) -> str:
+def stream_table(data: str) -> Record:
     alone, once = first_batch(data, 1)
     rows = []
     for ranks in RANKS:
@@ -176,16 +177,16 @@ def stream_table(data: str) -> str:
             [ranks, str(np.array_equal(batch, alone)), read.max() / 1e6, read.sum() / 1e6, read.sum() / once[0]]
         )
     titles = "ranks | rows of one rank | MB of text read by a rank:.1f | by all:.1f | times one rank's:.1f"
-    return markdown_table(table_of("", titles, rows))
+    return table_of("", titles, rows)
 
 
-def bytes_table(build: Build) -> str:
+def bytes_table(build: Build) -> Record:
     rows = []
     for depth, ranks in product(DEPTHS, RANKS):
         *sizes, files = bytes_of(shape_of(depth), ranks, build).values()
         rows.append([depth, ranks, shares(shape_of(depth), ranks, build), *(size / 1e9 for size in sizes), files])
     titles = "depth | ranks | shares:.2f | owned, GB:.2f | held:.2f | sent:.2f | read by all:,.2f | saved:.2f | files"
-    return markdown_table(table_of("", titles, rows))
+    return table_of("", titles, rows)
 
 
 def _known(figure: float | None) -> float:
@@ -193,7 +194,7 @@ def _known(figure: float | None) -> float:
     return figure
 
 
-def hardware_table() -> str:
+def hardware_table() -> Record:
     """Return the comparison of machines with one RTX 3090 by peaks: bounds, not times."""
     _, own = parse_hardware("RTX-3090")
     rows = []
@@ -207,7 +208,7 @@ def hardware_table() -> str:
         )
     titles = "machine | TFLOP/s:,.0f | GB/s:,.0f | GB:,.0f | by TFLOP/s:.1f | by GB/s:.1f"
     titles += " | $ an hour:g | pays above $, by TFLOP/s:.2f | by GB/s:.2f"
-    return markdown_table(table_of("", titles, rows))
+    return table_of("", titles, rows)
 
 
 def worth(price: float, times: float) -> float | None:
@@ -223,14 +224,22 @@ def main() -> None:
     parser.add_argument("--data", default="world", help="text, as scripts.base_train takes it")
     parser.add_argument("--hardware", action="store_true")
     options = parser.parse_args()
+    findings = Findings("simulate", options.json)
+    tables = []
     if options.hardware:
-        print(hardware_table())
+        tables = [hardware_table()]
     elif options.tokens:
         found = required(peaks, options.data, options.tokens * 1e6)
         print(f"peak MB after each tenth of {options.tokens} M tokens: {found}")
-        finish()
+        findings.add(tokens=options.tokens * 1e6, peaks=found)
+        findings.finish()
+        return
     else:
-        print(stream_table(options.data), bytes_table(whole_weights), bytes_table(sharded_weights), sep="\n\n")
+        tables = [stream_table(options.data), bytes_table(whole_weights), bytes_table(sharded_weights)]
+    for table in tables:
+        findings.keep(table)
+    print("\n\n".join(map(markdown_table, tables)))
+    findings.write()
 
 
 if __name__ == "__main__":

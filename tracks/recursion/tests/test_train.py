@@ -6,7 +6,7 @@ import pytest
 from base_runs import Base
 
 from bench.rehearsal import rehearse
-from bench.rehearse import new_step
+from bench.rehearsed_steps import new_step
 from nanochat.checkpoint import load
 from nanochat.cost import memory
 from nanochat.paths import read_json
