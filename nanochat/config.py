@@ -19,7 +19,7 @@ import tyro
 from typing_extensions import dataclass_transform
 
 from nanochat import registry
-from nanochat.errors import UserError
+from nanochat.errors import UserError, not_installed
 from nanochat.log import print_line
 
 
@@ -284,14 +284,16 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
 def run_script(main: Callable[[Any], None]) -> None:
     """Run a script: `main(config: Config)` with the parsed command line. A user's error ends it with one sentence.
 
-    Exit code 2: a setting that is not possible. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
+    Exit code 2: a setting that is not possible, an extra that is not installed. 1: a file or folder that fails, a loss
+    that is not finite. 130: Ctrl-C.
     """
     try:
         main(parse(get_type_hints(main)["config"]))
-    except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
-        if sys.flags.dev_mode:  # python -X dev shows the traceback
+    except (ValueError, OSError, FloatingPointError, KeyboardInterrupt, ModuleNotFoundError) as error:
+        known = not_installed(error.name or "") if isinstance(error, ModuleNotFoundError) else error
+        if known is None or sys.flags.dev_mode:  # python -X dev shows the traceback
             raise
-        sentence, code = _last_message(error)
+        sentence, code = _last_message(known)
         print_line(sentence, file=sys.stderr)
         raise SystemExit(code) from None
 
