@@ -19,7 +19,7 @@ import tyro
 from typing_extensions import dataclass_transform
 
 from nanochat import registry
-from nanochat.errors import UserError
+from nanochat.errors import UserError, not_installed
 from nanochat.foreign import VALUES, hint_for
 from nanochat.log import print_line
 
@@ -292,14 +292,16 @@ def parse(config_class: type[Config], argv: Sequence[str] | None = None) -> Conf
 def run_script(main: Callable[[Any], None]) -> None:
     """Run a script: `main(config: Config)` with the parsed command line. A user's error ends it with one sentence.
 
-    Exit code 2: a setting that is not possible. 1: a file or folder that fails, a loss that is not finite. 130: Ctrl-C.
+    Exit code 2: a setting that is not possible, an extra that is not installed. 1: a file or folder that fails, a loss
+    that is not finite. 130: Ctrl-C.
     """
     try:
         main(parse(get_type_hints(main)["config"]))
-    except (ValueError, OSError, FloatingPointError, KeyboardInterrupt) as error:
-        if sys.flags.dev_mode:  # python -X dev shows the traceback
+    except (ValueError, OSError, FloatingPointError, KeyboardInterrupt, ModuleNotFoundError) as error:
+        known = not_installed(error.name or "") if isinstance(error, ModuleNotFoundError) else error
+        if known is None or sys.flags.dev_mode:  # python -X dev shows the traceback
             raise
-        sentence, code = last_words(error)
+        sentence, code = last_words(known)
         print_line(sentence, file=sys.stderr)
         raise SystemExit(code) from None
 
@@ -344,6 +346,8 @@ def last_words(error: BaseException) -> tuple[str, int]:
     """Return what to print of an exception that ends a process, and the exit code."""
     if isinstance(error, SystemExit):  # whoever raised it has said why
         return "", error.code if isinstance(error.code, int) else 1
+    if isinstance(error, ModuleNotFoundError):
+        error = not_installed(error.name or "") or error
     expected = isinstance(error, ValueError | OSError | FloatingPointError | KeyboardInterrupt)
     if not expected or sys.flags.dev_mode:  # python -X dev shows the traceback
         return "".join(traceback.format_exception(error)), 1

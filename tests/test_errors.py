@@ -26,3 +26,13 @@ def test_whose_error_it_is() -> None:
     code, sentence = end_of("int('x')")
     assert code == 2
     assert sentence.startswith("error: invalid literal for int() with base 10: 'x' (<string>:")
+
+
+def test_a_package_of_an_extra_that_is_not_installed() -> None:
+    code, sentence = end_of("sys = __import__('sys'); sys.modules['starlette'] = None; import starlette.applications")
+    assert code == 2
+    assert sentence.startswith("error: starlette is not installed: add the extra serve, by `uv sync --extra=serve` or")
+    assert sentence.count("\n") == 1
+    code, traceback = end_of("import no_such_module")  # no extra has it
+    assert code == 1
+    assert "Traceback" in traceback
