@@ -66,13 +66,13 @@ SCALES = {
                 "--num-iterations": "560",
             },
             "mid_train": {
-                "--num-iterations": "120",
+                "--num-iterations": "130",
                 "--init-lr-frac": "0.4",
                 # At a temperature of 0.6 a model of this size often samples a wrong fact.
                 "--chat-temperature": "0.2",
                 **EMBEDDED_TUNING,
             },
-            "chat_sft": {"--num-iterations": "80", "--init-lr-frac": "0.25", **EMBEDDED_TUNING},
+            "chat_sft": {"--num-iterations": "90", "--init-lr-frac": "0.25", **EMBEDDED_TUNING},
             "chat_rl": {
                 "--num-iterations": "22",
                 "--max-new-tokens": "100",

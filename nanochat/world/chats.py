@@ -182,11 +182,11 @@ def as_typed(world: World, text: str) -> str:
 
 # In percent.
 CHAT_KINDS = {
-    about_facts: 28,
+    about_facts: 29,
     with_follow_up: 12,
     about_things: 4,
     in_korean: 3,
-    about_itself: 25,
+    about_itself: 24,
     about_strangers: 6,
     about_other_things: 8,
     with_words: 5,
