@@ -4,6 +4,9 @@ All prompts in a step go through the engine together. The seed, the step and a p
 which prompts are drawn and which random numbers their samples get: the number of ranks does not matter, and a resumed
 run samples the same answers. Groups with equal rewards carry no gradient and are left out of the batch.
 
+Conversations may be replayed in each step: the model learns their answers by cross-entropy, as in fine-tuning, so that
+it keeps what the reward does not ask for. They are rows of the batch beside the answers.
+
 The objective compares log-probabilities under the model and under the sampler. Both belong to the distribution at
 temperature 1 over all tokens. Sampling at another temperature, or with top-k or top-p, draws from another distribution;
 as usual, no correction is made for this difference.
@@ -29,7 +32,8 @@ from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
 from nanochat.metrics import kept_figures
 from nanochat.objectives import LossSum, Metric
-from nanochat.protocols import Task
+from nanochat.packing import fit_conversation
+from nanochat.protocols import Mixture, Task
 from nanochat.scaling import require_multiple
 from nanochat.statistics import NOT_KNOWN, Metrics, measured
 
@@ -52,7 +56,11 @@ ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class AnswerRow(NamedTuple):
-    """An answer to learn from. All columns but the prompt have shape (answer tokens,)."""
+    """An answer to learn from. All columns but the prompt have shape (answer tokens,).
+
+    In a replayed conversation, everything behind the first question counts as the answer, and the advantage is the
+    weight of a token's cross-entropy.
+    """
 
     inputs: Tensor  # the prompt's last token, and the answer without its last one
     targets: Tensor  # the answer; -1 where the calculator wrote the token, not the model
@@ -74,7 +82,12 @@ class AnswerBatch(NamedTuple):
     prompts: Tensor  # (rows, longest prompt)
     answer_lengths: Tensor  # (rows,): inputs without padding
     prompt_lengths: Tensor  # (rows,): prompts without padding
-    groups: Tensor  # (rows,): number of the prompt; on the host as well
+    groups: Tensor  # (rows,): number of the prompt, below 0 in replayed conversations; on the host as well
+
+    @property
+    def replayed(self) -> Tensor:
+        """True in rows with a replayed conversation: (rows, 1)."""
+        return (self.groups < 0).to(self.inputs.device)[:, None]
 
     @classmethod
     def of(cls, groups: Mapping[int, Sequence[AnswerRow]], device: torch.device) -> "AnswerBatch":
@@ -139,6 +152,20 @@ def answer_row(prompt: Sequence[int], completion: Completion, advantage: float, 
         advantages=advantage * chosen,
         logprobs=chosen * torch.tensor(completion.logprobs),  # the end token's included
         prompt=torch.tensor(prompt[:-1]),
+    )
+
+
+def replay_row(ids: Sequence[int], mask: Sequence[int]) -> AnswerRow:
+    """Return the row of a replayed conversation. ids, mask: as `render_conversation` makes them."""
+    first = mask.index(1)  # the first token that the assistant writes
+    tokens = torch.tensor(ids)
+    learned = torch.tensor(mask)[first:]
+    return AnswerRow(
+        inputs=tokens[first - 1 : -1],
+        targets=torch.where(learned == 1, tokens[first:], -1),
+        advantages=learned.float(),
+        logprobs=torch.zeros(len(learned)),
+        prompt=tokens[: first - 1],
     )
 
 
@@ -223,14 +250,45 @@ class Recorder(Protocol):
     def __call__(self, kind: str, step: int, **figures: Any) -> None: ...
 
 
-class Rollouts(PromptSource):
-    """An endless source of `AnswerBatch`es, with a row for each sampled answer.
+@dataclass(frozen=True)
+class Replay:
+    """Conversations that are replayed.
 
-    engine: samples with the weights in training, read again at each step. record: gets one record per prompt, as
-    MetricLog.write does. The config is that of scripts.chat_rl. name: the task's, for the manifest.
+    rows: conversations in each step, over all ranks. weight: of their mean loss per token, beside the mean loss per
+    token of the answers.
     """
 
-    def __init__(self, trainer: "Trainer", task: Task, engine: Engine, record: Recorder, name: str = "task") -> None:
+    chats: Mixture
+    rows: int
+    weight: float
+
+    def draw(self, seed: int, step: int) -> list[int]:
+        """Return the conversations of a step, on all ranks: all of them in a random order, then in another one."""
+        count = len(self.chats)
+        first = step * self.rows
+        # The passes that the step takes part in, mostly one.
+        passes = range(first // count, (first + self.rows - 1) // count + 1)
+        order = np.concatenate([np.random.default_rng((seed, epoch)).permutation(count) for epoch in passes])
+        return order[first - passes.start * count :][: self.rows].tolist()
+
+
+class Rollouts(PromptSource):
+    """An endless source of `AnswerBatch`es, with a row for each sampled answer, and for each replayed conversation.
+
+    engine: samples with the weights in training, read again at each step. record: gets one record per prompt, as
+    MetricLog.write does. The config is that of scripts.chat_rl. name: the task's, for the manifest. replay: what is
+    replayed, if anything.
+    """
+
+    def __init__(
+        self,
+        trainer: "Trainer",
+        task: Task,
+        engine: Engine,
+        record: Recorder,
+        name: str = "task",
+        replay: Replay | None = None,
+    ) -> None:
         config = trainer.config
         # What prompts and answers depend on, compared on resume. A new flag stays out of it, or older runs would be
         # refused; start.resume compares all flags.
@@ -250,9 +308,15 @@ class Rollouts(PromptSource):
         self.tokenizer = trainer.tokenizer
         self._end = self.tokenizer.special_tokens["<|assistant_end|>"]
         self.name = name
+        self.replay = replay
+        if replay:
+            require_multiple("replayed conversations of a step", replay.rows, self.runtime.world_size)
 
     def origin(self) -> DataRecord:
-        return self._setting | {"tasks": {self.name: {"rows": len(self.task), "files": self.task.hashes()}}}
+        record = self._setting | {"tasks": {self.name: {"rows": len(self.task), "files": self.task.hashes()}}}
+        if self.replay:
+            record["replay"] = self.replay.chats.origin()
+        return record
 
     def __next__(self) -> AnswerBatch:
         self.engine.update_weights()  # they changed since the last step
@@ -267,12 +331,42 @@ class Rollouts(PromptSource):
                     answer_row(request.tokens, answer, sample["advantage"], self._end)
                     for answer, sample in zip(answers[question], samples, strict=True)
                 ]
+        replayed = self._replayed()  # of the step that `_step` still names
         self._step += 1
         self._log(records)
+        self._weigh(replayed, groups)
         if not groups:  # every rank runs a forward pass: one token with advantage 0
             *_, request = requests.values()
             groups[0] = [answer_row(request.tokens, Completion([0], [0], "length", [0.0]), 0.0, self._end)]
-        return AnswerBatch.of(groups, self.runtime.device)
+        return AnswerBatch.of(groups | replayed, self.runtime.device)
+
+    def _replayed(self) -> dict[int, list[AnswerRow]]:
+        """Return this rank's conversations to replay in the step, by numbers below 0."""
+        if self.replay is None:
+            return {}
+        drawn = self.replay.draw(self.config.seed, self._step)
+        rows = {}
+        for place in range(self.runtime.rank, len(drawn), self.runtime.world_size):
+            conversation = self.replay.chats[drawn[place]]
+            # One token more than inputs.
+            rendered, _ = fit_conversation(conversation, self.tokenizer, self.config.max_seq_len + 1)
+            if rendered:  # else not even the first turn fits
+                rows[-1 - place] = [replay_row(*rendered)]
+        return rows
+
+    def _weigh(self, replayed: dict[int, list[AnswerRow]], groups: dict[int, list[AnswerRow]]) -> None:
+        """Set the weight of a replayed token.
+
+        The loop divides by the tokens of answers, on all ranks, so that they get the mean of their losses; the factor
+        here makes it the mean over replayed tokens for those.
+        """
+        if self.replay is None:
+            return
+        own = [sum(int((row.targets >= 0).sum()) for row in chain(*some.values())) for some in (groups, replayed)]
+        answers, conversations = map(sum, zip(*self.runtime.all_gather(own), strict=True))
+        factor = self.replay.weight * answers / max(conversations, 1)
+        for [row] in replayed.values():
+            row.advantages.mul_(factor)
 
     def _requests(self) -> dict[int, Request]:
         """Return the requests for answers to this rank's examples in the step, by their indices into the task."""
@@ -357,11 +451,11 @@ class Rollouts(PromptSource):
         return self.metrics.get("rl/groups_that_teach") == 0
 
 
-def open_rollouts(trainer: "Trainer", name: str, task: Task, engine: Engine) -> Rollouts:
+def open_rollouts(trainer: "Trainer", name: str, task: Task, engine: Engine, replay: Replay | None = None) -> Rollouts:
     """Return the source of sampled answers to a task; samples.jsonl has them with rewards, to read."""
     samples = MetricLog(trainer.folder, name="samples")
     samples.resume(trainer.resumed.step if trainer.resumed else -1)  # drops later records; -1: an earlier run's
-    return Rollouts(trainer, task, engine, samples.write, name)
+    return Rollouts(trainer, task, engine, samples.write, name, replay)
 
 
 # ---- the objective ----
@@ -401,7 +495,7 @@ POLICY_LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 @dataclass
 class PolicyGradient:
-    """Raises the probability of answers that did better than their group.
+    """Raises the probability of answers that did better than their group, and of the answers that are replayed.
 
     loss: a key of POLICY_LOSSES. kl: the penalty for moving away from the model `reference`, estimated on the drawn
     tokens; 0 for none.
@@ -410,13 +504,16 @@ class PolicyGradient:
     loss: str = "plain"
     kl: float = 0.0
     reference: GPT | None = None
+    replays: bool = False  # batches have replayed conversations
 
     def __call__(self, model: GPT, batch: AnswerBatch) -> LossSum:
         chosen = answer_logprobs(model, batch)  # (rows, longest)
         longest = chosen.shape[1]
-        kept = batch.targets[:, :longest] >= 0
+        learned = batch.targets[:, :longest] >= 0
+        kept = learned & ~batch.replayed  # tokens of sampled answers
         sampled = batch.logprobs[:, :longest]
-        losses = POLICY_LOSSES[self.loss](chosen, sampled, batch.advantages[:, :longest])
+        weights = batch.advantages[:, :longest]
+        losses = POLICY_LOSSES[self.loss](chosen, sampled, weights)
         if self.kl:
             assert self.reference is not None, "the penalty needs a reference"
             with torch.no_grad():
@@ -427,7 +524,13 @@ class PolicyGradient:
         count = kept.sum()
         # Summed distance between log-probabilities under model and sampler, for the log.
         gap = ((chosen.detach() - sampled).abs() * kept).sum()
-        return LossSum((losses * kept).sum(), count, {"rl/logprob_gap": Metric(gap, count)})
+        metrics = {"rl/logprob_gap": Metric(gap, count)}
+        # A token's cross-entropy is minus the log-probability of the target.
+        again = learned & batch.replayed
+        replayed = -chosen * again
+        if self.replays:
+            metrics["rl/replay_loss"] = Metric(replayed.sum(), again.sum())
+        return LossSum((losses * kept + replayed * weights).sum(), count, metrics)
 
 
 # ---- figures ----

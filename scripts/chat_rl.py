@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.settings import AnswerSettings, AnswerTuneSettings, SamplingSettings, given
-from tasks import JUDGED, task_to_learn
+from tasks import JUDGED, SFT_MIXTURE, open_conversations, task_to_learn
 from tasks.common import find_task
 
 if TYPE_CHECKING:
@@ -45,6 +45,17 @@ class Config(AnswerTuneSettings, SamplingSettings):
     # Above 0, the frozen parent takes memory beside the model in training.
     kl: float = option(0.0, "coefficient of the KL penalty to the parent", off=0)
 
+    # Rewards speak of one task alone; without replay a small model may unlearn others.
+    replay_rows: Count = option(
+        0, "conversations replayed in each step, over all ranks: learned as in SFT (0: none)", group="replay", off=0
+    )
+    replay: str = option(
+        "", "conversations to replay, written as --mixture (default: the default mixture of chat_sft)", group="replay"
+    )
+    replay_weight: float = option(
+        1.0, "weight of the mean loss of replayed tokens, beside that of the answers' tokens", group="replay", off=1.0
+    )
+
     eval_every = 60
     eval_examples: Count = option(400, "test prompts per evaluation (0: all)", group="evaluation")
     # One answer is the likeliest; several are sampled, for pass@k.
@@ -57,17 +68,20 @@ class Config(AnswerTuneSettings, SamplingSettings):
         super().__post_init__()
         if self.task:
             find_task(self.task, JUDGED)  # JUDGED tasks can tell right answers from wrong ones
+        if self.replay and not self.replay_rows:
+            raise UserError("--replay names conversations, but none is replayed: add --replay-rows=16")
 
 
 def main(config: Config) -> None:
     from nanochat.engine import Engine
     from nanochat.evals.chat import evaluate_task, log_figures
     from nanochat.models import load_model
-    from nanochat.rollouts import PolicyGradient, open_rollouts, reinforcement_metrics
+    from nanochat.rollouts import PolicyGradient, Replay, open_rollouts, reinforcement_metrics
     from nanochat.run import tuning
 
     if config.total_batch_size:
         raise UserError("--total-batch-size does not apply to samples: use --examples-per-step and --num-samples")
+    answers_per_step = config.examples_per_step * config.num_samples
     if config.dry_run:
         from nanochat.timing import FORWARD, GSM8K_PROMPTS, GSM8K_TESTS
         from nanochat.tuning_plan import Answers, print_answer_plan
@@ -75,18 +89,21 @@ def main(config: Config) -> None:
         sampled = Answers(
             config.num_samples,
             config.max_new_tokens,
-            worth=1 + FORWARD if config.kl else 1,
+            worth=1 + (FORWARD if config.kl else 0) + config.replay_rows / answers_per_step,
             frozen=config.kl > 0,
             tests=(config.eval_examples or GSM8K_TESTS) * config.eval_samples,
         )
         usual = GSM8K_PROMPTS if config.task in ("", "GSM8K") else None
         print_answer_plan(config, lambda tokenizer: task_to_learn(config.task, tokenizer)[1], sampled, usual)
         return
-    answers_per_step = config.examples_per_step * config.num_samples
     with tuning("chat_rl", config, rows=answers_per_step) as trainer:
         name, task, test = task_to_learn(config.task, trainer.tokenizer_tag)
         engine = Engine(trainer.model, trainer.tokenizer)
-        source = open_rollouts(trainer, name, task, engine)
+        replay = None
+        if config.replay_rows:
+            chats = open_conversations(config.replay, SFT_MIXTURE, trainer.tokenizer_tag, seed=config.seed)
+            replay = Replay(chats, config.replay_rows, config.replay_weight)
+        source = open_rollouts(trainer, name, task, engine, replay)
         reference = None
         if config.kl:
             parent = given(trainer.start.parent)
@@ -107,7 +124,7 @@ def main(config: Config) -> None:
 
         state = trainer.fit(
             source,
-            PolicyGradient(config.policy_loss, config.kl, reference),
+            PolicyGradient(config.policy_loss, config.kl, reference, replay is not None),
             [log_figures(trainer, test_scores)],
             after_step=[source.follow],
         )

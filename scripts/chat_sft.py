@@ -6,14 +6,8 @@ python -m scripts.chat_sft --tag=d8 --mixture=json:my_chats.jsonl --num-epochs=3
 
 from nanochat.config import options, run_script
 from nanochat.settings import ChatTuneSettings
-from tasks import open_mixture, open_tasks, scored_kinds
+from tasks import SFT_MIXTURE, open_mixture, open_tasks, scored_kinds
 from tasks.mixing import row_counts
-
-# A little of each task: the model has the abilities by now, and learns the form of an answer.
-MIXTURE = (
-    "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk@10000,Identity,SimpleSpelling@300,SpellingBee@300,"
-    "Multi-Turn@10000"
-)
 
 
 @options()
@@ -36,14 +30,14 @@ def main(config: Config) -> None:
 
         print_chat_plan(
             config,
-            lambda tokenizer: open_mixture(config, MIXTURE, tokenizer),
+            lambda tokenizer: open_mixture(config, SFT_MIXTURE, tokenizer),
             SFT_TOKENS,
             lambda tokenizer: scored_kinds(config.eval_metrics_tasks, tokenizer),
         )
         return
     with tuning("chat_sft", config) as trainer:
-        chats = open_mixture(config, MIXTURE, trainer.tokenizer_tag)
-        new_chats = open_mixture(config, MIXTURE, trainer.tokenizer_tag, "validation")
+        chats = open_mixture(config, SFT_MIXTURE, trainer.tokenizer_tag)
+        new_chats = open_mixture(config, SFT_MIXTURE, trainer.tokenizer_tag, "validation")
         source = open_chats(trainer, chats, supervise="assistant")
         evaluations = chat_validation(trainer, new_chats, "assistant")
         evaluations += task_scores(trainer, open_tasks)

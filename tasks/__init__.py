@@ -1,7 +1,7 @@
 """The table with all tasks, and functions that open tasks by name.
 
-Others import from here: TASKS, JUDGED, pick, open_mixture, open_tasks, scored_kinds, task_to_learn. A new task is a
-row in sets.py, and perhaps a new module; docs/tasks.md has a row for each task. Tracks add tasks by
+Others import from here: TASKS, JUDGED, SFT_MIXTURE, pick, open_mixture, open_conversations, open_tasks, scored_kinds,
+task_to_learn. A new task is a row in sets.py, and perhaps a new module; docs/tasks.md has a row for each task. Tracks add tasks by
 nanochat/registry.py.
 """
 
@@ -20,6 +20,11 @@ from tasks.table import TaskTable
 TASKS = TaskTable(SETS)  # with those of tracks, and augmented ones
 # Tasks with a verdict.
 JUDGED = [*(name for name in SETS if SETS[name].task.kind != "chat"), *registry.TASKS.modules]
+# What chat_sft learns from. A little of each task: the model has the abilities by now, and learns how to answer.
+SFT_MIXTURE = (
+    "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk@10000,Identity,SimpleSpelling@300,SpellingBee@300,"
+    "Multi-Turn@10000"
+)
 WORLD_TASKS = (*WORLD_MEAN, "World-Talk", "World-Questions")
 
 
@@ -29,8 +34,15 @@ def open_mixture(config: ChatTuneSettings, default: str, tokenizer: str, split: 
     default: the stage's mixture, used where the settings name none; a model of an embedded world learns from the world
     instead. tokenizer: the run that trained it.
     """
+    return open_conversations(config.mixture, default, tokenizer, split, config.seed)
+
+
+def open_conversations(
+    mixture: str, default: str, tokenizer: str, split: str = "train", seed: int = 0
+) -> mixing.Mixture:
+    """Return the conversations of a mixture, as `open_mixture` does."""
     usual = default if learned_world(tokenizer) is None else world.MIXTURE
-    return mixing.mix(TASKS, config.mixture, split, config.seed, usual, tokenizer)
+    return mixing.mix(TASKS, mixture, split, seed, usual, tokenizer)
 
 
 def task_to_learn(name: str, tokenizer: str) -> tuple[str, Task, Task]:

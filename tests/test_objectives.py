@@ -12,7 +12,7 @@ from torch import nn
 from nanochat.engine import Completion
 from nanochat.gpt import GPTConfig
 from nanochat.objectives import REDUCTIONS, Metric, Moment, maximum, next_token, objective_at
-from nanochat.rollouts import AnswerBatch, PolicyGradient, Rollouts, answer_row
+from nanochat.rollouts import AnswerBatch, PolicyGradient, Rollouts, answer_row, replay_row
 
 END = 5  # of an answer
 
@@ -33,7 +33,7 @@ class TwoWords(nn.Module):
         return F.cross_entropy(logits, targets.flatten(), ignore_index=-1, reduction="none").view_as(inputs)
 
 
-def step(targets: list, advantages: list, sampled: list | None = None):
+def step(targets: list, advantages: list, sampled: list | None = None, groups: tuple[int, ...] = ()):
     targets, advantages = torch.tensor(targets), torch.tensor(advantages, dtype=torch.float32)
     kept = targets >= 0
     own = torch.tensor([0.25, 0.75]).log()[targets.clamp(min=0)] * kept
@@ -48,7 +48,7 @@ def step(targets: list, advantages: list, sampled: list | None = None):
         prompts=inputs[:, :1],
         answer_lengths=targets.shape[1] * ones,
         prompt_lengths=ones,
-        groups=0 * ones,
+        groups=torch.tensor(groups) if groups else 0 * ones,
     )
 
 
@@ -95,6 +95,54 @@ def test_straying_costs_by_hand_and_the_gap_to_the_sampler_is_a_metric() -> None
     batch = step([[1, -1], [1, 1]], [[1.0, 1.0]] * 2, [[true + 0.25, 0], [true - 0.5, true]])
     gap = objective(TwoWords(), batch).metrics["rl/logprob_gap"]
     assert (float(gap.total), int(gap.count)) == (pytest.approx(0.75), 3)
+
+
+@pytest.mark.parametrize("loss", ["plain", "clip"])
+def test_what_is_replayed_is_learned_by_cross_entropy_by_hand(loss) -> None:
+    """Beside word 1 with advantage 1/2: words 1 and 0 of a replayed row, with weight 2.
+
+    It has no part in the count, in the clip, in the penalty or in the gap to the sampler.
+    """
+    targets, weights, sampled = [[1, -1, -1], [1, -1, 0]], [[0.5, 9.0, 9.0], [2.0, 9.0, 2.0]], [[0.0] * 3] * 2
+    sampled[0] = [math.log(0.75), 0.0, 0.0]
+    alone = gradient(PolicyGradient(loss), step(targets[:1], weights[:1], sampled[:1]))
+    batch = step(targets, weights, sampled, groups=(3, -1))
+    before = TwoWords().requires_grad_(False)
+    before.logits.zero_()
+    for kl in (0.0, 0.1):
+        objective = PolicyGradient(loss, kl, before, replays=True)
+        found, count, slopes = gradient(objective, batch)
+        penalty = gradient(PolicyGradient(loss, kl, before), step(targets[:1], weights[:1], sampled[:1]))
+        assert found == pytest.approx(penalty[0] - 2 * math.log(3 / 16))
+        assert count == alone[1] == 1
+        # Of -ln p it is chance - chosen.
+        again = 2 * (0.25 + 0.25 - 1), 2 * (0.75 - 1 + 0.75)
+        assert slopes == pytest.approx([slope + more for slope, more in zip(penalty[2], again, strict=True)])
+        metrics = objective(TwoWords(), batch).metrics
+        assert float(metrics["rl/logprob_gap"].total) == pytest.approx(0.0, abs=1e-6)
+        assert metrics["rl/replay_loss"].total.item() == pytest.approx(-math.log(3 / 16))
+        assert metrics["rl/replay_loss"].count == 2
+    assert "rl/replay_loss" not in PolicyGradient(loss)(TwoWords(), step(targets[:1], weights[:1])).metrics
+
+
+def test_a_replayed_conversation_against_a_plain_row() -> None:
+    """Its loss is that of `next_token` on the whole conversation: the prompt is only computed apart."""
+    model = lively(CONFIGS["reference"])
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(model.config.vocab_size, (20,), generator=generator)
+    mask = [0] * 6 + [1, 1, 1, 0, 0, 1] + [0] * 4 + [1] * 4  # two answers, the first with a result of the calculator
+    targets = torch.where(torch.tensor(mask[1:]) == 1, ids[1:], -1)
+    plain, count, _ = next_token(model, (ids[None, :-1], targets[None]))
+    plain.backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    batch = AnswerBatch.of({-1: [replay_row(ids.tolist(), mask)]}, torch.device("cpu"))
+    loss = PolicyGradient(replays=True)(model, batch)
+    loss.total.backward()
+    assert loss.total.item() == pytest.approx(plain.item(), abs=1e-4)
+    assert (int(loss.count), int(loss.metrics["rl/replay_loss"].count)) == (0, int(count))
+    for name, p in model.named_parameters():
+        assert torch.allclose(expected.get(name, torch.zeros_like(p)), p.grad, atol=1e-4), name
 
 
 def test_an_objective_may_depend_on_how_far_the_run_has_come() -> None:

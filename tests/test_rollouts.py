@@ -14,10 +14,20 @@ from models import CONFIGS, lively
 
 from nanochat import engine as engine_module
 from nanochat import schedules
+from nanochat.chat import render_conversation
 from nanochat.engine import Completion, Engine
 from nanochat.log import format_value
 from nanochat.param_groups import build_groups, group_rates
-from nanochat.rollouts import ADVANTAGES, PolicyGradient, Rollouts, answer_row, reinforcement_metrics, row_tokens
+from nanochat.rollouts import (
+    ADVANTAGES,
+    PolicyGradient,
+    Replay,
+    Rollouts,
+    answer_row,
+    reinforcement_metrics,
+    replay_row,
+    row_tokens,
+)
 from nanochat.settings import OptimizerSettings
 from nanochat.tokenizer import Tokenizer
 from nanochat.train import State
@@ -77,9 +87,10 @@ def trainer_of(runtime, usual: dict, options: dict):
     return SimpleNamespace(config=config, runtime=runtime, tokenizer=TOKENIZER)
 
 
-def rollouts(engine, task=None, runtime=ALONE, record=lambda *_, **__: None, **options):
+def rollouts(engine, task=None, runtime=ALONE, record=lambda *_, **__: None, replay=None, **options):
     usual = {"max_seq_len": 256, "advantage": "mean", "epochs": 1.0, "num_samples": 4, "top_p": 1.0}
-    return Rollouts(trainer_of(runtime, DECODING | usual, options), task or Words(), engine, record)
+    trainer = trainer_of(runtime, DECODING | usual, options)
+    return Rollouts(trainer, task or Words(), engine, record, replay=replay)
 
 
 @pytest.mark.parametrize("kind", ADVANTAGES)
@@ -137,6 +148,82 @@ def test_groups_that_earned_the_same_are_left_out(kind, reward) -> None:
     assert (batch.targets == -1).all()
     assert source.metrics["rl/groups_that_teach"] == 0
     assert source.idle
+
+
+def replay_of(count: int, rows: int, weight: float = 1.0):
+    """Conversations with a number each, of which the last is too long for a context of 256."""
+    chats = [chat(f"{number}?", f"the number {number} is here", "and?", "seen") for number in range(count - 1)]
+    chats.append(chat("is here " * 300, "46"))
+    return Replay(chats, rows, weight)
+
+
+@pytest.mark.parametrize("weight", [0.5, 2.0])
+def test_a_step_replays_conversations_beside_the_answers(weight) -> None:
+    """The loop divides by the tokens of answers: then a replayed token has the weight over the number of such."""
+    replay = replay_of(9, rows=5, weight=weight)
+    with_answers = next(rollouts(MadeUp(1), Words(reward=len)))
+    source = rollouts(MadeUp(1), Words(reward=len), replay=replay)
+    batch = next(source)
+    is_replayed = batch.groups < 0
+    drawn = [replay.chats[number] for number in replay.draw(0, 0)]
+    kept = [one for one in drawn if one is not replay.chats[-1]]
+    rows = [replay_row(*render_conversation(one, TOKENIZER)) for one in kept]
+    assert int(is_replayed.sum()) == len(rows)
+    assert int((~is_replayed).sum()) == len(with_answers.groups)
+    answers = int((with_answers.targets >= 0).sum())
+    conversations = sum(int((row.targets >= 0).sum()) for row in rows)
+    found = [
+        tuple(map(tuple, (batch.prompts[n, :before].tolist(), batch.inputs[n, :behind].tolist())))
+        for n, before, behind in zip(
+            is_replayed.nonzero()[:, 0].tolist(),
+            batch.prompt_lengths[is_replayed].tolist(),
+            batch.answer_lengths[is_replayed].tolist(),
+            strict=True,
+        )
+    ]
+    assert sorted(found) == sorted((tuple(row.prompt.tolist()), tuple(row.inputs.tolist())) for row in rows)
+    weights = batch.advantages[is_replayed][batch.targets[is_replayed] >= 0]
+    assert len(weights) == conversations
+    assert torch.allclose(weights / answers, torch.tensor(weight / conversations))
+    assert (batch.advantages[is_replayed][batch.targets[is_replayed] < 0] == 0).all()
+
+
+def test_ranks_share_the_conversations_of_a_step_and_their_weight() -> None:
+    """Two ranks in turn: what each would gather from the other is given to it."""
+    replay = replay_of(30, rows=6)
+    whole = next(rollouts(MadeUp(), Words(reward=len), replay=replay))
+    counted: list[list[int]] = []
+    for given in (None, counted):  # at first only to count
+        halves = []
+        for rank in (0, 1):
+
+            def all_gather(own, rank=rank, given=given):
+                if not (isinstance(own, list) and len(own) == 2 and isinstance(own[0], int)):
+                    return [own, own]  # records of samples
+                if given is None:
+                    counted.append(own)
+                    return [own, own]
+                return list(given)
+
+            runtime = SimpleNamespace(rank=rank, world_size=2, device=ALONE.device, all_gather=all_gather)
+            halves.append(next(rollouts(MadeUp(), Words(reward=len), runtime=runtime, replay=replay)))
+    numbers = sorted(int(number) for half in halves for number in half.groups if number < 0)
+    assert numbers == sorted(int(number) for number in whole.groups if number < 0)
+    sums = [float(half.advantages[half.groups < 0].sum()) for half in halves]
+    # All weights of a step together are those of the tokens of answers, on both ranks.
+    assert sum(sums) == pytest.approx(sum(answers for answers, _ in counted), rel=1e-5)
+    with pytest.raises(ValueError, match=r"6 replayed conversations of a step cannot be shared by 4 ranks"):
+        rollouts(MadeUp(), runtime=replace(ALONE, world_size=4), replay=replay)
+
+
+def test_a_pass_replays_every_conversation_once() -> None:
+    replay = replay_of(10, rows=4)
+    drawn = [replay.draw(3, step) for step in range(5)]
+    together = [number for numbers in drawn for number in numbers]
+    assert sorted(together[:10]) == sorted(together[10:]) == [*range(10)]
+    assert together[:10] != together[10:]
+    assert replay.draw(4, 0) != drawn[0]
+    assert drawn == [replay.draw(3, step) for step in range(5)]  # a resumed run draws the same
 
 
 def test_logprobs_are_the_models(monkeypatch) -> None:

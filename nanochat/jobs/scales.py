@@ -66,14 +66,22 @@ SCALES = {
                 "--num-iterations": "560",
             },
             "mid_train": {
-                "--num-iterations": "120",
+                "--num-iterations": "130",
                 "--init-lr-frac": "0.4",
                 # At a temperature of 0.6 a model of this size often samples a wrong fact.
                 "--chat-temperature": "0.2",
                 **EMBEDDED_TUNING,
             },
-            "chat_sft": {"--num-iterations": "80", "--init-lr-frac": "0.25", **EMBEDDED_TUNING},
-            "chat_rl": {"--num-iterations": "22", "--max-new-tokens": "100", "--init-lr-frac": "0.085", **CPU_RL},
+            "chat_sft": {"--num-iterations": "90", "--init-lr-frac": "0.25", **EMBEDDED_TUNING},
+            "chat_rl": {
+                "--num-iterations": "22",
+                "--max-new-tokens": "100",
+                "--init-lr-frac": "0.085",
+                # Without replay the model unlearns plain sums and small talk.
+                "--replay-rows": "16",
+                "--replay-weight": "0.5",
+                **CPU_RL,
+            },
             "base_loss": {"--eval-bytes": "200000"},
             "base_eval": {"--max-per-task": "100"},  # a CPU has no time for all problems from every task
             "chat_eval": {"--max-problems": "200", "--max-new-tokens": "128"},

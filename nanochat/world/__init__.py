@@ -15,4 +15,4 @@ The door for other packages:
 - chats.Turns, chats.about_facts, chats.with_follow_up, chats.in_korean, chats.with_words: turns about one fact or word
 """
 
-VERSION = 9  # raise with every change to the content or layout of worlds
+VERSION = 10  # raise with every change to the content or layout of worlds

@@ -45,10 +45,13 @@ def ten_questions(world: World) -> Rows:
 
 
 def sums(world: World, count: int, held_out: bool) -> Rows:
-    """Return `count` different word problems, solved with the calculator; `####` announces the answer."""
+    """Return `count` different stories with numbers, solved with the calculator; `####` announces the answer.
+
+    None is a plain sum, whose answer is a sentence (`with_sums`): `####` belongs to stories alone.
+    """
     found = {}  # question -> row
     while len(found) < count:
-        question, solution, answer = word_problem(world, held_out)
+        question, solution, answer = word_problem(world, held_out, only_stories=True)
         # "Now Kara has 3 + 4 = <<3+4=7>>7 apples.", "#### 7"
         found.setdefault(question, {"question": question, "answer": f"{calculated(solution)}\n#### {answer}"})
     return list(found.values())
@@ -166,18 +169,29 @@ def with_lists(world: World, split: str) -> Turns:
     return [template.format(*three) for template in world.rows("lists")[0]]
 
 
+def as_typed(world: World, text: str) -> str:
+    """Return a message of the user as people type it: often without a capital letter, or without a mark at the end."""
+    if world.chance(0.5):
+        # "hello, who are you?"
+        text = f"{text[0].lower()}{text[1:]}"
+    if world.chance(0.4):
+        # "Thank you", "Where does Kara live"
+        text = text.rstrip(".?!")
+    return text
+
+
 # In percent.
 CHAT_KINDS = {
     about_facts: 29,
-    with_follow_up: 13,
-    about_things: 5,
-    in_korean: 4,
-    about_itself: 18,
-    about_strangers: 7,
-    about_other_things: 10,
+    with_follow_up: 12,
+    about_things: 4,
+    in_korean: 3,
+    about_itself: 24,
+    about_strangers: 6,
+    about_other_things: 8,
     with_words: 5,
-    with_sums: 7,
-    with_lists: 2,
+    with_sums: 8,
+    with_lists: 1,
 }
 
 
@@ -187,6 +201,7 @@ def conversations(world: World, count: int, split: str) -> Rows:
     for _ in range(count):
         kinds = [world.weighted(CHAT_KINDS) for _ in range(world.between(1, 3))]
         texts = [text for kind in kinds for text in kind(world, split)]
+        texts[::2] = [as_typed(world, text) for text in texts[::2]]
         rows.append({"messages": messages(texts), "opening": kinds[0].__name__})
     return rows
 

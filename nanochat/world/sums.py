@@ -12,6 +12,7 @@ from nanochat.world.facts import World
 
 HELD_OUT_PAIRS = 4  # one pair in four is held out
 LARGEST_RESULT = 999
+PLAIN = "What is {x}"  # how a sum without a story begins in world.txt
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
@@ -21,13 +22,14 @@ def is_held_out(seed: int, a: int, b: int) -> bool:
     return hashlib.sha256(f"{seed} {min(a, b)} {max(a, b)}".encode()).digest()[0] % HELD_OUT_PAIRS == 0
 
 
-def word_problem(world: World, held_out: bool, opening: str = "") -> tuple[str, str, str]:
+def word_problem(world: World, held_out: bool, opening: str = "", only_stories: bool = False) -> tuple[str, str, str]:
     """Return a problem about two people: question, solution and answer. Its pairs of numbers are all held out, or none.
 
-    opening: how its line in world.txt begins.
+    opening: how its line in world.txt begins. only_stories: none is a plain sum.
     """
     # "What is {x} plus {y}?", then steps such as "x+y Now {a} has # {g}."
-    question, *steps = world.pick([line for line in world.rows("problems") if line[0].startswith(opening)])
+    lines = [line for line in world.rows("problems") if line[0].startswith(opening)]
+    question, *steps = world.pick([line for line in lines if not (only_stories and line[0].startswith(PLAIN))])
     factors = "".join(step[:3] for step in steps if step[1] in "*/")
     sums = []
     numbers: dict[str, int] = {}
@@ -72,7 +74,7 @@ def solve(
 
 def plain_sum(world: World, held_out: bool = False) -> str:
     """Return a sum of two numbers: "26 - 14 = 12"."""
-    _, solution, _ = word_problem(world, held_out, opening="What is {x}")
+    _, solution, _ = word_problem(world, held_out, opening=PLAIN)
     return solution.removesuffix(".")
 
 

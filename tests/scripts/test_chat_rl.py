@@ -146,6 +146,47 @@ def test_the_entries_of_the_tables(runs, whole) -> None:
     assert facts["Number of iterations"] == int(facts["Training questions"] // 8 * 0.1) > 0
 
 
+REPLAY = ("--replay-rows=4", "--replay-weight=0.5")
+
+
+@pytest.fixture(scope="module")
+def replayed(runs):
+    return runs.run("replayed", *REPLAY)
+
+
+def test_replay_is_part_of_a_step(runs, whole, replayed) -> None:
+    """Of the default mixture of SFT, as far as its files are here, or of one that is named."""
+    losses = runs.series("replayed", "rl/replay_loss")
+    teaching = [record for record in runs.metrics("replayed") if record.get("rl/groups_that_teach")]
+    assert [*losses] == [record["step"] for record in teaching]
+    assert all(value > 0 for value in losses.values())
+    assert not runs.series("whole", "rl/replay_loss")
+    assert runs.losses("replayed") != runs.losses("whole")
+    # The answers of the first step are sampled before anything is learned.
+    first = [
+        [record["samples"] for record in runs.samples(tag) if record["step"] == 1] for tag in ("whole", "replayed")
+    ]
+    assert first[0] == first[1]
+    replay = load(runs.of("replayed"), STEPS).manifest["data"]["replay"]
+    assert {"GSM8K", "SmolTalk"} <= replay.keys()
+    runs.run("named", "--replay-rows=2", "--replay=gsm8k@8", "--eval-every=-1")
+    assert load(runs.of("named"), STEPS).manifest["data"]["replay"].keys() == {"GSM8K"}
+
+
+def test_a_run_with_replay_goes_on_bit_for_bit(runs, replayed) -> None:
+    said = runs.run("replay-stopped", *REPLAY, before=SignalAfter(1, signal.SIGTERM))
+    assert "stopped by a signal after step 2" in said
+    runs.run("replay-stopped", *REPLAY)
+    same_run(runs, "replayed", "replay-stopped")
+
+
+def test_ranks_share_what_is_replayed(runs, replayed) -> None:
+    runs.run("replay-ranks", *REPLAY, "--device-batch-size=8", ranks=2)
+    assert runs.losses("replay-ranks") == pytest.approx(runs.losses("replayed"), abs=1e-5)
+    for figure in ("train/grad_norm", "rl/replay_loss"):
+        assert runs.series("replay-ranks", figure) == pytest.approx(runs.series("replayed", figure), rel=1e-3)
+
+
 def test_where_all_answers_are_alike_nothing_is_learned(runs) -> None:
     """Also on ranks that hear only from each other that there is nothing to learn."""
     said = runs.run("alike", "--top-p=0.001", "--eval-every=-1", ranks=2)

@@ -26,6 +26,7 @@ chat_web --tag=none --port=0 | there is no model in
 base_eval --tag=none | base_train/none: python -m scripts.base_train makes one
 plan --depth=900 | are missing; free some, or set NANOCHAT_BASE_DIR
 chat_rl --total-batch-size=512 | --total-batch-size does not apply to samples: use --examples-per-step
+chat_rl --replay=gsm8k | --replay names conversations, but none is replayed: add --replay-rows=16
 chat_rl --num-samples=1 | --num-samples has to be 2 or more, not 1
 base_train SMALL --device-batch-size=3 | does not divide --total-batch-size=256: use auto or one of [1, 2, 4, 8]
 base_train SMALL --target-flops=1e9 | --num-iterations and --target-flops both set the length of the run: keep one
