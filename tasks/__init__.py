@@ -1,8 +1,8 @@
 """The table with all tasks, and functions that open tasks by name.
 
 Others import from here: TASKS, JUDGED, SFT_MIXTURE, pick, open_mixture, open_conversations, open_tasks, scored_kinds,
-task_to_learn. A new task is a row in sets.py, and perhaps a new module; docs/tasks.md has a row for each task. Tracks add tasks by
-nanochat/registry.py.
+task_to_learn. A new task is a row in sets.py, and perhaps a new module; docs/tasks.md has a row for each task. Tracks
+add tasks by nanochat/registry.py.
 """
 
 from nanochat import registry
