@@ -12,8 +12,11 @@ from typing import Literal
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import print0
+from nanochat.paths import base_dir
 from nanochat.settings import DeviceSettings, ModelChoice, SamplingSettings
 from nanochat.stages import Source
+
+HISTORY = "chat_cli/history.txt"  # typed lines, below the base folder
 
 
 @options("chat")
@@ -40,7 +43,7 @@ def main(config: Config) -> None:
     from nanochat.engine import Engine, Request
     from nanochat.models import load_chosen, trained
     from nanochat.runtime import setup
-    from nanochat.serve.cli import COMMANDS, TerminalChat, typed_lines
+    from nanochat.serve.cli import COMMANDS, TerminalChat, piped_messages, typed_messages
 
     source, tag = trained(config.source, config.tag)[-1]  # a missing model is an error before anything is set up
     out = sys.stdout
@@ -67,12 +70,13 @@ def main(config: Config) -> None:
             chat.ask(sys.stdin.read() if config.prompt == "-" else config.prompt)
         elif interactive:
             print0(COMMANDS)
+            print0('for a message of several lines, end a line with \\, or put """ before and after the message')
             print0("begin, for example:" if is_base else "ask, for example:")
             for text in suggestions(checkpoint.manifest, is_base)[:3]:
                 print0(f"  {text}")
-            chat.converse(typed_lines())
+            chat.converse(typed_messages(base_dir() / HISTORY))
         else:
-            chat.converse(line.removesuffix("\n") for line in sys.stdin)
+            chat.converse(piped_messages(sys.stdin))
 
 
 if __name__ == "__main__":

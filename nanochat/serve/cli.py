@@ -2,9 +2,10 @@
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TextIO
 
 from nanochat.chat import Piece, Reply, fitted_prompt, parts, render_text
@@ -14,6 +15,8 @@ from nanochat.errors import UserError
 from nanochat.log import harmless, print_line
 from nanochat.protocols import Conversation, Message
 
+QUOTES = '"' * 3  # around a message of several lines
+HISTORY_LINES = 1000  # kept in the file
 COMMANDS = "/clear starts a new conversation, /system TEXT sets the system message, /quit or Ctrl-D leaves"
 # Around the calculator's turns: [12+34][= 46]
 MARKS = {"python": "[", "python_output": "[= ", "text": "]"}
@@ -22,15 +25,93 @@ MARKS = {"python": "[", "python_output": "[= ", "text": "]"}
 # ---- messages in ----
 
 
-def typed_lines() -> Iterator[str]:
-    """Yield typed lines until Ctrl-D or Ctrl-C."""
-    import readline  # noqa: F401 (`input` edits lines with it; not at the top: pipes work without it)
+def whole_message(lines: list[str]) -> str | None:
+    """Return the message that these lines are; None if it goes on in the next line.
 
+    It does after a line that ends with a backslash, and between a line that begins with QUOTES and one that ends so.
+    """
+    text = "\n".join(lines)
+    if text.startswith(QUOTES):
+        is_closed = text.rstrip().endswith(QUOTES) and len(text.rstrip()) >= 2 * len(QUOTES)
+        return unfinished(lines).rstrip().removesuffix(QUOTES).removesuffix("\n") if is_closed else None
+    return None if text.endswith("\\") else unfinished(lines)
+
+
+def unfinished(lines: list[str]) -> str:
+    """Return the text of a message so far, without the marks that let it go on."""
+    text = "\n".join(lines)
+    if text.startswith(QUOTES):
+        return text.removeprefix(QUOTES).removeprefix("\n")
+    return "\n".join(line.removesuffix("\\") for line in lines)
+
+
+def piped_messages(stream: Iterable[str]) -> Iterator[str]:
+    """Yield the messages in the lines of a pipe."""
+    lines = []
+    for line in stream:
+        lines.append(line.removesuffix("\n"))
+        message = whole_message(lines)
+        if message is not None:
+            lines = []
+            yield message
+    if lines:
+        yield unfinished(lines)
+
+
+def typed_messages(history: Path) -> Iterator[str]:
+    """Yield typed messages until Ctrl-D or Ctrl-C; Ctrl-C in a message of several lines gives this message up.
+
+    history: the file for the arrow keys.
+    """
+    keep_line = _open_history(history)
+    lines = []
+    while True:
+        try:
+            lines.append(input("... " if lines else "> "))
+        except (EOFError, KeyboardInterrupt) as end:
+            print()
+            if not lines or isinstance(end, EOFError):
+                return
+            lines = []
+            continue
+        keep_line()
+        message = whole_message(lines)
+        if message is not None:
+            lines = []
+            yield message
+
+
+def _open_history(path: Path) -> Callable[[], None]:
+    """Let `input` edit lines, with those of earlier chats for the arrow keys; return what keeps the newest line."""
     try:
-        while True:
-            yield input("> ")
-    except (EOFError, KeyboardInterrupt):
-        print()
+        import readline
+    except ImportError:  # Python can be built without it
+        return lambda: None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o600)
+        path.chmod(0o600)  # only the owner reads what was asked
+        readline.read_history_file(path)
+    except OSError as error:
+        print_note(f"{error}: the lines of this chat are not kept")
+        return lambda: None
+    readline.set_history_length(HISTORY_LINES)
+    kept = readline.get_current_history_length()
+
+    def keep() -> None:
+        # At once: a terminal that closes ends the process.
+        nonlocal kept
+        count = readline.get_current_history_length()
+        # A line that is empty, or the same as the one before, is not new.
+        if count == kept:
+            return
+        if hasattr(readline, "append_history_file"):
+            readline.append_history_file(count - kept, path)  # another chat may write there too
+        else:  # libedit, on macOS
+            readline.write_history_file(path)
+        kept = count
+
+    return keep
 
 
 # ---- answers out ----

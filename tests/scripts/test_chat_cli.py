@@ -6,6 +6,9 @@ import io
 import os
 import pty
 import select
+import shutil
+import signal
+import stat
 import struct
 import subprocess
 import sys
@@ -18,8 +21,11 @@ from conftest import ROOT
 from engines import TOKENIZER
 from models import leave_model
 
+from scripts.chat_cli import HISTORY
+
 CHAT = (sys.executable, "-m", "scripts.chat_cli")
 FLAGS = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-t", "1", "-k=30")
+GREEDY = ("--device-type=cpu", "--dtype=fp32", "--max-new-tokens=40", "-t", "0")
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +40,22 @@ def base(tmp_path_factory):
 class Person:
     """A person at a terminal, who types and reads."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, flags: tuple[str, ...] = FLAGS, **variables: str) -> None:
         self.terminal, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
         env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         env |= {"PYTHONPATH": str(ROOT), "TERM": "xterm", "NANOCHAT_BASE_DIR": str(base), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen([*CHAT, *FLAGS], env=env, stdin=follower, stdout=follower, stderr=follower)
+        env |= variables
+        self.process = subprocess.Popen(
+            [*CHAT, *flags],
+            env=env,
+            stdin=follower,
+            stdout=follower,
+            stderr=follower,
+            # The terminal is the process's own: its Ctrl-C is a signal.
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
         os.close(follower)
         self.decoder, self.text = codecs.getincrementaldecoder("utf-8")(), ""
         self.read_until("> ")
@@ -52,6 +68,10 @@ class Person:
             seen += self.decoder.decode(os.read(self.terminal, 1 << 16))
         self.text += seen
         return seen
+
+    def leave(self) -> None:
+        os.write(self.terminal, b"\x15\x04")  # Ctrl-U, Ctrl-D
+        assert self.process.wait(60) == 0
 
     def type(self, text: str, end: str = "> "):
         os.write(self.terminal, text.encode())
@@ -69,14 +89,77 @@ def test_a_chat_at_a_terminal(base) -> None:
     person.type("\x15one\r")
     person.type("\x1b[200~two\rthree\x1b[201~\r")  # lines pasted together are one message
     assert "two" in person.type("\x1b[A", "three")
-    os.write(person.terminal, b"\x15\x04")  # Ctrl-U, Ctrl-D
+    person.leave()
+
+
+def test_lines_of_earlier_chats_come_back(base) -> None:
+    history = base / HISTORY
+    history.unlink(missing_ok=True)
+    first = Person(base)
+    first.type("hello 한국\r")
+    first.type("\r")
+    first.type("hello 한국\r")  # the same again is one entry
+    first.type("more\r")
+    # Each line is there at once: this chat is killed.
+    assert history.read_text(encoding="utf-8").splitlines() == ["hello 한국", "more"]
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    os.kill(first.process.pid, signal.SIGKILL)
+    history.chmod(0o644)
+    second, third = Person(base), Person(base)
+    assert stat.S_IMODE(history.stat().st_mode) == 0o600
+    assert "more" in second.type("\x1b[A", "more")
+    second.type("\x1b[A", "hello 한국")
+    second.type("!\r")
+    third.type("of another chat\r")
+    second.leave()
+    third.leave()
+    assert history.read_text(encoding="utf-8").splitlines() == ["hello 한국", "more", "hello 한국!", "of another chat"]
+
+
+def test_messages_of_several_lines_at_a_terminal(base) -> None:
+    person = Person(base, GREEDY)
+    assert "of several lines, end a line with \\, or put" in person.text
+    person.type("one\\\r", "... ")
+    person.type("two\\\r", "... ")
+    os.write(person.terminal, b"\x03")  # Ctrl-C gives the message up, and does not leave
+    person.read_until("> ")
+    person.type("one\\\r", "... ")
+    backslash = person.type("two\r")
+    person.type("/clear\r")
+    person.type('"""one\r', "... ")
+    quoted = person.type('two"""\r')
+    person.type("/clear\r")
+    pasted = person.type("\x1b[200~one\rtwo\x1b[201~\r")
+
+    def answer(text: str):
+        return text.partition("two")[2].partition("\n")[2]
+
+    # These were the same messages.
+    assert answer(backslash) == answer(quoted)
+    assert answer(pasted).endswith(answer(quoted))
+    os.write(person.terminal, b"\x03")  # Ctrl-C at the prompt leaves
     assert person.process.wait(60) == 0
+
+
+def test_a_chat_without_readline_or_a_place_for_the_history(base, tmp_path) -> None:
+    (tmp_path / "readline.py").write_text("raise ImportError('Python was built without it')", encoding="utf-8")
+    person = Person(base, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    person.type("hello\r")
+    person.leave()
+    blocked = tmp_path / "base"
+    shutil.copytree(base, blocked)
+    shutil.rmtree(blocked / "chat_cli", ignore_errors=True)
+    (blocked / "chat_cli").write_text("no folder", encoding="utf-8")
+    person = Person(blocked)
+    assert "the lines of this chat are not kept" in person.text
+    person.type("hello\r")
+    person.leave()
 
 
 def test_stdout_has_the_answers_only(base, here, monkeypatch) -> None:
     monkeypatch.setenv("NANOCHAT_BASE_DIR", str(base))
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    lines = b"hello\n\nand more\n/quit\nnever read\n\xff"
+    lines = b"hello\n\nand more\\\nof it\n/quit\nnever read\n\xff"
     done = subprocess.run([*CHAT, *FLAGS], env=env, input=lines, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"hello")))

@@ -9,7 +9,7 @@ from engines import ID, TOKENIZER, model_of, text_of
 
 from nanochat.chat import Piece, check_conversation, fitted_prompt
 from nanochat.engine import Engine, Request
-from nanochat.serve.cli import TerminalChat, print_pieces
+from nanochat.serve.cli import TerminalChat, piped_messages, print_pieces
 
 TOKENS, CONTEXT, SEED = 6, 96, 3
 BOS = ID["<|bos|>"]
@@ -103,6 +103,30 @@ def test_commands_and_errors(new_chat, capsys) -> None:
     assert (chat.messages, chat.system) == ([], "")
     with pytest.raises(ValueError, match="there is no command"):  # ends a pipe
         new_chat().converse(iter(["/agian"]))
+
+
+QUOTED = '"' * 3
+
+# Lines | messages, both joined by "/".
+MESSAGES = [
+    ("one/two", "one|two"),
+    ("one\\/two\\/three/four", "one/two/three|four"),
+    ("one\\", "one"),  # the input ends
+    ("one\\\\/two", "one\\/two"),
+    ("C:\\ /x", "C:\\ |x"),  # a backslash within a line is a backslash
+    (f"{QUOTED}one/two{QUOTED}/three", "one/two|three"),
+    (f"{QUOTED}/one\\// two /{QUOTED} /three", "one\\// two |three"),
+    (f"{QUOTED}one{QUOTED}/{QUOTED}{QUOTED}", "one|"),
+    (f"{QUOTED}one/two", "one/two"),
+    (f"say {QUOTED}x/y", f"say {QUOTED}x|y"),  # they have to begin the message
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("lines", "messages"), MESSAGES)
+def test_lines_become_messages(lines, messages) -> None:
+    found = list(piped_messages(f"{line}\n" for line in lines.split("/")))
+    assert found == [message.replace("/", "\n") for message in messages.split("|")]
 
 
 class Interrupting(io.StringIO):
