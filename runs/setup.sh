@@ -58,6 +58,14 @@ make_environment() {
   say "made .venv with $("$python" --version)"
 }
 
+# Sizes of the wheels of requirements.lock with torch 2.15.0 for Python 3.11, summed on 2026-11-26; docs/install.md has more.
+first_download() {
+  case $(uname -s) in
+    Darwin) printf 'the first time 0.4 GB are downloaded' ;;
+    *) printf 'the first time 3.3 GB are downloaded, 6 GB on the disk; most of it are CUDA libraries (docs/install.md)' ;;
+  esac
+}
+
 install_locked() {
   # If .venv is on a different file system than its cache, uv cannot link files: copy mode avoids the warning.
   local cache probe
@@ -66,7 +74,7 @@ install_locked() {
   probe=$(mktemp "$cache/link-XXXXXX")
   ln "$probe" .venv/link-probe 2>/dev/null || export UV_LINK_MODE="${UV_LINK_MODE:-copy}"
   rm -f "$probe" .venv/link-probe
-  say "installing requirements.lock (the first time several GB are fetched)"
+  say "installing requirements.lock: $(first_download)"
   pip_install --require-hashes -r requirements.lock ||
     stop "the packages of requirements.lock could not be installed (uv's message is above): is the network there? Then run this again."
 }

@@ -7,12 +7,15 @@ from pathlib import Path
 
 from conftest import ROOT
 
-OF_TRUNK = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OF_TRUNK = [
+    *(ROOT / f"{name}.md" for name in ("README", "AGENTS", "CONTRIBUTING")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 # tracks/README.md is their index. A card is written by a run, which links the pictures beside it.
 OF_TRACKS = sorted(page for page in (ROOT / "tracks").glob("*/*.md") if page.name != "card.md")
 HARDWARE = "# hardware: "  # behind a command that this machine need not be able to run
 # What sets up the very environment these tests run in; test_setup, test_speedrun, test_runs and test_evidence run them.
-ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "source .venv/bin/activate")
+ELSEWHERE = ("bash speedrun.sh", "bash runs/test.sh", "bash runs/setup.sh", "source .venv/bin/activate", "uv ")
 ELSEWHERE += tuple(f"bash runs/{name}.sh" for name in ("cpu", "miniseries", "scaling_laws", "evidence"))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from pages import HARDWARE, blocks
 
 NEEDED = "pyproject.toml requirements.lock LICENSE README.md runs rustbpe nanochat scripts tasks tracks".split()
 
@@ -65,6 +66,7 @@ def test_without_a_linker_one_sentence_says_what_to_install(checkout, tmp_path) 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_setup_is_idempotent_and_recovers(checkout, tmp_path) -> None:
     setup, python = checkout / "runs" / "setup.sh", checkout / ".venv" / "bin" / "python"
     works = [python, "-c", "import rustbpe, nanochat, scripts, numpy; print(nanochat.__file__)"]
@@ -152,12 +154,16 @@ def alone(checkout, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_uv_sync_leads_to_the_first_training_steps(checkout, alone, tmp_path) -> None:
-    alone("uv", "sync")
-    alone("uv", "run", "python", *TOKENIZER.split())
-    steps = alone("uv", "run", "python", *FIRST_STEPS.split()).stdout
-    assert "step 00003 | val/bpb: " in steps
+def test_uv_leads_to_the_first_training_steps(checkout, alone, tmp_path) -> None:
+    """The commands of docs/install.md, as they stand there."""
+    lines = [line for _, content in blocks(ROOT / "docs/install.md") for line in content.splitlines()]
+    shown = [line.split() for line in lines if line.startswith("uv ") and HARDWARE not in line]
+    assert shown[0] == ["uv", "sync"]
+    printed = [alone(*words).stdout for words in shown]
+    assert "step 00030 | val/bpb: " in printed[-1]
     assert (tmp_path / "base/base_train/d2/outcome.json").exists()
+    serving = alone("uv", "run", "python", "-m", "scripts.chat_web", "-i", "base", "-g", "d2", code=2).stderr
+    assert " is not installed: add the extra serve, by `uv sync --extra=serve`" in serving
     changed = checkout / "rustbpe/src/lib.rs"
     changed.write_text(changed.read_text() + "\nbroken\n")
     assert "error: expected" in alone("uv", "sync", code=1).stderr  # a changed source is built again
@@ -173,3 +179,11 @@ def test_pip_installs_both_folders_and_the_result_runs_elsewhere(checkout, alone
     checkout.rename(tmp_path / "gone")
     alone(python, *TOKENIZER.split(), cwd=tmp_path)
     assert "step 00003" in alone(python, *FIRST_STEPS.split(), cwd=tmp_path).stdout
+
+
+def test_the_sizes_were_summed_with_the_locked_torch() -> None:
+    """runs/setup.sh and docs/install.md say what the first installation downloads: sum it again for another torch."""
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    [newest] = re.findall(r"^torch==(\S+) ; python_full_version >= '3\.11'", lock, re.MULTILINE)
+    for name in ("runs/setup.sh", "docs/install.md"):
+        assert re.search(rf"(torch|PyTorch) {re.escape(newest)}\b", (ROOT / name).read_text(encoding="utf-8")), name

@@ -15,3 +15,7 @@ def test_the_spine_is_listed_with_its_length(page) -> None:
     for name, lines in rows:
         length = len((ROOT / name).read_text(encoding="utf-8").splitlines())
         assert int(lines) == pytest.approx(length, rel=0.1, abs=10), f"{page}: {name} has {length} lines"
+
+
+def test_what_agents_read_fits_a_screen_or_two() -> None:
+    assert len((ROOT / "AGENTS.md").read_text(encoding="utf-8").splitlines()) <= 60

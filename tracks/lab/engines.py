@@ -41,7 +41,7 @@ def on_ray(job: Job, chains: Chains, jobs: int, gpus: int) -> int:
     try:
         import ray
     except ImportError:
-        raise UserError("--engine=ray needs Ray: pip install 'nanochat[ray]'") from None
+        raise UserError("--engine=ray needs Ray: pip install ray, or uv sync --extra=ray") from None
 
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     variables = {name: value for name, value in os.environ.items() if name.startswith("NANOCHAT_")}

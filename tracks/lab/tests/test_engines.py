@@ -120,7 +120,7 @@ def test_slurm_runs_an_array(job, tmp_path, monkeypatch) -> None:
 
 def test_ray_goes_on_without_a_killed_node(job, monkeypatch) -> None:
     """A cluster of two nodes; that of a waiting step is killed, and the step begins again on the other."""
-    pytest.importorskip("ray", reason="Ray is an extra: pip install 'nanochat[ray]'")
+    pytest.importorskip("ray", reason="Ray is an extra: pip install ray")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
