@@ -37,6 +37,13 @@ class Item:
 
 ITEMS = (
     Item(
+        "ranks",
+        "Training step on all GPUs, depth 22 in fp8, as the main job has it",
+        8,
+        "bench.ranks --depth 22 --steps 30 --fp8",
+        "bench.ranks --ranks 2 --depth 2 --steps 12 --vocab 512 --head-dim=32 --max-seq-len=64 --total-batch-size=256",
+    ),
+    Item(
         "tests",
         "Tests that need a GPU",
         5,
@@ -54,7 +61,8 @@ ITEMS = (
         "step-20",
         "Training step, depth 20",
         6,
-        f"{STEP} --depths 20 --steps 20 --repeats 1 --only shipped {SHAPE} {{reference}}",
+        # At 32 rows of a micro-batch it would take 85 GB.
+        f"{STEP} --depths 20 --steps 20 --repeats 1 --only shipped {SHAPE} --rows 32 --device-batch 16 {{reference}}",
         f"{STEP} --steps 7 --only eager {TINY} {{reference}}",
     ),
     Item(
@@ -115,6 +123,12 @@ ITEMS = (
         f"{STEP} --steps 8 --learn --only eager {TINY}",
     ),
 )
+
+
+def gpu_count() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def run_item(item: Item, options: argparse.Namespace, limit: float) -> None:
@@ -182,6 +196,8 @@ def main() -> None:
             print(f"{item.name}: finished before, in {finished}")
         elif item.name == "preflight" and not Path(ROOT, "tracks/scale").is_dir():
             print(f"{item.name}: left out, it belongs to tracks/scale, which is not here")
+        elif item.name == "ranks" and not options.rehearse and gpu_count() < 2:
+            print(f"{item.name}: left out, it needs two GPUs or more")
         elif "{bundle}" in item.command and not options.bundle:
             print(f"{item.name}: left out, give --bundle")
         elif left < 60 * item.minutes and not options.rehearse:
