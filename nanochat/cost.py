@@ -89,8 +89,8 @@ def print_estimate(plan: RunPlan, config: TrainingSettings, ranks: int, accelera
 
 
 def device_of(accelerator: Accelerator) -> str:
-    """Return the key of tables about devices: cpu or gpu."""
-    return "cpu" if accelerator.name == "CPU" else "gpu"
+    """Return the key of tables about devices: cpu or gpu; Apple's GPU trains with the settings of a CPU."""
+    return "cpu" if accelerator.name in ("CPU", "MPS") else "gpu"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_factor
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.paths import base_dir, stage_dir
-from nanochat.timing import MID_TOKENS, SFT_TOKENS, WARM_SECONDS, Pace, Part, Pause, parts_of, seconds_of
+from nanochat.timing import GSM8K_PROMPTS, MID_TOKENS, SFT_TOKENS, WARM_SECONDS, Pace, Part, Pause, parts_of, seconds_of
 
 # Imports, loading and the first graphs when a stage that does not train starts; assumed. timing.py has training's.
 GPU_START_SECONDS = 30.0
@@ -48,6 +48,17 @@ class BaseRun:
 
 
 @dataclass(frozen=True)
+class Rollouts:
+    """Answers that reinforcement learning samples."""
+
+    steps: int
+    answers: int  # in a step
+    longest: int  # tokens
+    tests: int  # answers to test prompts, every `every` steps
+    every: int
+
+
+@dataclass(frozen=True)
 class Work:
     """The work in a step at a scale."""
 
@@ -55,6 +66,7 @@ class Work:
     cost: float = 1.0  # FLOPs of a token relative to training: a third to score it, on a GPU 13 to sample it
     seconds: float = 0.0  # measured for all of the step, or else for work without a model
     scored: float = 0.0  # tokens in millions that the evaluations of a training stage pass forward, all times together
+    rollouts: Rollouts | None = None  # in reinforcement learning
 
 
 # CPU scale, or gpu for the others -> step -> work. Counted for each scale's flags; without a flag that limits a stage,
@@ -101,7 +113,8 @@ WORK = {
         "chat_eval_mid": Work(tokens=3.4, cost=3.2),
         "chat_sft": Work(tokens=SFT_TOKENS / 1e6, scored=32),
         "chat_eval_sft": Work(tokens=3.4, cost=3.2),
-        "chat_rl": Work(tokens=80, cost=5.9),
+        # One pass over GSM8K: 16 prompts a step, 16 answers to each, of 230 tokens with the prompt.
+        "chat_rl": Work(tokens=27.5, rollouts=Rollouts(GSM8K_PROMPTS // 16, 256, 256, tests=400, every=60)),
         "chat_eval_rl": Work(tokens=3.4, cost=3.2),
         "report": Work(seconds=10),
     },
@@ -182,7 +195,7 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
         return StepEstimate(0.0, tokens, base.basis)
     if step.name == "base_train" and base.seconds:
         return StepEstimate(base.seconds, tokens, base.basis)
-    if step.name in COMPILED:
+    if step.name in COMPILED or work.rollouts:
         parts = tuning_parts(step.name, tokens * base.flops / base.rate, work, setting, base)
         return StepEstimate(seconds_of(parts), tokens, base.basis, parts)
     start = GPU_START_SECONDS if setting.gpus else CPU_START_SECONDS
@@ -195,19 +208,29 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
 
 
 def tuning_parts(name: str, training: float, work: Work, setting: Setting, base: BaseRun) -> list[Part]:
-    """Return the parts of a stage that fine-tunes compiled for so many seconds; none if the speed is not known."""
-    if not base.rate or name not in COMPILED:
+    """Return the parts of a stage that fine-tunes for so many seconds; none if the speed is not known."""
+    if not base.rate:
         return []
     ranks = max(1, setting.gpus)
     pace = Pace(setting.depth, base.flops, base.rate / ranks, ranks, on_gpu=setting.gpus > 0)
+    steps = 1
+    sampling = compiling = 0.0
+    pauses = [Pause("evaluations", 0, scored=1e6 * work.scored)]
+    if name in COMPILED:
+        compiling = WARM_SECONDS.get(pace.device) or pace.compiling(searches=True, validates=True)
+    if work.rollouts:
+        drawn = work.rollouts
+        steps = drawn.steps
+        sampling = steps * pace.sampling(drawn.answers / ranks, drawn.longest)
+        pauses = [Pause("test scores", drawn.every, at_start=True, rows=drawn.tests / ranks, length=drawn.longest)]
     return parts_of(
         pace,
-        steps=1,
+        steps=steps,
         training=training,
-        sampling=0.0,
-        compiling=WARM_SECONDS.get(pace.device) or pace.compiling(searches=True, validates=True),
-        pauses=[Pause("evaluations", 0, scored=1e6 * work.scored)],
-        save_every=0,
+        sampling=sampling,
+        compiling=compiling,
+        pauses=pauses,
+        save_every=work.rollouts.every if work.rollouts else 0,
         saved=CHECKPOINT_BYTES * base.parameters,
     )
 

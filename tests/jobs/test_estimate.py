@@ -4,11 +4,13 @@ import re
 
 import pytest
 
+from nanochat.config import parse
 from nanochat.jobs.estimate import WORK, BaseRun, dollars, estimate_step
 from nanochat.jobs.plan import PLANNED_STAGES, STEPS, choose_setting, make_job, stage_flags
 from nanochat.jobs.scales import CPU_SCALES
 from nanochat.paths import write_json
 from nanochat.tokenizer import Tokenizer
+from scripts import chat_rl
 from scripts.plan import NEEDS, READ, Config
 from tasks import TASKS
 
@@ -79,11 +81,23 @@ def test_the_plan_for_eight_gpus_as_printed(here) -> None:
     for stage in ("base_train", "mid_train", "chat_sft"):
         spent = re.search(rf"^{stage}: of the time: (.*)$", done.stdout, re.MULTILINE)[1]
         assert all(part in spent for part in ("training ", "start ", "compiling ", "saves ", "last checkpoint"))
+    spent = re.search(r"^chat_rl: of the time: (.*)$", done.stdout, re.MULTILINE)[1]
+    assert all(part in spent for part in ("training ", "sampling ", "start ", "test scores ", "saves "))
+    assert "compiling" not in spent
     assert re.search(r"^in all: about \dh\d\dm, [\d.]+ GB of disk .*, dollars \d+", done.stdout, re.MULTILINE)
     for script in ("scripts.plan", "scripts.base_train"):
         done = here(script, "--on=8xH100@cheap", *(["--dry-run"] if "base" in script else []), code=2)
         assert done.stderr.startswith("error: --on=8xH100@cheap has no price: give the dollars")
         assert done.stderr.count("\n") == 1
+
+
+def test_reinforcement_learning_is_estimated_with_the_flags_of_its_stage(estimator) -> None:
+    _, job, _ = estimator(on="8xH100")
+    config = parse(chat_rl.Config, job.step("chat_rl").command[1:])
+    rollouts = WORK["gpu"]["chat_rl"].rollouts
+    assert rollouts.answers == config.examples_per_step * config.num_samples
+    assert (rollouts.longest, rollouts.tests) == (config.max_new_tokens, config.eval_examples * config.eval_samples)
+    assert rollouts.every == config.eval_every == config.save_every
 
 
 @pytest.mark.parametrize("on", ["8xH100", "1xH100"])  # with the scales 8xh100 and 1gpu
