@@ -199,7 +199,6 @@ VALUES = {
         "fp8": "--fp8 of python -m scripts.base_train adds products in 8 bits to --dtype=bf16",
         "float8": "--fp8 of python -m scripts.base_train adds products in 8 bits to --dtype=bf16",
     },
-    "device_type": {"gpu": "use --device-type=cuda"},
 }
 
 

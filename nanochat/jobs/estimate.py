@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from nanochat.environment import ROOT
 from nanochat.errors import UserError
+from nanochat.hardware import fp8_gain
 from nanochat.jobs.plan import TRAINING, Setting, planned_nodes, skipped_lines
 from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_factor
@@ -43,8 +44,14 @@ class BaseRun:
     flops: float = 0.0  # per token, forward and backward
     rate: float = 0.0  # FLOP/s of all devices together while training; 0: not known
     basis: str = "not known"  # of the rate
+    fp8_gain: float = 1.0  # that the rate has: the stages after it train and score in bf16
     seconds: float = 0.0  # of the whole command, evaluations and saves included; 0: not known
     notes: tuple[str, ...] = ()  # lines about memory, and what the seconds are spent on
+
+    @property
+    def rate_after(self) -> float:
+        """FLOP/s of all devices in the stages after base training."""
+        return self.rate / self.fp8_gain
 
 
 @dataclass(frozen=True)
@@ -153,12 +160,16 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
     record = json.loads(done.stdout)
     plan = record["plan"]
     cost = record["estimate"]
+    gain = 1.0
+    if "--fp8" in flags and setting.accelerator:
+        gain, _ = fp8_gain(setting.accelerator, setting.depth)
     return BaseRun(
         tokens=plan["tokens"] or 0,
         parameters=plan["counts"]["total"],
         flops=plan["flops_per_token"],
         rate=(cost["rate"] or 0.0) * cost["ranks"],
         basis=cost["source"],
+        fp8_gain=gain,
         seconds=cost["seconds"] or 0.0,
         notes=tuple(record["lines"][:-1]),  # the last line is the time, which is estimated here
     )
@@ -196,10 +207,11 @@ def estimate_step(job: Job, step: Step, setting: Setting, base: BaseRun) -> Step
     if step.name == "base_train" and base.seconds:
         return StepEstimate(base.seconds, tokens, base.basis)
     if step.name in COMPILED or work.rollouts:
-        parts = tuning_parts(step.name, tokens * base.flops / base.rate, work, setting, base)
+        parts = tuning_parts(step.name, tokens * base.flops / base.rate_after, work, setting, base)
         return StepEstimate(seconds_of(parts), tokens, base.basis, parts)
     start = GPU_START_SECONDS if setting.gpus else CPU_START_SECONDS
-    seconds = start + work.seconds + tokens * work.cost * base.flops / base.rate
+    rate = base.rate if step.name == "base_train" else base.rate_after
+    seconds = start + work.seconds + tokens * work.cost * base.flops / rate
     if step.name == "download":
         seconds += base.tokens * TEXT_BYTES / DOWNLOAD_SPEED
     if step.name == "download_tasks":
@@ -212,7 +224,7 @@ def tuning_parts(name: str, training: float, work: Work, setting: Setting, base:
     if not base.rate:
         return []
     ranks = max(1, setting.gpus)
-    pace = Pace(setting.depth, base.flops, base.rate / ranks, ranks, on_gpu=setting.gpus > 0)
+    pace = Pace(setting.depth, base.flops, base.rate_after / ranks, ranks, on_gpu=setting.gpus > 0)
     steps = 1
     sampling = compiling = 0.0
     pauses = [Pause("evaluations", 0, scored=1e6 * work.scored)]

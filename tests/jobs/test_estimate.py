@@ -5,7 +5,7 @@ import re
 import pytest
 
 from nanochat.config import parse
-from nanochat.jobs.estimate import WORK, BaseRun, dollars, estimate_step
+from nanochat.jobs.estimate import WORK, BaseRun, base_run, dollars, estimate_step
 from nanochat.jobs.plan import PLANNED_STAGES, STEPS, choose_setting, make_job, stage_flags
 from nanochat.jobs.scales import CPU_SCALES
 from nanochat.paths import write_json
@@ -89,6 +89,17 @@ def test_the_plan_for_eight_gpus_as_printed(here) -> None:
         done = here(script, "--on=8xH100@cheap", *(["--dry-run"] if "base" in script else []), code=2)
         assert done.stderr.startswith("error: --on=8xH100@cheap has no price: give the dollars")
         assert done.stderr.count("\n") == 1
+
+
+def test_the_gain_by_fp8_is_that_of_base_training_alone(base, monkeypatch) -> None:
+    monkeypatch.setattr("nanochat.data.hub.is_here", lambda files: True)
+    setting = choose_setting(Config(on="8xH100"))
+    flags = stage_flags(setting)["base_train"]
+    fast = base_run(flags, setting)
+    plain = base_run({name: value for name, value in flags.items() if name != "--fp8"}, setting)
+    assert fast.rate == pytest.approx(1.12 * plain.rate)
+    assert fast.seconds < plain.seconds
+    assert fast.rate_after == pytest.approx(plain.rate_after)
 
 
 def test_reinforcement_learning_is_estimated_with_the_flags_of_its_stage(estimator) -> None:
