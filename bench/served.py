@@ -13,18 +13,18 @@ import httpx
 
 from bench.common import ROOT
 
-sys.path.insert(0, str(ROOT / "tests"))
-from models import leave_model
-
-from nanochat.engine import Engine
-from nanochat.tokenizer import Tokenizer
-
 TEXT = ["What is 12 + 34? It is 46, said the quick brown fox. naïve café — 빠른 갈색 여우 🦊🦊 ", "The dog sleeps. "]
 CONTEXT = 192
 
 
 def write_model(base: Path, tag: str = "mine", endless: bool = False, text=TEXT, vocabulary=300, **fields):
     """A model of random weights that are not small, and its tokenizer; the twin of what will serve it."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from models import leave_model  # these import torch: the help of benchmarks does without
+
+    from nanochat.engine import Engine
+    from nanochat.tokenizer import Tokenizer
+
     tokenizer = Tokenizer.train(text, vocabulary)
     more = {"config": {"chat_temperature": 0.25}, "suggestions": {"questions": ["Who is there?"]}}
     about = {"tokenizer_tag": tag, "preset": "reference", "endless": endless, "more": more}
