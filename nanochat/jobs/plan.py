@@ -72,6 +72,7 @@ class PlanSettings(TextSettings, TagSettings):
     depth: Count = option(0, "layers of the model (0: the scale's)", least=1)
     seed: Count = option(1, "seed of the embedded world, the weights and the data order")
     wandb: str = option("", "name of the run in W&B (default: no W&B)")
+    trackio: str = option("", "name of the run in trackio, on this machine (default: no trackio)")
     until: Literal["", StepName] = option("", "last step to run (default: all)")
     seconds: float = option(0.0, "time for base training, other stages in proportion (0: the scale's)")
     fresh: bool = option(False, "start again; earlier results are archived")
@@ -145,6 +146,8 @@ def has_network(hardware: str) -> bool:
 
 def choose_setting(request: PlanSettings) -> Setting:
     """Return the choices for this machine; a UserError if a flag names text that does not exist."""
+    if request.wandb and request.trackio:
+        raise UserError("--wandb and --trackio both name a tracker: keep one")
     count, accelerator = find_hardware(request.on, planned_nodes())
     data = request.data
     found = text_here()
@@ -223,9 +226,11 @@ def launch_words(setting: Setting) -> list[str]:
     return [*TORCHRUN, *ranks] if ranks else []
 
 
-def stage_options(name: str, flags: Flags, wandb: str) -> list[str]:
+def stage_options(name: str, flags: Flags, request: PlanSettings) -> list[str]:
     """Return the flags of a stage that do not change its result."""
-    options = [f"--run={wandb}"] if wandb else []
+    options = [f"--run={request.wandb}"] if request.wandb else []
+    if request.trackio:
+        options = [f"--run={request.trackio}", "--tracker=trackio"]
     # A node may fail, and the steps since a checkpoint are lost.
     if planned_nodes() > 1 and name in TRAINING and "--save-every" not in flags:
         options.append("--save-every=100")
@@ -271,7 +276,7 @@ def make_job(
             data=setting.data if reads_text else "",
             files=[] if reads_text else [list(astuple(file)) for file in files],
             launch=[] if is_tokenizer else launch,
-            options=[] if is_tokenizer else stage_options(name, flags[name], request.wandb),
+            options=[] if is_tokenizer else stage_options(name, flags[name], request),
             skip=skips.get(name, ""),
         )
         steps.append(step)
