@@ -42,6 +42,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 LONGEST = (
     "tracks/test_deletion.py",
     "tests/test_end_to_end.py",
+    "tests/test_committed_cards.py",
     "tracks/recursion/tests/test_eval.py",
     "tracks/recursion/tests/test_model.py",
     "tracks/test_pages.py",

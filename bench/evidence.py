@@ -64,6 +64,14 @@ CARDS = [
 ]
 
 
+# Cards that are older than what today's code writes, and why they have not been made again: `--check` says so, and a
+# test compares all others of the trunk with the card that today's code writes.
+AWAITING = {
+    "main": "the reference's tables and fields came back on 2026-11-26; the run waits for a quiet machine",
+    "cpu": "the reference's tables and fields came back on 2026-11-26; the run waits for a quiet machine",
+}
+
+
 def cards() -> list[Card]:
     """Return the cards of this tree: a track may have been deleted."""
     return [card for card in CARDS if (ROOT / card.path).parent.is_dir()]
@@ -218,6 +226,9 @@ def main(words: Sequence[str]) -> None:
     rows = [*map(age, chosen), *([speed_age()] if SPEED in asked else [])]
     columns = "Card | File | Commit | Date | Commits since:d | of its code:d"
     findings.show(table_of("Committed cards", columns, rows))
+    for card in chosen:
+        if card.name in AWAITING:
+            print0(f"evidence: {card.path} lacks what today's code writes, and waits: {AWAITING[card.name]}")
     if flags.check:
         findings.write()
         return

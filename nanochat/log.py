@@ -1,4 +1,4 @@
-"""Output: printed lines, progress, text tables, and the metric log with a mirror in W&B.
+"""Output: printed lines, progress, text tables, and the metric log with its mirror in a tracker.
 
 Rank 0 speaks for all ranks, apart from `print_line`. Progress is a line now and then.
 """
@@ -10,10 +10,10 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, Protocol, TextIO
 
 from nanochat.paths import naming
 
@@ -170,24 +170,76 @@ def metric_curve(records: Sequence[Record], name: str, most: int = 300, over: st
     return [xs, ys]
 
 
-class MetricLog:
-    """Appends JSON records to `metrics.jsonl` (or `name`.jsonl) on rank 0, mirrored to W&B when `run` names a run.
+TrackerName = Literal["wandb", "trackio"]
 
-    The file is the record. If W&B fails, one line says so, and the run continues. Readers use `read_metrics`.
+
+class Tracker(Protocol):
+    """A run in a tracker, which has the curves of metrics.jsonl too."""
+
+    def log(self, figures: Record, /) -> None:
+        """Add a record, with its step among the figures."""
+
+    def finish(self) -> None:
+        """Wait until all records are there."""
+
+
+def start_wandb(run: str, config: Record | None) -> Tracker:
+    """Begin a run in Weights & Biases, a service with accounts."""
+    import wandb  # slow, and not needed by a run without a name
+
+    settings = wandb.Settings(init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS)
+    return wandb.init(project="nanochat", name=run, config=config, settings=settings)
+
+
+class TrackioRun:
+    """A run in trackio, a database on this machine; `trackio show` draws it in a browser."""
+
+    def __init__(self, run: str, config: Record | None) -> None:
+        import trackio  # ty: ignore[import-not-found]  # an extra of this project, which is not locked
+
+        # A run that is resumed goes on under its name. Only figures of the log are recorded, none of the machine.
+        own = {"embed": False, "resume": "allow", "auto_log_gpu": False, "auto_log_cpu": False}
+        self._run = trackio.init(project="nanochat", name=run, config=config, **own)
+
+    def log(self, figures: Record, /) -> None:
+        # Figures that are not known, as the MFU of a CPU, would be text in its tables.
+        known = {name: value for name, value in figures.items() if name != "step" and value is not None}
+        self._run.log(known, step=figures["step"])
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+# Name -> how it is called in messages, and what begins a run.
+TRACKERS: dict[TrackerName, tuple[str, Callable[[str, Record | None], Tracker]]] = {
+    "wandb": ("W&B", start_wandb),
+    "trackio": ("trackio", TrackioRun),
+}
+
+
+class MetricLog:
+    """Appends JSON records to `metrics.jsonl` (or `name`.jsonl) on rank 0, mirrored to a tracker if `run` names a run.
+
+    The file is the record. If the tracker fails, one line says so, and the run continues. Readers use `read_metrics`.
     """
 
-    def __init__(self, folder: Path, run: str = "", config: Record | None = None, name: str = "metrics") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: str = "",
+        config: Record | None = None,
+        name: str = "metrics",
+        tracker: TrackerName = "wandb",
+    ) -> None:
         self.path = folder / f"{name}.jsonl"
         self._before = ""  # a marker that goes before the next record
-        self._wandb: Any = None  # no mirror
+        self._tracker: Tracker | None = None  # no mirror
+        self._title, start = TRACKERS[tracker]
         if is_main_rank():
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):  # the default flag means no mirror
                 with self._mirroring():
-                    import wandb  # slow, and not needed by a run without a name
-
-                    settings = wandb.Settings(init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS)
-                    self._wandb = wandb.init(project="nanochat", name=run, config=config, settings=settings)
+                    self._tracker = start(run, config)
 
     def write(self, kind: str, step: int, **figures: Any) -> None:
         """Append a record; it replaces an earlier one with the same kind and step.
@@ -201,9 +253,9 @@ class MetricLog:
         self._before = ""
         with naming(self.path, len(lines)), open(self.path, "ab") as file:
             file.write(lines)
-        if self._wandb:
+        if self._tracker:
             with self._mirroring():
-                self._wandb.log({"step": step, **figures})
+                self._tracker.log({"step": step, **figures})
 
     def resume(self, step: int) -> None:
         """Continue from a step: earlier records with later steps are dropped once the next one is written.
@@ -218,17 +270,18 @@ class MetricLog:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._wandb:
+        if self._tracker:
             with self._mirroring():
-                self._wandb.finish()
+                self._tracker.finish()
 
     @contextmanager
     def _mirroring(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # training goes on, whatever a service does
-            print0(f"W&B is off for the rest of this run ({type(error).__name__}: {error}); see {self.path}")
-            self._wandb = None
+        except (Exception, SystemExit) as error:  # training goes on, whatever a service does
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            print0(f"{self._title} is off for the rest of this run ({reason}); see {self.path}")
+            self._tracker = None
 
 
 # ---- progress ----

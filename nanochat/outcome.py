@@ -94,7 +94,7 @@ class Outcome:
         """Print and write the record of an evaluation, and log its estimates, for a model's step."""
         self.show()
         figures = {name: metric["value"] for name, metric in self.metrics.items() if isinstance(metric, dict)}
-        with MetricLog(self.folder, self.config["run"], self.config) as log:
+        with MetricLog(self.folder, self.config["run"], self.config, tracker=self.config["tracker"]) as log:
             log.write(kind, step, **figures)
         self.write()
 

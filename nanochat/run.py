@@ -78,7 +78,8 @@ def _built(start: Start[Config], outcome: Outcome, runtime: Runtime) -> "Iterato
     """Build what a start says, and open the log."""
     runtime = replace(runtime, dtype=start.dtype)
     model, optimizer, device_rows = build(start, runtime)
-    with MetricLog(start.folder, start.config.run, asdict(start.config)) as log:
+    config = start.config
+    with MetricLog(start.folder, config.run, asdict(config), tracker=config.tracker) as log:
         yield Trainer(start, outcome, runtime, log, model, optimizer, device_rows)
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from nanochat.config import Count, Resume, flag_of, option, options
 from nanochat.errors import UserError
+from nanochat.log import TrackerName
 from nanochat.stages import Source
 
 Rate = float | None  # None: the value of the parent, see start.inherit
@@ -37,9 +38,12 @@ class TagSettings:
 
 @options("run")
 class LogSettings:
-    """The metrics mirror."""
+    """The tracker that mirrors the metrics."""
 
-    run: str = option("dummy", "W&B run name (dummy: no W&B)", may_change=True, off="dummy")
+    run: str = option("dummy", "name of the run in a tracker (dummy: no tracker)", may_change=True, off="dummy")
+    tracker: TrackerName = option(
+        "wandb", "wandb: W&B; trackio: on this machine, without an account", may_change=True, off="wandb"
+    )
 
 
 @options("device")

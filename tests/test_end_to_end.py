@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from committed_cards import check_committed
 from outcomes import sections
 from test_speedrun import steps_with
 
@@ -24,7 +25,20 @@ FEWER = {
     '"--eval-examples": "100"': '"--eval-examples": "3"',
     '"--eval-metrics-max-problems": "50"': '"--eval-metrics-max-problems": "3"',
     '"--eval-tokens": "30000"': '"--eval-tokens": "3000"',
+    '"--max-problems": "400", "--max-new-tokens": "128"': '"--max-problems": "3", "--max-new-tokens": "8"',
+    '"--num-iterations": "100", "--max-new-tokens": "128"': '"--num-iterations": "100", "--max-new-tokens": "8"',
+    '"--eval-bytes": "500000"': '"--eval-bytes": "20000"',
 }
+
+
+def fewer(home: Path) -> None:
+    """Let the stages of a copy of the code evaluate few questions with short answers."""
+    scales = home / "nanochat/jobs/scales.py"
+    text = scales.read_text(encoding="utf-8")
+    for long, few in FEWER.items():
+        assert long in text
+        text = text.replace(long, few)
+    scales.write_text(text, encoding="utf-8")
 
 
 @pytest.mark.timeout(600)
@@ -33,12 +47,7 @@ def test_the_main_job(speedrun, base, here, tmp_path) -> None:
 
     A mirror of real data sets is there all the time, and no output names one.
     """
-    scales = speedrun.home / "nanochat/jobs/scales.py"
-    text = scales.read_text(encoding="utf-8")
-    for long, few in FEWER.items():
-        assert long in text
-        text = text.replace(long, few)
-    scales.write_text(text, encoding="utf-8")
+    fewer(speedrun.home)
     flags = ["--scale=embedded", "--depth", "1", "--seconds=1", "--wandb=world"]
     speedrun.env |= {"WANDB_MODE": "offline", "WANDB_DIR": str(base)}
     done = speedrun.run(*flags, cwd=tmp_path)
@@ -86,6 +95,7 @@ def check_the_card(base, home) -> None:
     for picture in pictures:
         assert (home / picture).read_text(encoding="utf-8").startswith("<svg")
     assert "| The capital of France is " in found["Base model loss"]
+    check_committed("main", home / "report.md", base)
 
 
 def check_the_commands_to_talk(cli: str, web: str) -> None:

@@ -1,6 +1,9 @@
 """Printed lines, progress on a terminal and in a file, text tables, and the metric log with its mirror."""
 
+import json
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,6 +136,40 @@ def test_a_broken_mirror_never_stops_a_run_and_is_reported_once(tmp_path, wandb,
     [line] = capsys.readouterr().out.splitlines()
     assert line.startswith("W&B is off for the rest of this run (TimeoutError: no server)")
     assert len(wandb.calls) == calls
+
+
+def test_a_tracker_that_is_not_installed_is_named_in_a_line(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with MetricLog(tmp_path, "first", {"depth": 2}, tracker="trackio") as log:
+        log.write("train", 1, loss=2.0)
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("trackio is off for the rest of this run (ModuleNotFoundError: ")
+    assert [record["loss"] for record in read_metrics(log.path)] == [2.0]
+
+
+TRACKED = """
+import sys
+from pathlib import Path
+from nanochat.log import MetricLog
+
+with MetricLog(Path(sys.argv[1]), "first", {"depth": 2}, tracker="trackio") as log:
+    for step in map(int, sys.argv[2:]):
+        log.write("train", step, **{"train/loss": 1 / (1 + step), "train/mfu": None, "val/bpb": float("nan")})
+"""
+
+
+def test_trackio_has_the_figures_of_a_run_and_of_its_resumption(tmp_path, python) -> None:
+    """The real package, without a network; it is not among the locked ones."""
+    pytest.importorskip("trackio")
+    folder = tmp_path / "trackio"
+    off = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), "http://127.0.0.1:9")
+    for steps in (("0", "1", "2"), ("3",)):
+        done = python("-c", TRACKED, str(tmp_path / "log"), *steps, TRACKIO_DIR=str(folder), **off)
+        assert "is off for the rest" not in done.stdout + done.stderr
+    with closing(sqlite3.connect(folder / "nanochat.db")) as database:
+        found = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
+    assert [(name, step) for name, step, _ in found] == [("first", step) for step in range(4)]
+    assert [json.loads(figures)["train/loss"] for *_, figures in found] == [1, 1 / 2, 1 / 3, 1 / 4]
 
 
 class Clock:

@@ -83,6 +83,7 @@ class PlanSettings(TextSettings, TagSettings):
     depth: Count = option(0, "layers of the model (0: the scale's)", least=1)
     seed: Count = option(1, "seed of the embedded world, the weights and the data order")
     wandb: str = option("", "name of the run in W&B (default: no W&B)")
+    trackio: str = option("", "name of the run in trackio, on this machine (default: no trackio)")
     until: Literal["", StepName] = option("", "last step to run (default: all)")
     seconds: float = option(0.0, "time for base training, other stages in proportion (0: the scale's)")
     fresh: bool = option(False, "start again; earlier results are archived")
@@ -181,6 +182,8 @@ def has_network(hardware: str) -> bool:
 
 def choose_setting(request: PlanSettings) -> Setting:
     """Return the choices for this machine; a UserError if a flag names text that does not exist."""
+    if request.wandb and request.trackio:
+        raise UserError("--wandb and --trackio both name a tracker: keep one")
     count, accelerator = find_hardware(request.on, planned_nodes())
     data = request.data
     found = text_here()
@@ -269,7 +272,10 @@ def launch_words(setting: Setting) -> list[str]:
 
 def stage_options(name: str, flags: Flags, setting: Setting) -> list[str]:
     """Return the flags of a stage that do not change its result."""
-    options = [f"--run={setting.request.wandb}"] if setting.request.wandb else []
+    request = setting.request
+    options = [f"--run={request.wandb}"] if request.wandb else []
+    if request.trackio:
+        options = [f"--run={request.trackio}", "--tracker=trackio"]
     if setting.obstacle:
         options.append("--device-type=cpu")
     # A node may fail, and the steps since a checkpoint are lost.

@@ -176,6 +176,10 @@ def test_a_missing_data_set_leaves_out_its_stages(planned, text_folder, base, mo
     assert "left out: chat_sft (mid_train is left out)" in text
     assert job.step("base_train").options == ["--run=mine"]
     assert job.resume == shlex.join(["bash", f"{plan.ROOT}/speedrun.sh", f"--data={text_folder.name}"])
+    job, _ = planned(data=text_folder.name, scale="1gpu", cwd=str(text_folder.parent), trackio="mine")
+    assert job.step("base_train").options == ["--run=mine", "--tracker=trackio"]
+    with pytest.raises(UserError, match="--wandb and --trackio both name a tracker: keep one"):
+        planned(data=text_folder.name, cwd=str(text_folder.parent), wandb="mine", trackio="mine")
 
 
 @pytest.mark.parametrize("scale", ["embedded", "cpu"])

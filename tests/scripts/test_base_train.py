@@ -2,6 +2,8 @@
 
 import math
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 from base_runs import Base
@@ -43,6 +45,36 @@ def test_a_run_leaves_its_record(base, whole) -> None:
     assert record["metrics"]["Minimum validation bpb"]["value"] == min(bpb)
     assert base.losses("whole")[-1] < base.losses("whole")[0]
     assert len(re.findall(r"^step \d+ \| val/bpb: ", whole, re.M)) == 5
+
+
+class BrokenTracker:
+    """What is done to a process before its run: a function of trackio raises this error."""
+
+    def __init__(self, function: str, error: type[BaseException]) -> None:
+        self.function, self.error = function, error
+
+    def __call__(self) -> None:
+        def call(name: str) -> None:
+            if name == self.function:
+                raise self.error("the disk\nis full")
+
+        run = SimpleNamespace(log=lambda figures, step: call("log"), finish=lambda: call("finish"))
+        sys.modules["trackio"] = SimpleNamespace(init=lambda **options: call("init") or run)
+
+
+@pytest.mark.parametrize(
+    ("function", "error"), [("init", RuntimeError), ("log", SystemExit), ("finish", OSError), ("none", OSError)]
+)
+def test_a_tracker_that_fails_stops_no_run(base, whole, function, error) -> None:
+    """The weights and the log are those of a run without one."""
+    tag = f"tracked-{function}"
+    said = base.run(tag, "--run=mine", "--tracker=trackio", before=BrokenTracker(function, error))
+    lines = [line for line in said.splitlines() if "trackio" in line]
+    path = base.of(tag) / "metrics.jsonl"
+    reason = f"({error.__name__}: the disk is full); see {path}"
+    assert lines == ([] if function == "none" else [f"trackio is off for the rest of this run {reason}"])
+    assert base.losses(tag) == pytest.approx(base.losses("whole"), abs=1e-5)
+    assert base.outcome(tag)["config"]["tracker"] == "trackio"
 
 
 def test_the_largest_device_batch_is_found_and_kept(base, whole) -> None:
