@@ -91,7 +91,8 @@ def _open_history(path: Path) -> Callable[[], None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(0o600)
         path.chmod(0o600)  # only the owner reads what was asked
-        readline.read_history_file(path)
+        if path.stat().st_size:  # libedit refuses an empty file
+            readline.read_history_file(path)
     except OSError as error:
         print_note(f"{error}: the lines of this chat are not kept")
         return lambda: None
@@ -105,10 +106,13 @@ def _open_history(path: Path) -> Callable[[], None]:
         # A line that is empty, or the same as the one before, is not new.
         if count == kept:
             return
-        if hasattr(readline, "append_history_file"):
-            readline.append_history_file(count - kept, path)  # another chat may write there too
-        else:  # libedit, on macOS
-            readline.write_history_file(path)
+        try:
+            if hasattr(readline, "append_history_file"):
+                readline.append_history_file(count - kept, path)  # another chat may write there too
+            else:  # libedit, on macOS
+                readline.write_history_file(path)
+        except OSError as error:  # a full disk does not end the chat
+            print_note(f"{error}: this line is not kept")
         kept = count
 
     return keep

@@ -154,6 +154,12 @@ def test_a_chat_without_readline_or_a_place_for_the_history(base, tmp_path) -> N
     assert "the lines of this chat are not kept" in person.text
     person.type("hello\r")
     person.leave()
+    (blocked / "chat_cli").unlink()
+    person = Person(blocked)
+    (blocked / HISTORY).unlink()
+    (blocked / HISTORY).mkdir()  # as bad as a full disk
+    assert "this line is not kept" in person.type("hello\r")
+    person.leave()
 
 
 def test_stdout_has_the_answers_only(base, here, monkeypatch) -> None:
