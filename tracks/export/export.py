@@ -2,15 +2,18 @@
 
 python -m tracks.export.export --source=sft --tag=d8 --format=hf --out=my-model
 python -m tracks.export.export -i base --tag=d8 --format=gguf
+python -m tracks.export.export --source=sft --tag=d8 --push=user/name
 """
 
 from pathlib import Path
 from typing import Literal
 
 from nanochat.config import option, options, run_script
+from nanochat.errors import UserError
 from nanochat.log import print0
 from nanochat.paths import base_dir
 from nanochat.settings import ModelChoice
+from tracks.export.push import check_access, check_repo, push
 
 
 @options("files")
@@ -21,6 +24,14 @@ class Config(ModelChoice):
         "hf", "hf (transformers), gguf (llama.cpp), or only the tokenizer of hf"
     )
     out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)")
+    push: str = option("", "also upload it to the hub, to this user/name: private, with the token in HF_TOKEN")
+    public: bool = option(False, "let everybody see what --push uploads")
+
+    def __post_init__(self) -> None:
+        if self.push:
+            check_repo(self.push)
+        elif self.public:
+            raise UserError("--public is for an upload: add --push=user/name")
 
 
 def main(config: Config) -> None:
@@ -28,6 +39,8 @@ def main(config: Config) -> None:
     from nanochat.runtime import setup
     from tracks.export import gguf, hf
 
+    if config.push:
+        check_access(config.push)
     writers = {"hf": hf.write_folder, "tokenizer": hf.write_tokenizer, "gguf": gguf.write_gguf}
     name = f"{config.tag}-{config.source}"
     out = Path(config.out).expanduser() if config.out else base_dir() / f"export/{name}-{config.format}"
@@ -37,6 +50,10 @@ def main(config: Config) -> None:
         exported = hf.Exported(name, model, tokenizer, checkpoint.manifest)
         hf.export(writers[config.format], exported, out)
     print0(f"export: {out}")
+    # Only what was compared is there to be uploaded.
+    if config.push:
+        url = push(out, config.push, config.public)
+        print0(f"pushed to {url} ({'public' if config.public else 'private'})")
 
 
 if __name__ == "__main__":
