@@ -9,7 +9,7 @@ from nanochat.settings import ChatTuneSettings
 from tasks import open_mixture, open_tasks
 from tasks.mixing import row_counts
 
-# A little of each task: the model has the abilities by now, and learns the form of an answer.
+# A little of each task: the model has the abilities by now, and learns the form of an answer. AQUA's are rationales.
 MIXTURE = (
     "ARC-Easy,ARC-Challenge,GSM8K,AQUA@20000,SmolTalk@10000,Identity,SimpleSpelling@300,SpellingBee@300,"
     "Multi-Turn@10000"
