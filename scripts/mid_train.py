@@ -9,7 +9,7 @@ from nanochat.settings import ChatTuneSettings
 from tasks import open_mixture, open_tasks, scored_kinds
 from tasks.mixing import row_counts
 
-# Conversations, choices by letter, and calls of the calculator; small sets are repeated.
+# Conversations, choices by letter, AQUA's rationales, and calls of the calculator; small sets are repeated.
 MIXTURE = "SmolTalk,Identity:2,MMLU:3,GSM8K:4,AQUA@20000,SimpleSpelling,SpellingBee,Multi-Turn"
 
 
