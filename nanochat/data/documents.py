@@ -9,17 +9,18 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, AnyStr
+from typing import TYPE_CHECKING, Any, AnyStr
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from filelock import FileLock
 
 from nanochat.errors import UserError
 from nanochat.log import Progress, print0
 from nanochat.paths import base_dir, new_folder, read_jsonl, read_lines, read_sha256, text_sha256
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 TEXT = "text"  # column in parquet, key in JSON
 DOCUMENT_CHARS = 8192  # at least, for a document cut from a text file
@@ -84,8 +85,11 @@ READERS: dict[str, Callable[[Path], Iterator[str]]] = {
 
 
 @contextlib.contextmanager
-def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
+def open_parquet(file: Path) -> "Iterator[pq.ParquetFile]":
     """Open a parquet file with a text column; UserError if it is anything else, or if reading it fails."""
+    import pyarrow as pa  # slow
+    import pyarrow.parquet as pq
+
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
             columns = {column.name: column.type for column in parquet.schema_arrow}
@@ -97,8 +101,10 @@ def open_parquet(file: Path) -> Iterator[pq.ParquetFile]:
         raise UserError(f"{file} is not a complete parquet file ({error})") from error
 
 
-def read_row_group(parquet: pq.ParquetFile, group: int) -> pa.Array:
+def read_row_group(parquet: "pq.ParquetFile", group: int) -> "pa.Array":
     """Return the text column for one row group, maybe with nulls."""
+    import pyarrow as pa
+
     return pa.concat_arrays(parquet.read_row_group(group, columns=[TEXT]).column(0).chunks)
 
 
@@ -136,6 +142,11 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
 
 def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     """Write train-*.parquet and val.parquet, and print the counts."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
     # Text in parquet is a few times longer than the file. A wrong guess only changes the shard size.
     size = sum(file.stat().st_size * (4 if file.suffix.lower() == ".parquet" else 1) for file in files)
     dealt = [out / f"dealt-{number}" for number in range(min(MAX_SHARDS, size // SHARD_BYTES + 1))]
@@ -169,11 +180,13 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     print0(f"data: {name}: {count - held_out:,} documents for training, {held_out:,} for validation")
 
 
-def _deal_out(files: Sequence[Path], paths: list[Path], random: np.random.RandomState) -> tuple[int, int]:
+def _deal_out(files: Sequence[Path], paths: list[Path], random: "np.random.RandomState") -> tuple[int, int]:
     """Deal documents out at random to temporary files, each with a text hash as key, without blank ones.
 
     Returns (smallest key, number of documents).
     """
+    import pyarrow as pa
+
     schema = pa.schema([(TEXT, pa.large_string()), ("key", pa.uint64())])
     smallest = 2**64 - 1
     count = 0

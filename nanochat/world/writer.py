@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from filelock import FileLock
 
 from nanochat.errors import UserError
@@ -44,6 +42,9 @@ SIZES = {
 
 
 def write_parquet(path: Path, rows: Rows, row_group: int) -> None:
+    import pyarrow as pa  # slow
+    import pyarrow.parquet as pq
+
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=row_group, compression="zstd")
 
