@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -245,6 +246,14 @@ def python(base: Path, compiled: dict[str, str]):
         return checked(subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300), code)
 
     return run
+
+
+@pytest.fixture
+def without_heavy(python, tmp_path: Path):
+    """`python` where importing a package that takes a tenth of a second or more ends the process."""
+    for heavy in ("torch", "pyarrow", "numpy", "scipy", "pydantic", "transformers", "wandb", "tiktoken", "openai"):
+        (tmp_path / f"{heavy}.py").write_text(f"raise SystemExit('{heavy} was imported')")
+    return partial(python, PYTHONPATH=str(tmp_path))
 
 
 @pytest.fixture(scope="session")

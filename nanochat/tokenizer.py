@@ -11,14 +11,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import rustbpe
 from nanochat.errors import UserError
 from nanochat.log import Record
 from nanochat.paths import read_json, text_sha256, write_text
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
 
 SPECIAL_TOKENS = (

@@ -62,7 +62,7 @@ make_environment() {
 first_download() {
   case $(uname -s) in
     Darwin) printf 'the first time 0.4 GB are downloaded' ;;
-    *) printf 'the first time 3.3 GB are downloaded, 6 GB on the disk; most of it are CUDA libraries (docs/install.md)' ;;
+    *) printf 'the first time 3.3 GB are downloaded, 6 GB on the disk, most of it CUDA libraries (docs/install.md)' ;;
   esac
 }
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
 from nanochat.chat import messages, text_of
 from nanochat.config import check_names
 from nanochat.data.corpus import learned_world, world_folder
@@ -158,6 +156,8 @@ class Task:
     seed = 0  # for augmentation, set by a mixture
 
     def __post_init__(self) -> None:
+        import numpy as np  # slow
+
         self.files: dict[str, Path] = {}  # name on the hub -> file that the rows come from
         self.rows = self.open_rows()
         self._order = np.random.default_rng(SHUFFLE_SEED).permutation(len(self.rows)).repeat(self.copies)

@@ -17,9 +17,7 @@ applies to whichever it is.
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from nanochat.chat import render_conversation
 from nanochat.data.hub import HubError
@@ -32,6 +30,9 @@ from nanochat.tokenizer import Tokenizer
 from tasks.chats import json_lines
 from tasks.common import DataSet, DataSets, Task, find_task
 
+if TYPE_CHECKING:
+    import numpy as np
+
 # The path after json: may have any characters, and after ~ the first : is that of the augmentation.
 MEMBER = re.compile(
     r"(json:.+?|[^:@%~]+)(~\w+(?:(?!:)|:\d+(?![\d.])))?(?:@([1-9]\d*))?(?:%(\d*\.?\d+))?(?::(\d*\.?\d+))?"
@@ -39,7 +40,7 @@ MEMBER = re.compile(
 HELD_OUT = 20  # a data set with a train split alone keeps one row in this many for validation
 
 
-Parts = dict[str, tuple[Task, np.ndarray]]  # name -> (task, row numbers)
+Parts = dict[str, tuple[Task, "np.ndarray"]]  # name -> (task, row numbers)
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Mixture:
     """Several tasks' conversations in a seed's random order."""
 
     def __init__(self, parts: Parts, seed: int) -> None:
+        import numpy as np  # slow
+
         self._parts = parts
         self._tasks = [task for task, _ in parts.values()]
         # Counts with every epoch, by task name.
@@ -108,6 +111,8 @@ def mix(
     default: used where the specification is empty, without the tasks that have no files on this machine, and with all
     rows where a task has fewer than asked for. tokenizer: see `Task`; it counts tokens for shares.
     """
+    import numpy as np
+
     available_only = spec in ("", default)
     spec = spec or default
     parts: Parts = {}
@@ -192,11 +197,13 @@ def _open_first(
     return None
 
 
-def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.ndarray]:
+def _open_split(data: DataSet, split: str, tokenizer: str) -> "tuple[Task, np.ndarray]":
     """Return a task and its row numbers for a split.
 
     Validation takes the validation split, or else the test split, or else a part that training leaves out.
     """
+    import numpy as np
+
     names = data.split_names
     own = split
     if split == "validation" and split not in names:
@@ -212,6 +219,8 @@ def _open_split(data: DataSet, split: str, tokenizer: str) -> tuple[Task, np.nda
 
 def _cut_to_shares(parts: Parts, shares: dict[str, float], tokenizer: str) -> None:
     """Leave each task the first rows, as many as the share of the supervised tokens needs; one task keeps all."""
+    import numpy as np
+
     encoder = Tokenizer.load(stage_dir("tok_train", tokenizer) / "tokenizer.json")
     reached = {}  # name -> supervised tokens in the first row, the first two rows, and so on
     for name, (task, rows) in parts.items():

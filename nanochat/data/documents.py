@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, AnyStr
 
-import numpy as np
 from filelock import FileLock
 
 from nanochat.errors import UserError
 from nanochat.log import Progress, print0
 from nanochat.paths import base_dir, new_folder, read_jsonl, read_lines, read_sha256, text_sha256
 
-if TYPE_CHECKING:  # pyarrow is imported where it is used: scripts that only list tasks do without
+if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -87,7 +87,7 @@ READERS: dict[str, Callable[[Path], Iterator[str]]] = {
 @contextlib.contextmanager
 def open_parquet(file: Path) -> "Iterator[pq.ParquetFile]":
     """Open a parquet file with a text column; UserError if it is anything else, or if reading it fails."""
-    import pyarrow as pa
+    import pyarrow as pa  # slow
     import pyarrow.parquet as pq
 
     try:
@@ -142,6 +142,7 @@ def convert_folder(name: str, root: Path, files: Sequence[Path]) -> Path:
 
 def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     """Write train-*.parquet and val.parquet, and print the counts."""
+    import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
@@ -179,7 +180,7 @@ def _write_shards(name: str, files: Sequence[Path], out: Path) -> None:
     print0(f"data: {name}: {count - held_out:,} documents for training, {held_out:,} for validation")
 
 
-def _deal_out(files: Sequence[Path], paths: list[Path], random: np.random.RandomState) -> tuple[int, int]:
+def _deal_out(files: Sequence[Path], paths: list[Path], random: "np.random.RandomState") -> tuple[int, int]:
     """Deal documents out at random to temporary files, each with a text hash as key, without blank ones.
 
     Returns (smallest key, number of documents).

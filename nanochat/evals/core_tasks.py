@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import yaml
 
 from nanochat.data.bundle import fetch_bundle
@@ -20,8 +19,11 @@ from nanochat.data.hub import HubFile
 from nanochat.paths import read_jsonl, text_sha256
 from nanochat.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    import numpy as np
+
 BUNDLE = (HubFile("eval_bundle/core.yaml"), HubFile("eval_bundle/eval_meta_data.csv"))
-Rows = list[np.ndarray]  # token ids of several texts
+Rows = list["np.ndarray"]  # token ids of several texts
 # Kinds of tasks, as the bundle calls them. A choice has one context and several continuations. A schema has several
 # contexts and one continuation. A completion has one of each, and the model has to predict the continuation exactly.
 CHOICE = "multiple_choice"
@@ -116,7 +118,7 @@ class Item:
     number: int
     question: str  # hash over the texts, the same for any tokenizer
     gold: int  # the right option's number
-    prefix: np.ndarray
+    prefix: "np.ndarray"
     options: Rows
     scored: list[int]  # for each option: tokens at the end that count for the score
 
@@ -125,6 +127,8 @@ def tokenize_items(
     task: BundleTask, items: Sequence[dict[str, Any]], numbers: Sequence[int], tokenizer: Tokenizer
 ) -> list[Item]:
     """Return the items with these numbers as tokens."""
+    import numpy as np  # slow
+
     texts = [task.prompts(items, number) for number in numbers]
     # All texts at once, in several threads; each begins with <|bos|>.
     ids, offsets = tokenizer.core.encode_batch(list(chain(*texts)), tokenizer.bos)
@@ -159,6 +163,8 @@ def tokenize_items(
 
 def _common_length(rows: Rows) -> int:
     """Return how many tokens all rows begin with."""
+    import numpy as np
+
     shortest = min(map(len, rows))
     differs = np.any([row[:shortest] != rows[0][:shortest] for row in rows], axis=0)
     return int(np.append(differs, True).argmax())

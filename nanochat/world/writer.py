@@ -42,7 +42,7 @@ SIZES = {
 
 
 def write_parquet(path: Path, rows: Rows, row_group: int) -> None:
-    import pyarrow as pa  # slow: the help of `python -m nanochat.world` does without
+    import pyarrow as pa  # slow
     import pyarrow.parquet as pq
 
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 Commands: `run` (a study from its spec), `embedded` (the whole study on the embedded world), `merge` (one model of
 several).
 
+- `kinds`: run_lab: the kinds of studies, for `run`; check_disk, flag_mistakes (for tests).
 - `sweep`: the spec of a lab, its runs as steps, its plan, the ledger; imported as a module.
 - `engines`: Chains, ENGINES, gpu_names: this machine, a Ray cluster, Slurm.
 - `findings`: read_results, Results, recommended, final_loss, write_recommendation, write_report, write_noise: the

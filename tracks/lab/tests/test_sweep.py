@@ -9,7 +9,7 @@ from nanochat.config import parse
 from nanochat.paths import write_text
 from scripts import chat_eval, chat_sft
 from tracks.lab import merge
-from tracks.lab.run import check_disk, flag_mistakes
+from tracks.lab.kinds import check_disk, flag_mistakes
 from tracks.lab.sweep import add_look, chains_of, disk_needed, expectations, looks, mistakes, read_spec, run_steps
 from tracks.lab.tests.made_labs import make_lab, read_lab
 

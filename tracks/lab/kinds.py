@@ -1,0 +1,233 @@
+"""What `tracks.lab.run` does: checks a spec, and runs the kinds of labs.
+
+- run_lab(config): everything, in order.
+- compare_mixes, measure_noise, search_rates: the kinds, by the flag --kind.
+- check_disk, flag_mistakes: what is found before anything runs.
+"""
+
+import importlib
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from itertools import chain, product
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from nanochat.config import parse
+from nanochat.errors import UserError
+from nanochat.jobs.runner import Job
+from nanochat.log import print0, table_of
+from nanochat.outcome import Outcome
+from nanochat.paths import base_dir, newest_manifest
+from tasks import JUDGED, TASKS, find_task, open_tasks
+from tasks.chats import JsonLines, chat_files
+from tasks.mixing import Member, parse_mixture
+from tracks.lab import sweep
+from tracks.lab.engines import ENGINES, Chains, gpu_names
+from tracks.lab.findings import (
+    Results,
+    final_loss,
+    read_results,
+    recommended,
+    write_noise,
+    write_recommendation,
+    write_report,
+)
+from tracks.lab.rates import rounds
+
+if TYPE_CHECKING:
+    from tracks.lab.run import Config
+
+
+def run_lab(config: "Config") -> None:
+    """Check the spec and all that it names, and run the lab or print its plan."""
+    if not config.spec:
+        raise UserError("name the file that describes the lab: --spec=FILE")
+    path = Path(config.spec).expanduser().resolve()
+    usual = path.stem if config.kind == "mixes" else f"{path.stem}-{config.kind}"
+    spec = sweep.read_spec(path, config.tag or usual)
+    files, found = open_mixes(spec)
+    wrong = sweep.mistakes(spec)
+    if not wrong:  # else the scripts could not be asked
+        wrong = flag_mistakes(spec)
+    found += wrong
+    for task in spec.tasks:
+        try:
+            if find_task(task, JUDGED) != task:  # it is not opened
+                found.append(f"{task}: benchmarks are written as in docs/tasks.md")
+        except UserError as error:
+            found.append(str(error))
+    found += refused_flags(config, spec)
+    if found:
+        raise UserError("\n  ".join([f"{config.spec}:", *found]))
+    # Tasks without files are found before anything runs. Those that are held out are not opened.
+    questions = count_questions(spec)
+    if config.plan:
+        print0(*sweep.expectations(spec, questions), sep="\n")
+        return
+    kinds = {"mixes": compare_mixes, "rates": search_rates, "variance": measure_noise}
+    gpus = min(len(gpu_names()), 1) if config.gpus < 0 else config.gpus
+    spec = spec.model_copy(update={"files": files, "gpus": gpus})
+    kinds[config.kind](spec, Outcome.begin("lab", spec.name, config), config)
+
+
+def refused_flags(config: "Config", spec: sweep.Spec) -> list[str]:
+    """Return sentences about flags that do not fit each other or the lab."""
+    found = []
+    if config.kind != "mixes" and (config.plan or config.final):
+        found.append("--plan and --final belong to --kind=mixes")
+    if config.kind == "rates" and spec.stage == "chat_rl":
+        found.append("--kind=rates looks for the lowest validation loss, which chat_rl has not")
+    if config.kind == "rates" and spec.own_flags.get("--eval-every") == "-1":
+        found.append("--kind=rates needs a validation loss: set --eval-every=0 in flags")
+    if config.kind == "variance" and spec.repeats == 1:
+        found.append("--kind=variance needs repeats = 2 or more")
+    if config.engine != "local" and config.gpus < 0:
+        found.append("--engine=ray and slurm need --gpus, as a number for each run")
+    if config.final and not spec.held_out:
+        found.append("--final needs benchmarks that are held_out")
+    return found
+
+
+def open_mixes(spec: sweep.Spec) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the files of conversations in each mix, and mistakes in the words of the mixes."""
+    files = {}
+    found = []
+    for mix, words in spec.mixes.items():
+        try:
+            if spec.stage == "chat_rl":
+                find_task(words, TASKS)
+                continue
+            members = parse_mixture(words, TASKS)
+            found += [
+                f"the mix {mix} has less than minimal = {least}" for least in spec.minimal if not has(members, least)
+            ]
+            # The hub's files have no absolute paths.
+            sets = chain.from_iterable(member.sources.values() for member in members)
+            places = [Path(data.path) for data in sets if data.task is JsonLines]
+            files[mix] = [str(file) for place in places if place.is_absolute() for file in chat_files(place)]
+        except UserError as error:
+            found.append(f"the mix {mix}: {error}")
+    return files, found
+
+
+def has(members: Sequence[Member], least: str) -> bool:
+    """Return True if a mix has a task; with TASK%SHARE, if it has at least this share, in percent."""
+    name, _, share = least.lower().partition("%")
+    names = [{source.lower().partition("~")[0] for source in member.sources} for member in members]
+    shares = [member.share for member, own in zip(members, names, strict=True) if name in own]
+    return bool(shares) and sum(shares) >= float(share or 0)
+
+
+def count_questions(spec: sweep.Spec) -> dict[str, int]:
+    """Return the number of questions that a model is asked, by development benchmark."""
+    base = newest_manifest(base_dir() / spec.parent_of(spec.bases[0]))
+    tokenizer = base["tokenizer"]["tag"]  # names the world of the world's tasks
+    most = int(spec.sampling.get("max_problems") or sys.maxsize)
+    tasks = open_tasks("|".join(spec.open_tasks), unsafe_exec=True, tokenizer=tokenizer)
+    return {name: min(len(tasks[name]), most) for name in spec.dev}
+
+
+def flag_mistakes(spec: sweep.Spec) -> list[str]:
+    """Return the first mistake in flags, sampling and methods, as the scripts themselves would say it."""
+    try:
+        for step in chain.from_iterable(sweep.run_steps(spec, run) for run in [spec.runs[0], *spec.merged_runs]):
+            script, *flags = step.command
+            parse(importlib.import_module(script).Config, flags)
+    except UserError as error:
+        return [f"flags, sampling or methods: {error}"]
+    return []
+
+
+def check_disk(spec: sweep.Spec, runs: Sequence[sweep.Run]) -> None:
+    """Raise an OSError if the checkpoints of those runs that are not trained have no room on the disk."""
+    from nanochat.checkpoint import check_free_space
+
+    check_free_space(base_dir(), sweep.disk_needed(spec, runs))
+
+
+def start(spec: sweep.Spec, chains: Chains, config: "Config") -> None:
+    """Run chains of steps; a run that fails is a hole in the report."""
+    resume = shlex.join(["python", "-m", "tracks.lab.run", *sys.argv[1:]])
+    job = Job("lab", spec.name, list(chain.from_iterable(chains)), resume=resume)
+    failed = ENGINES[config.engine](job, chains, config.jobs, spec.gpus)
+    if failed:
+        print0(f"lab: {failed} of {len(chains)} failed, and are left out")
+
+
+# ---- kinds of labs ----
+
+
+def compare_mixes(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
+    """Train and evaluate all runs, and report what the mixes change."""
+    look = len(sweep.looks(spec))  # an edited ledger is found before anything runs
+    check_disk(spec, [*spec.runs, *spec.merged_runs])
+    start(spec, sweep.chains_of(spec), config)
+    if spec.merges:
+        start(spec, sweep.merge_chains(spec), config)
+    results = read_results(spec, spec.runs)
+    merged = read_results(spec, spec.merged_runs)
+    if config.final:
+        look = evaluate_held_out(spec, results, config)
+    write_report(spec, outcome, results, merged, look)
+    everything = [*results, *merged]
+    kept = {"all": everything, "best": recommended(spec, results), "none": []}[config.keep]
+    for result in everything:
+        if result not in kept and result.answers:
+            folder = spec.outcome_of(result.run).parent
+            for checkpoint in folder.glob("step_*"):
+                shutil.rmtree(checkpoint)
+            print0(f"lab: the checkpoints in {folder} are deleted")
+    if not any(result.answers for result in results):
+        raise ChildProcessError("all runs have failed: the table of alarms has the reasons")
+
+
+def measure_noise(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
+    """Evaluate the bases again and again, and report the noise of each benchmark."""
+    start(spec, [[sweep.base_step(spec, *words)] for words in product(spec.bases, [0, *spec.slots])], config)
+    write_noise(spec, outcome)
+
+
+def search_rates(spec: sweep.Spec, outcome: Outcome, config: "Config") -> None:
+    """Search for the best rate of each mix on each base, and report it. Runs that are finished are not repeated."""
+    outcome.metrics = {"Question": spec.question}
+    rows = []
+    for base, mix in product(spec.bases, spec.mixes):
+        losses = {}
+        for ahead in rounds(losses, len(spec.seeds)):
+            print0(f"lab: {mix} on {base}: {ahead.sentence}")
+            if not ahead.seeds:  # the last round: the result
+                outcome.metrics[f"{mix} on {base}"] = ahead.sentence
+                for rate, by_seed in sorted(losses.items()):
+                    is_best = "yes" if rate in ahead.rates else ""
+                    rows.append([base, mix, rate, len(by_seed), fmean(by_seed), is_best])
+                break
+            seeds = spec.seeds[: ahead.seeds]
+            part = spec.model_copy(
+                update={"bases": [base], "mixes": {mix: spec.mixes[mix]}, "rates": ahead.rates, "seeds": seeds}
+            )
+            check_disk(part, part.runs)
+            start(part, [sweep.run_steps(part, run)[:1] for run in part.runs], config)
+            for rate in ahead.rates:
+                losses[rate] = [final_loss(part, run) for run in part.runs if run.rate == rate]
+    title = "Rates, as factors of the stage's own, by the last validation loss"
+    outcome.tables = [table_of(title, "Base | Mix | Rate:g | Seeds | Loss:.4f | Best", rows)]
+    outcome.finish()
+
+
+def evaluate_held_out(spec: sweep.Spec, results: Results, config: "Config") -> int:
+    """Evaluate the recommended runs on the held-out benchmarks; return the number of looks at these, with this one."""
+    # Written and hashed before a held-out task is opened.
+    path = write_recommendation(spec, results)
+    runs = [result.run for result in recommended(spec, results)]
+    if not runs:
+        raise UserError("no run of the reference has a result: the report of the lab without --final names the reasons")
+    chains = [sweep.run_steps(spec, run, is_held_out=True)[1:] for run in runs]
+    for [step] in chains:
+        if not step.outcome.exists() and not any((base_dir() / step.parent).glob("step_*")):
+            raise UserError(f"{step.parent} has no checkpoint any more: delete its folder to train it again")
+    look = sweep.add_look(spec, path, runs)
+    start(spec, chains, config)
+    return look
