@@ -179,7 +179,7 @@ def find_set(word: str, known: DataSets) -> tuple[str, DataSet]:
 
 def _open_first(
     member: Member, split: str, tokenizer: str, available_only: bool
-) -> tuple[str, Task, np.ndarray] | None:
+) -> tuple[str, Task, "np.ndarray"] | None:
     """Return name, task and row numbers for the first of a member's data sets whose files can be had.
 
     Each one that is left out is named in a line. Without files for any: HubError, or None with available_only.
