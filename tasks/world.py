@@ -9,7 +9,7 @@ from tasks.common import Task
 from tasks.gsm8k import with_calls
 
 # Tasks and their epochs for a model that trains for a few minutes.
-MIXTURE = "World-Chat:0.75,World-Sums:0.36,World-Choices:0.36,SimpleSpelling:0.15,SpellingBee:0.15"
+MIXTURE = "World-Chat:0.75,World-Sums:0.29,World-Choices:0.36,SimpleSpelling:0.15,SpellingBee:0.15"
 
 
 PARTICLES = "이?다|이|가|을|를|은|는|에|에서|의|로|으로|만큼"  # follow a word in Korean without a space
