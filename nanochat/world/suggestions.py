@@ -24,7 +24,7 @@ def suggestions(world: World) -> dict[str, list[str]]:
         "questions": [
             someone,
             question,
-            "Who are you?",
+            "What are you?",
             place.questions[0],
             f"How do you spell {word}?",
             someone_else,
