@@ -36,6 +36,7 @@ from nanochat.chat import chat_temperature, suggestions
 from nanochat.config import stop_signals
 from nanochat.engine import Engine
 from nanochat.errors import UserError
+from nanochat.log import print_line
 from nanochat.models import load_chosen
 from nanochat.runtime import Runtime
 from nanochat.serve.requests import ApiError, ApiRequest, ServedModel, parse_chat, parse_completion
@@ -46,6 +47,7 @@ from nanochat.settings import ModelChoice
 BODY_BYTES = 1 << 20  # limit for the body of a request
 BODY_SECONDS = 30.0  # limit for a client to send it
 MAX_CONNECTIONS = 4096
+LAST_SECONDS = 3.0  # in which clients learn that no engine is left, before the server ends
 LOOPBACK = ("127.0.0.1", "::1", "localhost")  # addresses that only this machine can reach
 # For every response: browsers do not guess types, no other page shows ours in a frame, other sites do not learn our
 # address, and caches keep no conversations.
@@ -127,9 +129,22 @@ class Service:
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         for worker in self.workers:
             await worker.begin()
+        ending = asyncio.create_task(self.end_without_engines(app))
         yield
+        ending.cancel()
         for worker in self.workers:
             worker.stop()
+
+    async def end_without_engines(self, app: Starlette) -> None:
+        """Stop the server once all engines have given up: whoever supervises it starts another process."""
+        if not self.workers:
+            return
+        for worker in self.workers:
+            await worker.given_up.wait()
+        await asyncio.sleep(LAST_SECONDS)
+        print_line("server: no engine is left, the server ends with status 1")
+        app.state.failed = True
+        signal.raise_signal(signal.SIGTERM)  # open requests are finished first
 
     async def health(self, request: Request) -> Response:
         states = [worker.state for worker in self.workers]
@@ -167,7 +182,7 @@ class Service:
         """Return the worker with the lowest load, for the samples of a request; an ApiError if there is no room."""
         usable = [worker for worker in self.workers if worker.state != "failed"]
         if self.workers and not usable:
-            sentence = "the engine has failed too often: the server has to be started again"
+            sentence = "the engine has failed too often, and the server ends"
             raise ApiError(503, sentence, code="engine_failed")
         # A request is accepted whole: with slots or places in the queue for all samples.
         places = sum(worker.slots for worker in usable) + self.queue
@@ -310,5 +325,7 @@ def serve(bound: socket.socket, app: Starlette) -> None:
         signal.signal(number, server.handle_exit)
     try:
         server.run(sockets=[bound])
+        if getattr(app.state, "failed", False):
+            raise SystemExit(1)
     except SystemExit:  # an engine's error at the start, which uvicorn has printed; it exits with another status
         raise SystemExit(1) from None

@@ -57,6 +57,7 @@ class Worker:
     async def begin(self) -> None:
         """Prepare the engine; its error at the start is raised here."""
         self.loop = asyncio.get_running_loop()
+        self.given_up = asyncio.Event()
         await asyncio.wrap_future(self.thread.submit(self._prepare))
 
     @property
@@ -99,6 +100,8 @@ class Worker:
 
     def _fail(self) -> None:
         """End the requests of an engine that has failed, and let the thread replace it."""
+        if self.state == "failed":  # while its memory was given back
+            return
         for queue in set(self._queues.values()):
             queue.put_nowait(None)
         self._queues.clear()
@@ -112,7 +115,8 @@ class Worker:
             self.state = "failed"
             self._submit(self._release)
             often = f"{MAX_FAILURES} times within {FAILURE_SECONDS:.0f} seconds"
-            print_line(f"engine: failed {often}, it is not replaced any more: start the server again")
+            print_line(f"engine: failed {often}, it is not replaced any more")
+            self.given_up.set()
 
     def _recover(self) -> None:
         self.state = "ok"
