@@ -251,7 +251,10 @@ def unusable_gpu() -> str:
     if hidden or not NVIDIA_DEVICE.exists() or torch.cuda.is_available():
         return ""
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is built without CUDA"
+        print0(
+            f"device: PyTorch {torch.__version__} is built without CUDA, so the NVIDIA GPU of this machine is not used"
+        )
+        return ""
     try:
         torch.cuda.init()
         reason = "torch finds none"

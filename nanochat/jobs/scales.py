@@ -77,7 +77,7 @@ SCALES = {
                 "--num-iterations": "22",
                 "--max-new-tokens": "100",
                 "--init-lr-frac": "0.085",
-                # Without replay the model unlearns plain sums and small talk.
+                # A guard for plain sums and small talk, which a reward for word problems does not ask for.
                 "--replay-rows": "16",
                 "--replay-weight": "0.5",
                 **CPU_RL,
