@@ -204,11 +204,17 @@ def fields_of(definition: ast.ClassDef) -> list[str]:
 # ---- committed cards ----
 
 
-def committed_lines(tree: Tree, written: Iterable[str]) -> Iterator[str]:
+def committed_lines(tree: Tree, written: Iterable[str], listed: Iterable[str]) -> Iterator[str]:
     """Yield section and name of each line in the committed cards that today's code writes.
 
-    written: names that today's code writes; * stands for anything. A card may be older than the code.
+    written: names that today's code writes; * stands for anything. A card may be older than the code. listed: known
+    promises. A section that says "Not shown" leaves out lines without a value, and whether one has a value depends on
+    the run: those that are listed, and that today's code writes, are there (report.json has them).
     """
+    promised: dict[str, list[str]] = {}  # section -> names
+    for line in listed:
+        if found := re.fullmatch(r"field (.+?): (.+)", line):
+            promised.setdefault(found[1], []).append(found[2])
     names = [re.escape(name).replace(r"\*", ".+") for name in sorted({*written, *FILLED_IN})]
     known = re.compile("|".join(names))
     for path in tree.pages():
@@ -219,4 +225,6 @@ def committed_lines(tree: Tree, written: Iterable[str]) -> Iterator[str]:
             title, _, content = section.partition("\n")
             title = re.sub(r" \(.*\)$", "", title)  # the tag, if there are several runs
             labels = re.findall(r"^- (.+?):(?: |$)", content.partition("\n### ")[0], re.MULTILINE)
+            if "Not shown" in labels:
+                labels += promised.get(title, [])
             yield from (f"field {title}: {label}" for label in labels if known.fullmatch(label))

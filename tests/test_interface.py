@@ -5,8 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import card_promises
 import pytest
+import source_tree
 from conftest import ROOT
 from interface import CHANGES, COMMAND, HEADER, LISTED, faults, lines_of, lost, names_of, read_changes, text_of
 from promises import KINDS, interface
@@ -303,3 +306,12 @@ def test_commands_of_scripts_and_tracks_are_found(tmp_path) -> None:
         "table Sizes | Name",
         "name tracks.one Thing",
     ]
+
+
+def test_a_line_that_a_card_leaves_out_is_promised_while_the_code_writes_it(monkeypatch, tmp_path) -> None:
+    section = "## Chat RL\n- Not shown: 2 settings at the default that does nothing\n- task: sums\n\n## Chat SFT\n- top_k: 0\n"
+    monkeypatch.setattr(card_promises, "committed", lambda root, path: f"{source_tree.CARD}\n\n{section}")
+    tree = SimpleNamespace(root=tmp_path, pages=lambda: [tmp_path / "report.md"])
+    listed = ["field Chat RL: kl", "field Chat RL: of_old_code", "field Chat SFT: kl", "setting chat_rl --kl"]
+    found = set(card_promises.committed_lines(tree, ["kl", "task", "top_k"], listed))
+    assert found == {"field Chat RL: kl", "field Chat RL: task", "field Chat SFT: top_k"}
