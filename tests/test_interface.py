@@ -309,7 +309,8 @@ def test_commands_of_scripts_and_tracks_are_found(tmp_path) -> None:
 
 
 def test_a_line_that_a_card_leaves_out_is_promised_while_the_code_writes_it(monkeypatch, tmp_path) -> None:
-    section = "## Chat RL\n- Not shown: 2 settings at the default that does nothing\n- task: sums\n\n## Chat SFT\n- top_k: 0\n"
+    section = "## Chat RL\n- Not shown: 2 settings at the default that does nothing\n- task: sums\n"
+    section += "\n## Chat SFT\n- top_k: 0\n"
     monkeypatch.setattr(card_promises, "committed", lambda root, path: f"{source_tree.CARD}\n\n{section}")
     tree = SimpleNamespace(root=tmp_path, pages=lambda: [tmp_path / "report.md"])
     listed = ["field Chat RL: kl", "field Chat RL: of_old_code", "field Chat SFT: kl", "setting chat_rl --kl"]
