@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
+from nanochat.errors import not_installed
 from nanochat.paths import naming
 
 Record = dict[str, Any]  # JSON
@@ -283,7 +284,8 @@ class MetricLog:
         try:
             yield
         except (Exception, SystemExit) as error:  # training goes on, whatever a service does
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            missing = not_installed(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+            reason = " ".join(str(missing or f"{type(error).__name__}: {error}").split())
             print0(f"{self._title} is off for the rest of this run ({reason}); see {self.path}")
             self._tracker = None
 

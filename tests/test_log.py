@@ -144,7 +144,9 @@ def test_a_tracker_that_is_not_installed_is_named_in_a_line(tmp_path, monkeypatc
     with MetricLog(tmp_path, "first", {"depth": 2}, tracker="trackio") as log:
         log.write("train", 1, loss=2.0)
     [line] = capsys.readouterr().out.splitlines()
-    assert line.startswith("trackio is off for the rest of this run (ModuleNotFoundError: ")
+    reason = "(trackio is not installed: add the extra trackio, by `uv sync --extra=trackio` or "
+    assert line.startswith(f"trackio is off for the rest of this run {reason}")
+    assert line.endswith(f"; see {log.path}")
     assert [record["loss"] for record in read_metrics(log.path)] == [2.0]
 
 
