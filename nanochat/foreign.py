@@ -127,7 +127,10 @@ ROWS = (
     Row("--gradient-checkpointing --activation-checkpointing --grad-checkpointing", "use --checkpointing"),
     Row("--fsdp --zero-stage --deepspeed", "use --shard-weights"),
     Row("--attn-implementation --attn-impl --flash --use-flash-attn", "use --attention"),
-    Row("--num-gpus --n-gpus --gpus --nproc-per-node --world-size", NO_FLAG.format("torchrun starts a process a GPU")),
+    Row(
+        "--num-gpus --n-gpus --gpus --nproc-per-node --world-size",
+        NO_FLAG.format("torchrun starts one process per GPU"),
+    ),
     Row("--backend", NO_FLAG.format("torchrun and NCCL are set up by themselves")),
     # ---- evaluation ----
     Row("--eval-interval --val-every --val-loss-every --eval-freq --validate-every", "use --eval-every"),
