@@ -6,7 +6,8 @@
 #   --data=FOLDER        your own .parquet, .jsonl, .txt or .md files, or a named corpus
 #   --tag=NAME           name for the run's folders; runs with different tags do not interfere with each other
 #   --seed=N             seed for the embedded world, the weights and the data order
-#   --wandb=NAME         mirror the metrics to W&B under this name; --trackio=NAME: to trackio, on this machine
+#   --wandb=NAME         mirror the metrics to W&B under this name
+#   --trackio=NAME       mirror the metrics to trackio, on this machine, under this name
 #   --until=STAGE        stop after this stage
 #   --seconds=N          time for base training; other stages in proportion
 #   --fresh              start from scratch; earlier results are archived

@@ -38,6 +38,7 @@ class Row:
 SHAPE = Hint("python -m scripts.base_train decides the shape of a model, by --depth and --width", BASE)
 FIELD = "it is a field of the model: --model=reference,{}, see GPTConfig in nanochat/gpt.py"
 NO_FLAG = "there is no flag for it, {}"
+SET_BASE = "set NANOCHAT_BASE_DIR for the folder of all runs"
 
 ROWS = (
     # ---- the shape of the model ----
@@ -70,7 +71,7 @@ ROWS = (
         "use --device-batch-size for the sequences at once on a device, --total-batch-size for the tokens of a step",
         "use --device-batch-size",
         "use --slots",
-        NO_FLAG.format("the script chooses by device and memory"),
+        NO_FLAG.format("the script chooses by memory and --device-type"),
     ),
     Row(
         "--gradient-accumulation-steps --gradient-accumulation --grad-accum-steps --grad-accum --accumulation-steps",
@@ -127,7 +128,10 @@ ROWS = (
     Row("--gradient-checkpointing --activation-checkpointing --grad-checkpointing", "use --checkpointing"),
     Row("--fsdp --zero-stage --deepspeed", "use --shard-weights"),
     Row("--attn-implementation --attn-impl --flash --use-flash-attn", "use --attention"),
-    Row("--num-gpus --n-gpus --gpus --nproc-per-node --world-size", NO_FLAG.format("torchrun starts a process a GPU")),
+    Row(
+        "--num-gpus --n-gpus --gpus --nproc-per-node --world-size",
+        NO_FLAG.format("torchrun starts one process per GPU"),
+    ),
     Row("--backend", NO_FLAG.format("torchrun and NCCL are set up by themselves")),
     # ---- evaluation ----
     Row("--eval-interval --val-every --val-loss-every --eval-freq --validate-every", "use --eval-every"),
@@ -156,14 +160,21 @@ ROWS = (
     Row("--save-interval --save-steps --checkpoint-every --checkpoint-interval --save-freq", "use --save-every"),
     Row("--save-total-limit --always-save-checkpoint --keep-checkpoints", "use --keep-last"),
     Row(
-        "--out-dir --output-dir --checkpoint-dir --save-dir --base-dir",
-        "set NANOCHAT_BASE_DIR for the folder of all runs, and --tag for the one of this run",
-        "set NANOCHAT_BASE_DIR for the folder of all runs",
+        "--out-dir --output-dir",
+        f"use --out, or {SET_BASE}",
+        f"{SET_BASE}, and --tag for the one of this run",
+        SET_BASE,
     ),
     Row(
-        "--wandb --wandb-run --wandb-run-name --wandb-name --wandb-log --wandb-project --report-to --run-name",
+        "--checkpoint-dir --save-dir --base-dir",
+        f"{SET_BASE}, and --tag for the one of this run",
+        SET_BASE,
+    ),
+    Row(
+        "--wandb --wandb-run --wandb-run-name --wandb-name --wandb-log --wandb-project",
         "use --run, the name of the run in W&B",
     ),
+    Row("--report-to --run-name", "use --run=NAME, and --tracker=wandb or trackio"),
     Row(
         "--log-interval --log-every --logging-steps --log-freq",
         NO_FLAG.format("every step is in metrics.jsonl, in the folder of the run"),

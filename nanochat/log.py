@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
+from nanochat.errors import not_installed
 from nanochat.paths import naming
 
 Record = dict[str, Any]  # JSON
@@ -183,8 +184,8 @@ class Tracker(Protocol):
         """Wait until all records are there."""
 
 
-def start_wandb(run: str, config: Record | None) -> Tracker:
-    """Begin a run in Weights & Biases, a service with accounts."""
+def start_wandb(run: str, stage: str, config: Record | None) -> Tracker:
+    """Begin a run in Weights & Biases, a service with accounts. Each call makes one, so stages may share a name."""
     import wandb  # slow, and not needed by a run without a name
 
     settings = wandb.Settings(init_timeout=WANDB_SECONDS, finish_timeout=WANDB_SECONDS)
@@ -192,14 +193,17 @@ def start_wandb(run: str, config: Record | None) -> Tracker:
 
 
 class TrackioRun:
-    """A run in trackio, a database on this machine; `trackio show` draws it in a browser."""
+    """A run in trackio, a database on this machine; `trackio show` draws it in a browser.
 
-    def __init__(self, run: str, config: Record | None) -> None:
+    The name is the run there, so the stage is a part of it: all stages of a job have the same --run.
+    """
+
+    def __init__(self, run: str, stage: str, config: Record | None) -> None:
         import trackio  # ty: ignore[import-not-found]  # an extra of this project, which is not locked
 
         # A run that is resumed goes on under its name. Only figures of the log are recorded, none of the machine.
         own = {"embed": False, "resume": "allow", "auto_log_gpu": False, "auto_log_cpu": False}
-        self._run = trackio.init(project="nanochat", name=run, config=config, **own)
+        self._run = trackio.init(project="nanochat", name=f"{run}-{stage}", config=config, **own)
 
     def log(self, figures: Record, /) -> None:
         # Figures that are not known, as the MFU of a CPU, would be text in its tables.
@@ -211,7 +215,7 @@ class TrackioRun:
 
 
 # Name -> how it is called in messages, and what begins a run.
-TRACKERS: dict[TrackerName, tuple[str, Callable[[str, Record | None], Tracker]]] = {
+TRACKERS: dict[TrackerName, tuple[str, Callable[[str, str, Record | None], Tracker]]] = {
     "wandb": ("W&B", start_wandb),
     "trackio": ("trackio", TrackioRun),
 }
@@ -239,7 +243,8 @@ class MetricLog:
             folder.mkdir(parents=True, exist_ok=True)
             if run not in ("", "dummy"):  # the default flag means no mirror
                 with self._mirroring():
-                    self._tracker = start(run, config)
+                    # The folder is STAGE/TAG.
+                    self._tracker = start(run, folder.absolute().parent.name, config)
 
     def write(self, kind: str, step: int, **figures: Any) -> None:
         """Append a record; it replaces an earlier one with the same kind and step.
@@ -279,7 +284,8 @@ class MetricLog:
         try:
             yield
         except (Exception, SystemExit) as error:  # training goes on, whatever a service does
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            missing = not_installed(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+            reason = " ".join(str(missing or f"{type(error).__name__}: {error}").split())
             print0(f"{self._title} is off for the rest of this run ({reason}); see {self.path}")
             self._tracker = None
 

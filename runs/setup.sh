@@ -60,9 +60,11 @@ make_environment() {
 
 # Sizes of the wheels of requirements.lock with torch 2.15.0 for Python 3.11, summed on 2026-11-26; docs/install.md has more.
 first_download() {
-  case $(uname -s) in
-    Darwin) printf 'the first time 0.4 GB are downloaded' ;;
-    *) printf 'the first time 3.3 GB are downloaded, 6 GB on the disk, most of it CUDA libraries (docs/install.md)' ;;
+  printf 'the first installation downloads '
+  case $(uname -sm) in
+    Darwin*) printf '0.4 GB (docs/install.md)' ;;
+    *aarch64) printf '3.5 GB, most of it CUDA libraries (docs/install.md)' ;;
+    *) printf '3.3 GB and takes 6 GB on disk, most of it CUDA libraries (docs/install.md)' ;;
   esac
 }
 

@@ -68,17 +68,23 @@ class NamedChoice(MultipleChoice):
 
 # ---- an answer with its reasons ----
 
-_LETTER = r"(?:\(([a-z])\)|([A-Z])(?![A-Za-z0-9]))"  # a choice's letter: (b) or B
+# What follows a bare letter that is a choice: a stop, a bracket, a closing mark, a dash, a reason or the end of a line.
+# Else it may be a word, or a part of a name or formula: "A bit larger", "A-level", "A + 5".
+_STOP = r"""(?=[ \t]*(?:$|\n|[.,:;!?(|]|[-–—](?![A-Za-z0-9])|(?:because|since)\b)|[)\]}\\<]|[*_`$"'/](?![A-Za-z0-9]))"""
+_BRACKETED, _BARE = r"\(([a-z])\)", r"([A-Z])(?![A-Za-z0-9])"
+_LETTER = rf"(?:{_BRACKETED}|{_BARE}{_STOP})"  # (b) or B.
+_VERDICT = r"[^A-Za-z0-9]*(?i:is|must be)(?i: the)?(?i: correct| right| answer| true)"
 # An announced letter: "The answer is (b).", "Correct option - C", "\boxed{D}".
 ANNOUNCED = re.compile(
     r"(?i:answer|correct (?:option|choice)|boxed)(?i: is| was| (?:will|should|must) be)?[^A-Za-z0-9?\n]*"
-    rf"(?i:(?:option|choice|letter|boxed|text)[^A-Za-z0-9?\n]*)*{_LETTER}"
+    rf"(?i:(?:option|choice|letter|boxed|text)[^A-Za-z0-9?\n]*)*(?:{_BRACKETED}|{_BARE}(?:{_STOP}|{_VERDICT}))"
 )
-# A letter named by the last line: "Option B", "(A) is the correct answer", "C) 12 km".
+# A letter named by the last line: "Option B", "(A) is the correct answer", "C) 12 km", "so 12 km (C)".
 AT_THE_END = re.compile(
     rf"(?i:option|choice|ans(?: is)?)[^A-Za-z0-9]*{_LETTER}|"
-    rf"{_LETTER}[^A-Za-z0-9]*(?i:is|must be)(?i: the)?(?i: correct| right| answer| true)|"
-    rf"^[^A-Za-z0-9(]*\(?{_LETTER}[\s*]*(?:[).:]|$)"
+    rf"(?:{_BRACKETED}|{_BARE}){_VERDICT}|"
+    rf"^[^A-Za-z0-9(]*\(?{_LETTER}[\s*]*(?:[).:]|$)|"
+    rf"(?:^|\s)\({_BARE}\)[\s.*]*$"
 )
 
 

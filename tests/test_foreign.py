@@ -31,11 +31,13 @@ def is_here(module: str) -> bool:
         return False
 
 
-KNOWN = {module: flags_of(module) for module in SCRIPTS}
+# Commands elsewhere with flags that have hints of their own.
+OTHERS = [module for module in ("nanochat.report.__main__", "tracks.export.export") if is_here(module)]
+KNOWN = {module: flags_of(module) for module in SCRIPTS + OTHERS}
 # script, foreign flag, hint; wherever a script has no such flag, and a hint for it
 FOUND = [
     (module, name, hint)
-    for module in SCRIPTS
+    for module in KNOWN
     for name in NAMES
     if name not in KNOWN[module] and (hint := hint_for(name, KNOWN[module]))
 ]
@@ -86,6 +88,11 @@ base_train --learning_rate=6e-4 → unknown argument --learning_rate: use --matr
 chat_sft --learning_rate=6e-4 → unknown argument --learning_rate: use --init-lr-frac for all rates, or
 base_train --max_iters=5 → unknown argument --max_iters: use --num-iterations
 base_train --model_tag=d12 → unknown argument --model_tag: use --tag
+base_train --num_gpus=8 → unknown argument --num_gpus: there is no flag for it, torchrun starts one process per GPU
+base_train --report_to=trackio → unknown argument --report_to: use --run=NAME, and --tracker=wandb or trackio
+chat_eval --run-name=mine → unknown argument --run-name: use --run=NAME, and --tracker=wandb or trackio
+base_train --wandb=mine → unknown argument --wandb: use --run, the name of the run in W&B
+base_train --output_dir=x → unknown argument --output_dir: set NANOCHAT_BASE_DIR for the folder of all runs, and --tag
 base_train --dtype=fp8 → --dtype=fp8 is not known: --fp8 of python -m scripts.base_train adds products in 8 bits
 chat_eval -x 30 → unknown argument -x: use --max-problems
 base_train --dept=4 → unknown argument --dept, did you mean --depth?
@@ -99,6 +106,22 @@ def test_the_sentence_that_a_user_reads(case, here) -> None:
     said = here(f"scripts.{script}", *words, code=2).stderr
     assert said.startswith(f"error: {sentence}")
     assert said.count("\n") == 1
+
+
+def test_what_a_command_writes_is_named_by_its_own_flag() -> None:
+    for module in OTHERS:
+        hint = hint_for("--output-dir", KNOWN[module])
+        assert hint is not None
+        assert hint.text.startswith("use --out, or set NANOCHAT_BASE_DIR")
+
+
+def test_only_a_script_with_a_device_chooses_its_batch() -> None:
+    """tok_train has neither a batch nor a device."""
+    assert hint_for("--batch-size", KNOWN["scripts.tok_train"]) is None
+    chosen = Hint("there is no flag for it, the script chooses by memory and --device-type")
+    found = {module for module, name, hint in FOUND if name == "--batch-size" and hint == chosen}
+    assert found
+    assert all("--device-type" in KNOWN[module] for module in found)
 
 
 def check(script: str, flag: str) -> None:

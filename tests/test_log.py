@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 
 from nanochat import log as under_test
 from nanochat.log import MetricLog, Progress, duration, metric_curve, print0, read_metrics
@@ -143,7 +144,9 @@ def test_a_tracker_that_is_not_installed_is_named_in_a_line(tmp_path, monkeypatc
     with MetricLog(tmp_path, "first", {"depth": 2}, tracker="trackio") as log:
         log.write("train", 1, loss=2.0)
     [line] = capsys.readouterr().out.splitlines()
-    assert line.startswith("trackio is off for the rest of this run (ModuleNotFoundError: ")
+    reason = "(trackio is not installed: add the extra trackio, by `uv sync --extra=trackio` or "
+    assert line.startswith(f"trackio is off for the rest of this run {reason}")
+    assert line.endswith(f"; see {log.path}")
     assert [record["loss"] for record in read_metrics(log.path)] == [2.0]
 
 
@@ -164,12 +167,70 @@ def test_trackio_has_the_figures_of_a_run_and_of_its_resumption(tmp_path, python
     folder = tmp_path / "trackio"
     off = dict.fromkeys(("http_proxy", "https_proxy", "HTTPS_PROXY"), "http://127.0.0.1:9")
     for steps in (("0", "1", "2"), ("3",)):
-        done = python("-c", TRACKED, str(tmp_path / "log"), *steps, TRACKIO_DIR=str(folder), **off)
+        done = python("-c", TRACKED, str(tmp_path / "base_train/d2"), *steps, TRACKIO_DIR=str(folder), **off)
         assert "is off for the rest" not in done.stdout + done.stderr
     with closing(sqlite3.connect(folder / "nanochat.db")) as database:
         found = database.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
-    assert [(name, step) for name, step, _ in found] == [("first", step) for step in range(4)]
+    assert [(name, step) for name, step, _ in found] == [("first-base_train", step) for step in range(4)]
     assert [json.loads(figures)["train/loss"] for *_, figures in found] == [1, 1 / 2, 1 / 3, 1 / 4]
+
+
+EVALUATED = """
+from dataclasses import dataclass
+from nanochat.config import options
+from nanochat.outcome import Outcome
+from nanochat.settings import LogSettings, TagSettings
+
+@options("evaluation")
+class Config(LogSettings, TagSettings):
+    pass
+
+record = Outcome.begin("chat_eval_sft", "d2", Config(run="first", tracker="trackio"))
+record.metrics = {"GSM8K": {"value": 0.5}}
+record.write_evaluation("eval", 7)
+"""
+
+# A package in the place of trackio: it appends each call to a file.
+NOTES = """
+import json, os
+def note(*call):
+    with open(os.environ["NOTES"], "a") as file:
+        print(json.dumps(call), file=file)
+class Run:
+    def __init__(self, name):
+        self.name = name
+    def log(self, figures, step):
+        note("log", self.name, step)
+    def finish(self):
+        note("finish", self.name)
+def init(project, name, config, resume, **own):
+    note("init", name, resume)
+    return Run(name)
+"""
+
+
+def test_each_stage_is_a_run_of_its_own_in_trackio(tmp_path, python) -> None:
+    """All stages of a job have one --run, evaluations too; a resumed stage goes on in its own run."""
+    (tmp_path / "packages").mkdir()
+    (tmp_path / "packages/trackio.py").write_text(NOTES)
+    notes = tmp_path / "notes.jsonl"
+    variables = {
+        "NOTES": str(notes),
+        "PYTHONPATH": f"{tmp_path / 'packages'}:{ROOT}",
+        "NANOCHAT_BASE_DIR": str(tmp_path),
+    }
+    trained = ("-c", TRACKED, str(tmp_path / "base_train/d2"))
+    for words in ((*trained, "0"), ("-c", EVALUATED), (*trained, "1")):
+        assert "is off for the rest" not in python(*words, **variables).stdout
+    assert [json.loads(line) for line in notes.read_text().splitlines()] == [
+        *(["init", "first-base_train", "allow"], ["log", "first-base_train", 0], ["finish", "first-base_train"]),
+        *(
+            ["init", "first-chat_eval_sft", "allow"],
+            ["log", "first-chat_eval_sft", 7],
+            ["finish", "first-chat_eval_sft"],
+        ),
+        *(["init", "first-base_train", "allow"], ["log", "first-base_train", 1], ["finish", "first-base_train"]),
+    ]
 
 
 class Clock:

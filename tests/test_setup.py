@@ -181,6 +181,24 @@ def test_pip_installs_both_folders_and_the_result_runs_elsewhere(checkout, alone
     assert "step 00003" in alone(python, *FIRST_STEPS.split(), cwd=tmp_path).stdout
 
 
+@pytest.mark.parametrize(
+    ("machine", "documented", "said"),
+    [
+        ("Linux x86_64", "| `requirements.lock`, with hashes | 3.3 GB | 6.0 GB |", "3.3 GB and takes 6 GB on disk, "),
+        ("Linux aarch64", "On Arm `runs/setup.sh` downloads 3.5 GB", "3.5 GB, "),
+        ("Darwin arm64", "on macOS 0.4 GB", "0.4 GB (docs/install.md)"),
+    ],
+)
+def test_the_sizes_are_those_of_the_page(machine, documented, said) -> None:
+    assert documented in " ".join((ROOT / "docs/install.md").read_text(encoding="utf-8").split())
+    setup = (ROOT / "runs/setup.sh").read_text(encoding="utf-8")
+    [function] = re.findall(r"^first_download\(\) \{\n.*?^\}\n", setup, re.MULTILINE | re.DOTALL)
+    script = f"uname() {{ echo {machine}; }}\n{function}first_download"
+    printed = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.startswith(f"the first installation downloads {said}")
+    assert ("most of it CUDA libraries" in printed) == machine.startswith("Linux")
+
+
 def test_the_sizes_were_summed_with_the_locked_torch() -> None:
     """runs/setup.sh and docs/install.md say what the first installation downloads: sum it again for another torch."""
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")

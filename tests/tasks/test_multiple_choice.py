@@ -54,6 +54,31 @@ What is the answer?/A train is late. =>
 Answer: F =>
 b =>
 the answer is 5 =>
+The answer is A bit larger than 5, so 6. (C) => C
+The answer is A bit larger than 5, so 6. (C)/Or not. =>
+So it is f(B) =>
+The answer is (b) 12 km => B
+The answer is A **bit** larger =>
+The answer is A $5 book =>
+The answer is A_1 =>
+The answer is \(C\) 12 km => C
+The answer is A train that is late. The answer is D. => D
+The answer: A + 5 = 9 =>
+The answer is A-level work =>
+The answer is A's age =>
+Answer: A lot of 12 (of 20) =>
+Choice A lot of work =>
+The answer is A, not B => A
+The answer is A/It is small. => A
+The answer is A because 4 is even => A
+Answer A is correct/4 is even. => A
+The answer is B (12 km) => B
+The answer is $C$ => C
+"The answer is D" => D
+The answer is E] => E
+Answer: B - 12 km => B
+Answer: B — 12 km => B
+The answer is **A** (12) => A
  =>
 """
 

@@ -25,7 +25,7 @@ class Config(ModelChoice):
     )
     out: str = option("", "new folder to write (default: one in NANOCHAT_BASE_DIR)")
     push: str = option("", "also upload it to the hub, to this user/name: private, with the token in HF_TOKEN")
-    public: bool = option(False, "let everybody see what --push uploads")
+    public: bool = option(False, "let everybody see what --push uploads; a repository that exists keeps its visibility")
 
     def __post_init__(self) -> None:
         if self.push:
@@ -52,8 +52,7 @@ def main(config: Config) -> None:
     print0(f"export: {out}")
     # Only what was compared is there to be uploaded.
     if config.push:
-        url = push(out, config.push, config.public)
-        print0(f"pushed to {url} ({'public' if config.public else 'private'})")
+        print0(f"pushed to {push(out, config.push, config.public)}")
 
 
 if __name__ == "__main__":

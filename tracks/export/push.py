@@ -29,9 +29,10 @@ def check_access(repo: str) -> None:
 
 
 def push(folder: Path, repo: str, public: bool) -> str:
-    """Upload the files of a folder in one commit, to a model repository that is made if it is missing; return its URL.
+    """Upload the files of a folder in one commit, to a model repository that is made if it is missing.
 
-    One that is there keeps its visibility: nothing is uploaded to a public one without `public`.
+    One that is there keeps its visibility: nothing is uploaded to a public one without `public`. Return the URL, and
+    the visibility that the hub tells, as words.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
@@ -41,7 +42,8 @@ def push(folder: Path, repo: str, public: bool) -> str:
     disable_progress_bars()
     try:
         url = api.create_repo(repo, private=not public, exist_ok=True)
-        if not public and not api.model_info(repo).private:
+        private = api.model_info(repo).private
+        if not public and not private:
             raise HubError(f"--push={repo}: it is there and public, so the files would be too: add --public")
         api.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"Export of {folder.name}")
     except HubError:
@@ -55,4 +57,6 @@ def push(folder: Path, repo: str, public: bool) -> str:
     finally:
         if shown:
             enable_progress_bars()
-    return str(url)
+    if not private:
+        return f"{url} (public)"
+    return f"{url} (private{': a repository that exists keeps its visibility' if public else ''})"

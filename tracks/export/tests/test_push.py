@@ -164,8 +164,12 @@ def test_a_public_one_is_asked_for_and_never_by_chance(export, hub, tmp_path) ->
     assert "(public)" in export("--push=me/seen", "--public").stdout
     assert len(hub.commits) == 1
     shutil.rmtree(tmp_path / "out")
-    export("--push=me/new", "--public")
-    assert hub.repos == {"me/seen": False, "me/new": False}
+    assert export("--push=me/new", "--public").stdout.endswith(f"pushed to {hub.address}/me/new (public)\n")
+    shutil.rmtree(tmp_path / "out")
+    hub.repos["me/hidden"] = True
+    said = export("--push=me/hidden", "--public").stdout.splitlines()[-1]
+    assert said == f"pushed to {hub.address}/me/hidden (private: a repository that exists keeps its visibility)"
+    assert hub.repos == {"me/seen": False, "me/new": False, "me/hidden": True}
 
 
 def test_what_fails_is_said_in_one_sentence_and_the_export_stays(export, hub, tmp_path) -> None:
