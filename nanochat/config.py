@@ -19,7 +19,8 @@ import tyro
 from typing_extensions import dataclass_transform
 
 from nanochat import registry
-from nanochat.errors import UserError, not_installed
+from nanochat.errors import UserError
+from nanochat.extras import not_installed
 from nanochat.foreign import VALUES, hint_for
 from nanochat.log import print_line
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol, TextIO
 
-from nanochat.errors import not_installed
+from nanochat.extras import not_installed
 from nanochat.paths import naming
 
 Record = dict[str, Any]  # JSON

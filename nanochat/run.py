@@ -15,11 +15,11 @@ from typing import Any, Generic
 import torch
 
 from nanochat import registry
-from nanochat.attention import kernel_note
 from nanochat.checkpoint import MANIFEST, Checkpoint, Saver, check_free_space, hold, set_aside, to_resume
 from nanochat.config import fixed_settings, flag_of
 from nanochat.dataloader import BatchSource, DataRecord
 from nanochat.errors import UserError
+from nanochat.flash_packages import kernel_note
 from nanochat.gpt import GPT
 from nanochat.log import MetricLog, Record, print0
 from nanochat.metrics import run_metrics, training_curves

@@ -16,7 +16,8 @@ from nanochat.paths import read_json, read_jsonl, read_sha256, write_jsonl
 from nanochat.report.__main__ import read_record, write_card
 from nanochat.report.compare import compare
 from tracks.lab import findings
-from tracks.lab.run import Config, search_rates
+from tracks.lab.kinds import search_rates
+from tracks.lab.run import Config
 from tracks.lab.sweep import Run, base_step, run_steps
 from tracks.lab.tests.made_labs import QUESTIONS, answer, make_lab, read_lab, train
 
@@ -257,8 +258,8 @@ def test_rates_are_searched_by_the_validation_loss(base, monkeypatch) -> None:
             elif not part.outcome_of(run).exists():
                 train(base, part.tag_of(run), scale=1 + (np.log10(run.rate / 2)) ** 2)
 
-    monkeypatch.setattr("tracks.lab.run.start", train_all)
-    monkeypatch.setattr("tracks.lab.run.check_disk", lambda spec, runs: None)
+    monkeypatch.setattr("tracks.lab.kinds.start", train_all)
+    monkeypatch.setattr("tracks.lab.kinds.check_disk", lambda spec, runs: None)
     search_rates(spec, begin(spec), Config())
     [rates] = read_json(base / "lab/lab/outcome.json")["tables"]
     best = [row for row in rates["rows"] if row[-1]]
