@@ -11,7 +11,9 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import tyro
 
 from nanochat.errors import UserError
 from nanochat.log import terminal_table
@@ -43,6 +45,17 @@ def add_json(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write rows, machine, date and commit as JSON; without a file, print that alone",
     )
+
+
+# The same for a command with a config.
+_JSON = tyro.constructors.PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[FILE]",
+    instance_from_str=lambda words: json_file(" ".join(words) or PRINTED),
+    is_instance=lambda value: isinstance(value, str),
+    str_from_instance=lambda value: [value] if value else [],
+)
+JsonFile = Annotated[str, _JSON]
 
 
 class Findings:

@@ -14,12 +14,11 @@ from dataclasses import astuple, dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-import tyro
 
-from bench.findings import PRINTED, Findings, json_file
+from bench.findings import Findings, JsonFile
 from nanochat.config import option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import table_of
@@ -27,15 +26,6 @@ from nanochat.outcome import Outcome, read_outcomes
 from nanochat.paths import base_dir
 from nanochat.settings import TagSettings
 
-# As `bench.findings.add_json` has it: a file, or nothing.
-_JSON = tyro.constructors.PrimitiveConstructorSpec(
-    nargs="*",
-    metavar="[FILE]",
-    instance_from_str=lambda words: json_file(" ".join(words) or PRINTED),
-    is_instance=lambda value: isinstance(value, str),
-    str_from_instance=lambda value: [value] if value else [],
-)
-JsonFile = Annotated[str, _JSON]
 LEAST_POINTS = 3  # for a parabola, and for the error of a power law
 # Columns of the table of runs, which has a row for each.
 COLUMNS = "Run | Depth | N:,d | Tokens:,d | Tokens : N:.2f | FLOPs:.3e | --target-flops:g | Bits per byte:.4f | ±:.4f"

@@ -1,6 +1,6 @@
 """Thirty things that a person types into a new chat: how many get a sensible answer. The model is of an embedded world.
 
-    python -m bench.thirty --tag=default --stages=sft,rl [--samples=4] [--sums=200] [--json]
+    python -m bench.thirty --tag=default --stages=sft,rl [--samples=4] [--sums=200] [--json [FILE]]
 
 tests/thirty.jsonl has them, with a rule for each; no text for training has these wordings. They are asked greedily and
 at the temperature of the model's own chat. --sums: so many plain sums as well, greedily, in the wordings and with the
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.common import ROOT
+from bench.findings import Findings, JsonFile
 from nanochat.config import Count, option, options, run_script
 from nanochat.errors import UserError
 from nanochat.log import harmless, print0
@@ -39,7 +40,9 @@ class Config(DeviceSettings, TagSettings):
     stages: str = option("sft,rl", "stages of the model, separated by commas")
     samples: Count = option(4, "answers to each at the chat's own temperature", least=1)
     sums: Count = option(0, "plain sums to ask besides")
-    json: bool = option(False, "print the result as JSON")
+    json: JsonFile = option(
+        "", "also write the rows, machine, date and commit as JSON; without a file, print that alone"
+    )
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,7 @@ def main(config: Config) -> None:
     from nanochat.runtime import setup
     from nanochat.stages import MODELS
 
+    findings = Findings("thirty", config.json)
     found: dict[str, Any] = {}
     with setup(config.device_type, config.dtype) as runtime:
         for stage in config.stages.split(","):
@@ -166,10 +170,8 @@ def main(config: Config) -> None:
                 asked = ask(plain_sums(world, config.sums), 0.0, 1)
                 result["sums"] = share([[right for _, right in several] for several in asked])._asdict()
             found[stage] = result
-    if config.json:
-        print0(json.dumps(found, ensure_ascii=False, indent=1))
-        return
     for stage, result in found.items():
+        findings.add(stage=stage, **result)
         print0(f"\n== {stage}, step {result['step']}")
         for row in result["answers"]:
             text, right = row["greedy"]
@@ -182,6 +184,7 @@ def main(config: Config) -> None:
         )
         if config.sums:
             print0(f"{stage}: plain sums {Estimate(**result['sums'])}")
+    findings.finish()
 
 
 if __name__ == "__main__":

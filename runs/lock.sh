@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Write requirements.lock: dependencies with all extras but ray, pinned with hashes, for Linux, macOS and Windows and every
+# Write requirements.lock: dependencies with all extras but ray and trackio, pinned with hashes, for Linux, macOS and Windows and every
 # supported Python. Run it after changing dependencies in pyproject.toml; `bash runs/lock.sh --upgrade` upgrades the packages.
 set -euo pipefail
 CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
