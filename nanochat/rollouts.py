@@ -436,6 +436,9 @@ class Rollouts(PromptSource):
         for note, figure in (("reward", "rl/reward"), ("cut", "rl/cut")):
             value = self.metrics[figure]
             state.notes[note] = 0.9 * state.notes.get(note, value) + 0.1 * value
+        # Of the whole run; each step has as many answers.
+        state.notes["cut_steps"] = state.notes.get("cut_steps", 0) + 1
+        state.notes["cut_sum"] = state.notes.get("cut_sum", 0.0) + self.metrics["rl/cut"]
         figures = [f"{name} {value:.4g}" for name, value in self.metrics.items()]
         print0(f"step {state.step:05d}", *figures, sep=" | ")
         if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
@@ -538,7 +541,8 @@ class PolicyGradient:
 
 def reinforcement_metrics(state: "State", task: str, questions: int) -> Metrics:
     """Return the metrics for reinforcement learning: reward, and pass@k before the first and after the last step."""
-    cut = state.notes.get("cut")  # a moving average, as the reward
+    steps = state.notes.get("cut_steps")  # a run from before they were counted has none
+    cut = state.notes["cut_sum"] / steps if steps else None
     metrics = {
         "Task": task,
         "Training questions": questions,

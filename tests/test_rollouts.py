@@ -280,6 +280,9 @@ def test_answers_that_are_cut_are_on_the_card_and_warned_about(capsys, cut, warn
     source.follow(state)
     assert (f"{cut:.0%} of the answers are cut at --max-new-tokens=8" in capsys.readouterr().out) is warned
     assert format_value(reinforcement_metrics(state, "GSM8K", 7)["Answers cut at the limit"]) == f"{cut:.1%}"
+    source.metrics["rl/cut"] = 0.0
+    source.follow(state)  # the card is about the whole run
+    assert format_value(reinforcement_metrics(state, "GSM8K", 7)["Answers cut at the limit"]) == f"{cut / 2:.1%}"
     assert reinforcement_metrics(State(), "GSM8K", 7)["Answers cut at the limit"] == "n/a"
 
 
