@@ -21,13 +21,7 @@ from nanochat.log import duration, print0
 from nanochat.models import new_model
 from nanochat.outcome import read_outcomes
 from nanochat.paths import base_dir
-from nanochat.runtime import (
-    COMPILING_PAYS,
-    COMPILING_SECONDS,
-    VALIDATION_BYTES,
-    asked_precision,
-    planned_hardware,
-)
+from nanochat.runtime import VALIDATION_BYTES, asked_precision, compiling_pays, planned_hardware
 from nanochat.scaling import CPU_TOKENS, RunPlan, row_choices
 from nanochat.settings import PretrainSettings, TrainingSettings
 from nanochat.timing import Pace, Part, Pause, parts_of, seconds_of, text_pause
@@ -183,11 +177,8 @@ def _parts(plan: RunPlan, config: TrainingSettings, work: Work, pace: Pace, sear
     else:
         return []
     compiling = 0.0
-    # As start._compiling_pays decides.
-    pays = plan.seconds is not None and plan.seconds > COMPILING_SECONDS
-    if plan.steps is not None:
-        pays = plan.steps * plan.total_batch_size * plan.flops_per_token / pace.ranks > COMPILING_PAYS
-    if config.compile and (pace.on_gpu or pays):
+    flops = plan.flops_per_token * plan.total_batch_size / pace.ranks
+    if config.compile and compiling_pays(not pace.on_gpu, flops, plan.steps, plan.seconds):
         compiling = pace.compiling(searches, config.eval_every >= 0)
     saved = 4 * plan.counts["total"] + plan.state_bytes  # weights in fp32
     return parts_of(

@@ -443,7 +443,7 @@ class Rollouts(PromptSource):
         print0(f"step {state.step:05d}", *figures, sep=" | ")
         if state.notes["cut"] > MAX_CUT and state.step % WARN_EVERY == 1:
             print0(
-                f"warning: {state.notes['cut']:.0%} of the answers are cut at "
+                f"warning: {state.notes['cut']:.0%} of the latest answers are cut at "
                 f"--max-new-tokens={self.config.max_new_tokens}, and an answer that is cut has no end to learn: "
                 "use a larger limit"
             )

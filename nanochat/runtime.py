@@ -54,6 +54,18 @@ CPU_INFO = Path("/proc/cpuinfo")  # Linux only
 UNKNOWN = Accelerator("unknown")
 
 
+def compiling_pays(on_cpu: bool, flops: float, steps: int | None, seconds: float | None) -> bool:
+    """Return True if a compiler will pay for itself in a run; assumed on an accelerator, or if the length is unknown.
+
+    flops: of one rank's step. steps, seconds: the length of the run; steps win.
+    """
+    if not on_cpu:
+        return True
+    if steps is not None:
+        return flops * steps > COMPILING_PAYS
+    return seconds is None or seconds > COMPILING_SECONDS
+
+
 @dataclass(frozen=True)
 class Runtime:
     """This process's device, precision and ranks.
@@ -86,9 +98,9 @@ class Runtime:
         """Return a size for validation text that costs little beside training."""
         return VALIDATION_BYTES["gpu" if self.device.type == "cuda" else "cpu"]
 
-    def compiling_pays(self, flops: float) -> bool:
-        """Return True if `flops`, shared by the ranks, take longer than compiling; always True on an accelerator."""
-        return self.device.type != "cpu" or flops / self.world_size > COMPILING_PAYS
+    def compiling_pays(self, flops: float, steps: int | None, seconds: float | None) -> bool:
+        """Return True if a compiler will pay for itself in a run on these ranks; see the function of that name."""
+        return compiling_pays(self.device.type == "cpu", flops / self.world_size, steps, seconds)
 
     def peak_memory(self) -> int:
         """Return the most bytes that this process has held: on the accelerator, or in main memory on a CPU."""

@@ -190,7 +190,7 @@ class TrainingSettings(OptimizerSettings, DeviceSettings, TagSettings, LogSettin
         may_change=True,
         in_card=False,
     )
-    # On a CPU a short run ends before the compiler would: see start._compiling_pays.
+    # On a CPU a short run ends before the compiler would: see runtime.compiling_pays.
     compile: bool = option(
         True,
         "torch.compile the blocks if the run is long enough to benefit",
@@ -375,7 +375,9 @@ class TaskScoreSettings(FineTuneSettings):
     )
     eval_metrics_max_problems: Count = option(1024, "problems of each task (0: all)")
     # A letter takes one forward pass; written answers take many, token by token.
-    eval_metrics_tasks: str = option("", "tasks to score, separated by | (default: the multiple-choice tasks)")
+    eval_metrics_tasks: str = option(
+        "", "tasks to score, separated by commas (or |; default: the multiple-choice tasks)"
+    )
 
 
 @options("data")

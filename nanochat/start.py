@@ -20,7 +20,7 @@ from nanochat.gpt import GPTConfig
 from nanochat.log import Record, print0
 from nanochat.models import config_of, find_model, new_model, tokenizer_of
 from nanochat.param_groups import Rates, group_rates
-from nanochat.runtime import COMPILING_SECONDS, DTYPES, Runtime
+from nanochat.runtime import DTYPES, Runtime
 from nanochat.scaling import RunPlan, flops_per_token, plan_run, rate_scale, require_multiple, row_choices
 from nanochat.schedules import Schedules, finetuning, pretraining
 from nanochat.settings import CHAT_TEMPERATURE, FineTuneSettings, PretrainSettings, TrainingSettings, given
@@ -144,7 +144,7 @@ def start_new(
         refuse_another_model(folder, saved_shape, plan.model)
     kept_rows = _kept_rows(saved, choices)
     flops = plan.flops_per_token * plan.total_batch_size
-    compiled = config.compile and _compiling_pays(runtime, flops, plan.steps, plan.seconds)
+    compiled = config.compile and runtime.compiling_pays(flops, plan.steps, plan.seconds)
     # A resumed run keeps its shards, also with a longer horizon.
     kept = saved.manifest["num_shards"] if saved else 0
     # A clock gives no number of tokens: 0 leaves the choice to the corpus.
@@ -223,7 +223,7 @@ def start_from_parent(
         tokenizer=tokenizer_of(origin),
         dtype=_saved_dtype(saved, runtime),
         in_fp8=False,
-        compiled=config.compile and _compiling_pays(runtime, flops * batch, steps, seconds),
+        compiled=config.compile and runtime.compiling_pays(flops * batch, steps, seconds),
         rates=group_rates(config, shape.width, rate_scale(batch), config.weight_decay, config.init_lr_frac),
         schedules=finetuning(config),
         warm=config.warm_start and saved is None,
@@ -265,14 +265,6 @@ def inherit(config: FineTuning, manifest: Record) -> FineTuning:
 
 
 # ---- both ----
-
-
-def _compiling_pays(runtime: Runtime, flops: float, steps: int | None, seconds: float | None) -> bool:
-    """Return True if a compiler will pay for itself in the run; assumed if its length is unknown. flops: of a step."""
-    if steps is not None:
-        return runtime.compiling_pays(flops * steps)
-    is_short = seconds is not None and seconds <= COMPILING_SECONDS
-    return not (is_short and runtime.device.type == "cpu")
 
 
 def _kept_rows(saved: Checkpoint | None, choices: Sequence[int]) -> Sequence[int]:

@@ -159,10 +159,10 @@ def seconds_of(parts: Sequence[Part]) -> float:
 # ---- the evaluations of base training ----
 
 BYTES_PER_TOKEN = 4.0  # of text; assumed, as in evals.chat.chat_validation
-CORE_ITEM_TOKENS = 16_000  # one item of each task; CORE_TOKENS: all. Counted, as in jobs.estimate.WORK
-CORE_TOKENS = 48e6
+CORE_ITEM_TOKENS = 16_000  # one item of each task; counted
+CORE_TOKENS = 48e6  # all items; counted
 CORE_SECONDS = 10.0  # on the host, for 22 tasks; assumed
-# Counted in the public data sets of the stages, one pass; jobs.estimate has the same.
+# Counted in the public data sets of the stages, one pass.
 MID_TOKENS = 440e6
 SFT_TOKENS = 14e6
 GSM8K_PROMPTS = 7473  # to learn from

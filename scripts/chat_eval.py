@@ -24,7 +24,7 @@ class Config(AnswerSettings, DeviceSettings, ModelChoice, LogSettings):
     """Evaluate a model on tasks."""
 
     tasks: str = option(
-        "", f"tasks, joined by |: {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", short="-a"
+        "", f"tasks, separated by commas (or |): {', '.join(JUDGED)} (default: ChatCORE's, or the world's)", short="-a"
     )
     # As the settings of a published evaluation are often given.
     sampling: str = option(

@@ -278,7 +278,7 @@ def test_answers_that_are_cut_are_on_the_card_and_warned_about(capsys, cut, warn
     source, state = rollouts(MadeUp()), State(step=1)
     source.metrics = {"rl/reward": 0.5, "rl/cut": cut}
     source.follow(state)
-    assert (f"{cut:.0%} of the answers are cut at --max-new-tokens=8" in capsys.readouterr().out) is warned
+    assert (f"{cut:.0%} of the latest answers are cut at --max-new-tokens=8" in capsys.readouterr().out) is warned
     assert format_value(reinforcement_metrics(state, "GSM8K", 7)["Answers cut at the limit"]) == f"{cut:.1%}"
     source.metrics["rl/cut"] = 0.0
     source.follow(state)  # the card is about the whole run

@@ -20,14 +20,24 @@ from nanochat.jobs.runner import Job, Step, saved_record
 from nanochat.jobs.scales import CPU_SCALES, Flags, flag_words, read_flags, time_factor
 from nanochat.log import duration, table_of, terminal_table
 from nanochat.paths import base_dir, stage_dir
-from nanochat.timing import GSM8K_PROMPTS, MID_TOKENS, SFT_TOKENS, WARM_SECONDS, Pace, Part, Pause, parts_of, seconds_of
+from nanochat.timing import (
+    CORE_TOKENS,
+    GSM8K_PROMPTS,
+    MID_TOKENS,
+    SFT_TOKENS,
+    WARM_SECONDS,
+    Pace,
+    Part,
+    Pause,
+    parts_of,
+    seconds_of,
+)
 
 # Imports, loading and the first graphs when a stage that does not train starts; assumed. timing.py has training's.
 GPU_START_SECONDS = 30.0
 CPU_START_SECONDS = 3.0
 DOWNLOAD_SPEED = 5e7  # bytes a second
 
-CHECKPOINT_BYTES = 12  # on disk, for each parameter, at most
 CHECKPOINTS = len(TRAINING) + 2  # kept at the same time
 TEXT_BYTES = 2.5  # compressed, for each token in the hub's text
 COMPILED = ("mid_train", "chat_sft")  # stages after base training; reinforcement learning runs uncompiled
@@ -40,7 +50,7 @@ class BaseRun:
     """Figures for base training, before the start."""
 
     tokens: int  # 0 if a clock ends the run
-    parameters: int = 0
+    checkpoint: int = 0  # bytes on disk: the weights in fp32, and the optimizer's states
     flops: float = 0.0  # per token, forward and backward
     rate: float = 0.0  # FLOP/s of all devices together while training; 0: not known
     basis: str = "not known"  # of the rate
@@ -114,7 +124,7 @@ WORK = {
         "tok_train": Work(seconds=100),
         "tok_eval": Work(seconds=10),
         "base_loss": Work(tokens=2, cost=0.33),
-        "base_eval": Work(tokens=48, cost=0.33),
+        "base_eval": Work(tokens=CORE_TOKENS / 1e6, cost=0.33),
         # Validation on 5 M tokens, 4 times in mid-training and 6 in SFT; problems by letter, 0.6 M tokens, 3 times.
         "mid_train": Work(tokens=MID_TOKENS / 1e6, scored=22),
         "chat_eval_mid": Work(tokens=3.4, cost=3.2),
@@ -165,7 +175,7 @@ def base_run(flags: Flags, setting: Setting) -> BaseRun:
         gain, _ = fp8_gain(setting.accelerator, setting.depth)
     return BaseRun(
         tokens=plan["tokens"] or 0,
-        parameters=plan["counts"]["total"],
+        checkpoint=4 * plan["counts"]["total"] + plan["state_bytes"],
         flops=plan["flops_per_token"],
         rate=(cost["rate"] or 0.0) * cost["ranks"],
         basis=cost["source"],
@@ -243,7 +253,7 @@ def tuning_parts(name: str, training: float, work: Work, setting: Setting, base:
         compiling=compiling,
         pauses=pauses,
         save_every=work.rollouts.every if work.rollouts else 0,
-        saved=CHECKPOINT_BYTES * base.parameters,
+        saved=base.checkpoint,
     )
 
 
@@ -295,7 +305,7 @@ def dollars(seconds: float, setting: Setting) -> str:
 
 def disk_room(job: Job, setting: Setting, base: BaseRun) -> str:
     """Return needed and free disk in words; a UserError if this machine has too little."""
-    needed = CHECKPOINT_BYTES * base.parameters * CHECKPOINTS + TEXT_BYTES * base.tokens
+    needed = CHECKPOINTS * base.checkpoint + TEXT_BYTES * base.tokens
     if setting.scale.disk:
         # Measured at the scale's depth; a model with a small vocabulary grows by about this power of depth.
         needed = 1e9 * setting.scale.disk * (setting.depth / setting.scale.depth) ** 2.5

@@ -80,7 +80,8 @@ def opening(card: Card) -> list[str]:
     machine = card["environment"]["Hardware"]
     place = machine.get("GPUs", "none")
     if place == "none":
-        place = f"CPUs ({machine['CPUs']})" if "CPUs" in machine else "a CPU"
+        cores = machine.get("CPUs", "").partition(" (")[0]  # without the logical ones; an early card has none
+        place = f"a CPU with {cores}" if cores.endswith("cores") else "a CPU"
     price = f" and cost ${found['dollars']:.2f}" if found["dollars"] is not None else ""
     sentences.append(f"All stages together took {duration(found['seconds'])} on {place}{price}.")
     parts = [" ".join(sentences)]

@@ -15,7 +15,7 @@ from scripts.plan import NEEDS, READ, Config
 from tasks import TASKS
 
 RATE = 8 * 989.4e12 * 0.4
-BASE = BaseRun(tokens=8 * 10**9, parameters=10**9, flops=6e9, rate=RATE, basis="assumed")
+BASE = BaseRun(tokens=8 * 10**9, checkpoint=11 * 10**9, flops=6e9, rate=RATE, basis="assumed")
 
 
 @pytest.fixture
