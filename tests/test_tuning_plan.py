@@ -10,9 +10,17 @@ import pytest
 from tune_runs import LONG, Stages
 
 from nanochat.chat import render_conversation
+from nanochat.checkpoint import manifest_hash
 from nanochat.config import parse
+from nanochat.jobs.estimate import base_run, estimate_step
+from nanochat.jobs.plan import choose_setting, make_job, stage_flags
+from nanochat.jobs.scales import flag_words
+from nanochat.paths import read_json, write_json
 from nanochat.timing import GSM8K_PROMPTS, MID_TOKENS
 from nanochat.tokenizer import Tokenizer
+from scripts import base_train
+from scripts.plan import NEEDS, READ
+from scripts.plan import Config as JobConfig
 from tasks import TASKS, open_tasks, scored_kinds
 from tasks.mixing import mix
 
@@ -157,3 +165,33 @@ def test_the_tasks_that_are_scored_are_known_without_their_files(names, plan) ->
     assert set(kinds) <= set(scored_kinds(names, "default"))
     if names:
         assert kinds == scored_kinds(names, "default")
+
+
+@pytest.mark.parametrize("on", ["8xH100", "1xH100"])
+@pytest.mark.parametrize("name", ["mid_train", "chat_sft", "chat_rl"])
+def test_the_plan_of_the_job_and_that_of_the_stage_agree(name, on, plan, manifest_alone, monkeypatch, capsys) -> None:
+    """Both have the same work: one from a table for all of the public data, the other from the flags of the stage."""
+    monkeypatch.setattr("nanochat.data.hub.is_here", lambda files: True)
+    setting = choose_setting(JobConfig(on=on))
+    flags = stage_flags(setting)
+    base = base_run(flags["base_train"], setting)
+    job = make_job(setting, flags, base.tokens, {task: TASKS[task].files() for task in READ}, NEEDS)
+    step = job.step(name)
+    of_job = estimate_step(job, step, setting, base)
+    # A parent of the size that the job trains.
+    vocabulary = setting.scale.flags["tok_train"]["--vocab-size"]
+    words = ["--dry-run", "--json", f"--on={on}", f"--vocab-size={vocabulary}", *flag_words(flags["base_train"])]
+    base_train.main(parse(base_train.Config, words))
+    model = json.loads(capsys.readouterr().out)["plan"]["model"]
+    [path] = manifest_alone.glob("base_train/parent/step_*/manifest.json")
+    manifest = read_json(path)
+    del manifest["sha256"]
+    manifest["model"] = model
+    manifest["config"] |= {"max_seq_len": model["max_seq_len"], "total_batch_size": 2**19}
+    write_json(path, manifest | {"sha256": manifest_hash(manifest)})
+    words = ["--source=base", f"--on={on}", "--json", *step.command[1:], "--tag=parent"]
+    of_stage = json.loads(plan(name, *words))["estimate"]
+    assert of_job.seconds == pytest.approx(of_stage["seconds"], rel=0.03)
+    trained = {part["name"]: part["seconds"] for part in of_stage["parts"]}
+    assert of_job.parts[0].name == "training"
+    assert of_job.parts[0].seconds == pytest.approx(trained["training"], rel=0.01)
