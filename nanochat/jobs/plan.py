@@ -69,7 +69,9 @@ STEPS = (
 )
 TRAINING = [name for name in PLANNED_STAGES if name in MODELS.values()]  # with a model, a seed and checkpoints
 TEXT_STAGES = ("tok_train", "tok_eval", "base_train", "base_loss")  # stages that read the text
-NOTHING = "nothing has to be downloaded"  # a reason to leave out a step
+# Reasons to leave out a step.
+NOTHING = "nothing has to be downloaded"
+NO_BUNDLE = "no eval_bundle is here or can be downloaded: NANOCHAT_HUB may name a mirror"
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # a machine with none of them has no GPU
 
 
@@ -306,7 +308,7 @@ def make_job(
     text = setting.data if setting.names_corpus else ""
     download = ["scripts.prepare", f"--data={text}", f"--tokens={tokens}"]
     if not setting.world and setting.has_bundle:
-        download.append("--tasks=core")
+        download.append("--optional-tasks=core")
     steps = [Step("download", download, skip=skips.get("download", ""), quiet=True)]
     if planned_nodes() > 1:
         what = f"NANOCHAT_NODES={os.environ['NANOCHAT_NODES']}: a job on several nodes"
@@ -333,6 +335,8 @@ def make_job(
             launch=[] if is_tokenizer else launch,
             options=[] if is_tokenizer else stage_options(name, flags[name], setting),
             skip=skips.get(name, ""),
+            # Its server may refuse a download that the plan counted on.
+            skip_without_files=NO_BUNDLE if files is BUNDLE else "",
         )
         steps.append(step)
     report = ["nanochat.report", "--out=report.md", f"--tag={request.tag}"]
@@ -360,7 +364,7 @@ def skip_reasons(setting: Setting, tasks: TaskFiles, needs: Mapping[str, Sequenc
         reasons["download_tasks"] = NOTHING
     if not setting.world:
         if not setting.has_bundle:
-            reasons["base_eval"] = "no eval_bundle is here or can be downloaded: NANOCHAT_HUB may name a mirror"
+            reasons["base_eval"] = NO_BUNDLE
         for name, choices in needs.items():
             # The conversations of a model for the user's own text are made from the text.
             own_chats = setting.own_text and name == "mid_train"

@@ -50,6 +50,7 @@ class Step:
     launch: Sequence[str] = ()  # words before the module (torchrun); a change repeats nothing
     options: Sequence[str] = ()  # flags without influence on the result
     skip: str = ""  # reason to leave the step out; empty: the step runs
+    skip_without_files: str = ""  # the same, if `files` are not here when its turn comes
     quiet: bool = False  # output goes to the log alone, unless the step fails
 
     @property
@@ -183,6 +184,9 @@ def run_step(
         record = {}
     if record.get("finished") and step.outcome.exists():
         print0(f"== {step.name}: already finished")
+        return 0
+    if step.skip_without_files and not hub.is_here([hub.HubFile(*entry) for entry in step.files]):
+        print0(f"== {step.name}: left out, {step.skip_without_files}")
         return 0
     print0(f"\n== {step.name}: python {shlex.join(step.words[1:])}")
     log = job.folder / f"{step.name}.log"

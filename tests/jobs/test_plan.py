@@ -112,7 +112,11 @@ def test_the_server_of_the_core_tasks_is_asked_and_not_the_hub(planned, text_fol
     servers[BUNDLE_URL] = ""
     job, text = planned(scale="1gpu", data=str(text_folder))
     assert "--core-metric-every=2000" in job.step("base_train").words
+    # The server may still refuse the file itself.
     assert not job.step("base_eval").skip
+    left_out = [step.name for step in job.steps if step.skip_without_files]
+    assert left_out == ["base_eval"]
+    assert {path for path, *_ in job.step("base_eval").files} == {file.path for file in plan.BUNDLE}
 
 
 def test_what_chat_stages_read_is_downloaded_beside_base_training(planned) -> None:
@@ -121,7 +125,7 @@ def test_what_chat_stages_read_is_downloaded_beside_base_training(planned) -> No
     job, _ = planned(on="8xH100", seconds=60.0)
     names = [step.name for step in job.steps]
     assert names == list(plan.STEPS)
-    assert job.step("download").words[-3:] == ["--data=climbmix", "--tokens=1000000000", "--tasks=core"]
+    assert job.step("download").words[-3:] == ["--data=climbmix", "--tokens=1000000000", "--optional-tasks=core"]
     [tasks] = [word for word in job.step("download_tasks").words if word.startswith("--tasks=")]
     assert {"SmolTalk", "MMLU", "GSM8K", "ARC-Easy"} <= set(tasks.removeprefix("--tasks=").split(","))
     assert "Multi-Turn" not in tasks  # only mirrors have it

@@ -207,3 +207,23 @@ def test_a_stage_is_archived_unless_a_run_writes_to_it(job, base) -> None:
     assert (place / "step_000001").is_dir()
     assert not stage.exists()
     assert not record.exists()
+
+
+def test_a_step_is_left_out_where_its_files_have_not_come(job, base, monkeypatch, capsys) -> None:
+    (base / "mirror").mkdir()
+    monkeypatch.setenv("NANOCHAT_HUB", str(base / "mirror"))
+    own = job(base_train=("", ""), base_eval=("base_train", ""), mid_train=("base_train", ""))
+    needs = {"files": [["eval_bundle/core.yaml", "", ""]], "skip_without_files": "no bundle is here"}
+    own.steps[1] = replace(own.steps[1], **needs)
+    assert run_all(own) == 0
+    text = capsys.readouterr().out
+    assert ran(text) == ["base_train", "mid_train"]
+    assert "== base_eval: left out, no bundle is here\n" in text
+    # The next attempt finds them.
+    write_text(base / "mirror/eval_bundle/core.yaml", "icl_tasks: []")
+    assert run_all(own) == 0
+    assert ran(capsys.readouterr().out) == ["base_eval"]
+    # A result counts where its inputs have been removed to make room.
+    (base / "mirror/eval_bundle/core.yaml").unlink()
+    assert run_all(own) == 0
+    assert "== base_eval: already finished" in capsys.readouterr().out
