@@ -40,6 +40,9 @@ from nanochat.paths import (
 MODEL = "model.safetensors"
 MANIFEST = "manifest.json"
 RECORD = {"stage", "parent", "config", "data", "tokenizer", "loop", "source"}  # keys in every manifest
+SMALLEST_BLOCK = 32 << 20  # bytes, for copies of tensors
+LARGEST_BLOCK = 1 << 30  # unless a tensor is larger
+ALIGNMENT = 64  # bytes
 POLL_SECONDS = 0.05  # between two checks for another rank's result
 
 # ---- reading ----
@@ -185,6 +188,7 @@ class Saver(AbstractContextManager):
     def __post_init__(self) -> None:
         self._store = self.store or HashStore()
         self._saves = 0
+        self.step = -1  # the last saved one; in a thread its files may still be written
         self._job: Future[None] | None = None  # the write under way
 
     def save(
@@ -205,13 +209,15 @@ class Saver(AbstractContextManager):
             self.wait()
         except OSError:  # printed when it happened; there may be room now
             failed = True
+        self.step = step
+        copies = _Copies()
         owned = []
         states = {}
         for name, each in optimizer_tensors:  # copied before the next is gathered: the device has room for few
             owned.append(name)
-            states |= {f"{name}/{key}": _copy(tensor) for key, tensor in each.items()}  # one flat file
+            states |= {f"{name}/{key}": copies.of(tensor) for key, tensor in each.items()}  # one flat file
         files = {_optimizer_file(self.rank): states}
-        weights = {name: _copy(tensor) for name, tensor in model_tensors.items() if self.rank == 0}
+        weights = {name: copies.of(tensor) for name, tensor in model_tensors.items() if self.rank == 0}
         if self.rank == 0:
             files[MODEL] = weights
         # The copies are queued; the writing thread waits until they are complete.
@@ -225,6 +231,23 @@ class Saver(AbstractContextManager):
         writer.shutdown(wait=False)
         if failed:
             self.wait()
+
+    def amend(self, step: int, record: Record) -> None:
+        """Give the last saved step another record, and wait until it is on disk. Its tensors have not changed since.
+
+        An OSError on every rank if that save failed, or this.
+        """
+        self.wait()
+        self._saves += 1
+        self._results = PrefixStore(f"{self.folder}/{self._saves}", self._store)
+        if self.rank == 0:
+            self._post("amended", lambda: self._replace_record(step, record))
+        self._result("amended")
+
+    def _replace_record(self, step: int, record: Record) -> None:
+        manifest = load_manifest(self.folder, step).manifest
+        manifest |= record
+        write_json(step_dir(self.folder, step) / MANIFEST, manifest | {"sha256": manifest_hash(manifest)})
 
     def wait(self) -> None:
         """Wait until the last save is on disk. Its failure is raised on every rank, a full disk as an OSError."""
@@ -311,10 +334,37 @@ def _optimizer_file(rank: int) -> str:
     return f"optimizer-{rank:05d}.safetensors"
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    """Return a copy on the CPU; from a GPU, in pinned memory and complete once the stream has come this far."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return copy.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+class _Copies:
+    """Makes copies on the CPU; from a GPU, in pinned memory and complete once the stream has come this far.
+
+    Pinned memory comes in powers of two: a table of 277 MB would take 512 MB. So copies lie side by side in blocks, and
+    what a large one leaves free is filled by smaller ones.
+    """
+
+    def __init__(self, smallest: int = SMALLEST_BLOCK, largest: int = LARGEST_BLOCK) -> None:
+        self.smallest = smallest
+        self.largest = largest
+        self.blocks: list[Tensor] = []  # of bytes
+        self.used: list[int] = []  # bytes of each
+
+    def of(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        place = self._room(tensor.nbytes, pinned=tensor.is_cuda)
+        return place.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=tensor.is_cuda)
+
+    def _room(self, size: int, pinned: bool) -> Tensor:
+        """Return so many bytes, aligned for every dtype."""
+        whole = -(-size // ALIGNMENT) * ALIGNMENT
+        for number, (block, used) in enumerate(zip(self.blocks, self.used, strict=True)):
+            if used + whole <= len(block):
+                self.used[number] += whole
+                return block[used : used + size]
+        # Each is twice as large as the one before, as the number of copies is not known.
+        usual = min(2 * len(self.blocks[-1]), self.largest) if self.blocks else self.smallest
+        length = max(usual, 1 << (whole - 1).bit_length())
+        self.blocks.append(torch.empty(length, dtype=torch.uint8, pin_memory=pinned))
+        self.used.append(whole)
+        return self.blocks[-1][:size]
 
 
 def _write_files(folder: Path, files: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, int | str]]:

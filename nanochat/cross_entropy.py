@@ -20,6 +20,7 @@ CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
 # Least tokens of a chunk: each chunk reads the whole weight, and with gradients adds to its whole gradient.
 LEAST_TOKENS = 64
 LEAST_TOKENS_WITH_GRADIENT = 512
+ALIGNED = 256  # tokens: products of such sides are the fastest on a GPU
 # Factor for gradients of logits: in fp16, which ends at 6e-8, most probabilities of a large vocabulary would become 0.
 # A power of 2, so that it rounds nothing.
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
@@ -62,8 +63,7 @@ def cross_entropy(
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
     least = LEAST_TOKENS_WITH_GRADIENT if recorded else LEAST_TOKENS
-    chunks = max(1, -(-len(hidden) // (chunk or max(least, fitting))))
-    chunk = -(-len(hidden) // chunks)  # equal lengths: few shapes to compile for
+    chunk = chunk_length(len(hidden), chunk or max(least, fitting))
     if recorded and reduction == "sum":
         total, each = _SumOfLosses.apply(hidden, weight, labels, factors, chunk, settings)
         return total if factors is None else (total, each.view_as(targets))
@@ -78,6 +78,13 @@ def cross_entropy(
     if reduction == "none":
         return each.view_as(targets)
     return each.sum() if factors is None else (each @ factors, each.view_as(targets))
+
+
+def chunk_length(tokens: int, most: int) -> int:
+    """Return the length of chunks: equal, for few shapes, and a multiple of ALIGNED where more chunks allow it."""
+    chunks = max(1, -(-tokens // most))
+    aligned = (count for count in range(chunks, 2 * chunks) if tokens % (count * ALIGNED) == 0)
+    return -(-tokens // next(aligned, chunks))
 
 
 def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -> Tensor:
@@ -114,7 +121,7 @@ class _SumOfLosses(torch.autograd.Function):
         head = weight.to(hidden.dtype)
         total = torch.zeros((), device=hidden.device)  # sums are kept in fp32
         hidden_gradient = torch.empty_like(hidden)
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+        weight_gradient: Tensor | None = None
         each = []  # losses of the chunks
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
@@ -131,8 +138,10 @@ class _SumOfLosses(torch.autograd.Function):
                 gradient.mul_(factors[part, None])
             rows_gradient.copy_(gradient @ head)  # still scaled: backward divides
             # Sums over tokens, which could overflow: the other factor takes the scale away.
-            weight_gradient += gradient.t() @ (rows if scale == 1 else rows / scale)
+            product = gradient.t() @ (rows if scale == 1 else rows / scale)
+            weight_gradient = product.float() if weight_gradient is None else weight_gradient.add_(product)
             del logits, gradient  # before the next chunk's exist
+        assert weight_gradient is not None  # there is at least one token
         ctx.save_for_backward(hidden_gradient, weight_gradient.to(weight.dtype))
         ctx.scale = scale
         losses = torch.cat(each)

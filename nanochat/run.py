@@ -325,9 +325,15 @@ class Trainer(Generic[Config]):
             uses = [state.gpu_use, *runtime.all_gather(take_gpu_use())]
             # A part would look like the whole.
             state.gpu_use = None if None in uses else [sum(figures) for figures in zip(*uses, strict=True)]
-            # The optimizer's states are gathered a parameter at a time, while they are copied.
             merged = source.merge(runtime.all_gather(source.state_dict()))  # works for another number of ranks too
             progress = {"loop": asdict(state), "source": merged}
+            if state.step == saver.step:  # saved before the last evaluations, whose figures are new
+                try:
+                    saver.amend(state.step, record | progress)
+                    return
+                except OSError as error:
+                    print0(f"checkpoint: {error}; saving it again")
+            # The optimizer's states are gathered a parameter at a time, while they are copied.
             weights = self.model.shards or self.model.state_dict()  # both have `items`
             saver.save(state.step, weights, self.optimizer.state_tensors(), record | progress)
 

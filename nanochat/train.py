@@ -135,7 +135,9 @@ class _StepFigures:
         largest = [one.total for one in metrics.values() if one.reduction == "maximum"]
         sums = torch.cat(pairs)
         precise = torch.float32 if sums.device.type == "mps" else torch.float64  # MPS lacks fp64
-        from_host = torch.tensor([stop_requests, clock], dtype=precise).to(sums.device, non_blocking=True)
+        # From pinned memory: a copy from elsewhere may make the host wait for the device.
+        on_host = torch.tensor([stop_requests, clock], dtype=precise, pin_memory=sums.is_cuda)
+        from_host = on_host.to(sums.device, non_blocking=True)
         return cls(
             reductions={name: one.reduction for name, one in metrics.items()},
             sums=torch.cat([sums.to(precise), from_host]),

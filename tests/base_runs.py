@@ -138,3 +138,20 @@ class Room:
 
     def __call__(self) -> None:
         shutil.disk_usage = lambda path: SimpleNamespace(free=self.free)
+
+
+def tell_of_saves() -> None:
+    """Each save prints what it is."""
+    from nanochat.checkpoint import Saver
+
+    save, amend = Saver.save, Saver.amend
+
+    def told_save(saver: Saver, step: int, *arguments: Any) -> None:
+        print(f"did: save {step}", flush=True)
+        save(saver, step, *arguments)
+
+    def told_amend(saver: Saver, step: int, *arguments: Any) -> None:
+        print(f"did: amend {step}", flush=True)
+        amend(saver, step, *arguments)
+
+    Saver.save, Saver.amend = told_save, told_amend

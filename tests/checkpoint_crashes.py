@@ -140,7 +140,15 @@ def save_step(folder: Path, step: int, act: int = 0) -> None:
         saver.wait()
 
 
-def main(folder: Path, earlier: list[int]) -> None:
+def amend_step(folder: Path, step: int, act: int) -> None:
+    """Replace the record of a step, as a run does after its last evaluations, by an equal one."""
+    with hold(folder):
+        saver = Saver(folder, keep_last=1)
+        die_after(act)
+        saver.amend(step, record_of(step))
+
+
+def main(folder: Path, earlier: list[int], work: Callable[[Path, int, int], None] = save_step) -> None:
     torch.set_num_threads(1)
     template = folder.with_name(f"{folder.name}-template")
     template.mkdir()
@@ -149,7 +157,7 @@ def main(folder: Path, earlier: list[int]) -> None:
     for act in itertools.count(1):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(template, folder, symlinks=True)
-        child = multiprocessing.get_context("fork").Process(target=save_step, args=(folder, 200, act))
+        child = multiprocessing.get_context("fork").Process(target=work, args=(folder, 200, act))
         child.start()
         child.join()
         if child.exitcode == 0:
@@ -158,6 +166,7 @@ def main(folder: Path, earlier: list[int]) -> None:
         with hold(folder):  # as a run does before it looks
             found = newest(folder)
         assert (found and found.step) in {*(earlier or [None]), 200}, (act, found)
+        assert work is save_step or found
         if found:
             check(found)
         save_step(folder, 300)
@@ -171,3 +180,4 @@ def main(folder: Path, earlier: list[int]) -> None:
 if __name__ == "__main__":
     for number, steps in enumerate(([], [100], [200])):
         main(Path(sys.argv[1], f"{number}"), steps)
+    main(Path(sys.argv[1], "record"), [200], amend_step)

@@ -5,6 +5,7 @@ import resource
 import threading
 import time
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from checkpoint_crashes import check, model_of, names, record_of, save, saved, s
 from conftest import ROOT
 from torch.testing import assert_close
 
-from nanochat.checkpoint import Saver, load, newest
+from nanochat.checkpoint import Saver, _Copies, load, newest
 from nanochat.paths import read_json, read_sha256, saved_steps
 
 
@@ -164,8 +165,10 @@ def test_a_copy_from_the_gpu_is_of_the_moment_of_the_call(tmp_path) -> None:
 def test_kill_9_after_anything_a_save_does(tmp_path, python) -> None:
     done = python(str(ROOT / "tests/checkpoint_crashes.py"), str(tmp_path), PYTHONPATH=str(ROOT))
     points = [int(number) for number in re.findall(r"points (\d+)", done.stdout)]
-    assert len(points) == 3
-    assert min(points) >= 20
+    *saves, amendment = points
+    assert len(saves) == 3
+    assert min(saves) >= 20
+    assert amendment >= 3  # half of the new manifest, all of it, its name
 
 
 def test_all_is_synced_before_it_gets_its_name(tmp_path, monkeypatch) -> None:
@@ -219,3 +222,63 @@ def test_a_save_that_fails_is_told_at_once_and_the_next_one_tries_again(tmp_path
             with pytest.raises(OSError, match="step 400 is not saved"):
                 save(saver, 400)
     assert saved_steps(tmp_path) == [200]
+
+
+def amended(step: int):
+    return record_of(step) | {"loop": {"step": step, "loss": 0.25}}
+
+
+def in_turn(*works) -> None:
+    """Do what ranks do at the same time."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_the_record_of_the_last_step_is_replaced_and_its_files_stay(tmp_path, ranks) -> None:
+    for saver in ranks:
+        save(saver, 100)
+    in_turn(*(lambda saver=saver: saver.amend(100, amended(100)) for saver in ranks))  # waits for the files too
+    checkpoint = load(tmp_path, 100)
+    assert checkpoint.manifest["loop"] == amended(100)["loop"]
+    assert_close(checkpoint.model_tensors(), model_of(100), atol=0, rtol=0)
+    before = (checkpoint.path / "model.safetensors").stat().st_ino
+    in_turn(*(lambda saver=saver: saver.amend(100, record_of(100)) for saver in ranks))
+    assert (checkpoint.path / "model.safetensors").stat().st_ino == before
+    check(load(tmp_path, 100))
+    assert names(checkpoint.path) == {"manifest.json", "model.safetensors", *optimizer_files(2)}
+
+
+def optimizer_files(count: int):
+    return {f"optimizer-{rank:05d}.safetensors" for rank in range(count)}
+
+
+def test_a_record_of_a_step_that_could_not_be_saved(tmp_path) -> None:
+    saver = Saver(tmp_path)
+    with full_disk():
+        save(saver, 100)
+        with pytest.raises(OSError, match="step 100 is not saved"):
+            saver.amend(100, amended(100))
+    save(saver, 100)
+    saver.wait()
+    with full_disk(), pytest.raises(OSError, match="File too large"):
+        saver.amend(100, amended(100) | {"data": "x" * 2000})
+    check(load(tmp_path, 100))  # as it was
+
+
+def test_copies_lie_in_few_blocks_whose_sizes_are_powers_of_two() -> None:
+    """Pinned memory comes in such sizes: each copy of its own would take 1.8 times what it holds."""
+    tables = [torch.full((277_000,), number, dtype=torch.uint8) for number in range(12)]
+    matrices = [torch.randn(7, number) for number in range(1, 900)]
+    tensors = [tensor for pair in zip_longest(tables, matrices) for tensor in pair if tensor is not None]
+    copies = _Copies(smallest=32 << 10, largest=1 << 20)
+    made = [copies.of(tensor) for tensor in tensors]
+    for copy, tensor in zip(made, tensors, strict=True):
+        assert torch.equal(copy, tensor)
+    size = sum(tensor.nbytes for tensor in tensors)
+    taken = sum(map(len, copies.blocks))
+    assert all(len(block).bit_count() == 1 for block in copies.blocks)
+    assert taken < 1.3 * size
+    assert sum(1 << (tensor.nbytes - 1).bit_length() for tensor in tensors) > 1.5 * size

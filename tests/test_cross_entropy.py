@@ -6,7 +6,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nanochat.cross_entropy import cross_entropy
+from nanochat.cross_entropy import chunk_length, cross_entropy
 
 # Greatest difference from the plain loss computed in fp64, relative to the greatest value. In both, the weight is
 # rounded to the dtype of the hidden states first.
@@ -132,3 +132,20 @@ def test_it_may_stand_inside_a_compiled_graph(compiles) -> None:
     whole = torch.compile(loss, fullgraph=True, backend="aot_eager")(hidden, weight, targets)
     expected = plain(hidden * 2, weight, targets, softcap=15.0, vocab_size=37) / 8
     assert_near(*(loss_and_gradients(loss, hidden, weight) for loss in (whole, expected)), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "most", "length"),
+    [
+        (16 * 2048, 5461, 4096),  # depth 22 on an H100: 7 chunks would have 4,682 tokens
+        (32 * 2048, 5461, 4096),
+        (8192, 512, 512),
+        (2048, 4096, 2048),
+        (1000, 512, 500),  # no multiple is near
+        (3 * 256, 700, 256),
+        (3 * 256, 300, 256),
+        (7, 100, 7),
+    ],
+)
+def test_chunks_are_equal_and_where_possible_aligned(tokens, most, length) -> None:
+    assert chunk_length(tokens, most) == length

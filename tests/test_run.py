@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from base_runs import STEPS, Base, Room, SignalAfter, files_of, impatient
+from base_runs import STEPS, Base, Room, SignalAfter, files_of, impatient, tell_of_saves
 from conftest import ROOT
 from loop_parts import ALONE
 from starts import TINY, start_of
@@ -45,6 +45,20 @@ def assert_as_straight(base: Base, tag: str) -> None:
     timed = dict.fromkeys(("seconds", "waited", "communicating", "steady_seconds", "steady_flops"), 0)
     assert mine["loop"] | timed == its["loop"] | timed
     assert base.outcome(tag)["metrics"]["Tokens seen"] == STEPS * 256
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_after_the_last_evaluations_only_the_record_is_written(ranks, base) -> None:
+    tag = f"told-{ranks}"
+    told = base.run(tag, "--num-iterations=6", "--save-every=4", ranks=ranks, before=tell_of_saves)
+    assert re.findall(r"did: (\w+ \d+)", told) == ["save 4", "save 6", "amend 6"]
+    manifest = load(base.of(tag), 6).manifest  # whole: its hash counts
+    assert manifest["loop"]["evaluated"] == 6
+    figures = manifest["loop"]["figures"]["last"]
+    assert figures
+    assert all(base.series(tag, name)[6] == value for name, (value, _) in figures.items())
+    # A run that resumes there has nothing to do, and one that goes on starts from it.
+    assert "did:" not in base.run(tag, "--num-iterations=6", "--save-every=4", before=tell_of_saves)
 
 
 def assert_near_straight(base: Base, tag: str) -> None:

@@ -76,13 +76,14 @@ def test_the_seed_has_the_rates_of_its_own_log() -> None:
 def test_rows_without_clips_fit_their_budget() -> None:
     """Nothing scales them: int8-row takes 0.87 to 0.94 bytes a parameter, with scales and header.
 
-    The tightest row, naive-narrow of the scale embedded, is 121,881 bytes for 132,096 parameters when it is trained.
+    Of the tightest row the trained file is known. The code is the trunk's too, and the rest is all it may grow by.
     """
+    trained = {("naive-narrow", "embedded"): 121_881}  # bytes, for 132,096 parameters
     code = golf.code_bytes()
     plain = [row for row, flags in golf.ENTRIES.items() if flags["--plan"] == "int8-row"]
     assert len(plain) == 3 * len(golf.BASELINES) + 1
     for entry, scale in plain:
-        model = run_of(entry, scale)[1].counts["total"] * 0.94
+        model = trained.get((entry, scale)) or run_of(entry, scale)[1].counts["total"] * 0.94
         assert 0.6 * golf.SCALES[scale].bytes < model + code < golf.SCALES[scale].bytes, (entry, scale)
 
 
