@@ -54,5 +54,5 @@ def missing_kernel(path: str, family: int, installed: Collection[str], obstacles
         return ""
     package = FLASH_PACKAGES[best]
     if best in installed:
-        return f"attention: {package.name} is installed, but cannot run: {obstacles[best]}"
+        return f"attention: {package.name} cannot run here: {obstacles[best]}; {package.gain}"
     return f"attention: {package.name} is not installed: {package.gain}; {package.install}"
