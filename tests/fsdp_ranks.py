@@ -67,8 +67,11 @@ class PlainOptimizer:
                 self.variances[name] = torch.zeros((1, m, 1) if m >= n else (1, 1, n))
 
     @torch.no_grad
-    def step(self, scale: float) -> None:
-        """Update by the summed gradients × scale, which stay as they are."""
+    def step(self, scale: float) -> Tensor:
+        """Update by the summed gradients × scale; return their norm."""
+        gradients = [parameter.grad for group in self.groups for _, parameter in group.params]
+        squares = torch.stack([sharded(gradient).to_local().square().sum() for gradient in gradients]).sum()
+        torch.distributed.all_reduce(squares)
         for settings in self.adamw.param_groups:
             for parameter in settings["params"]:
                 parameter.grad *= scale
@@ -76,6 +79,7 @@ class PlainOptimizer:
         for group in self.muon:
             for name, parameter in group.params:
                 self._step(group, name, sharded(parameter), torch.tensor(scale))
+        return squares.sqrt() * scale
 
     def _step(self, group: Group, name: str, parameter: DTensor, scale: Tensor) -> None:
         m, n = parameter.shape
