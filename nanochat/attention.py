@@ -104,8 +104,10 @@ def _flash3_kernel() -> "Kernel":
     try:
         package = importlib.import_module("flash_attn_interface")
     except ImportError:
+        from kernels import get_kernel
+
         # The hub has builds for each version of PyTorch.
-        package = importlib.import_module("kernels").get_kernel("kernels-community/flash-attn3", version=1)
+        package = get_kernel("kernels-community/flash-attn3", version=1)
     return package.flash_attn_func
 
 

@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 NOTES = """
 9 | flex | - | FlashAttention 3 is not installed: a step would take about 3 to 6 % less time with it
 9 | flex | flash4 | FlashAttention 3 is not installed: a step would take about 3 to 6 % less time with it
-9 | flex | flash3 | FlashAttention 3 cannot run here: no build for this PyTorch; a step would take about 3 to 6 % less time with it
+9 | flex | flash3 | FlashAttention 3 cannot run here: no build for this PyTorch; a step would take about 3 to 6 %
 9 | sdpa | - | FlashAttention 3 is not installed: a step would take about 3 to 6 % less time with it
 10 | flex | - | FlashAttention 4 is not installed: it would shorten a step, by how much is not measured
 10 | flex | flash3 | FlashAttention 4 is not installed: it would shorten a step, by how much is not measured
