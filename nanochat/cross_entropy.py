@@ -140,7 +140,7 @@ class _SumOfLosses(torch.autograd.Function):
             # Sums over tokens, which could overflow: the other factor takes the scale away.
             product = gradient.t() @ (rows if scale == 1 else rows / scale)
             weight_gradient = product.float() if weight_gradient is None else weight_gradient.add_(product)
-            del logits, gradient  # before the next chunk's exist
+            del logits, gradient, product  # before the next chunk's exist
         assert weight_gradient is not None  # there is at least one token
         ctx.save_for_backward(hidden_gradient, weight_gradient.to(weight.dtype))
         ctx.scale = scale
