@@ -124,8 +124,8 @@ SCALES = {
     "8xh100": Scale(
         "depth 22 with fp8; time and quality are not measured yet",
         depth=22,
-        # Depth and vocabulary of the public nanochat's fastest run, its pull request 830; the schedule of its main
-        # branch, our default. That run had gains in its norms, and 9.4 tokens per parameter: 10 until a machine decides.
+        # Depth and vocabulary of the public nanochat's fastest run, its pull request 830. The schedule is that of its
+        # main branch, our default. That run had gains in its norms, and a ratio of 9.4: 10 until a machine decides.
         flags={
             "tok_train": {"--vocab-size": "49152", **VOCABULARY},
             "base_train": {
