@@ -196,7 +196,13 @@ def _download(file: HubFile, refused: str) -> Path:
     if not sys.stderr.isatty():
         disable_progress_bars()  # eight at a time in a file are no lines; _show_progress prints some
     try:
-        path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
+        try:
+            path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
+        except OSError as error:
+            if error.errno is None:  # an answer of the hub
+                raise
+            # Of this system. Seen: a lock in the cache that another process was removing. What came is kept.
+            path = hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
     except errors.GatedRepoError:
         page = f"accept the conditions on huggingface.co/datasets/{file.repo}"
         raise HubError(f"{page} and put a token of the account into HF_TOKEN, or run `hf auth login`") from None

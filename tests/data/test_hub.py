@@ -1,9 +1,11 @@
 """Files from a mirror, from the cache of the hub and from a hub on this machine."""
 
+import errno
 import hashlib
 from pathlib import Path
 from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
 from bad_hub import COMMIT, BadHub
 from huggingface_hub import constants
@@ -64,6 +66,23 @@ def test_downloaded_files_are_then_in_the_cache(server) -> None:
     missing = "1 of 2 files are not available: datasets/some/set/b.bin"
     assert refusal(A, B, known="not now") == f"{missing} (not on this machine; not now)"
     assert server.requests == requests  # the hub was not asked again
+
+
+def test_an_error_of_the_system_is_tried_once_more(server, monkeypatch) -> None:
+    download = huggingface_hub.hf_hub_download
+    failures = [OSError(errno.EBADF, "Bad file descriptor")]
+
+    def unlucky(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        return download(*arguments, **options)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unlucky)
+    [path] = hub.fetch([A])
+    assert path.read_bytes() == server.files["a.bin"]
+    failures += [OSError(errno.ENOSPC, "No space left on device")] * 2
+    assert "No space left on device" in refusal(B)
+    assert not failures
 
 
 def test_without_a_network_the_hub_is_asked_once(server, monkeypatch) -> None:
