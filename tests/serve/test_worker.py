@@ -283,4 +283,6 @@ def test_a_server_without_memory_replaces_its_engine_until_it_fails_too_often(tm
         assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_failed")
         assert "has failed too often" in found.json()["error"]["message"]
         assert server.process.wait(60) == 1  # by itself
-    assert any("can't allocate memory" in line for line in server.log)
+    # PyTorch, oneDNN, C++ or Python, whichever asked for more.
+    reasons = ("can't allocate memory", "could not create a primitive", "bad_alloc", "MemoryError")
+    assert any(reason in line for line in server.log for reason in reasons), server.log
