@@ -104,10 +104,10 @@ def _flash3_kernel() -> "Kernel":
     try:
         package = importlib.import_module("flash_attn_interface")
     except ImportError:
-        from kernels import get_kernel
+        from nanochat.kernel_builds import hub_kernel
 
         # The hub has builds for each version of PyTorch.
-        package = get_kernel("kernels-community/flash-attn3", version=1)
+        package = hub_kernel("kernels-community/flash-attn3", version=1)
     return package.flash_attn_func
 
 

@@ -190,6 +190,7 @@ class Saver(AbstractContextManager):
         self._saves = 0
         self.step = -1  # the last saved one; in a thread its files may still be written
         self._job: Future[None] | None = None  # the write under way
+        self._manifest: Record = {}  # on rank 0: of the last step that was saved
 
     def save(
         self,
@@ -232,22 +233,26 @@ class Saver(AbstractContextManager):
         if failed:
             self.wait()
 
-    def amend(self, step: int, record: Record) -> None:
+    def amend(self, record: Record) -> None:
         """Give the last saved step another record, and wait until it is on disk. Its tensors have not changed since.
 
-        An OSError on every rank if that save failed, or this.
+        An OSError on every rank if that save failed, or this; it was printed.
         """
         self.wait()
         self._saves += 1
         self._results = PrefixStore(f"{self.folder}/{self._saves}", self._store)
         if self.rank == 0:
-            self._post("amended", lambda: self._replace_record(step, record))
-        self._result("amended")
+            self._post("amended", lambda: self._replace_record(record))
+        try:
+            self._result("amended")
+        except OSError as error:
+            print0(f"checkpoint: step {self.step:,} keeps its earlier record: {error}")
+            raise
 
-    def _replace_record(self, step: int, record: Record) -> None:
-        manifest = load_manifest(self.folder, step).manifest
-        manifest |= record
-        write_json(step_dir(self.folder, step) / MANIFEST, manifest | {"sha256": manifest_hash(manifest)})
+    def _replace_record(self, record: Record) -> None:
+        # What was written is known, and not read again: whatever is wrong with the file, ranks must agree about it.
+        manifest = self._manifest | record
+        write_json(step_dir(self.folder, self.step) / MANIFEST, manifest | {"sha256": manifest_hash(manifest)})
 
     def wait(self) -> None:
         """Wait until the last save is on disk. Its failure is raised on every rank, a full disk as an OSError."""
@@ -294,6 +299,7 @@ class Saver(AbstractContextManager):
             if home.exists():
                 home.rename(home.with_suffix(".tmp-replaced"))
             publish_folder(part, home)  # from here on readers see the checkpoint
+            self._manifest = manifest
             # Later steps, which were damaged when the run resumed, are left alone.
             earlier = [old for old in saved_steps(self.folder) if old <= step]
             surplus = earlier[: -self.keep_last] if self.keep_last else []
@@ -356,7 +362,7 @@ class _Copies:
         """Return so many bytes, aligned for every dtype."""
         whole = -(-size // ALIGNMENT) * ALIGNMENT
         for number, (block, used) in enumerate(zip(self.blocks, self.used, strict=True)):
-            if used + whole <= len(block):
+            if used + whole <= len(block) and block.is_pinned() == pinned:
                 self.used[number] += whole
                 return block[used : used + size]
         # Each is twice as large as the one before, as the number of copies is not known.

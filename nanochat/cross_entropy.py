@@ -50,7 +50,7 @@ def cross_entropy(
 
     hidden (…, D); weight (V, D) in any dtype, padding from row vocab_size on; targets (…). reduction: "sum", a scalar,
     or "none", (…); in fp32. factors (…): return the sum of losses times factors, and the losses, without a gradient.
-    softcap: 0 for none. chunk: tokens, 0: as many as fit. compiled: compile the form; on a GPU it always is.
+    softcap: 0 for none. chunk: tokens at most, 0: as many as fit. compiled: compile the form; on a GPU it always is.
     """
     hidden = hidden.flatten(0, -2)
     labels = targets.flatten()
@@ -63,7 +63,7 @@ def cross_entropy(
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
     least = LEAST_TOKENS_WITH_GRADIENT if recorded else LEAST_TOKENS
-    chunk = chunk_length(len(hidden), chunk or max(least, fitting))
+    chunk = chunk_length(len(hidden), chunk or max(least, fitting), aligned=hidden.is_cuda)
     if recorded and reduction == "sum":
         total, each = _SumOfLosses.apply(hidden, weight, labels, factors, chunk, settings)
         return total if factors is None else (total, each.view_as(targets))
@@ -80,11 +80,16 @@ def cross_entropy(
     return each.sum() if factors is None else (each @ factors, each.view_as(targets))
 
 
-def chunk_length(tokens: int, most: int) -> int:
-    """Return the length of chunks: equal, for few shapes, and a multiple of ALIGNED where more chunks allow it."""
+def chunk_length(tokens: int, most: int, aligned: bool) -> int:
+    """Return the length of chunks: equal, for few shapes; aligned: a multiple of ALIGNED if a quarter more allow it.
+
+    Each chunk reads the whole weight and its gradient, so many more would cost more than alignment brings.
+    """
     chunks = max(1, -(-tokens // most))
-    aligned = (count for count in range(chunks, 2 * chunks) if tokens % (count * ALIGNED) == 0)
-    return -(-tokens // next(aligned, chunks))
+    if aligned:
+        multiples = (count for count in range(chunks, chunks * 5 // 4 + 1) if tokens % (count * ALIGNED) == 0)
+        chunks = next(multiples, chunks)
+    return max(1, -(-tokens // chunks))
 
 
 def _losses(hidden: Tensor, head: Tensor, targets: Tensor, settings: Settings) -> Tensor:

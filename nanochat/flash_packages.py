@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from nanochat.attention import FLASH, obstacle
+from nanochat.runtime import Runtime
 
 
 class FlashPackage(NamedTuple):
@@ -34,12 +35,17 @@ FLASH_PACKAGES = {
 }
 
 
-def kernel_note(path: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return a line for the log if a faster kernel could run on this GPU; "" if there is none, or it runs."""
+def kernel_note(path: str, runtime: Runtime) -> str:
+    """Return a line for the log if a faster kernel could run on these GPUs; "" if there is none, or it runs.
+
+    A collective: a kernel that one rank lacks, none runs.
+    """
+    device, dtype = runtime.device, runtime.dtype
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return ""
     installed = [version for version, package in FLASH_PACKAGES.items() if any(map(find_spec, package.modules))]
-    obstacles = {name: obstacle(name, device, dtype) for name in FLASH}
+    ranks = runtime.all_gather({name: obstacle(name, device, dtype) for name in FLASH})
+    obstacles = {name: next(filter(None, (found[name] for found in ranks)), "") for name in FLASH}
     return missing_kernel(path, torch.cuda.get_device_capability(device)[0], installed, obstacles)
 
 

@@ -256,7 +256,9 @@ def _sharded(model: GPT, runtime: Runtime, weights: Checkpoint | int, in_fp8: bo
 def _empty_model(config: GPTConfig, runtime: Runtime, checkpointing: bool) -> GPT:
     """Return a model without memory, on the meta device, with an attention path that every rank has."""
     windows = any(config.windows)
-    path = find_path(runtime.attention, runtime.device, runtime.dtype, windows)
+    choice = runtime.attention, runtime.device, runtime.dtype, windows
+    runtime.broadcast(lambda: find_path(*choice))  # rank 0 first: what it downloads is there for the others
+    path = find_path(*choice)
     if set(runtime.all_gather(path)) != {path}:
         path = "flex" if windows else "sdpa"  # every rank has it; different kernels would round differently
     print0(f"attention: {path}")

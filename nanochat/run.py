@@ -94,7 +94,7 @@ def build(start: Start, runtime: Runtime) -> tuple[GPT, Optimizer, int]:
         in_fp8=start.in_fp8,
         shard_weights=config.shard_weights,
     )
-    if config.attention == "auto" and (note := kernel_note(model.attention, runtime.device, runtime.dtype)):
+    if config.attention == "auto" and (note := kernel_note(model.attention, runtime)):
         print0(note)
     if start.compiled:
         model.compile_parts()
@@ -329,10 +329,10 @@ class Trainer(Generic[Config]):
             progress = {"loop": asdict(state), "source": merged}
             if state.step == saver.step:  # saved before the last evaluations, whose figures are new
                 try:
-                    saver.amend(state.step, record | progress)
+                    saver.amend(record | progress)
                     return
-                except OSError as error:
-                    print0(f"checkpoint: {error}; saving it again")
+                except OSError:  # printed when it happened; the whole step is saved again, and there may be room now
+                    print0(f"checkpoint: saving step {state.step:,} again")
             # The optimizer's states are gathered a parameter at a time, while they are copied.
             weights = self.model.shards or self.model.state_dict()  # both have `items`
             saver.save(state.step, weights, self.optimizer.state_tensors(), record | progress)

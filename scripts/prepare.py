@@ -34,7 +34,7 @@ def main(config: Config) -> None:
 
     # A typing error ends it before the download.
     tasks = pick(config.tasks, [CORE, *TASKS])
-    optional = pick(config.optional_tasks, [CORE, *TASKS])
+    optional = [name for name in pick(config.optional_tasks, [CORE, *TASKS]) if name not in tasks]
     paths = []
     # First, because it is small and from another server: whether it can be had is known soon.
     if CORE in tasks:
@@ -49,8 +49,8 @@ def main(config: Config) -> None:
         about = open_corpus(config.data, config.num_shards or shards_for(config.data, config.tokens)).describe()
         form = "data: {name}: {files:,} files, {documents:,} documents, {bytes:,} bytes of text, {fingerprint:.12}"
         print0(form.format_map(about))
-    if tasks or optional:
-        paths += fetch([file for name in tasks if name != CORE for file in TASKS[name].files()])
+    paths += fetch([file for name in tasks if name != CORE for file in TASKS[name].files()])
+    if paths:
         print0(f"tasks: {len(paths):,} files")
 
 

@@ -140,6 +140,28 @@ class Room:
         shutil.disk_usage = lambda path: SimpleNamespace(free=self.free)
 
 
+class FailingSave:
+    """One rank cannot write its files of a step, once: its disk is full, and then it is not."""
+
+    def __init__(self, step: int, rank: int) -> None:
+        self.step, self.rank = step, rank
+
+    def __call__(self) -> None:
+        from nanochat import checkpoint
+
+        write, failed = checkpoint._write_files, []
+
+        def failing(folder: Path, files: dict[str, Any]) -> dict[str, Any]:
+            is_it = f"step_{self.step:06d}" in folder.name and f"optimizer-{self.rank:05d}.safetensors" in files
+            if is_it and not failed:
+                failed.append(folder)
+                raise OSError(28, "No space left on device")
+            return write(folder, files)
+
+        checkpoint._write_files = failing
+        tell_of_saves()
+
+
 def tell_of_saves() -> None:
     """Each save prints what it is."""
     from nanochat.checkpoint import Saver
@@ -150,8 +172,8 @@ def tell_of_saves() -> None:
         print(f"did: save {step}", flush=True)
         save(saver, step, *arguments)
 
-    def told_amend(saver: Saver, step: int, *arguments: Any) -> None:
-        print(f"did: amend {step}", flush=True)
-        amend(saver, step, *arguments)
+    def told_amend(saver: Saver, *arguments: Any) -> None:
+        print(f"did: amend {saver.step}", flush=True)
+        amend(saver, *arguments)
 
     Saver.save, Saver.amend = told_save, told_amend

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_crashes import check, model_of, names, record_of, save, saved, states_of
+from checkpoint_crashes import amended, check, model_of, names, record_of, save, saved, states_of
 from conftest import ROOT
 from torch.testing import assert_close
 
@@ -224,10 +224,6 @@ def test_a_save_that_fails_is_told_at_once_and_the_next_one_tries_again(tmp_path
     assert saved_steps(tmp_path) == [200]
 
 
-def amended(step: int):
-    return record_of(step) | {"loop": {"step": step, "loss": 0.25}}
-
-
 def in_turn(*works) -> None:
     """Do what ranks do at the same time."""
     threads = [threading.Thread(target=work) for work in works]
@@ -240,12 +236,12 @@ def in_turn(*works) -> None:
 def test_the_record_of_the_last_step_is_replaced_and_its_files_stay(tmp_path, ranks) -> None:
     for saver in ranks:
         save(saver, 100)
-    in_turn(*(lambda saver=saver: saver.amend(100, amended(100)) for saver in ranks))  # waits for the files too
+    in_turn(*(lambda saver=saver: saver.amend(amended(100)) for saver in ranks))  # waits for the files too
     checkpoint = load(tmp_path, 100)
     assert checkpoint.manifest["loop"] == amended(100)["loop"]
     assert_close(checkpoint.model_tensors(), model_of(100), atol=0, rtol=0)
     before = (checkpoint.path / "model.safetensors").stat().st_ino
-    in_turn(*(lambda saver=saver: saver.amend(100, record_of(100)) for saver in ranks))
+    in_turn(*(lambda saver=saver: saver.amend(record_of(100)) for saver in ranks))
     assert (checkpoint.path / "model.safetensors").stat().st_ino == before
     check(load(tmp_path, 100))
     assert names(checkpoint.path) == {"manifest.json", "model.safetensors", *optimizer_files(2)}
@@ -260,12 +256,16 @@ def test_a_record_of_a_step_that_could_not_be_saved(tmp_path) -> None:
     with full_disk():
         save(saver, 100)
         with pytest.raises(OSError, match="step 100 is not saved"):
-            saver.amend(100, amended(100))
+            saver.amend(amended(100))
     save(saver, 100)
     saver.wait()
     with full_disk(), pytest.raises(OSError, match="File too large"):
-        saver.amend(100, amended(100) | {"data": "x" * 2000})
+        saver.amend(amended(100) | {"data": "x" * 2000})
     check(load(tmp_path, 100))  # as it was
+    # A manifest that somebody has damaged is not read: ranks would disagree about it.
+    (tmp_path / "step_000100/manifest.json").write_text("{")
+    saver.amend(amended(100))
+    assert load(tmp_path, 100).manifest["loop"] == amended(100)["loop"]
 
 
 def test_copies_lie_in_few_blocks_whose_sizes_are_powers_of_two() -> None:

@@ -135,17 +135,19 @@ def test_it_may_stand_inside_a_compiled_graph(compiles) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "most", "length"),
+    ("tokens", "most", "aligned", "length"),
     [
-        (16 * 2048, 5461, 4096),  # depth 22 on an H100: 7 chunks would have 4,682 tokens
-        (32 * 2048, 5461, 4096),
-        (8192, 512, 512),
-        (2048, 4096, 2048),
-        (1000, 512, 500),  # no multiple is near
-        (3 * 256, 700, 256),
-        (3 * 256, 300, 256),
-        (7, 100, 7),
+        (16 * 2048, 5461, True, 4096),  # depth 22 on an H100: 7 chunks would have 4,682 tokens
+        (16 * 2048, 5461, False, 4682),  # on a CPU nothing is gained
+        (32 * 2048, 5461, True, 4096),
+        (65536, 4000, True, 3856),  # 17 chunks; the next aligned ones would be 32
+        (8192, 512, True, 512),
+        (2048, 4096, True, 2048),
+        (1000, 512, True, 500),  # no multiple is near
+        (3 * 256, 300, True, 256),
+        (7, 100, True, 7),
+        (0, 100, True, 1),
     ],
 )
-def test_chunks_are_equal_and_where_possible_aligned(tokens, most, length) -> None:
-    assert chunk_length(tokens, most) == length
+def test_chunks_are_equal_and_where_it_costs_little_aligned(tokens, most, aligned, length) -> None:
+    assert chunk_length(tokens, most, aligned) == length

@@ -7,6 +7,7 @@ from conftest import each_row
 
 import nanochat.attention as paths
 from nanochat import flash_packages
+from nanochat.runtime import Runtime
 
 CPU = torch.device("cpu")
 NOTES = """
@@ -34,11 +35,19 @@ def test_a_kernel_that_is_not_installed_is_named_where_it_could_run(family, path
 
 
 def test_no_kernel_is_missed_without_a_gpu_or_in_fp32(monkeypatch) -> None:
-    assert flash_packages.kernel_note("chunks", CPU, torch.bfloat16) == ""
+    assert flash_packages.kernel_note("chunks", Runtime(CPU, torch.bfloat16)) == ""
     gpu = torch.device("cuda")
-    assert flash_packages.kernel_note("flex", gpu, torch.float32) == ""
+    assert flash_packages.kernel_note("flex", Runtime(gpu, torch.float32)) == ""
     # On a Hopper GPU, with what this machine has.
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(flash_packages, "obstacle", lambda path, device, dtype: "it has no GPU")
     here = any(map(find_spec, ("flash_attn_interface", "kernels")))
-    assert ("is not installed" in flash_packages.kernel_note("flex", gpu, torch.bfloat16)) is not here
+    own = Runtime(gpu, torch.bfloat16)
+    assert ("is not installed" in flash_packages.kernel_note("flex", own)) is not here
+    if not here:
+        return
+    # One rank's reason is all ranks' reason, also where rank 0 could run it.
+    monkeypatch.setattr(flash_packages, "obstacle", lambda path, device, dtype: "")
+    others = dict.fromkeys(paths.FLASH, "the hub sent 429")
+    monkeypatch.setattr(Runtime, "all_gather", lambda self, found: [found, others])
+    assert "FlashAttention 3 cannot run here: the hub sent 429; " in flash_packages.kernel_note("flex", own)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from base_runs import STEPS, Base, Room, SignalAfter, files_of, impatient, tell_of_saves
+from base_runs import STEPS, Base, FailingSave, Room, SignalAfter, files_of, impatient, tell_of_saves
 from conftest import ROOT
 from loop_parts import ALONE
 from starts import TINY, start_of
@@ -59,6 +59,24 @@ def test_after_the_last_evaluations_only_the_record_is_written(ranks, base) -> N
     assert all(base.series(tag, name)[6] == value for name, (value, _) in figures.items())
     # A run that resumes there has nothing to do, and one that goes on starts from it.
     assert "did:" not in base.run(tag, "--num-iterations=6", "--save-every=4", before=tell_of_saves)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_last_step_that_could_not_be_saved_is_saved_again_after_its_evaluations(ranks, base) -> None:
+    tag = f"again-{ranks}"
+    failing = FailingSave(6, rank=ranks - 1)
+    told = base.run(tag, "--num-iterations=6", "--save-every=4", ranks=ranks, before=failing)
+    lines = [line for line in told.splitlines() if line.startswith(("did: ", "checkpoint: "))]
+    assert lines[:2] == ["did: save 4", "did: save 6"]
+    assert sorted(lines[2:4]) == [
+        "checkpoint: step 6 is not saved: [Errno 28] No space left on device",  # printed by the thread that writes
+        "did: amend 6",
+    ]
+    assert lines[4:] == ["checkpoint: saving step 6 again", "did: save 6"]
+    assert load(base.of(tag), 6).manifest["loop"]["evaluated"] == 6
+    plain = f"told-{ranks}"
+    base.run(plain, "--num-iterations=6", "--save-every=4", ranks=ranks)
+    assert files_of(base.of(tag), 6) == files_of(base.of(plain), 6)
 
 
 def assert_near_straight(base: Base, tag: str) -> None:

@@ -319,6 +319,8 @@ def make_job(
         if name == "mid_train":
             # What chat stages read is fetched by one process while the base model trains, not by all ranks after it.
             words = ["scripts.prepare", "--data=", f"--tasks={','.join(missing)}"]
+            if not setting.world and setting.has_bundle:
+                words.append("--optional-tasks=core")  # its server may answer now, before base_eval
             steps.append(Step("download_tasks", words, skip=skips.get("download_tasks", ""), quiet=True))
         # For some stages the text is an input, by --data.
         reads_text = name in TEXT_STAGES

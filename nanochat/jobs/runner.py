@@ -185,7 +185,7 @@ def run_step(
     if record.get("finished") and step.outcome.exists():
         print0(f"== {step.name}: already finished")
         return 0
-    if step.skip_without_files and not hub.is_here([hub.HubFile(*entry) for entry in step.files]):
+    if is_left_out(job, step):
         print0(f"== {step.name}: left out, {step.skip_without_files}")
         return 0
     print0(f"\n== {step.name}: python {shlex.join(step.words[1:])}")
@@ -220,6 +220,20 @@ def run_step(
     write_json(path, entry | {"finished": True})
     print0(f"== {step.name}: done in {duration(entry['seconds'])}")
     return 0
+
+
+def is_left_out(job: Job, step: Step) -> bool:
+    """Return True if a planned step is left out now, as its files have not come."""
+    if step.skip or not step.skip_without_files:
+        return False
+    is_done = saved_record(job.record(step)).get("finished") and step.outcome.exists()
+    return not is_done and not hub.is_here([hub.HubFile(*entry) for entry in step.files])
+
+
+def closing_lines(job: Job) -> list[str]:
+    """Return the lines to print after the last step: what was left out without being planned, and the planned ones."""
+    left_out = [step for step in job.steps if is_left_out(job, step)]
+    return [*(f"left out: {step.name} ({step.skip_without_files})" for step in left_out), *job.closing]
 
 
 def announce(step: Step) -> dict[str, str]:
@@ -326,7 +340,7 @@ def main(config: Config) -> None:
     if status:
         raise SystemExit(status)
     if step == job.steps[-1]:
-        print0(*job.closing, sep="\n")
+        print0(*closing_lines(job), sep="\n")
 
 
 if __name__ == "__main__":

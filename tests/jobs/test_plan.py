@@ -129,6 +129,7 @@ def test_what_chat_stages_read_is_downloaded_beside_base_training(planned) -> No
     [tasks] = [word for word in job.step("download_tasks").words if word.startswith("--tasks=")]
     assert {"SmolTalk", "MMLU", "GSM8K", "ARC-Easy"} <= set(tasks.removeprefix("--tasks=").split(","))
     assert "Multi-Turn" not in tasks  # only mirrors have it
+    assert job.step("download_tasks").words[-1] == "--optional-tasks=core"  # a second attempt
     job, _ = planned(on="8xH100", seconds=60.0, until="base_train")
     assert job.step("download_tasks").skip == "after --until=base_train"
 

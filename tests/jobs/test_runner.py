@@ -219,6 +219,8 @@ def test_a_step_is_left_out_where_its_files_have_not_come(job, base, monkeypatch
     text = capsys.readouterr().out
     assert ran(text) == ["base_train", "mid_train"]
     assert "== base_eval: left out, no bundle is here\n" in text
+    own = replace(own, closing=["talk to it"])
+    assert runner.closing_lines(own) == ["left out: base_eval (no bundle is here)", "talk to it"]
     # The next attempt finds them.
     write_text(base / "mirror/eval_bundle/core.yaml", "icl_tasks: []")
     assert run_all(own) == 0
@@ -227,3 +229,4 @@ def test_a_step_is_left_out_where_its_files_have_not_come(job, base, monkeypatch
     (base / "mirror/eval_bundle/core.yaml").unlink()
     assert run_all(own) == 0
     assert "== base_eval: already finished" in capsys.readouterr().out
+    assert runner.closing_lines(own) == ["talk to it"]

@@ -12,7 +12,9 @@ from local_server import Handler, LocalServer
 from nanochat.config import parse
 from nanochat.data import bundle
 from nanochat.data.hub import HubError
+from nanochat.paths import write_text
 from scripts import prepare
+from tasks import TASKS
 
 
 def test_the_list_of_core_tasks_names_further_files_and_the_world_is_always_there(python, here, base, tmp_path) -> None:
@@ -72,5 +74,10 @@ def test_other_tasks_can_be_optional_too(here, tmp_path) -> None:
         "scripts.prepare", "--data=", "--tasks=world-talk", "--optional-tasks=gsm8k", NANOCHAT_HUB=str(tmp_path)
     )
     assert "download: GSM8K is left out: " in done.stdout
+    assert "tasks: " not in done.stdout
+    for file in TASKS["GSM8K"].files():
+        write_text(tmp_path / str(file), "")
+    done = here("scripts.prepare", "--data=", "--tasks=gsm8k", "--optional-tasks=gsm8k", NANOCHAT_HUB=str(tmp_path))
+    assert done.stdout == "tasks: 2 files\n"
     done = here("scripts.prepare", "--data=", "--optional-tasks=gsm9k", code=2)
     assert done.stderr.startswith("error: gsm9k is not a task")
