@@ -206,6 +206,7 @@ def _pretend_device(device: str, ranks: int):
     try:
         with (
             patch.dict(cross_entropy.CHUNK_BYTES, cpu=cross_entropy.CHUNK_BYTES[device]),
+            patch.dict(cross_entropy.ALIGNED, cpu=cross_entropy.ALIGNED[device]),
             # Compiled, it stores the losses and the gradient alone.
             patch.object(
                 cross_entropy,

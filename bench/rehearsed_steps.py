@@ -58,7 +58,7 @@ def new_step(
 ):
     """Return a loop whose `launch` takes one training step, with the parts of a run; the weights have no values.
 
-    Differences: fp8 is emulated, and Muon is compiled on every device.
+    Differences: fp8 is emulated, and Muon and the model's ends are compiled on every device.
     """
     config = TrainingSettings()
     model = model_class(shape)(shape, runtime.attention, checkpointing)  # not on the meta device
@@ -67,6 +67,7 @@ def new_step(
         fp8.convert(model, emulated=True)
     if compiled:
         model.compile_parts()
+        model.compile_ends()
     groups = build_groups(model, group_rates(config, shape.width, 1.0, config.weight_decay))
     polar_dtype = torch.bfloat16 if runtime.dtype == torch.bfloat16 else torch.float32
     optimizer = Optimizer(groups, runtime.rank, runtime.world_size, polar_dtype, compiled)

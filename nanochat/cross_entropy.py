@@ -20,7 +20,7 @@ CHUNK_BYTES = {"cpu": 4 << 20, "cuda": 512 << 20, "mps": 64 << 20}
 # Least tokens of a chunk: each chunk reads the whole weight, and with gradients adds to its whole gradient.
 LEAST_TOKENS = 64
 LEAST_TOKENS_WITH_GRADIENT = 512
-ALIGNED = 256  # tokens: products of such sides are the fastest on a GPU
+ALIGNED = {"cpu": 1, "cuda": 256, "mps": 1}  # tokens: products of such sides are the fastest on a GPU
 # Factor for gradients of logits: in fp16, which ends at 6e-8, most probabilities of a large vocabulary would become 0.
 # A power of 2, so that it rounds nothing.
 GRADIENT_SCALE = {torch.float16: 64.0}  # in other dtypes 1
@@ -63,7 +63,7 @@ def cross_entropy(
     recorded = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     fitting = CHUNK_BYTES[hidden.device.type] // (len(weight) * hidden.element_size())
     least = LEAST_TOKENS_WITH_GRADIENT if recorded else LEAST_TOKENS
-    chunk = chunk_length(len(hidden), chunk or max(least, fitting), aligned=hidden.is_cuda)
+    chunk = chunk_length(len(hidden), chunk or max(least, fitting), ALIGNED[hidden.device.type])
     if recorded and reduction == "sum":
         total, each = _SumOfLosses.apply(hidden, weight, labels, factors, chunk, settings)
         return total if factors is None else (total, each.view_as(targets))
@@ -80,14 +80,14 @@ def cross_entropy(
     return each.sum() if factors is None else (each @ factors, each.view_as(targets))
 
 
-def chunk_length(tokens: int, most: int, aligned: bool) -> int:
-    """Return the length of chunks: equal, for few shapes; aligned: a multiple of ALIGNED if a quarter more allow it.
+def chunk_length(tokens: int, most: int, unit: int) -> int:
+    """Return the length of chunks: equal, for few shapes, and a multiple of `unit` if a quarter more chunks allow it.
 
     Each chunk reads the whole weight and its gradient, so many more would cost more than alignment brings.
     """
     chunks = max(1, -(-tokens // most))
-    if aligned:
-        multiples = (count for count in range(chunks, chunks * 5 // 4 + 1) if tokens % (count * ALIGNED) == 0)
+    if unit > 1:
+        multiples = (count for count in range(chunks, chunks * 5 // 4 + 1) if tokens % (count * unit) == 0)
         chunks = next(multiples, chunks)
     return max(1, -(-tokens // chunks))
 

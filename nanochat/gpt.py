@@ -191,6 +191,23 @@ def norm(x: Tensor, eps: float = NORM_EPS) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=eps)  # sums squares in fp32 for every dtype of x
 
 
+def smeared(
+    rows: Tensor, dtype: torch.dtype, first: Tensor | None, is_first: Tensor, gate: nn.Module, factor: Tensor
+) -> Tensor:
+    """Return normed embeddings in dtype, each with a part of the previous token's; is_first: tokens that take none.
+
+    rows: (B, T, width) of the table. first: the embedding before each row's first token.
+    """
+    x = norm(rows.to(dtype))
+    part = factor.to(dtype) * torch.sigmoid(gate(x[..., :SMEAR_GATE_INPUTS]))
+    return x + part.masked_fill(is_first[..., None], 0) * previous(x, first)
+
+
+def backed_out(x: Tensor, middle: Tensor, factor: Tensor) -> Tensor:
+    """Return the last layer's output without a part of the middle layer's, normed."""
+    return norm(x - factor.to(x.dtype) * middle)
+
+
 class LayerContext(NamedTuple):
     """Inputs for one block besides the state; layers differ in these tensors only, so equal blocks share a graph."""
 
@@ -377,6 +394,7 @@ class GPT(nn.Module):
         self.checkpointing = checkpointing  # compute activations twice to save memory
         self.compute_dtype = torch.float32  # for activations; parameters stay fp32
         self.compiled = False
+        self.smeared, self.backed_out = smeared, backed_out  # or compiled forms
         self.shards: Shards | None = None  # if this rank keeps a share of the weights
         self.embed = Embedding(config.padded_vocab, config.width)
         tables = {str(i): Embedding(config.padded_vocab, config.kv_width) for i in config.value_layers}
@@ -436,7 +454,14 @@ class GPT(nn.Module):
         torch._dynamo.config.recompile_limit = 64  # ty: ignore[invalid-assignment]  # torch annotates the default alone
         for block in self.blocks:
             block.compile(dynamic=False)  # a smaller micro-batch is compiled anew; for every size at once is slower
+        if self.device.type == "cuda":  # a CPU compiles for ten seconds to save 3 %
+            self.compile_ends()
         self.compiled = True
+
+    def compile_ends(self) -> None:
+        """Compile what comes before and after the blocks: one kernel each in place of a dozen."""
+        self.smeared = torch.compile(smeared, dynamic=False)
+        self.backed_out = torch.compile(backed_out, dynamic=False)
 
     def to_empty(self, *, device: torch.device | str) -> "GPT":  # ty: ignore[incompatible-method-override]  # always whole
         """Allocate as torch's method does, then compute the rotary tables, which no checkpoint holds.
@@ -526,7 +551,7 @@ class GPT(nn.Module):
         make = partial(make_mask, self.attention, length, keys, ids.device, positions=positions, bounded=bounded)
         masks = {window: make(window=window) for window in set(config.windows)}  # layers share them
         rotation = self.rotary(slice(length) if positions is None else positions)
-        return Context(ids, self._smear(self._embed(ids), ids, cache), rotation, masks, cache)
+        return Context(ids, self._first_state(ids, cache), rotation, masks, cache)
 
     def sweep(self, x: Tensor, context: Context) -> Tensor:
         """Run all blocks on the state x (B, T, width); return the new state, normed. May run again on a context."""
@@ -539,7 +564,7 @@ class GPT(nn.Module):
                 x = self.gather_and_call(block, block, x, layer)
             if i == self.config.depth // 2:
                 middle = x
-        return norm(self.back_out(x, middle))
+        return self.last_state(x, middle)
 
     def layers(self, context: Context) -> Iterator[LayerContext]:
         """Yield each block's inputs besides the state."""
@@ -562,26 +587,24 @@ class GPT(nn.Module):
                 store=None if context.cache is None else partial(context.cache.update, context.first + i),
             )
 
-    def back_out(self, x: Tensor, middle: Tensor) -> Tensor:
-        """Return the last layer's output without a part of the middle layer's."""
-        return x if self.backout_lambda is None else x - self.backout_lambda.to(x.dtype) * middle
+    def last_state(self, x: Tensor, middle: Tensor) -> Tensor:
+        """Return the head's input, from the outputs of the last layer and the middle one."""
+        return norm(x) if self.backout_lambda is None else self.backed_out(x, middle, self.backout_lambda)
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        return norm(self.gather_and_call(self.embed, self.embed, ids).to(self.compute_dtype))
-
-    def _smear(self, x: Tensor, ids: Tensor, cache: "Cache | None") -> Tensor:
-        """Return embeddings x plus a part of the previous token's; a document's first token takes none."""
+    def _first_state(self, ids: Tensor, cache: "Cache | None") -> Tensor:
+        """Return the first block's input: embedded tokens, with smear."""
+        rows = self.gather_and_call(self.embed, self.embed, ids)
         if self.smear_lambda is None or self.smear_gate is None:
-            return x
-        is_first = ids == self.config.bos_id
+            return norm(rows.to(self.compute_dtype))
+        is_first = ids == self.config.bos_id  # of a document: it takes nothing from the token before
+        if cache is None:
+            return self.smeared(rows, self.compute_dtype, None, is_first, self.smear_gate, self.smear_lambda)
         first = None
-        if cache is not None and cache.positions is not None:  # rows began before
+        if cache.positions is not None:  # rows began before
             assert cache.previous is not None  # as positions are
-            first = self._embed(cache.previous)
+            first = norm(self.gather_and_call(self.embed, self.embed, cache.previous).to(self.compute_dtype))
             is_first = is_first | (cache.positions == 0)
-        before = previous(x, first)
-        gate = self.smear_lambda.to(x.dtype) * torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_INPUTS]))
-        return x + gate.masked_fill(is_first[..., None], 0) * before
+        return smeared(rows, self.compute_dtype, first, is_first, self.smear_gate, self.smear_lambda)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return (…, vocab_size) in fp32."""

@@ -55,8 +55,8 @@ def test_the_host_waits_in_the_first_step_alone() -> None:
 @pytest.mark.slow
 def test_a_graph_for_each_kind_of_block_and_of_matrix() -> None:
     found = rehearsed(2, torch.bfloat16, steps=4, compiled=True, in_fp8=True)
-    # Blocks with value embeddings and without; attention's matrices, both of the MLP, and the gate of values.
-    assert found.graphs == [2 + 4, 0, 0, 0]
+    # Blocks with value embeddings and without; the ends; attention's matrices, both of the MLP, and the gate of values.
+    assert found.graphs == [2 + 2 + 4, 0, 0, 0]
     assert found.breaks == []
 
 
@@ -69,7 +69,7 @@ def test_planted_breaks_are_found(monkeypatch) -> None:
 
     monkeypatch.setattr(gpt.MLP, "forward", breaking)
     found = rehearsed(shape=replace(SMALL, depth=1), compiled=True)
-    assert found.graphs[0] > 1 + 4
+    assert found.graphs[0] > 1 + 2 + 4
     assert found.breaks
 
 

@@ -135,19 +135,19 @@ def test_it_may_stand_inside_a_compiled_graph(compiles) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "most", "aligned", "length"),
+    ("tokens", "most", "unit", "length"),
     [
-        (16 * 2048, 5461, True, 4096),  # depth 22 on an H100: 7 chunks would have 4,682 tokens
-        (16 * 2048, 5461, False, 4682),  # on a CPU nothing is gained
-        (32 * 2048, 5461, True, 4096),
-        (65536, 4000, True, 3856),  # 17 chunks; the next aligned ones would be 32
-        (8192, 512, True, 512),
-        (2048, 4096, True, 2048),
-        (1000, 512, True, 500),  # no multiple is near
-        (3 * 256, 300, True, 256),
-        (7, 100, True, 7),
-        (0, 100, True, 1),
+        (16 * 2048, 5461, 256, 4096),  # depth 22 on an H100: 7 chunks would have 4,682 tokens
+        (16 * 2048, 5461, 1, 4682),  # on a CPU nothing is gained
+        (32 * 2048, 5461, 256, 4096),
+        (65536, 4000, 256, 3856),  # 17 chunks; the next aligned ones would be 32
+        (8192, 512, 256, 512),
+        (2048, 4096, 256, 2048),
+        (1000, 512, 256, 500),  # no multiple is near
+        (3 * 256, 300, 256, 256),
+        (7, 100, 256, 7),
+        (0, 100, 256, 1),
     ],
 )
-def test_chunks_are_equal_and_where_it_costs_little_aligned(tokens, most, aligned, length) -> None:
-    assert chunk_length(tokens, most, aligned) == length
+def test_chunks_are_equal_and_where_it_costs_little_aligned(tokens, most, unit, length) -> None:
+    assert chunk_length(tokens, most, unit) == length

@@ -1,5 +1,7 @@
 """The model in half precision, with recomputation, compiled, with caches: always the same model. For every config."""
 
+from functools import partial
+
 import pytest
 import torch
 from model_checks import (
@@ -44,6 +46,25 @@ def test_compiled_blocks_agree_and_deeper_models_need_no_more_graphs(backend, pa
             block.compile(backend=backend)
         assert_close(gradients(model, ids), gradients(lively(fields), ids), atol=1e-5, rtol=1e-3)
         assert counters["stats"]["unique_graphs"] == kinds
+
+
+@pytest.mark.parametrize("backend", [pytest.param("inductor", marks=pytest.mark.slow), "aot_eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_compiled_ends_agree_and_take_two_graphs(backend, dtype, monkeypatch) -> None:
+    """What comes before and after the blocks, which a GPU runs compiled."""
+    torch.compiler.reset()
+    counters.clear()
+    ids, (model, twin) = tokens(2, 60), (lively(SMALL), lively(SMALL))
+    model.compute_dtype = twin.compute_dtype = dtype
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    model.compile_ends()
+    for _ in range(2):
+        bound = 1e-5 if dtype == torch.float32 else 0.02
+        assert_close(gradients(model, ids), gradients(twin, ids), atol=bound, rtol=bound)
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+    # With a cache they run as they are: positions differ at each step.
+    check_decoding(SMALL, "decode", torch.float32, 2e-6)
 
 
 # One other value for each field that changes the model; bool fields are switched. A new field fails until it is here.

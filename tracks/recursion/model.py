@@ -117,7 +117,7 @@ class RecursiveGPT(InductionGPT):
                         y = y + apply(i, y + z)
                         if i == config.depth // 2:
                             middle = y
-            yield norm(self.back_out(y, middle))
+            yield self.last_state(y, middle)
             if step < config.detached:
                 y = y.detach()
                 z = z.detach()
