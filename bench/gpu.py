@@ -80,6 +80,13 @@ ITEMS = (
         "bench.attention --rows 1 --length 128 --heads 2 --head-dim 32 --windows 0,33 --repeats 2",
     ),
     Item(
+        "products",
+        "Candidates for products of a step: head in fp8, sums in the product, delayed scales, fused relu²",
+        3,
+        "bench.products --rows 16 --length 2048 --width 1408 --vocab 49152",
+        "bench.products --rows 2 --length 128 --width 64 --vocab 512 --repeats 2",
+    ),
+    Item(
         "profile",
         "Profile of a training step, depth 12",
         3,

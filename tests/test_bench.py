@@ -1,11 +1,13 @@
 """A rehearsed training step: its memory against a real step's, bytes sent, planted faults."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from bench import products
 from bench.rehearsal import rehearse
 from bench.rehearsed_steps import new_step, real_peak
 from nanochat import gpt
@@ -107,3 +109,21 @@ def test_a_dry_run_has_the_memory_of_a_rehearsal(case) -> None:
     found = rehearse(lambda runtime: new_step(plan.model, rows, runtime, **options), ranks).peak
     estimated = sum(memory(plan, rows, ranks, checkpointing, in_fp8).values())
     assert estimated == pytest.approx(found, rel=0.05)
+
+
+@pytest.mark.parametrize("name", products.CASES)
+def test_candidates_for_products_compute_what_runs_now(name, monkeypatch) -> None:
+    def plain(function: Callable | None = None, **options: Any):
+        return function or plain
+
+    monkeypatch.setattr(torch, "compile", plain)
+    torch.manual_seed(0)
+    ways = products.CASES[name](products.Sizes(tokens=128, width=64, vocab=512), torch.device("cpu"))
+    exact = ways.exact()
+    assert products.error_of(ways.now(), exact) < 0.04  # fp8 keeps four bits
+    if name == "gradient-sum":  # a form of the product that CPUs lack
+        with pytest.raises(NotImplementedError, match="addmm"):
+            ways.candidate()
+    else:
+        assert products.error_of(ways.candidate(), exact) < (0.08 if name == "head-fp8" else 0.04)
+    assert products.median_ms(ways.now, on_gpu=False, repeats=3) > 0
