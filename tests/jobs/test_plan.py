@@ -53,6 +53,16 @@ def test_a_job_keeps_the_scale_that_it_started_with_and_a_fresh_start_archives_r
     assert planned(scale="embedded")[0].settings["scale"] == "embedded"
 
 
+def test_eight_gpus_are_planned_alike_in_a_fresh_home_and_after_a_demo(planned, base) -> None:
+    flags = {"on": "8xH100", "seconds": 60.0}
+    fresh = planned(**flags)
+    (base / "speedrun/default/plan.json").unlink()
+    demo, _ = planned()
+    assert demo.settings["scale"] == "embedded"
+    assert (base / "speedrun/default/plan.json").exists()
+    assert planned(**flags) == fresh
+
+
 def test_the_seed_reaches_world_weights_and_data(planned, base) -> None:
     for seed, world in ((1, "world"), (2, "world-2")):
         job, text = planned(seed=seed)
