@@ -137,6 +137,8 @@ def check(candidate):
 check(double)
 """
 SEND = "import os\ndef send(data):\n    for fd in range(3, 20):\n        try: os.write(fd, data)\n        except OSError: pass\n"
+# The reply to each call is a text of the answer's choice.
+REPLY = "import json\ndef reply(text): json.dumps = lambda *_: text\ndef double(x): return x\n"
 FORGERIES = {
     "equal to everything": "class E:\n    def __eq__(self, other): return True\ndef double(x): return E()",
     "a number equal to everything": "class E(int):\n    def __eq__(self, other): return True\ndef double(x): return E()",
@@ -147,9 +149,29 @@ FORGERIES = {
     "code in a pickle": SEND + "def double(x): send(b'cbuiltins\\nexec\\n(S\"import os; os._exit(0)\"\\ntR.')",
     "attributes in a pickle": SEND
     + "def double(x): send(b'cbuiltins\\ngetattr\\n(cbuiltins\\nint\\nS\"__eq__\"\\ntR.')",
-    "answers in advance": SEND + "import pickle\ndef double(x): send(pickle.dumps((None, 4)) * 50)",
+    "a class changed by a pickle": SEND
+    + "PK = b'(Ncfractions\\nFraction\\n(N(V__eq__\\ncbuiltins\\nstr\\ndtb(I1\\nI2\\ntRt.'\ndef double(x):\n    send(PK)\n    os._exit(0)",
+    "a pickle of answers in advance": SEND + "import pickle\ndef double(x): send(pickle.dumps((None, 4)) * 50)",
+    "answers in advance": SEND + "def double(x): send(b'{\"tuple\": [null, 4]}\\n' * 50)",
+    "answers in advance that are true": SEND + "def double(x): send(b'{\"tuple\": [null, true]}\\n' * 50)",
+    "a kind that does not exist": REPLY + 'reply(\'{"tuple": [null, {"Equal": 1}]}\')',
+    "a kind by its module": REPLY + 'reply(\'{"tuple": [null, {"builtins.eval": "1"}]}\')',
+    "a kind with attributes": REPLY + 'reply(\'{"tuple": [null, {"Fraction": {"dict": [["__eq__", 1]]}}]}\')',
+    "two kinds at once": REPLY + 'reply(\'{"tuple": [null, {"tuple": [], "list": []}]}\')',
+    "not a number": REPLY + "reply('{\"tuple\": [null, NaN]}')",
+    "a signalling number": REPLY + 'reply(\'{"tuple": [null, {"Decimal": "sNaN"}]}\')',
+    "no pair": REPLY + "reply('[]')",
+    "a pair of errors": REPLY + "reply('{\"tuple\": [[], []]}')",
+    "an error that is a base": REPLY + 'reply(\'{"tuple": ["SystemExit", 0]}\')',
+    "an error that leaves a generator": REPLY + 'reply(\'{"tuple": ["GeneratorExit", 0]}\')',
+    "an error that is a function": REPLY + 'reply(\'{"tuple": ["exit", 0]}\')',
+    "an error that is a private name": REPLY + 'reply(\'{"tuple": ["__build_class__", 0]}\')',
+    "a line that does not end": REPLY + "reply('[' * 10**6)",
+    "an endless line": SEND + "def double(x):\n    while True: send(b' ' * 2**20)",
+    "a range without end": REPLY + 'reply(\'{"tuple": [null, {"tuple": {"range": [0, 10000000000, 1]}}]}\')',
     "an answer that is not an answer": SEND + "def double(x): send(b'}}}}' * 99)",
     "another pickler": "import pickle\npickle.Pickler.dump = lambda *_: 0\ndef double(x): return x",
+    "another writer": "import json\njson.dumps = lambda *_: '{\"tuple\": [null, 4]}'\ndef double(x): return x",
     "no asserts": "import sys\ndef trace(frame, *_):\n    frame.f_lineno += 1\n    return trace\nsys.settrace(trace)\ndef double(x): return x",
     "no asserts, compiled": "import ast, builtins\nbuiltins.compile = lambda *_: 0\nbuiltins.AssertionError = ()\ndef double(x): return x",
     "another check": "import threading, __main__\ndef work():\n    while True: __main__.check = globals()['check'] = lambda _: 0\n"
@@ -178,6 +200,9 @@ RIGHT = {
     "plain": "def double(x): return 2 * x",
     "subclasses": "class I(int): pass\nclass S(str): pass\nclass L(list): pass\n"
     "def double(x): return {int: I, str: S, list: L}[type(x)](2 * x)",
+    "numbers of other kinds": "class F(float): pass\ndef double(x): return F(2 * x) if isinstance(x, int) else 2 * x",
+    "decimals": "from decimal import Decimal\ndef double(x): return Decimal(2 * x) if isinstance(x, int) else 2 * x",
+    "fractions": "from fractions import Fraction\ndef double(x): return Fraction(2 * x) if isinstance(x, int) else 2 * x",
     "printing": "def double(x):\n    print('4' * 100)\n    return 2 * x",
     "a main part": "def double(x): return 2 * x\nif __name__ == '__main__':\n    print(double(3))",
 }

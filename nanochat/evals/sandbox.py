@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 from nanochat.errors import UserError
-from nanochat.evals import contained
+from nanochat.evals import contained, plain_data
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -96,13 +97,14 @@ def missing() -> str:
 def judge(case: Case, limits: Limits = LIMITS, unsafe: bool = False) -> Verdict:
     """Run tests on a function from an answer; each side has a sandbox, so the answer sees calls and never the tests.
 
-    Only plain data comes back, so no object from the answer can claim to be equal. Tests whose arguments are not plain
-    data run in the answer's own process, and the verdict says so.
+    Only plain data comes back (plain_data.py), so no object from the answer can claim to be equal. Tests whose
+    arguments are not plain data run in the answer's own process, and the verdict says so.
     """
     answer_reads, judge_writes = os.pipe()
     judge_reads, answer_writes = os.pipe()
-    calls = f"READS, WRITES, NAME = {answer_reads}, {answer_writes}, {case.name!r}\n{ANSWER}"
-    candidate = f"READS, WRITES, NOT_PLAIN = {judge_reads}, {judge_writes}, {NOT_PLAIN}\n{JUDGE}"
+    data = Path(plain_data.__file__).read_text(encoding="utf-8")
+    calls = f"READS, WRITES, NAME, DATA = {answer_reads}, {answer_writes}, {case.name!r}, {data!r}\n{ANSWER}"
+    candidate = f"READS, WRITES, NOT_PLAIN, DATA = {judge_reads}, {judge_writes}, {NOT_PLAIN}, {data!r}\n{JUDGE}"
     program = f"{candidate}\n{case.helpers}\n{case.name} = candidate\n{case.tests}\n"
     with (
         _start(case.answer, calls, limits, unsafe, (answer_reads, answer_writes)),
@@ -198,66 +200,51 @@ def run():
     print(f"\\n{word}", flush=True)
 run()
 """
-# Calls the answer's function for the judge. Subclasses of plain types become plain; an iterator becomes another one.
+# Calls the answer's function for the judge: a call and a reply are a line each.
 ANSWER = """
 def serve():
-    import io, pickle, runpy
+    import runpy
     input()  # the word: the answer finds an empty input
-
-    class Pickler(pickle.Pickler):
-        def reducer_override(self, value):
-            if hasattr(value, "__next__"):
-                return iter, (list(value),)
-            for plain in (int, float, str, bytes, dict, list, tuple, set, frozenset):
-                if isinstance(value, plain):
-                    return plain, (plain(value),)
-            return NotImplemented
-
+    data = {"__name__": "plain_data"}
+    exec(DATA, data)
     calls, results = open(READS, "rb"), open(WRITES, "wb")
     function = runpy.run_path("program.py", run_name="__main__")[NAME]
-    while calls.peek(1):
-        args, options = pickle.load(calls)
-        reply = io.BytesIO()
+    while line := calls.readline():
+        args, options = data["loads"](line)
         try:
-            Pickler(reply).dump((None, function(*args, **options)))
+            reply = data["dumps"]((None, function(*args, **options)))
         except Exception as error:
-            reply = io.BytesIO(pickle.dumps((type(error).__name__, str(error))))
-        results.write(reply.getvalue())
+            reply = data["dumps"]((type(error).__name__, str(error)))
+        results.write(reply.encode() + b"\\n")
         results.flush()
 serve()
 """
-# Gives the tests a function that asks the other side. A pickle without names of code cannot run any.
+# Gives the tests a function that asks the other side.
 JUDGE = """
 def make_candidate():
-    import builtins, io, pickle
-    PLAIN = {
-        "builtins": "int float complex str bytes bytearray dict list tuple set frozenset range iter",
-        "collections": "deque",
-        "decimal": "Decimal",
-        "fractions": "Fraction",
-    }
-
-    class Plain(pickle.Unpickler):
-        def find_class(self, module, name):
-            if name in PLAIN.get(module, "").split():
-                return super().find_class(module, name)
-            raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
-
+    import builtins
+    data = {"__name__": "plain_data"}
+    exec(DATA, data)
     results, calls = open(READS, "rb"), open(WRITES, "wb")
+    # They end loops without a word: an answer that raises them would leave out the tests in a map.
+    SILENT = StopIteration, StopAsyncIteration
 
     def candidate(*args, **options):
         try:
-            call = pickle.dumps((args, options))
-            Plain(io.BytesIO(call)).load()
-        except (pickle.PickleError, AttributeError, TypeError):
+            call = data["dumps"]((args, options))
+        except data["NotPlain"]:
             raise SystemExit(NOT_PLAIN)
-        calls.write(call)
+        calls.write(call.encode() + b"\\n")
         calls.flush()
-        error, value = Plain(results).load()
+        try:
+            error, value = data["loads"](results.readline())
+        except Exception as reason:
+            raise RuntimeError(f"the answer's process sent no value: {reason}") from None
         if error is None:
             return value
-        kind = getattr(builtins, error, RuntimeError)
-        raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(value)
+        kind = getattr(builtins, str(error), RuntimeError)
+        is_usual = isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, SILENT)
+        raise (kind if is_usual else RuntimeError)(value)
 
     return candidate
 candidate = make_candidate()

@@ -20,7 +20,7 @@ from test_speedrun import until
 
 from bench.hostile_programs import DOUBLE_TESTS, FORGERIES, PROGRAMS, RIGHT, SLOW
 from nanochat import errors
-from nanochat.evals import contained, sandbox
+from nanochat.evals import contained, plain_data, sandbox
 from nanochat.evals.sandbox import Case, Limits, Verdict, judge, run_program, side_by_side
 
 pytestmark = NEEDS_SANDBOX
@@ -59,6 +59,18 @@ def test_no_verdict_is_forged_and_right_answers_pass() -> None:
     # Tests with other values say that they are forgeable.
     case = Case("def f(g):\n    return g(2)", "f", "assert f(lambda x: x + 1) == 3")
     assert judge(case, QUICK) == Verdict(True, "", forgeable=True)
+    # A result that is given back is plain, whatever the answer says: its own process never judges.
+    case = Case(
+        "class E(int):\n    __reduce_ex__ = 0\ndef double(x): return E(2 * x)",
+        "double",
+        "assert double(double(2)) == 8",
+    )
+    assert judge(case, QUICK) == Verdict(True, "", forgeable=False)
+    # An end of iteration in an answer ends no loop of the tests.
+    looped = "assert all(map(lambda x: f(x) == 2 * x, range(5)))"
+    assert not judge(Case("def f(x): raise StopIteration", "f", looped), QUICK).passed
+    pairs = "for ours, right in zip(map(f, [1, 2]), [2, 4]): assert ours == right"
+    assert not judge(Case("def f(x): raise StopIteration", "f", pairs), QUICK).passed
     assert not judge(replace(case, answer="def f(g):\n    return 2"), QUICK).passed
 
 
@@ -92,7 +104,7 @@ def test_a_user_without_rights_is_held_too(seed) -> None:
     folder.chmod(0o755)
     package = folder / "nanochat" / "evals"
     package.mkdir(parents=True)
-    for module in (sandbox, contained):
+    for module in (sandbox, contained, plain_data):
         shutil.copy(module.__file__, package)
     shutil.copy(errors.__file__, package.parent)
     quick = [name for name in HOSTILE if name.partition(": ")[2] not in SLOW]
