@@ -2,8 +2,10 @@
 
 import ast
 import re
+import warnings
 from decimal import Context, Decimal
 from fractions import Fraction
+from functools import cache
 from operator import add, floordiv, mul, neg, pos, sub, truediv
 
 from nanochat.errors import UserError
@@ -11,6 +13,7 @@ from nanochat.errors import UserError
 MAX_LENGTH = 200  # characters per expression: with the limits below, also a limit on time
 MAX_DIGITS = 40  # for the numerator and the denominator, intermediate results included
 MAX_EXPONENT = 64
+SOURCE = "<calculator>"  # the name of an expression in Python's messages
 SHOWN_DIGITS = 12  # significant digits shown for a result that is not a whole number
 SHOWN_DECIMALS = 2  # least decimals shown, however many digits stand before the point
 
@@ -32,7 +35,21 @@ def calculate(expression: str) -> str:
     text = expression.strip()
     if not {"'", '"'} & set(text):  # quoted text stays unchanged
         text = THOUSANDS.sub("", text)
-    return _written(_value(ast.parse(text, mode="eval").body, text))
+    return _written(_value(_tree(text), text))
+
+
+def _tree(text: str) -> ast.expr:
+    _silence()
+    tree = compile(text, SOURCE, "eval", ast.PyCF_ONLY_AST)
+    assert isinstance(tree, ast.Expression)
+    return tree.body
+
+
+@cache
+def _silence() -> None:
+    """Leave out Python's warnings about an expression such as 1if 1else 2: a model's text would fill the log."""
+    for category in (SyntaxWarning, DeprecationWarning):
+        warnings.filterwarnings("ignore", category=category, module=SOURCE)
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:

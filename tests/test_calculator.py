@@ -1,11 +1,13 @@
 """The calculator: what it computes, and that it refuses all else, quickly."""
 
 import re
+import subprocess
+import sys
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from conftest import each_row
+from conftest import ROOT, each_row
 
 from nanochat.calculator import MAX_LENGTH, REFUSALS, calculate
 
@@ -57,3 +59,13 @@ def test_it_agrees_with_gsm8k() -> None:
     ours = [(calculate(expression), expected) for expression, expected in found]
     assert all(Fraction(answer) == Fraction(expected) for answer, expected in ours)
     assert sum(answer == expected for answer, expected in ours) > 0.97 * len(found)
+
+
+def test_a_text_of_the_model_writes_nothing_into_the_log() -> None:
+    texts = ["1if 1else 2", "1or 2", "0x1for x in y", r"'\d'.count('d')", "1 is 1", "(1)(2)", "1_000if 1else 2"]
+    code = (
+        "import sys\nfrom nanochat.calculator import REFUSALS, calculate\n"
+        f"for text in {texts!r} * 3:\n    try: calculate(text)\n    except REFUSALS: pass"
+    )
+    done = subprocess.run([sys.executable, "-W", "always", "-c", code], cwd=ROOT, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -83,7 +83,10 @@ def read_tests(cell: str) -> list[dict[str, Any]]:
 
 
 def decimals(line: str) -> list[Decimal]:
-    return [Decimal(word) for word in line.split()]
+    numbers = [Decimal(word) for word in line.split()]
+    if not all(number.is_finite() for number in numbers):
+        raise ValueError("no numbers")  # compared as text: NaN equals nothing, and sNaN cannot be compared
+    return numbers
 
 
 def comparable(output: str, read: Callable[[str], Any]) -> list[Any]:

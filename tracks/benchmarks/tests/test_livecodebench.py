@@ -69,8 +69,17 @@ def test_packed_tests_are_read_and_other_pickles_are_not(tmp_path) -> None:
 
 
 def test_outputs_are_compared_by_lines() -> None:
-    equal = [("3", "3\n"), (" 1 2 \r\n3\n\n", "1 2\n3"), ("1.0 2", "1 2.00"), ("1  2", "1 2")]
-    other = [("yes  no", "yes no"), ("1\n\n2", "1\n2"), ("5" + "0" * 16 + "1", "5" + "0" * 17), ("", "0"), ("a", "A")]
+    equal = [("sNaN", "sNaN"), ("3", "3\n"), (" 1 2 \r\n3\n\n", "1 2\n3"), ("1.0 2", "1 2.00"), ("1  2", "1 2")]
+    other = [
+        ("yes  no", "yes no"),
+        ("1\n\n2", "1\n2"),
+        ("5" + "0" * 16 + "1", "5" + "0" * 17),
+        ("", "0"),
+        ("a", "A"),
+        ("sNaN", "4"),
+        ("-sNaN1", "4"),
+        ("inf", "4"),
+    ]
     for own, right in equal + other:
         assert (comparable(own, decimals) == comparable(right, decimals)) is ((own, right) in equal), own
 
